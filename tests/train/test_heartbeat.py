@@ -325,7 +325,7 @@ def test_without_a_store_only_one_rank_reports(
     rank: int, agent: str, reports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
-    assert isinstance(parting(meeting_of(rank, 3), deaf=True), LostRankError) == reports
+    assert isinstance(parting(meeting_of(rank, 3), store_is_silent=True), LostRankError) == reports
 
 
 def test_a_wait_says_what_it_is_for_and_ends_as_a_lost_rank() -> None:

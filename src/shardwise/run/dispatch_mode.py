@@ -1,15 +1,17 @@
-"""What sees every operation of PyTorch's as it is dispatched."""
+"""A base class for modes that see every PyTorch operation as it is dispatched."""
 
 from __future__ import annotations
 
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-)  # the documented way to see every operation; it has no other name
+# The documented way to see every operation; it has no public name.
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """PyTorch's, which does not load torch._dynamo to keep it out of `__torch_dispatch__`: a second or two of a rank's time, and
-    a call more for each operation. What torch.compile has compiled runs without it anyway."""
+    """`TorchDispatchMode` without importing torch._dynamo.
+
+    PyTorch's own class imports it to keep it out of `__torch_dispatch__`, which costs a rank a second or two at
+    start-up and one call more for each operation. Code that torch.compile has compiled never enters the mode anyway.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

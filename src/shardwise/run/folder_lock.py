@@ -1,4 +1,5 @@
-"""A run's folder is one run's: locked as long as any of its ranks lives, by the system, which knows when a process ends."""
+"""The lock of a run's folder: held while any rank of the run lives, and released by the system when the last process
+ends."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from shardwise.records.run_folder import LOCK
 from shardwise.run.faults.rank_status import Peer
 from shardwise.values.errors import InputError
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of file systems that have none: flock(2)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks: flock(2)
 MAX_SHOWN = 3  # ranks in a message
 
 
 class RunLock:
     """The lock of a run's folder.
 
-    The first rank takes it alone before it changes anything; then all ranks hold it together, so that no other run can take it
-    before the last of them has ended, in whatever way. Raises `InputError` that says who holds it.
+    The first rank takes it exclusively before it changes anything; then all ranks share it, so that no other run can
+    take it before the last rank has ended, in whatever way. Methods raise `InputError` that names the holders.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,20 +34,20 @@ class RunLock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Hold it alone; the folder is made where there is none."""
+        """Take the lock exclusively; the folder is created if it is missing."""
         if self._file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._lock(fcntl.LOCK_EX)
 
     def share(self, peers: Sequence[Peer]) -> None:
-        """Hold it with the other ranks `peers`; the first rank does so before they do."""
+        """Share the lock among the ranks `peers`; the first rank calls this before the others."""
         if self._file is not None:
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, json.dumps([asdict(peer) for peer in peers]).encode(), 0)
         self._lock(fcntl.LOCK_SH)
 
     def release(self) -> None:
-        """Release it."""
+        """Release the lock."""
         if self._file is not None:
             os.close(self._file)
         self._file = None
@@ -79,7 +80,7 @@ class RunLock:
 
 
 def require_free(folder: Path) -> None:
-    """Raise `InputError` where a run in this folder goes on; nothing is changed."""
+    """Raise `InputError` if a run in this folder is still alive; nothing is changed."""
     lock = RunLock(folder)
     if lock.path.exists():
         with lock:
@@ -87,7 +88,7 @@ def require_free(folder: Path) -> None:
 
 
 def _describe_holders(path: Path) -> str:
-    """Who holds a lock, by what the first of them wrote; of this host those that still live."""
+    """Return an error text that names the holders of a lock, without processes of this host that have ended."""
     try:
         peers = [Peer(**payload) for payload in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError):

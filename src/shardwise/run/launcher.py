@@ -1,7 +1,7 @@
-"""The ranks of a run on this machine: started in the environment that torchrun would give them, and ended together.
+"""Start the ranks of a run on this machine in the environment that torchrun would give them, and end them together.
 
-An `RunOutcome` says how they ended, which of them were lost, and whether the others can go on. An elastic run is then
-started again on the processes that are left, with a plan that is searched for them.
+A `RunOutcome` says how they ended, which of them were lost, and whether the others can go on. An elastic run is then
+started again on the remaining processes, with a plan that is searched for them.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ if TYPE_CHECKING:
 
 
 MODULE = "shardwise.train"
-HOST = "localhost"  # where the ranks meet: unreachable from elsewhere
-# How long the others may take to end when one has: a rank that ends takes its connections with it. torchrun's `shutdown_timeout`.
+HOST = "localhost"  # of the rendezvous: unreachable from other machines
+# Seconds that other ranks may take to end after one has, as its connections close. torchrun's `shutdown_timeout`.
 LEAVE_S = 30.0
-TICK_S = 0.2  # between two looks at signals and deadlines, where no rank ends
+TICK_S = 0.2  # seconds between two checks of signals and deadlines while no rank ends
 
 
 def run_ranks(arguments: Sequence[str], num_processes: int, module: str = MODULE) -> int:
-    """Run `python -m MODULE ARGUMENTS` as ranks 0 to `num_processes` - 1 of one world on this machine, until all have ended.
+    """Run `python -m MODULE ARGUMENTS` as ranks 0 to `num_processes` - 1 of one world on this machine, until all have
+    ended.
 
-    Its exit code: 0, or that of a rank that has said why it ended; 128 and the signal where this process was asked to stop. What
-    ranks print goes where this process prints. Ranks end with this process too, however it ends (`run.faults.rank_status`).
+    Returns the exit code: 0, the code of a rank that reported why it ended, or 128 plus the signal by which this
+    process was stopped. Ranks print where this process prints, and end with this process however it ends
+    (`run.faults.rank_status`).
 
-    Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
+    Raises `RunEndedError` for ranks that ended without a report, `LostRankError` where ranks have lost each other.
     """
     return launch_and_wait(arguments, num_processes, {}, module).code()
 
@@ -50,7 +52,8 @@ def run_ranks(arguments: Sequence[str], num_processes: int, module: str = MODULE
 def launch_and_wait(
     arguments: Sequence[str], num_processes: int, extra_environment: Mapping[str, str], module: str = MODULE
 ) -> RunOutcome:
-    """The same, and how it ended, whatever that is. `extra_environment` is added to the environment of the ranks."""
+    """Run ranks as `run_ranks` does, and return how they ended without raising. `extra_environment` is added to the
+    environment of the ranks."""
     rank_processes, server = _RankProcesses(), socket.create_server((HOST, 0))
     port = server.getsockname()[1]
     previous_handlers = {signum: signal.signal(signum, rank_processes.stop) for signum in SIGNALS}
@@ -58,7 +61,7 @@ def launch_and_wait(
         command = [sys.executable, "-m", module, *arguments]
         for rank in range(num_processes):
             rank_processes.start(command, {**rank_environment(rank, num_processes, port), **extra_environment})
-        from shardwise.run.faults.torch_stores import TCPStore  # as the ranks load PyTorch
+        from shardwise.run.faults.torch_stores import TCPStore  # late: PyTorch loads while the ranks start
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
         codes = rank_processes.wait()
@@ -72,7 +75,7 @@ def launch_and_wait(
 
 
 def rank_environment(rank: int, num_processes: int, port: int) -> dict[str, str]:
-    """What torchrun would tell a rank, and who started it."""
+    """Return the environment that torchrun would give a rank, with the process id of this launcher."""
     variables = {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_processes, "LOCAL_WORLD_SIZE": num_processes,
         "MASTER_ADDR": HOST, "MASTER_PORT": port, LAUNCHER: os.getpid(),
@@ -83,7 +86,7 @@ def rank_environment(rank: int, num_processes: int, port: int) -> dict[str, str]
 
 
 def read_report(store: Store, key: str) -> str:
-    """What ranks have said in the run's store."""
+    """Return the report that a rank left under a key of the run's store."""
     return (
         store.get(key).decode()
         if store.check([key])
@@ -92,7 +95,7 @@ def read_report(store: Store, key: str) -> str:
 
 
 class _RankProcesses:
-    """The processes, and how those that have ended did."""
+    """The processes of the ranks, and the exit codes of those that have ended."""
 
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -111,11 +114,11 @@ class _RankProcesses:
         threading.Thread(target=wait, daemon=True).start()
 
     def stop(self, signum: int, frame: Any) -> None:
-        """Asked to stop: the ranks are asked in turn."""
+        """Handle a signal: remember it, so that `wait` passes it on to the ranks."""
         self.asked = self.asked or signum
 
     def wait(self) -> dict[int, int]:
-        """Until all have ended: the exit code of each. Those that hang are killed."""
+        """Wait until all have ended, killing those that hang; return the exit code of each."""
         codes: dict[int, int] = {}
         deadline, sent_signal = float("inf"), 0
         while len(codes) < len(self._processes):
@@ -133,39 +136,40 @@ class _RankProcesses:
         return codes
 
     def _send(self, signum: int) -> None:
-        """Send a signal to all that run, and wake those that are stopped (SIGSTOP), so that they receive it."""
+        """Send a signal to all ranks, and SIGCONT to those that are stopped, so that they receive it."""
         for process in self._processes:
             process.send_signal(signum)
             process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End what still runs."""
+        """Kill the processes that still run."""
         for rank, process in enumerate(self._processes):
             if process.poll() is None:
                 self.killed.add(rank)
                 process.kill()
 
 
-# How long ranks that are asked to stop may take for the step that they are in and its checkpoint, before they are killed.
+# Seconds that stopped ranks may take for the current step and its checkpoint, before they are killed.
 STOP_S = 600.0
-INPUT_ERROR_CODES = (2, 3)  # codes with which a rank has said what is wrong with the input
+INPUT_ERROR_CODES = (2, 3)  # codes of ranks that reported wrong input
 LOST_CODE = LostRankError.exit_code
-STOPPED_CODES, SIGNALLED_CODES = (
-    tuple(exit_code(signum) for signum in SIGNALS),
-    tuple(-signum for signum in SIGNALS),
-)  # by a handler, and without one
+# of ranks that a request to stop ended: by a handler, and without one
+STOPPED_CODES, SIGNALLED_CODES = (tuple(exit_code(signum) for signum in SIGNALS), tuple(-signum for signum in SIGNALS))
 
 
 class RunEndedError(ShardwiseError):
-    """Ranks have ended, and none of them could say why."""
+    """Ranks ended, and none of them could report why."""
 
     exit_code = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The exit code of each rank, as `subprocess` has it; the ranks that hung and were `killed` by the launcher; the signal by
-    which the launcher was `asked` to stop, or 0; `report`: what ranks said that had lost another, which may be named already.
+    """How the ranks of a run ended.
+
+    `codes`: the exit code of each rank, as `subprocess` has it. `killed`: ranks that hung and were killed by the
+    launcher. `asked`: the signal by which the launcher was stopped, or 0. `report`: the report of ranks that lost
+    another; it may name it.
 
     >>> outcome = RunOutcome({0: LOST_CODE, 1: -signal.SIGKILL})
     >>> outcome.lost, outcome.can_restart
@@ -179,22 +183,23 @@ class RunOutcome:
 
     @property
     def lost(self) -> tuple[int, ...]:
-        """The ranks that a signal has ended that is no request to stop, and those that hung."""
+        """The ranks that hung, or were ended by a signal that is no request to stop."""
         signalled = (rank for rank, code in self.codes.items() if code < 0 and code not in SIGNALLED_CODES)
         return tuple(sorted({*signalled, *self.killed}))
 
     @property
     def can_restart(self) -> bool:
-        """Whether the run has ended only because some of its ranks were lost, or the connections between them."""
+        """True if the run ended only because ranks, or connections between ranks, were lost."""
         has_input_error = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
         if self.asked or has_input_error or len(self.lost) == len(self.codes):
             return False
         return bool(self.lost) or (LOST_CODE in self._failed_codes.values() and not self._unexplained)
 
     def code(self) -> int:
-        """The code of a rank that has said what is wrong with the input, or of the signal by which the run was stopped; 0.
+        """Return 0, the code of a rank that reported wrong input, or the code of the signal by which the run was
+        stopped.
 
-        Raises `RunEndedError` for ranks that ended without a word, `LostRankError` where ranks have lost each other.
+        Raises `RunEndedError` for ranks that ended without a report, `LostRankError` where ranks have lost each other.
         """
         input_error_codes = [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
         if input_error_codes:
@@ -211,12 +216,12 @@ class RunOutcome:
 
     @property
     def _failed_codes(self) -> dict[int, int]:
-        """The codes, but 0, of the ranks that ended by themselves."""
+        """Exit codes other than 0 of the ranks that ended by themselves."""
         return {rank: code for rank, code in sorted(self.codes.items()) if code and rank not in self.killed}
 
     @property
     def _unexplained(self) -> dict[int, int]:
-        """Those of the ranks that ended without a word."""
+        """Exit codes of the ranks that ended without a report."""
         return {
             rank: code
             for rank, code in self._failed_codes.items()
@@ -234,10 +239,8 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def replan_for_at_most(plan: Plan, num_devices: int) -> Plan:
-    """The plan for the most devices, of at most so many, for which there is one.
-
-    Raises what is wrong with `num_devices` where there is none for fewer either.
-    """
+    """Return the plan for the largest legal number of devices, at most `num_devices`. Raises the error for
+    `num_devices` where there is no plan for fewer either."""
     problems: list[ShardwiseError] = []
     for count in range(num_devices, 0, -1):
         try:
@@ -248,11 +251,12 @@ def replan_for_at_most(plan: Plan, num_devices: int) -> Plan:
 
 
 def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> int:
-    """Run the ranks of a plan on this machine as `run_ranks` does, and again on the processes that are left where some were lost.
+    """Run the ranks of a plan as `run_ranks` does; when ranks are lost, restart on the remaining processes.
 
-    Each time they go on from the newest whole checkpoint, with a plan for at most as many devices as processes are left. A GPU
-    whose rank was lost is not used again. Raises as `run_ranks` does for what is no loss of ranks, `RunEndedError` for one after
-    `max_restarts`, and what is wrong with the number of devices that are left where no plan for them is legal and fits.
+    Each restart goes on from the newest complete checkpoint, with a plan for at most as many devices as processes
+    remain. A GPU whose rank was lost is not used again. Raises as `run_ranks` does where no rank was lost,
+    `RunEndedError` for a loss after `max_restarts`, and the error of `replan_for_at_most` where no plan is legal and
+    fits.
     """
     devices, extra_environment = list(range(plan.layout.num_devices)), dict[str, str]()
     for restart in range(1, max_restarts + 2):
@@ -272,7 +276,7 @@ def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> i
 
 
 def _failure_reason(outcome: RunOutcome) -> str:
-    """What the launcher would have reported."""
+    """Return the text that the launcher would have reported."""
     try:
         outcome.code()
     except ShardwiseError as error:
@@ -281,6 +285,6 @@ def _failure_reason(outcome: RunOutcome) -> str:
 
 
 def _gpu_environment(devices: Sequence[int]) -> dict[str, str]:
-    """The environment in which ranks see the GPUs of those that are left alone, of those that this process may use."""
+    """Return the environment in which ranks see only these GPUs, numbered among those that this process may use."""
     ids = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(max(devices) + 1)))).split(",")
     return {VISIBLE_DEVICES: ",".join(ids[device] for device in devices if device < len(ids))}

@@ -1,4 +1,4 @@
-"""Threads and memory of a host: the share of each process, the memory that a device really has, and what of it was used."""
+"""Threads and memory of a host and its devices: the share of a process, what is there, and what was used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is
 
 
 def host_bytes() -> int:
-    """Bytes of memory of this host, or of the container that this process is in."""
+    """Return the bytes of memory of this host, or of the container in which this process runs."""
     physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = CGROUP_LIMIT.read_text(encoding="ascii").strip()
@@ -27,7 +27,7 @@ def host_bytes() -> int:
 
 
 def device_bytes(device: str, processes_on_host: int) -> int:
-    """Bytes of memory of a device: of a GPU its own, of a CPU the host's over the processes that share it."""
+    """Return the bytes of memory of a device: a GPU's own, or the share of one process of the host's."""
     if device == "cpu":
         return host_bytes() // processes_on_host
     import torch
@@ -37,10 +37,11 @@ def device_bytes(device: str, processes_on_host: int) -> int:
 
 
 def keep_host_memory() -> bool:
-    """Keep what a step frees for the next one, as PyTorch keeps a GPU's memory; whether the C library (glibc) can.
+    """Keep memory that a step frees for the next step, as PyTorch does on a GPU; return whether the C library (glibc)
+    can.
 
-    It gives large arrays back to the system otherwise, which hands out zeroed pages one by one when the next step touches
-    them: on a virtual machine with two cores 0.4 ms for each MB, 40% of a small model's step.
+    Otherwise glibc returns large arrays to the system, which hands out zeroed pages one by one when the next step
+    touches them: on a virtual machine with two cores 0.4 ms for each MB, 40% of a small model's step.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -53,7 +54,8 @@ def keep_host_memory() -> bool:
 
 
 def memory_used(device: str) -> dict[str, float]:
-    """The peak of a device's memory, by torchtitan's names; of a CPU the largest resident set of the process so far, by ours."""
+    """Return the peak memory use of a device as metrics of the log. A GPU's have torchtitan's names and are of this
+    step; a CPU's is the largest resident set of the process so far."""
     if device == "cpu":
         return {"memory/max_rss(GiB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / GIB}
     import torch
@@ -68,6 +70,7 @@ def memory_used(device: str) -> dict[str, float]:
 
 
 def set_threads(num_processes: int) -> None:
-    """Give each of the processes of this host its share of the cores, unless OMP_NUM_THREADS is set; before PyTorch is loaded."""
+    """Give each process of this host its share of the cores, unless OMP_NUM_THREADS is set. Call it before PyTorch is
+    loaded."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // num_processes, 1)))

@@ -1,4 +1,4 @@
-"""A precision recipe in PyTorch's dtypes, and dynamic loss scaling for gradients that underflow in fp16."""
+"""A precision recipe as PyTorch dtypes, and dynamic loss scaling for gradients that underflow in fp16."""
 
 from __future__ import annotations
 
@@ -14,18 +14,23 @@ from shardwise.values.errors import InputError
 from shardwise.values.precision import Precision
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# FP8 at rest. E4M3 for gradients of weights and first moments: nanotron, src/nanotron/fp8/constants. Squares of gradients need
-# the range of E5M2: in E4M3 those of gradients below a five-hundredth of the largest would be 0, by whose root an update divides.
+# Stored FP8 is E4M3 for weight gradients and first moments: nanotron, src/nanotron/fp8/constants. Squared gradients need
+# the range of E5M2: in E4M3 those of gradients below a five-hundredth of the largest would be 0, by whose root an update
+# divides.
 STORED_DTYPES = {**DTYPES, "fp8": torch.float8_e4m3fn}
 STORED_SQUARE_DTYPES = {**DTYPES, "fp8": torch.float8_e5m2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingDtypes:
-    """Formats of a run: `weights` as they rest, and as the model of `activations` uses them; `tiled`: what those that products
-    take rest in instead, in tiles; their `gradients`, the copy that these are `accumulated` in (None: none), the one that they
-    are `reduced` in, and the one that rests for the `update` (None: none); the `state` that the optimizer updates, its `moments`
-    and those of squares. What is in FP8 has a scale for each parameter, and moments in fp16 beside such have one too."""
+    """The dtypes of a run.
+
+    `weights` as they are stored, and `activations` as the model computes. `tiled`: the tiled format in which weights of
+    products are stored instead. `gradients` as backward passes write them; `accumulated`: the copy that they are added
+    up in (None: no copy); `reduced`: the dtype of their reduction; `update`: the copy that the update reads (None: no
+    copy). `state`: the weights that the optimizer updates; `moments` and `squares`: its first and second moments. A
+    tensor in FP8 has a scale for each parameter, and so have moments in fp16 beside such.
+    """
 
     weights: torch.dtype
     activations: torch.dtype
@@ -40,28 +45,28 @@ class TrainingDtypes:
 
     @property
     def has_master(self) -> bool:
-        """The optimizer updates a copy of the weights."""
+        """True if the optimizer updates a copy of the weights."""
         return self.state != self.weights
 
     @property
     def scales_loss(self) -> bool:
-        """Gradients are made or added up in fp16, in which those of the loss itself underflow."""
+        """True if the loss is scaled: gradients are computed or accumulated in fp16, in which small ones underflow."""
         return torch.float16 in (self.activations, self.held)
 
     @property
     def scales_moments(self) -> bool:
-        """Moments have a scale for each parameter, beside those in FP8 also those in fp16. Source: FP8-LM (arXiv 2310.18313),
-        section 2.2."""
+        """True if moments have a scale for each parameter: in FP8, and then also those in fp16. Source: FP8-LM (arXiv
+        2310.18313), section 2.2."""
         return 1 in (self.moments.itemsize, self.squares.itemsize)
 
     @property
     def held(self) -> torch.dtype:
-        """The format in which gradients rest between micro-batches."""
+        """The dtype in which gradients are stored between micro-batches."""
         return self.accumulated or self.gradients
 
 
 def training_dtypes(precision: Precision) -> TrainingDtypes:
-    """The formats of a recipe that runs (`layout.rules.engine`)."""
+    """Return the dtypes of a precision recipe that the engine can run (`layout.rules.engine`)."""
     accumulated, update = precision.accumulated_gradients, precision.update_gradients
     is_tiled = precision.weights not in DTYPES
     weights = precision.activations if is_tiled else precision.weights
@@ -74,18 +79,19 @@ def training_dtypes(precision: Precision) -> TrainingDtypes:
     )  # fmt: skip
 
 
-MIN_LOSS_SCALE = 1.0  # below it gradients are smaller than those of the loss itself: no scale is what is missing
+MIN_LOSS_SCALE = 1.0  # no lower: gradients that overflow unscaled have another cause than the scale
 
 
 class LossScaler:
-    """The factor of the loss, the same on all ranks, for they see the same norm of all gradients.
+    """The factor of the loss, the same on all ranks, since all see the same gradient norm.
 
-    It falls with each step whose gradients are not finite, which is left out, and rises after so many in a row that were.
-    Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2; PyTorch, torch.amp.GradScaler, for the default values.
-    Differs: where GradScaler looks at each gradient, this looks at their norm, which is not finite if any of them is not.
+    It falls with each step whose gradients are not finite, which is skipped, and rises after `loss_scale_interval`
+    finite steps in a row. Source: Micikevicius et al. 2018 (arXiv 1710.03740), section 3.2; PyTorch,
+    torch.amp.GradScaler, for the default values. Differs: GradScaler checks each gradient; this checks their norm,
+    which is not finite if any gradient is not.
 
     >>> scaler = LossScaler(TrainingRecipe(steps=8, loss_scale=4.0, loss_scale_interval=2))
-    >>> [scaler.update(is_finite=one) or scaler.scale for one in (False, True, True, True)]
+    >>> [scaler.update(is_finite=is_finite) or scaler.scale for is_finite in (False, True, True, True)]
     [2.0, 2.0, 4.0, 4.0]
     >>> scaler.num_skipped
     1
@@ -93,11 +99,12 @@ class LossScaler:
 
     def __init__(self, recipe: TrainingRecipe) -> None:
         self.recipe, self.scale = recipe, recipe.loss_scale
-        self.num_clean = 0  # steps since the scale was another one
+        self.num_clean = 0  # finite steps since the scale last changed
         self.num_skipped = 0
 
     def update(self, *, is_finite: bool) -> None:
-        """A step's gradients have been reduced. Raises `InputError` where no scale makes them finite."""
+        """Adjust the scale after the gradients of a step are reduced. Raises `InputError` when no scale makes them
+        finite."""
         if is_finite:
             self.num_clean += 1
             if self.num_clean == self.recipe.loss_scale_interval:
@@ -116,10 +123,10 @@ class LossScaler:
             )
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps."""
+        """Return the values that a checkpoint keeps."""
         return {"scale": self.scale, "num_clean": self.num_clean, "num_skipped": self.num_skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from the values of a checkpoint."""
         self.scale = float(state["scale"])
         self.num_clean, self.num_skipped = int(state["num_clean"]), int(state["num_skipped"])

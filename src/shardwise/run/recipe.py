@@ -151,7 +151,9 @@ class TrainingRecipe:
             "balance": BALANCE_METHODS,
         }
         choices |= {"batch_lr": tuple(BATCH_LR_RULES)}
-        choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}  # there is no going on with it
+        choices |= dict.fromkeys(POLICIES, ACTIONS) | {
+            NON_FINITE: ACTIONS[1:]
+        }  # a step that is not finite cannot be ignored
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
@@ -181,27 +183,28 @@ class TrainingRecipe:
 
     @property
     def policies(self) -> dict[str, AnomalyAction]:
-        """What each policy does, by its name."""
+        """The action of each anomaly policy, by its name."""
         return {NON_FINITE: self.non_finite, LOSS_SPIKE: self.loss_spike, NORM_SPIKE: self.norm_spike}
 
     @property
     def delayed(self) -> DelayedScaling:
-        """How scales follow from earlier steps."""
+        """How FP8 scales follow from earlier steps."""
         return DelayedScaling(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
 
     def measures_noise_at(self, step: int) -> bool:
-        """Whether the noise scale is measured in a step, counted from 0."""
+        """Return whether the noise scale is measured in a step, counted from 0."""
         return self.noise_scale_every > 0 and (step + 1) % self.noise_scale_every == 0
 
     def for_step(self, step: int) -> TrainingRecipe:
-        """The recipe as a step, counted from 0, issues it: one that measures no noise scale issues nothing for it."""
+        """Return the recipe for the collectives of one step, counted from 0: without noise scale where it is not
+        measured."""
         return self if self.measures_noise_at(step) else replace(self, noise_scale_every=0)
 
     def learning_rate_at(self, step: int, batch_ratio: float = 1.0) -> float:
-        """The learning rate of a step, counted from 0, whose batch is so many times the plan's; the first one of a warm-up is not
-        0.
+        """Return the learning rate of a step, counted from 0, whose batch is `batch_ratio` times the plan's.
 
-        Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024, MiniCPM (WSD: warm-up, stable, decay).
+        The first step of a warm-up has a rate above 0. Sources: Loshchilov and Hutter 2017 (cosine); Hu et al. 2024,
+        MiniCPM (WSD: warm-up, stable, decay).
         """
         peak_rate = self.learning_rate * math.pow(batch_ratio, BATCH_LR_RULES[self.batch_lr])
         if step < self.warmup_steps:
@@ -226,19 +229,19 @@ class TrainingRecipe:
                 assert_never(self.schedule)
 
     def _towards_final(self, remaining: float) -> float:
-        """Between the final fraction, where nothing is left, and the whole rate."""
+        """Interpolate between the final fraction (`remaining` 0) and the full rate (1)."""
         return self.final_fraction + (1.0 - self.final_fraction) * remaining
 
 
 def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
-    """What a run's folder keeps of its recipe: every value by name, those of the plan's optimizer among them."""
+    """Return the values of a recipe that a run's folder keeps, with all hyperparameters of the plan's optimizer."""
     payload = asdict(recipe)
     hyperparameters = get_optimizer(optimizer).resolve_hyperparameters(payload.pop("optimizer"))
     return {**payload, **hyperparameters}
 
 
 def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
-    """A recipe from its payload. Raises `InputError` that names each field that is wrong."""
+    """Return the recipe of a payload. Raises `InputError` that names each wrong field after `label`."""
     from shardwise.values.plain_data import parse_dataclass
 
     field_names = {recipe_field.name for recipe_field in fields(TrainingRecipe)} - {"optimizer"}
@@ -250,11 +253,13 @@ def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
     )
 
 
-WeightedSource = tuple[str, float]  # the folder and its weight: in a recipe
+WeightedSource = tuple[str, float]  # a folder and its weight
 
 
 def parse_source(text: str) -> WeightedSource:
-    """What `--data` says: DIR, of weight 1, or DIR=WEIGHT. Raises `InputError` for a weight that is not positive.
+    """Return the folder and weight of a `--data` value: DIR, of weight 1, or DIR=WEIGHT.
+
+    Raises `InputError` for a weight that is not positive.
 
     >>> parse_source("data"), parse_source("shards/code=0.3")
     (('data', 1.0), ('shards/code', 0.3))
@@ -271,13 +276,14 @@ def parse_source(text: str) -> WeightedSource:
 
 
 def source_flags(sources: Sequence[WeightedSource]) -> list[str]:
-    """The flags that say the same."""
+    """Return the `--data` flags of sources."""
     source_texts = [folder if weight == 1.0 else f"{folder}={weight!r}" for folder, weight in sources]
     return [argument for source in source_texts for argument in ("--data", source)]
 
 
 def source_names(sources: Sequence[WeightedSource]) -> tuple[str, ...]:
-    """What each is called in logs and summaries: its folder's own name, or its whole path where two share one.
+    """Return the name of each source in logs and summaries: its folder's name, or the whole path where two share a
+    name.
 
     >>> source_names([("a/web", 1.0), ("a/code", 1.0)]), source_names([("a/en", 1.0), ("b/en", 1.0)])
     (('web', 'code'), ('a/en', 'b/en'))
@@ -288,7 +294,7 @@ def source_names(sources: Sequence[WeightedSource]) -> tuple[str, ...]:
 
 
 def require_distinct_sources(sources: Sequence[WeightedSource]) -> None:
-    """Raise `InputError` where a folder is given twice."""
+    """Raise `InputError` if a folder is given twice."""
     counts = Counter(Path(folder) for folder, _ in sources)
     repeated = [str(folder) for folder, count in counts.items() if count > 1]
     if repeated:

@@ -1,4 +1,5 @@
-"""Starts processes of this machine that can exchange collectives, each with its share of the cores, and reads their reports."""
+"""Start short-lived processes of this machine that exchange collectives, each with its share of the cores, and read
+their reports."""
 
 from __future__ import annotations
 
@@ -21,17 +22,15 @@ from shardwise.run.machine_resources import set_threads
 from shardwise.values.errors import InputError
 
 TIMEOUT = timedelta(seconds=120)
-# Runs in each process: its rank, their number, its device, its arguments; what the first one yields is passed on.
+# Runs in each process, with rank, number of processes, device and arguments; reports of the first process are passed on.
 ProcessWork = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 
 def run_in_processes(
     work: ProcessWork, arguments: Any, device: str, num_processes: int, num_results: int, verb: str = "bench"
 ) -> Iterator[Any]:
-    """Run `work` in so many processes at once, and give the `num_results` things that the first of them yields, as they come.
-
-    Raises `InputError` when a process fails; it names the verb.
-    """
+    """Run `work` in `num_processes` processes, and yield the `num_results` reports of the first of them as they come.
+    Raises `InputError`, which names the verb, when a process fails."""
     with tempfile.TemporaryDirectory() as folder:
         queue = get_context("spawn").SimpleQueue()
         with _shared_threads(num_processes), _block_sigint():
@@ -63,7 +62,7 @@ def _require_alive(context: Any, verb: str) -> None:
 
 @contextmanager
 def _shared_threads(num_processes: int) -> Iterator[None]:
-    """As many threads for each process as `train` gives it."""
+    """Give each process as many threads as `train` does."""
     previous_threads = os.environ.get("OMP_NUM_THREADS")
     set_threads(num_processes)
     try:
@@ -75,7 +74,8 @@ def _shared_threads(num_processes: int) -> Iterator[None]:
 
 @contextmanager
 def _block_sigint() -> Iterator[None]:
-    """Ctrl-C waits: processes that start here never receive it, and leave it to this one to end them."""
+    """Block SIGINT while processes start: they inherit the mask and never receive Ctrl-C, so that this process ends
+    them."""
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -84,7 +84,7 @@ def _block_sigint() -> Iterator[None]:
 
 
 def _end_processes(processes: Sequence[Any]) -> None:
-    """End those that still run: after Ctrl-C, or where one has failed."""
+    """Kill the processes that still run, after Ctrl-C or a failure."""
     for process in processes:
         if process.is_alive():
             process.kill()
@@ -109,5 +109,5 @@ def _run_process(rank: int, work: ProcessWork, arguments: Any, size: int, device
     finally:
         dist.barrier()
         dist.destroy_process_group()
-    # All has been said (a SimpleQueue writes at once). Threads of gloo that were not joined may abort an interpreter that ends.
+    # All reports are sent (a SimpleQueue writes at once). Unjoined threads of gloo may abort an interpreter that ends.
     os._exit(0)

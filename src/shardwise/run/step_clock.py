@@ -22,24 +22,24 @@ class _ClockSpan:
 
 
 class StepClock:
-    """Times spans by term. A span inside another counts for its own term only. On a GPU marks are events on the stream that
-    computes, so that a span is what the device was busy with or waited for, not what the host did."""
+    """Times the spans of a step by term. A span inside another counts for its own term only. On a GPU timestamps are
+    events on the compute stream, so that a span is what the device worked on or waited for, not what the host did."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
-        self.recorder: Callable[[str], AbstractContextManager[None]] | None = None  # entered around spans as well
+        self.recorder: Callable[[str], AbstractContextManager[None]] | None = None  # also entered around each span
         self._outer: list[_ClockSpan] = []
         self._open: list[_ClockSpan] = []
         self._step_start: ClockReading = self._mark()
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Start a step."""
         self._outer.clear()
         self._open.clear()
         self._step_start = self._mark()
 
     def end(self) -> dict[str, float]:
-        """Seconds of the step so far by term; "other" is what no span had."""
+        """Return the seconds of the step so far by term; "other" is the time outside all spans."""
         now = self._mark()
         if self.on_gpu:
             torch.cuda.synchronize()
@@ -51,7 +51,7 @@ class StepClock:
 
     @contextmanager
     def __call__(self, term: str) -> Iterator[None]:
-        """A span of a term."""
+        """Time a span of a term."""
         span = _ClockSpan(term, self._mark())
         (self._open[-1].inner if self._open else self._outer).append(span)
         self._open.append(span)
@@ -71,7 +71,7 @@ class StepClock:
 
 
 def _add_span(span: _ClockSpan, seconds_by_term: dict[str, float], on_gpu: bool) -> float:
-    """Count a span and what is inside; its whole seconds."""
+    """Add the seconds of a span and of the spans inside it; return its total seconds."""
     assert span.stop is not None
     total = _seconds(span.start, span.stop, on_gpu)
     inner_seconds = sum(_add_span(child, seconds_by_term, on_gpu) for child in span.inner)
@@ -86,8 +86,8 @@ def _seconds(start: ClockReading, stop: ClockReading, on_gpu: bool) -> float:
 
 
 class Timestamp(NamedTuple):
-    """A moment: nanoseconds of the host's monotonic clock and of this thread on a core, and on a GPU an event on the stream that
-    computed then."""
+    """A moment on the host, and on a GPU also in the compute stream. `host_ns`: the host's monotonic clock; `cpu_ns`:
+    CPU time of this thread; `event`: the event recorded on the stream."""
 
     host_ns: int
     cpu_ns: int = 0
@@ -95,17 +95,17 @@ class Timestamp(NamedTuple):
 
 
 class DeviceTimer:
-    """Takes marks on a device, and says when they were. A GPU is never waited for in between."""
+    """Takes timestamps on a device, and converts them to nanoseconds. Taking one never waits for a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_gpu = device.type == "cuda"
         self.origin = self.now()
-        if self.on_gpu:  # the stream is empty, so that its clock and the host's are the same at this mark
+        if self.on_gpu:  # on an empty stream: its clock and the host's agree at the origin
             torch.cuda.synchronize(device)
             self.origin = self.now()
 
     def now(self) -> Timestamp:
-        """This moment; of a GPU that of its current stream."""
+        """Return the present moment, on a GPU also of its current stream."""
         if not self.on_gpu:
             return Timestamp(time.perf_counter_ns(), time.thread_time_ns())
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ class DeviceTimer:
         return Timestamp(time.perf_counter_ns(), event=event)
 
     def ns(self, timestamp: Timestamp) -> int:
-        """Nanoseconds from the first mark on; of a GPU all of its work must be done."""
+        """Return nanoseconds since the first timestamp. On a GPU all of its work must be done."""
         if timestamp.event is None or self.origin.event is None:
             return timestamp.host_ns - self.origin.host_ns
         return round(float(self.origin.event.elapsed_time(timestamp.event)) * 1e6)  # from milliseconds

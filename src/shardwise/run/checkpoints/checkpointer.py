@@ -31,8 +31,8 @@ from shardwise.values.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """What a state was filled from: the checkpoint of `step`, and its plain values. `damaged` are later ones that could not be
-    read: the step of each, and what is wrong with it."""
+    """The source of a restored state: the checkpoint of `step`, and its plain values. `damaged`: later checkpoints that
+    could not be read, as step and problem."""
 
     step: int
     values: Mapping[str, Any]
@@ -41,8 +41,8 @@ class RestoreResult:
 
 @dataclass(frozen=True, slots=True)
 class SaveResult:
-    """A save that is complete: its step, the seconds in which the training waited for it, those until it was on the disk, and on
-    the first rank the bytes of all its files."""
+    """A completed save: its step, the seconds that training waited for it, the seconds until it was on disk, and the
+    bytes of all files. `num_bytes` is 0 on all ranks but the first."""
 
     step: int
     stall_s: float
@@ -51,12 +51,12 @@ class SaveResult:
 
 
 class Checkpointer:
-    """The checkpoints of a run in `folder`, of which the `keep` newest are kept, and those whose step is a multiple of
-    `keep_every` (0: no others).
+    """The checkpoints of a run in `folder`: the `keep` newest, and those whose step is a multiple of `keep_every` (0:
+    no others).
 
-    All ranks of the job make one and call its methods together, in the same order; with no process group it is one process.
-    One save at most is under way: every method waits for it first, and raises what it failed with, on all ranks. No wait for
-    another rank is longer than `timeout`.
+    All ranks of the job create one and call its methods together, in the same order; without a process group it is one
+    process. At most one save is in progress: every method waits for it first, and raises its failure on all ranks. No
+    wait for another rank is longer than `timeout`.
     """
 
     def __init__(self, folder: str | Path, *, keep: int, keep_every: int = 0, timeout: timedelta = TIMEOUT) -> None:
@@ -69,16 +69,16 @@ class Checkpointer:
             keep_every,
             CheckpointGroup.join(timeout),
         )
-        self._stall_s: dict[int, float] = {}  # of saves that were begun
-        self._completed: list[tuple[int, float, int]] = []  # those that are complete
-        self._buffers: dict[int, Tensor] = {}  # used again by every save: memory is slow to pin
+        self._stall_s: dict[int, float] = {}  # seconds, by step, that training waited for a save
+        self._completed: list[tuple[int, float, int]] = []  # step, seconds and bytes of completed saves
+        self._buffers: dict[
+            int, Tensor
+        ] = {}  # by position in the state, reused by every save: pinning is slow; shards must keep their order
         self._pending: tuple[int, Future[None]] | None = None
 
     def save(self, step: int, state: CheckpointState) -> None:
-        """Write the checkpoint of a step; it is complete on return.
-
-        Raises `InputError` where the folder cannot be written, `ValueError` for a state that cannot be saved.
-        """
+        """Write the checkpoint of a step; it is complete on return. Raises `InputError` if the folder cannot be
+        written, `ValueError` for a state that cannot be saved."""
         started = time.perf_counter()
         self.start(step, state)
         self.wait()
@@ -102,16 +102,18 @@ class Checkpointer:
                 future.set_exception(error)
 
         self._pending = (step, future)
-        threading.Thread(target=run, name="checkpoint", daemon=True).start()  # a daemon: a process may end without it
+        threading.Thread(
+            target=run, name="checkpoint", daemon=True
+        ).start()  # a daemon, so that the process can end without it
         self._stall_s[step] = time.perf_counter() - started
 
     def finished(self) -> list[SaveResult]:
-        """The saves that were completed since this was last asked, on this rank."""
+        """Return the saves that this rank completed since the last call."""
         written, self._completed = self._completed, []
         return [SaveResult(step, self._stall_s.pop(step), write_s, num_bytes) for step, write_s, num_bytes in written]
 
     def wait(self) -> None:
-        """Until the save that is under way is complete; raises what it failed with."""
+        """Wait for the save in progress; raise its failure."""
         pending, self._pending = self._pending, None
         if pending is not None:
             step, future = pending
@@ -120,21 +122,19 @@ class Checkpointer:
             future.result()
 
     def latest(self) -> Path | None:
-        """The newest complete checkpoint, the same on all ranks: the one that the first rank sees."""
+        """Return the newest complete checkpoint that the first rank sees."""
         self.wait()
         newest = self.ranks.broadcast_from_first(lambda: _path_text(latest(self.folder)))
         return None if newest is None else Path(newest)
 
     def load(self, path: str | Path, state: CheckpointState) -> dict[str, Any]:
-        """Fill the pieces of `state` in place and give the plain values; see `reader.load`."""
+        """Fill the shards of `state` in place and return the plain values; see `reader.load`."""
         self.wait()
         return load(path, state, self.ranks)
 
     def restore(self, state: CheckpointState) -> RestoreResult | None:
-        """Fill the pieces of `state` from the newest checkpoint that is as it was written; None where there is none at all.
-
-        Damaged ones are set aside. Raises `DamagedFileError` where all are damaged, and `InputError` as `load` does.
-        """
+        """Fill the shards of `state` from the newest undamaged checkpoint; return None if there is no checkpoint at
+        all. Damaged ones are renamed. Raises `DamagedFileError` if all are damaged, and `InputError` as `load` does."""
         self.wait()
         checkpoints = self.ranks.broadcast_from_first(
             lambda: [(step, str(path)) for step, path in list_newest_first(self.folder)]
@@ -161,7 +161,7 @@ class Checkpointer:
         return None
 
     def close(self) -> None:
-        """Wait for the save that is under way, and raise what it failed with."""
+        """Wait for the save in progress, and raise its failure."""
         try:
             self.wait()
         finally:
@@ -173,11 +173,11 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, LostRankError):  # a save waits for the lost rank too
+        if not isinstance(error, LostRankError):  # the save would wait for the lost rank too
             self.close()
 
     def _copy_to_host(self, shards: Sequence[tuple[str, TensorShard]]) -> list[tuple[str, TensorShard]]:
-        """The pieces in memory of the CPU, pinned for those of a GPU, so that their copies run beside one another."""
+        """Copy shards into CPU buffers, pinned for those of a GPU so that their copies overlap."""
         copies = []
         for index, (name, shard) in enumerate(shards):
             buffer = self._buffers.get(index)

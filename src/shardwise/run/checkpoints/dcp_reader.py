@@ -1,10 +1,10 @@
-"""Read folders that torch.distributed.checkpoint wrote: which tensors they have, and the elements of their chunks.
+"""Read folders that torch.distributed.checkpoint wrote: their tensors, and the elements of their chunks.
 
-Their `.metadata` is a pickle, and so might run anything: it is read as plain data (`safe_pickle.py`). Elements are read by
-`torch.load(weights_only=True)`, which has an allow-list of its own.
+Their `.metadata` is a pickle, which could run any code: it is read as plain data (`safe_pickle.py`). Elements are read
+by `torch.load(weights_only=True)`, which has an allow-list of its own.
 
-Checkpoints of schema shardwise.checkpoint/1 (`Schema1Files`) are such folders beside a checkpoint.json; they are read, and no
-longer written. Of these only what PyTorch 2.13 writes is accepted: a file that names anything else is refused.
+Checkpoints of schema shardwise.checkpoint/1 (`Schema1Files`), such folders with a checkpoint.json, are read, but no
+longer written. Only what PyTorch 2.13 writes is accepted: a file that names anything else is refused.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ METADATA_FILE = ".metadata"
 
 @dataclass(frozen=True, slots=True)
 class DcpFolder:
-    """Its tensors by name, and how many bytes of which file each part is, by the file and where it begins."""
+    """The tensors of a folder by name. `lengths`: the bytes of each chunk, by file and offset."""
 
     folder: Path
     tensors: Mapping[str, StoredTensor]
     lengths: Mapping[tuple[str, int], int]
 
     def read_chunk(self, chunk: TensorChunk) -> Tensor:
-        """The elements of a part, in its shape. Raises `ValueError` for what is not a tensor of as many."""
+        """Return the elements of a chunk, in its shape. Raises `ValueError` if the file has anything but a tensor of
+        that size."""
         with (self.folder / chunk.file).open("rb") as file:
             section = _FileSection(file, chunk.start, self.lengths[chunk.file, chunk.start])
             tensor = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
@@ -49,7 +50,7 @@ class DcpFolder:
 
 
 def read_dcp(folder: Path, unpickler: type[SafeUnpickler] = SafeUnpickler) -> DcpFolder:
-    """What `.metadata` tells. Raises `OSError` where there is none, and for what is none anything at all."""
+    """Read `.metadata`. Raises `OSError` if it is missing, and any exception at all if its content is something else."""
     metadata = unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
     storage_infos = {(key.fqn, getattr(key, "offset", None)): info for key, info in metadata.storage_data.items()}
     lengths: dict[tuple[str, int], int] = {}
@@ -83,7 +84,7 @@ def _chunk_file(info: Any) -> str:
 
 
 class _FileSection(io.RawIOBase):
-    """Bytes of a file from a place on, as a file of their own."""
+    """A section of a file, as a file of its own."""
 
     def __init__(self, file: io.BufferedReader, start: int, length: int) -> None:
         self.file, self.start, self.length, self.place = file, start, length, 0
@@ -115,7 +116,7 @@ _DCP_MODULE = "torch.distributed.checkpoint"
 
 
 class _Schema1Unpickler(SafeUnpickler):
-    """Refuses what no such file names."""
+    """Refuses names that no checkpoint of schema 1 contains."""
 
     known: ClassVar[KnownCallables] = {
         **SAFE_CALLABLES,
@@ -142,7 +143,7 @@ class _Schema1Manifest:
 
 
 class Schema1Files:
-    """A checkpoint of this schema. Raises `DamagedFileError` for what is not as it was written."""
+    """A checkpoint of schema 1. Raises `DamagedFileError` if it is not as it was written."""
 
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -158,7 +159,7 @@ class Schema1Files:
             )
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """What `.metadata` tells."""
+        """Return the tensors that `.metadata` lists."""
         return self._dcp_folder.tensors
 
     @cached_property
@@ -169,12 +170,12 @@ class Schema1Files:
             for name, _ in dcp_folder.lengths:
                 if name not in self.files:
                     raise ValueError(f"a file is called {name!r}")
-        except Exception as error:  # of what is no pickle, or another one, anything may be raised
+        except Exception as error:  # a file that is no pickle, or another one, may raise anything
             raise DamagedFileError(f"checkpoint: {path} is not what was written: {error}; {DAMAGE_FIX}") from None
         return dcp_folder
 
     def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
-        """The elements of a part, in its shape."""
+        """Return the elements of a chunk, in its shape."""
         path = self.folder / chunk.file
         try:
             tensor = self._dcp_folder.read_chunk(chunk)

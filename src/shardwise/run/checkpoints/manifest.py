@@ -1,4 +1,4 @@
-"""A checkpoint's own file, checkpoint.json: step, plain values, where each box of each tensor lies, and sums of all files.
+"""The manifest of a checkpoint, checkpoint.json: step, plain values, place of each box of a tensor, file checksums.
 
 {"schema": "shardwise.checkpoint/2", "step": 200, "values": {"step": 200, ...},
  "tensors": {"model.layers.0.wq": {"shape": [512, 8, 64], "dtype": "bfloat16", "parts": [
@@ -7,8 +7,8 @@
  "crc32": 3421780262}
 
 A part with an offset for each dim is a box of the tensor; with one offset it is an interval of the flattened tensor (row-major).
-Parts of a tensor do not overlap, and are together all of it. Files hold the elements of their parts, each part row-major and
-little-endian from its start on. The last sum is that of all else in checkpoint.json.
+Parts of a tensor do not overlap, and cover all of it. Files hold the elements of their parts, each part row-major and
+little-endian from its start on. The last checksum is that of the rest of checkpoint.json.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from shardwise.values.plain_data import parse_dataclass
 MANIFEST = "checkpoint.json"
 SCHEMA = "shardwise.checkpoint/2"
 RANK_FILE_PATTERN = re.compile(r"rank-\d{5,}\.bin")
-ALIGNMENT_BYTES = 64  # bytes: a part begins at a multiple, so that any format can be read in place
+ALIGNMENT_BYTES = 64  # bytes: a chunk starts at a multiple, so that any dtype can be mapped in place
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 DAMAGE_FIX = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorChunk:
-    """A box of a tensor, or an interval of the flattened one, and where its elements begin in a file."""
+    """A box of a tensor, or an interval of the flattened one, and the byte at which its elements start in a file."""
 
     offsets: Shape
     lengths: Shape
@@ -61,7 +61,7 @@ class TensorChunk:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's whole shape, its format by PyTorch's name, and its parts."""
+    """A tensor's full shape, its dtype by PyTorch's name, and its chunks."""
 
     shape: Shape
     dtype: str
@@ -78,7 +78,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     step: int
     values: Mapping[str, Any]
@@ -87,13 +87,13 @@ class Manifest:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write it, and have the system write it to the disk."""
+    """Write the manifest, and flush it to disk."""
     content = json.dumps(add_checksum({"schema": SCHEMA, **asdict(manifest)}))
     write_synced(folder / MANIFEST, content.encode("utf-8") + b"\n")
 
 
 def read_payload(folder: Path) -> dict[str, Any]:
-    """The content of the file. Raises `DamagedFileError` for a folder without one, and for a file that is damaged."""
+    """Return the content of the manifest. Raises `DamagedFileError` if it is missing or damaged."""
     path = folder / MANIFEST
     try:
         text = path.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def read_payload(folder: Path) -> dict[str, Any]:
 
 
 class Schema2Files:
-    """A checkpoint of this schema. Raises `DamagedFileError` where its manifest is not as written, or contradicts itself."""
+    """A checkpoint of schema 2. Raises `DamagedFileError` if its manifest is not as written, or contradicts itself."""
 
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
@@ -130,7 +130,7 @@ class Schema2Files:
         return self._tensors
 
     def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
-        """The elements of a part, in its shape, mapped from its file."""
+        """Return the elements of a chunk, in its shape, mapped from its file."""
         num_bytes = chunk.box.volume * dtype.itemsize
         file = torch.from_file(str(self.folder / chunk.file), size=chunk.start + num_bytes, dtype=torch.uint8)
         return file[chunk.start :].view(dtype).view(chunk.lengths)
@@ -150,7 +150,7 @@ def _parse_manifest(path: Path, payload: Mapping[str, Any]) -> Manifest:
 
 
 def _manifest_problems(manifest: Manifest) -> Iterator[str]:
-    """What no manifest says that was written here: it may come from a stranger."""
+    """Yield what contradicts itself in a manifest, which may come from a stranger."""
     yield from (f"a file is called {name!r}" for name in manifest.files if not RANK_FILE_PATTERN.fullmatch(name))
     for name, tensor in manifest.tensors.items():
         fault = tensor_problem(tensor)
@@ -161,7 +161,7 @@ def _manifest_problems(manifest: Manifest) -> Iterator[str]:
 
 
 def tensor_problem(tensor: StoredTensor) -> str:
-    """What is wrong with a tensor's format and parts, in words; "" where nothing is."""
+    """Return what is wrong with a tensor's dtype and chunks, in words; "" if nothing is."""
     if tensor.dtype not in DTYPES:
         return f"the format {tensor.dtype!r}"
     num_offsets = {len(chunk.offsets) for chunk in tensor.parts} or {1}

@@ -1,4 +1,4 @@
-"""The ranks that write and read a checkpoint together, and how a failure of one becomes the failure of all."""
+"""The ranks that write and read a checkpoint together; a failure of one becomes a failure of all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shardwise.values.checksums import DamagedFileError
 from shardwise.values.errors import InputError
 
 Result = TypeVar("Result")
-LENGTH_BYTES = 8  # of what travels, before it
+LENGTH_BYTES = 8  # the length of a message, before its bytes
 ERROR_TYPES: Mapping[str, type[Exception]] = {
     error_type.__name__: error_type for error_type in (InputError, DamagedFileError, ValueError, RuntimeError)
 }
@@ -28,10 +28,11 @@ ERROR_TYPES: Mapping[str, type[Exception]] = {
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGroup:
-    """All ranks of the job, over a gloo group of their own; or this process alone (no group).
+    """All ranks of the job, over a gloo group of their own, or this process alone (no group).
 
-    The group is no other one's: collectives that a background thread and the training issue on one group would mix. It is
-    gloo on GPUs too, since all that travels is JSON. No wait for another rank is longer than its timeout: `LostRankError`.
+    The group is shared with nothing else: collectives that a background thread and the training issue on one group
+    would mix. It is gloo on GPUs too, since only JSON is sent. A wait for another rank that exceeds its timeout raises
+    `LostRankError`.
     """
 
     group: CollectiveGroup | None = None
@@ -40,7 +41,7 @@ class CheckpointGroup:
 
     @classmethod
     def join(cls, timeout: timedelta = TIMEOUT) -> CheckpointGroup:
-        """All ranks of the job, which must all call this; a lone process has no group."""
+        """Return the group of all ranks of the job, which must all call this; a lone process has no group."""
         transport = current_transport()
         if transport.size == 1:
             return cls()
@@ -49,21 +50,21 @@ class CheckpointGroup:
         return cls(group, transport.rank, transport.size)
 
     def all_gather(self, action: Callable[[], Result]) -> list[Result]:
-        """What `action` gives on each rank, of JSON; where it fails on any, all raise.
+        """Return the JSON value of `action` on each rank; if it fails on any, all raise.
 
-        `InputError`, `DamagedFileError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others as a
-        `RuntimeError` with their traceback.
+        `InputError`, `DamagedFileError` and `ValueError` are raised as they are, `OSError` as an `InputError`, others
+        as a `RuntimeError` with their traceback.
         """
         return _raise_failures([_decompress(packed) for packed in self._all_gather_bytes(self._pack_outcome(action))])
 
     def run_on_all(self, action: Callable[[], Result]) -> Result:
-        """What `action` gives on this rank, of any kind; where it fails on any rank, all raise."""
+        """Return the value of `action` on this rank, of any type; if it fails on any rank, all raise."""
         results: list[Result] = []
         self.all_gather(lambda: results.append(action()))
         return results[0]
 
     def run_on_first(self, action: Callable[[], object]) -> None:
-        """Run `action` on the first rank; all wait for it, and fail where it fails."""
+        """Run `action` on the first rank while all wait; if it fails, all raise."""
 
         def run() -> None:
             action()
@@ -71,19 +72,19 @@ class CheckpointGroup:
         self.broadcast_from_first(run)
 
     def broadcast_from_first(self, action: Callable[[], Result]) -> Result:
-        """What `action` gives on the first rank, of JSON; where it fails, all raise."""
+        """Return the JSON value of `action` on the first rank; if it fails, all raise."""
         result: Result = self.scatter_from_first(lambda: [action()] * self.size)
         return result
 
     def gather_to_first(self, action: Callable[[], Result]) -> list[Result] | None:
-        """As `all_gather`, for what is large: the first rank alone has what the ranks give, and others None."""
+        """Return the large JSON values of all ranks on the first rank, and None on others; if one fails, all raise."""
         gathered = self._gather_bytes(self._pack_outcome(action))
 
         self.run_on_first(lambda: _raise_failures([_decompress(packed) for packed in gathered or ()]))
         return None if gathered is None else [_decompress(packed)["found"] for packed in gathered]
 
     def scatter_from_first(self, action: Callable[[], Sequence[Any]]) -> Any:
-        """Of what `action` gives on the first rank, of JSON and one for each rank, this rank's. Where it fails, all raise."""
+        """Run `action` on the first rank and scatter its results, one JSON value per rank. If it fails, all raise."""
         messages: list[bytes] | None = None
         if self.rank == 0:
             outcome = _run_action(action, self.rank)
@@ -134,7 +135,7 @@ def _max_length(length: int, group: CollectiveGroup) -> int:
 
 
 def _run_action(action: Callable[[], Any], rank: int) -> dict[str, Any]:
-    """What an action gives, or how it fails, as it travels."""
+    """Return the value of an action, or its failure, as a JSON value."""
     try:
         return {"found": action()}
     except Exception as error:
@@ -144,7 +145,7 @@ def _run_action(action: Callable[[], Any], rank: int) -> dict[str, Any]:
 
 
 def _translate_error(error: Exception) -> Exception:
-    """The error as one that callers know."""
+    """Return an error of a type that callers expect."""
     if type(error) in (InputError, DamagedFileError, ValueError):
         return error
     if isinstance(error, OSError):
@@ -156,10 +157,12 @@ def _translate_error(error: Exception) -> Exception:
 
 
 def _raise_failures(outcomes: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What actions gave. Where any failed: all that users can mend, at once; before that, what they cannot."""
+    """Return the values of actions; raise if any failed. An error that is not the user's is raised alone and first;
+    otherwise all problems that users can mend are raised at once."""
     failures = [outcome for outcome in outcomes if "kind" in outcome]
     if not failures:
         return [outcome["found"] for outcome in outcomes]
+    # What users cannot mend comes first: a bug would be hidden by the problems of other ranks.
     for failure in failures:
         if not issubclass(ERROR_TYPES[failure["kind"]], InputError):
             error = ERROR_TYPES[failure["kind"]](*failure["problems"])
@@ -180,7 +183,7 @@ def _decompress(content: bytes) -> dict[str, Any]:
 
 
 def _to_tensor(content: bytes, max_length: int) -> Tensor:
-    """[LENGTH_BYTES + room]: how long the content is, and the content."""
+    """Return a tensor of [LENGTH_BYTES + max_length] bytes: the length of the content, and the content."""
     framed = len(content).to_bytes(LENGTH_BYTES, "little") + content.ljust(max_length, b"\0")
     return torch.frombuffer(bytearray(framed), dtype=torch.uint8)
 

@@ -1,7 +1,8 @@
-"""Read a checkpoint: verify its checksums, fill the shards of a state on any number of ranks, or load its weights in one process.
+"""Read a checkpoint: verify its checksums, fill the shards of a state on any number of ranks, or load its weights in
+one process.
 
-`load` fills a state on all ranks together. `load_tensors` loads tensors by a prefix of their names.
-`open_checkpoint` verifies a checkpoint and gives access to any box of any of its tensors.
+`load` fills a state on all ranks together. `load_tensors` loads tensors by a prefix of their names. `open_checkpoint`
+verifies a checkpoint and gives access to any box of any of its tensors.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from shardwise.values.errors import InputError, raise_problems
 
 
 class CheckpointFiles(Protocol):
-    """The files of a checkpoint of one schema or another, as far as checkpoint.json tells of them."""
+    """The files of a checkpoint of either schema, as checkpoint.json describes them."""
 
     @property
     def step(self) -> int: ...
@@ -49,10 +50,10 @@ class CheckpointFiles(Protocol):
     @property
     def files(self) -> Mapping[str, FileChecksum]: ...
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """The tensors, once the files are known to be what was written."""
+        """Return the tensors, once the files are verified."""
 
     def read_chunk(self, chunk: TensorChunk, dtype: torch.dtype) -> Tensor:
-        """The elements of a part, in its shape."""
+        """Return the elements of a chunk, in its shape."""
 
 
 SCHEMAS: Mapping[str, Callable[[Path, Mapping[str, Any]], CheckpointFiles]] = {
@@ -63,19 +64,19 @@ SCHEMAS: Mapping[str, Callable[[Path, Mapping[str, Any]], CheckpointFiles]] = {
 
 @dataclass(frozen=True, slots=True)
 class OpenCheckpoint:
-    """A checkpoint whose files are what was written."""
+    """A checkpoint whose files are verified."""
 
     files: CheckpointFiles
     tensors: Mapping[str, StoredTensor]
 
     def read(self, name: str, shape: Shape, box: Box) -> Tensor:
-        """A box of the tensor of that name, in `shape`, or whose flattened elements these are; nothing else of it is read."""
+        """Return a box of a tensor; `shape` is the tensor's own, or that of the flattened tensor. Only the box is read."""
         values = torch.empty(box.lengths, dtype=self.tensors[name].torch_dtype)
         self.fill(name, TensorShard(shape, box.offsets, values))
         return values
 
     def fill(self, name: str, shard: TensorShard) -> None:
-        """Fill a piece of the tensor of that name in place; the kinds agree."""
+        """Fill a shard of a tensor in place; its shape and dtype must fit."""
         tensor = self.tensors[name]
         shape = common_shape(shard.shape, tensor.shape)
         assert shape is not None
@@ -90,7 +91,7 @@ class OpenCheckpoint:
 
 
 def _copy_overlap(shape: Shape, chunk: TensorChunk, values: Tensor, targets: list[tuple[Any, Tensor]]) -> None:
-    """Copy what a part has of the wanted boxes."""
+    """Copy what a chunk has of the target boxes."""
     for source_box, source in split_into_boxes(shape, chunk.box, values):
         for box, target in targets:
             shared = source_box.intersection(box)
@@ -99,7 +100,8 @@ def _copy_overlap(shape: Shape, chunk: TensorChunk, values: Tensor, targets: lis
 
 
 def common_shape(first: Shape, second: Shape) -> Shape | None:
-    """The shape of a tensor that one knows by `first` and another by `second`: the same, or one of them flattened."""
+    """Return the shape of a tensor known by two shapes, which are equal or one of which is flattened; None for other
+    pairs."""
     if first == second or len(second) == 1:
         shape = first
     elif len(first) == 1:
@@ -110,10 +112,8 @@ def common_shape(first: Shape, second: Shape) -> Shape | None:
 
 
 def open_checkpoint(path: Path, ranks: CheckpointGroup) -> OpenCheckpoint:
-    """What a checkpoint holds. The sums of its files are looked at first, shared among the ranks, which all call this.
-
-    Raises on all ranks `DamagedFileError` for what is not as it was written, and `InputError` for another schema.
-    """
+    """Open a checkpoint after verifying the checksums of its files, divided among the ranks, which all call this.
+    Raises on all ranks `DamagedFileError` for damaged files, and `InputError` for another schema."""
     payload = ranks.run_on_all(lambda: read_payload(path))
     if len(set(map(str, ranks.all_gather(lambda: payload.get(CHECKSUM_KEY))))) > 1:
         raise InputError(f"checkpoint: ranks find different files as {path / MANIFEST}; one folder for all is required")
@@ -123,7 +123,7 @@ def open_checkpoint(path: Path, ranks: CheckpointGroup) -> OpenCheckpoint:
 
 
 def checkpoint_files(path: Path, payload: Mapping[str, Any]) -> CheckpointFiles:
-    """The files of a checkpoint by its checkpoint.json. Raises `DamagedFileError` for one that is not as it was written, and
+    """Return the files of a checkpoint by its checkpoint.json. Raises `DamagedFileError` for a damaged one, and
     `InputError` for another schema."""
     schema = str(payload.get("schema"))
     if schema not in SCHEMAS:
@@ -135,7 +135,7 @@ def checkpoint_files(path: Path, payload: Mapping[str, Any]) -> CheckpointFiles:
 
 
 def _require_undamaged(path: Path, files: Mapping[str, FileChecksum], ranks: CheckpointGroup) -> None:
-    """Raise `DamagedFileError`, on all ranks, that names the files that are not what was written."""
+    """Raise `DamagedFileError` on all ranks that names the damaged files."""
 
     def faults() -> list[str]:
         local_names = [name for number, name in enumerate(sorted(files)) if number % ranks.size == ranks.rank]
@@ -147,26 +147,26 @@ def _require_undamaged(path: Path, files: Mapping[str, FileChecksum], ranks: Che
 
 
 MAX_NAMES_SHOWN = 4  # names of tensors in a message
-MODEL_PREFIX = "model."  # what the names of a model's own weights begin with
-BUFFER_PREFIX = "buffer."  # and those of what a model has beside them (`Engine.buffers`)
+MODEL_PREFIX = "model."  # of the names of a model's weights
+BUFFER_PREFIX = "buffer."  # of the names of its buffers (`TrainingEngine.buffers`)
 NUM_LEFT_OUT = "num_left_out"  # steps that did not update the weights
 ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY})  # values that checkpoints of earlier versions lack
 LOAD_FIX = "load it with the plan and the optimizer that it was saved with"
-# What the names of scales have that belong to parts of a parameter (`run.parallel.sharded_optimizer`), before how many these are.
+# In names of scales of a parameter's parts, followed by the number of parts (`run.parallel.sharded_optimizer`).
 PARTIAL_SCALES = "_scales_of_"
 PARTIAL_SCALES_FIX = (
     "its moments have scales of the parts that tensor and expert parallelism make, which those degrees alone read: plan again "
     "with the degrees that it was saved with"
 )
-RequiredTensor = tuple[str, Shape, str]  # the name of a piece, the shape of its tensor, and its format
+RequiredTensor = tuple[str, Shape, str]  # name of a shard, shape of its tensor, dtype
 
 
 def load(path: str | Path, state: CheckpointState, ranks: CheckpointGroup | None = None) -> dict[str, Any]:
-    """Fill the pieces of `state` in place, on whatever ranks they are; the plain values come back.
+    """Fill the shards of `state` in place, on any ranks, and return the plain values.
 
-    All ranks call this together (`ranks`: all of the job). Their names together must be those of the checkpoint; shapes and
-    formats must agree, but for tensors that one of both knows flattened. Raises `InputError` on all ranks where they do not, and
-    `DamagedFileError`, which is one, for a folder that is damaged or no checkpoint; no piece is changed then.
+    All ranks call this together (`ranks`: all of the job). Their names together must be those of the checkpoint; shapes
+    and dtypes must agree, but for tensors that are flattened on one side. Raises `InputError` on all ranks if they do
+    not, and its subclass `DamagedFileError` for a folder that is damaged or no checkpoint; no shard is changed then.
     """
     path, ranks = Path(path), ranks or CheckpointGroup.join()
     checkpoint = open_checkpoint(path, ranks)
@@ -199,10 +199,8 @@ def load(path: str | Path, state: CheckpointState, ranks: CheckpointGroup | None
 
 
 def load_tensors(path: str | Path, prefix: str = MODEL_PREFIX) -> dict[str, Tensor]:
-    """All tensors of a checkpoint whose names begin with `prefix`, whole, on the CPU of this process.
-
-    By the rest of their names: for "model." those of the parameters. Raises `InputError` as `load` does.
-    """
+    """Load all tensors whose names begin with `prefix` into the CPU memory of this process, by the rest of their names.
+    For "model." these are the parameters. Raises `InputError` as `load` does."""
     path = Path(path)
     checkpoint = open_checkpoint(path, CheckpointGroup())
     shapes = {name: tensor.shape for name, tensor in checkpoint.tensors.items() if name.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Pickles read as plain data: what they ask to be called is never called, but for a few names that stand for data."""
+"""Read pickles as plain data: no callable that they name is called, except a few known ones that construct data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KnownCallables = Mapping[tuple[str, str], Callable[..., object]]
 
 
 class InertObject:
-    """A value whose fields are data: it stands for each class and each function that a pickle names."""
+    """A value whose fields are data: it replaces each class and each function that a pickle names."""
 
     def __init__(self, *arguments: object) -> None:
         self.arguments = arguments
@@ -24,7 +24,7 @@ class InertObject:
         return super().__new__(cls)
 
     def __hash__(self) -> int:
-        return id(self)  # a key before it has its fields
+        return id(self)  # it may become a key before it has its fields
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
@@ -33,19 +33,19 @@ class InertObject:
             self.arguments = state
 
     def __setitem__(self, key: object, value: object) -> None:
-        """An entry of what is a kind of dict: it is not kept."""
+        """Discard an entry of a dict-like object."""
 
     def append(self, value: object) -> None:
-        """An element of what is a kind of list: it is not kept."""
+        """Discard an element of a list-like object."""
 
 
 def join_path(*parts: object) -> str:
-    """A path of its parts."""
+    """Join the parts of a path."""
     return "/".join(map(str, parts))
 
 
 def size_tuple(sizes: Any = ()) -> tuple[int, ...]:
-    """A `torch.Size`."""
+    """Return a `torch.Size` as a tuple."""
     return tuple(sizes)
 
 
@@ -57,7 +57,7 @@ SAFE_CALLABLES: KnownCallables = {
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Gives what `known` has for a name, formats of PyTorch by their name, and a `InertObject` for any other."""
+    """Resolves a name to its entry in `known`, a dtype of PyTorch to its name, and any other to `InertObject`."""
 
     known: ClassVar[KnownCallables] = SAFE_CALLABLES
 
@@ -68,7 +68,7 @@ class SafeUnpickler(pickle.Unpickler):
 
 
 class SafeTensorPickle:
-    """What `torch.load` takes for a module that unpickles: tensors are tensors, and all else is plain data."""
+    """A pickle module for `torch.load`: tensors are restored, and all else is plain data."""
 
     class Unpickler(SafeUnpickler):
         known: ClassVar[KnownCallables] = {

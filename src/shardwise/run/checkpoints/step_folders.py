@@ -1,9 +1,9 @@
-"""Where the checkpoints of a run lie: `step-00000200` is complete, what begins with a dot is not.
+"""The folders of a run's checkpoints: `step-00000200` is complete, a name that begins with a dot is not.
 
-A checkpoint is written into a hidden folder and renamed when every rank has written; one that is removed is hidden first.
-So a process that is killed at any moment leaves what was complete, and litter that the next save removes. Only one that is
-being replaced by another of its step counts under its hidden name too, as long as there is no other. One that is found damaged
-when a run goes on is kept as `step-00000200.damaged`.
+A checkpoint is written into a hidden folder and renamed when every rank has written; one that is removed is hidden
+first. So a process that is killed at any moment leaves complete checkpoints, and litter that the next save removes. The
+exception is a checkpoint that another one of its step replaces: it counts under its hidden name too, as long as there
+is no other. A checkpoint that is damaged when a run goes on is kept as `step-00000200.damaged`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ HIDDEN_FOLDER = re.compile(r"\.step-\d{8,}\.(writing|replaced|removed)")
 
 
 def latest(folder: str | Path) -> Path | None:
-    """The complete checkpoint of the highest step in `folder`, if there is any."""
+    """Return the complete checkpoint of the highest step in `folder`, if there is any."""
     complete = list_complete(Path(folder))
     return complete[max(complete)] if complete else None
 
 
 def list_newest_first(folder: Path) -> list[tuple[int, Path]]:
-    """Every checkpoint that a folder once had whole, with its step: those that are complete, and those that were."""
+    """Return every checkpoint, with its step, that is complete or once was."""
     checkpoints = dict(list_complete(folder))
     for path in folder.iterdir() if folder.is_dir() else ():
         match = STEP_FOLDER.fullmatch(path.name)
@@ -36,12 +36,11 @@ def list_newest_first(folder: Path) -> list[tuple[int, Path]]:
 
 
 def list_complete(folder: Path) -> dict[int, Path]:
-    """The complete checkpoints of a folder by their step."""
+    """Return the complete checkpoints of a folder by their step."""
     if not folder.is_dir():
         return {}
-    matches = [
-        (STEP_FOLDER.fullmatch(path.name), path) for path in sorted(folder.iterdir())
-    ]  # hidden ones first: they give way
+    # sorted: hidden folders come first, so that a named one of the same step wins
+    matches = [(STEP_FOLDER.fullmatch(path.name), path) for path in sorted(folder.iterdir())]
     return {int(match[1] or match[2]): path for match, path in matches if match and (path / MANIFEST).is_file()}
 
 
@@ -50,12 +49,12 @@ def step_folder(folder: Path, step: int) -> Path:
 
 
 def draft_folder(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step is written before it is complete."""
+    """Return the folder in which the checkpoint of a step is written before it is complete."""
     return _hidden_path(step_folder(folder, step), "writing")
 
 
 def create_draft(folder: Path, step: int) -> None:
-    """Remove the litter of writers that were killed, and make the draft's folder."""
+    """Remove the litter of killed writers, and create the draft's folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, path in list_complete(folder).items():
         if path != step_folder(folder, number):
@@ -65,8 +64,10 @@ def create_draft(folder: Path, step: int) -> None:
 
 
 def publish_draft(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
-    """Give the draft of a step its name, in place of an older one of that step, and leave the `keep` newest and those whose step
-    is a multiple of `keep_every` (0: no others)."""
+    """Give the draft of a step its final name, and remove old checkpoints. It replaces an older checkpoint of that
+    step. The `keep` newest remain, and those whose step is a multiple of `keep_every` (0: no others)."""
+    # A kill at any point leaves a complete checkpoint: the old one is hidden, the draft flushed before its rename, the rename
+    # flushed before anything is removed. Removal renames first, as rmtree is not atomic.
     target = step_folder(folder, step)
     if target.exists():
         target.rename(_hidden_path(target, "replaced"))
@@ -76,20 +77,19 @@ def publish_draft(folder: Path, step: int, keep: int, keep_every: int = 0) -> No
     complete = list_complete(folder)
     for old_step in sorted(complete)[:-keep]:
         is_kept = keep_every and old_step % keep_every == 0
-        if (
-            old_step != step and not is_kept
-        ):  # what was written just now stays, though there may be later ones of a run taken up before them
+        # The new one stays even if it is not among the newest: a run may go on from before later checkpoints.
+        if old_step != step and not is_kept:
             complete[old_step].rename(_hidden_path(complete[old_step], "removed"))
     _remove_hidden(folder)
 
 
 def remove_draft(folder: Path, step: int) -> None:
-    """Remove the draft of a step, which takes room."""
+    """Remove the draft of a step to free its space."""
     shutil.rmtree(draft_folder(folder, step), ignore_errors=True)
 
 
 def set_damaged_aside(path: Path) -> Path:
-    """Where a damaged checkpoint is kept from now on."""
+    """Rename a damaged checkpoint to `step-N.damaged` and return its new path."""
     damaged_path = path.with_name(f"{path.name.lstrip('.').partition('.')[0]}.damaged")
     if damaged_path.exists():
         shutil.rmtree(damaged_path)
@@ -97,7 +97,7 @@ def set_damaged_aside(path: Path) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Until the names in `folder` are on its disk, as fsync(2) requires beside the files' own."""
+    """Flush the names in `folder` to disk, as fsync(2) requires besides the files' own."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""What a checkpoint is made of: a rank's boxes of tensors, and plain values."""
+"""The content of a checkpoint: a rank's boxes of tensors, and plain values."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorShard:
-    """A rank's part of a tensor whose whole shape is `shape`: the box that begins at `offsets`, with the shape of `values`.
+    """A rank's box of a tensor of full shape `shape`: it begins at `offsets` and has the shape of `values`.
 
-    With one offset it is an interval of the flattened tensor (row-major), and `values` are [n]; otherwise offsets and values have
-    the dims of the tensor. `values` may be empty, of any format, on any device. Ranks may hold the same box (replicas), and
-    otherwise theirs do not overlap. Raises `ValueError` for a box outside the tensor.
+    With one offset it is an interval of the flattened tensor (row-major), and `values` are [n]; otherwise offsets and
+    values have the dims of the tensor. `values` may be empty, of any dtype, on any device. Boxes of two ranks are equal
+    (replicas) or do not overlap. Raises `ValueError` for a box outside the tensor.
 
     >>> import torch
     >>> TensorShard((4, 6), (2, 0), torch.zeros(2, 6)).box
@@ -45,7 +45,7 @@ class TensorShard:
 
     @property
     def box(self) -> Box:
-        """Where it lies, in `view`."""
+        """The box, in the shape `view`."""
         return Box(self.offsets, tuple(self.values.shape))
 
     @property
@@ -55,20 +55,21 @@ class TensorShard:
 
     @property
     def kind(self) -> str:
-        """What must agree between a checkpoint and who reads it, in words."""
+        """Shape and dtype in words, which must agree between a checkpoint and its reader."""
         return describe_tensor(self.shape, self.values.dtype)
 
 
-CheckpointState = Mapping[str, TensorShard | tuple[TensorShard, ...] | Json]  # several pieces of one tensor as a tuple
+CheckpointState = Mapping[str, TensorShard | tuple[TensorShard, ...] | Json]  # a tuple: several shards of one tensor
 
 
 def view_shape(shape: Shape, num_offsets: int) -> Shape:
-    """The shape in which a box with so many offsets lies."""
+    """Return the shape in which a box with so many offsets lies."""
     return shape if len(shape) == num_offsets else (math.prod(shape),)
 
 
 def split_into_boxes(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[Box, Tensor]]:
-    """The values of a box, or of an interval of the flattened tensor, as boxes of `shape`, each with its view of the values."""
+    """Yield the boxes of `shape` that make up a box or an interval of the flattened tensor, each with a view of its
+    values."""
     if len(box.offsets) == len(shape):
         yield box, values
         return
@@ -84,10 +85,8 @@ def describe_tensor(shape: Shape, dtype: object) -> str:
 
 
 def split_state(state: CheckpointState) -> tuple[list[tuple[str, TensorShard]], dict[str, Any]]:
-    """The pieces by the names of their tensors, and the plain values of a state.
-
-    Raises `ValueError` for a value that JSON would not give back as it is.
-    """
+    """Return the named shards and the plain values of a state. Raises `ValueError` for a value that JSON does not
+    restore exactly."""
     shards_by_name = {name: _shards_of(value) for name, value in state.items()}
     named_shards = [(name, shard) for name, shards in shards_by_name.items() for shard in shards]
     values = {name: value for name, value in state.items() if not shards_by_name[name]}

@@ -1,7 +1,8 @@
-"""One save by all ranks together: who writes which shard, the file of each rank with its checksum, and the manifest.
+"""One save by all ranks together: the choice of who writes which shard, each rank's file with its checksum, and the
+manifest.
 
-Of shards that several ranks hold (replicas) one is written. `write_checkpoint` writes a complete checkpoint, `write_shards` its
-tensors.
+Of shards that several ranks hold (replicas) one is written. `write_checkpoint` writes a complete checkpoint,
+`write_shards` its tensors.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from shardwise.values.boxes import Shape
 from shardwise.values.checksums import READ_BYTES, FileChecksum, flush_to_disk
 from shardwise.values.errors import InputError
 
-WrittenTensors = tuple[dict[str, StoredTensor], dict[str, FileChecksum]]  # the tensors, and the sums of the files
+WrittenTensors = tuple[dict[str, StoredTensor], dict[str, FileChecksum]]  # the tensors, and the checksums of the files
 
 
 class ShardOffer(NamedTuple):
-    """A piece that a rank could write."""
+    """A shard that a rank could write."""
 
     name: str
     dtype: str
@@ -46,7 +47,7 @@ class ShardOffer(NamedTuple):
 
 
 class RankFile(NamedTuple):
-    """The file of a rank: its size and CRC-32, and where each of its pieces begins."""
+    """The file of a rank: its size in bytes, its CRC-32, and the byte at which each of its shards starts."""
 
     num_bytes: int
     crc32: int
@@ -56,13 +57,14 @@ class RankFile(NamedTuple):
 def write_shards(
     folder: Path, shards: Sequence[tuple[str, TensorShard]], ranks: CheckpointGroup
 ) -> WrittenTensors | None:
-    """Write every rank's pieces into `folder`; all ranks call this. On the first rank: the tensors, and the sums of the files.
+    """Write every rank's shards into `folder`; all ranks call this. Return the tensors and file checksums on the first
+    rank.
 
-    Raises on all ranks what fails on any, and `ValueError` where the pieces of a tensor differ, overlap or leave a hole.
+    Raises on all ranks what fails on any, and `ValueError` if the shards of a tensor differ, overlap or leave a hole.
     """
     gathered = ranks.gather_to_first(lambda: [_offer_shard(name, shard) for name, shard in shards])
     offers = [[_offer_from_row(*row) for row in rows] for rows in gathered or ()]
-    assignments: list[list[int]] = []  # of each rank, the numbers of its pieces that it writes
+    assignments: list[list[int]] = []  # for each rank, the indices of its shards that it writes
 
     def shared() -> list[list[int]]:
         _require_complete(offers)
@@ -79,7 +81,7 @@ def write_shards(
 
 
 def rank_file_name(rank: int) -> str:
-    """The file that a rank writes."""
+    """Return the name of the file that a rank writes."""
     return f"rank-{rank:05d}.bin"
 
 
@@ -90,13 +92,13 @@ def _offer_shard(name: str, shard: TensorShard) -> ShardOffer:
 
 
 def _offer_from_row(name: str, dtype: str, *numbers: Any) -> ShardOffer:
-    """An offer as it was before it travelled."""
+    """Return an offer from the JSON row that was sent."""
     shape, offsets, lengths, num_bytes = numbers
     return ShardOffer(name, dtype, tuple(shape), tuple(offsets), tuple(lengths), num_bytes)
 
 
 def _require_complete(offers: Sequence[Sequence[ShardOffer]]) -> None:
-    """Raise `ValueError` where the pieces of a tensor differ in kind, overlap or leave a hole."""
+    """Raise `ValueError` if the shards of a tensor differ in shape or dtype, overlap, or leave a hole."""
     kinds: dict[str, tuple[str, Shape]] = {}
     chunks: dict[str, dict[tuple[Shape, Shape], TensorChunk]] = {}
     for offer in (offer for rank in offers for offer in rank):
@@ -113,7 +115,7 @@ def _require_complete(offers: Sequence[Sequence[ShardOffer]]) -> None:
 
 
 def _share_writes(offers: Sequence[Sequence[ShardOffer]]) -> list[list[int]]:
-    """Which of its pieces each rank writes: of replicas one, by whoever has the fewest bytes to write until then."""
+    """Return the shards that each rank writes: one of each set of replicas, by the rank with the fewest bytes so far."""
     holders: dict[tuple[str, Shape, Shape], list[tuple[int, int]]] = {}
     for rank, rank_offers in enumerate(offers):
         for index, offer in enumerate(rank_offers):
@@ -129,7 +131,7 @@ def _share_writes(offers: Sequence[Sequence[ShardOffer]]) -> list[list[int]]:
 
 
 def _write_rank_file(path: Path, shards: Sequence[TensorShard]) -> RankFile | None:
-    """Write pieces one behind the other into a file, and have the system write it to the disk. No file for none."""
+    """Write shards one after the other into a file and flush it to disk; no file for no shards."""
     if not shards:
         return None
     crc = position = 0
@@ -146,7 +148,7 @@ def _write_rank_file(path: Path, shards: Sequence[TensorShard]) -> RankFile | No
 
 
 def _byte_blocks(shard: TensorShard) -> Iterator[bytes]:
-    """The bytes of a piece, row-major."""
+    """Yield the bytes of a shard, row-major."""
     content = shard.values.contiguous().reshape(-1).view(torch.uint8).numpy()
     yield from (content[start : start + READ_BYTES].tobytes() for start in range(0, len(content), READ_BYTES))
 
@@ -154,7 +156,7 @@ def _byte_blocks(shard: TensorShard) -> Iterator[bytes]:
 def _stored_tensors(
     offers: Sequence[Sequence[ShardOffer]], assignments: Sequence[Sequence[int]], written: Sequence[RankFile | None]
 ) -> WrittenTensors:
-    """The tensors and the files that were written."""
+    """Return the tensors and the files that were written."""
     tensors = {offer.name: StoredTensor(offer.shape, offer.dtype, ()) for rank in offers for offer in rank}
     chunks: dict[str, list[TensorChunk]] = {name: [] for name in tensors}
     files = {}
@@ -172,9 +174,10 @@ def write_checkpoint(
     folder: Path, step: int, shards: Sequence[tuple[str, TensorShard]], values: dict[str, Any], retention: tuple[int, int],
     ranks: CheckpointGroup,
 ) -> int:  # fmt: skip
-    """Write the checkpoint of a step from all ranks, and give it its name when all have written; else remove its draft.
+    """Write the checkpoint of a step from all ranks; publish it when all have written, or remove its draft.
 
-    `retention`: how many of the newest are kept, and of which steps all. On the first rank: the bytes of its files; elsewhere 0.
+    `retention`: how many of the newest to keep, and the multiple of steps to keep. Return the bytes of its files on the
+    first rank, elsewhere 0.
     """
     common = _agreed_values(ranks.all_gather(lambda: (step, values)))
     try:
@@ -183,7 +186,7 @@ def write_checkpoint(
         ranks.run_on_first(lambda: _publish_manifest(folder, step, common, written, retention))
         return sum(file.bytes for file in written[1].values()) if written else 0
     except LostRankError:
-        raise  # nothing can be agreed any more
+        raise  # without a rank nothing can be agreed on
     except Exception as error:
         ranks.run_on_first(lambda: remove_draft(folder, step))
         newest = ranks.broadcast_from_first(lambda: _checkpoint_name(latest(folder)))
@@ -200,7 +203,7 @@ def _create_draft(folder: Path, step: int) -> None:
 def _publish_manifest(
     folder: Path, step: int, values: dict[str, Any], written: WrittenTensors | None, retention: tuple[int, int]
 ) -> None:
-    """On the first rank, when all have written."""
+    """Write the manifest and publish the draft, on the first rank when all have written."""
     assert written is not None
     tensors, files = written
     draft = draft_folder(folder, step)
@@ -214,7 +217,7 @@ def _checkpoint_name(checkpoint: Path | None) -> str:
 
 
 def _agreed_values(by_rank: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
-    """The plain values of all ranks. Raises `ValueError` where they differ: one of them could not be given back."""
+    """Return the plain values of all ranks. Raises `ValueError` if they differ: only one of them could be restored."""
     steps = sorted({step for step, _ in by_rank})
     if len(steps) > 1:
         raise ValueError(f"the ranks save steps {', '.join(map(str, steps))} together; the same step is required")

@@ -1,7 +1,7 @@
 """Batches: packed sequences of token shards, the same global batch for any number of replicas.
 
-Sequence k of a split is tokens k·T to (k + 1)·T as inputs, and the ones behind them as targets. Letters: B sequences,
-T positions of a sequence.
+Sequence k of a split has tokens k·T to (k + 1)·T as inputs, and the tokens one further as targets. Letters: B
+sequences, T positions of a sequence.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from shardwise.values.errors import InputError, raise_problems, run_all
 class Batch:
     """Some sequences of a step; all arrays are int64.
 
-    `inputs_BT` and `targets_BT`: token ids, the target of a position being the next token. `documents_BT`: the number of the
-    document that the input is of; attention that respects boundaries joins positions of one number. `sequences_B`: which
-    sequences of the split these are. T are all places of a sequence, or those that were asked for.
+    `inputs_BT`, `targets_BT`: token ids; the target of a position is the next token. `documents_BT`: the number of the
+    input's document; attention within documents joins positions of equal number. `sequences_B`: numbers of the
+    sequences in the split. T are all positions of a sequence, or those that were asked for.
 
-    `begins_BN`: the places of the whole sequence, and of the token behind it, at which another document begins than that of the
-    place before, filled up with a number above all places.
+    `begins_BN`: positions of the whole sequence, and of the token after it, at which another document begins than that
+    of the position before, padded with a number above all positions.
     """
 
     sequences_B: Int64s
@@ -44,23 +44,23 @@ class Batch:
 
 
 class Batches:
-    """Sequences of `seq_len` tokens of one or several sources, and which of them each step and each replica takes.
+    """Sequences of `seq_len` tokens of one or several sources, and which of them each step and replica takes.
 
-    Sources are drawn by their weights (`Mixture`), and each is taken in the order that it has alone, epoch after epoch. Sequences
-    and documents of a source are numbered behind those of the sources before it. Nothing is kept between steps: any step can be
-    asked for first, so a run resumes at its step's number, on any number of replicas. `ramp` may be replaced by one with the same
-    steps before those that are still to come.
+    Sources are drawn by weight (`Mixture`); each is read in the order that it has alone, epoch after epoch. Sequences
+    and documents of a source are numbered after those of the sources before it. No state is kept between steps: any
+    step can be read first, so that a run resumes at its step's number on any number of replicas. `ramp` may be replaced
+    by one with the same past steps.
     """
 
     def __init__(
         self, shards: TokenShards | Sequence[TokenShards], *, seq_len: int, batch: BatchRamp | int, seed: int | None = 0,
         ignore_boundaries: bool = False, weights: Sequence[float] = (),
     ) -> None:  # fmt: skip
-        """`batch`: sequences of the global batch. `seed`: of the order in each epoch; None: that of the text. `weights`: one for
-        each source, by which its sequences are drawn; (): as many of each.
+        """`batch`: sequences of the global batch. `seed`: of the order in each epoch; None: the order of the text.
+        `weights`: one for each source, by which its sequences are drawn; (): equal weights.
 
-        `ignore_boundaries`: the target behind a document's end, which is the start of another, is `IGNORE_INDEX`. Raises
-        `InputError` for a split that is too short for one sequence, sources of different tokenizers, and weights that are not
+        `ignore_boundaries`: the target after a document's end, the start of another, is `IGNORE_INDEX`. Raises
+        `InputError` for a split too short for one sequence, sources of different tokenizers, and weights that are not
         positive.
         """
         shards = (shards,) if isinstance(shards, TokenShards) else tuple(shards)
@@ -85,16 +85,16 @@ class Batches:
         return sum(map(len, self.sources))
 
     def global_batch_seqs(self, step: int) -> int:
-        """Sequences of the global batch of a step."""
+        """Return the number of sequences in the global batch of a step."""
         return self.ramp.sequences(step)
 
     def epochs(self, step: int) -> tuple[float, ...]:
-        """How often every sequence of each source has been taken before a step."""
+        """Return how many epochs of each source have been taken before a step."""
         counts = self.mixture.counts(self.ramp.first_sample(step))
         return tuple(count / len(source) for count, source in zip(counts, self.sources, strict=True))
 
     def sequence_numbers(self, step: int) -> Int64s:
-        """The sequences of the global batch of a step, in order."""
+        """Return the numbers of the sequences in the global batch of a step, in order."""
         first = self.ramp.first_sample(step)
         source_indices, sample_indices = self.mixture.draw(
             np.arange(first, first + self.ramp.sequences(step), dtype=np.int64)
@@ -106,11 +106,11 @@ class Batches:
         return numbers
 
     def batch(self, step: int) -> Batch:
-        """The global batch of a step."""
+        """Return the global batch of a step."""
         return self._read(self.sequence_numbers(step))
 
     def num_micro_batches(self, step: int, num_replicas: int, micro_batch_seqs: int) -> int:
-        """Micro-batches that every replica runs in a step: its accumulation."""
+        """Return the micro-batches that every replica runs in a step (gradient accumulation)."""
         _require_replicas(0, num_replicas, micro_batch_seqs)
         return -(-self.ramp.sequences(step) // (num_replicas * micro_batch_seqs))
 
@@ -122,13 +122,14 @@ class Batches:
         micro_batch_seqs: int,
         position_ranges: PositionRanges | None = None,
     ) -> Iterator[Batch]:
-        """The micro-batches of one replica in a step, as many for every replica.
+        """Yield the micro-batches of one replica in a step, equally many for every replica.
 
-        Of their sequences some `position_ranges` (None: all): no other token is read but the one behind each part, its last target.
+        With `position_ranges` only these positions are read (None: all), and the token after each range, its last
+        target.
 
-        The global batch is cut into global micro-batches of `num_replicas` x `micro_batch_seqs` sequences, and each of these
-        among the replicas: one process with micro-batches of that size runs the same ones. The last one is dealt out evenly
-        where it is short, and some replicas then have a sequence less in it, or none.
+        The global batch is cut into global micro-batches of `num_replicas` x `micro_batch_seqs` sequences, and each of
+        these among the replicas, so that one process with micro-batches of that size runs the same ones. The last one,
+        if short, is divided evenly: some replicas have one sequence less in it, or none.
         """
         _require_replicas(replica, num_replicas, micro_batch_seqs)
         numbers = self.sequence_numbers(step)
@@ -137,11 +138,12 @@ class Batches:
             yield self._read(np.array_split(numbers[start : start + size], num_replicas)[replica], position_ranges)
 
     def num_targets(self, step: int) -> int:
-        """Targets of the global batch that count in the loss: every replica knows them without asking the others."""
+        """Return the targets of the global batch that count in the loss; every replica computes them without
+        communication."""
         return self._count_targets(self.sequence_numbers(step))
 
     def targets_of_replicas(self, step: int, num_replicas: int, micro_batch_seqs: int) -> Iterator[list[int]]:
-        """Of each global micro-batch of a step the targets of each replica's part, likewise."""
+        """Yield, for each global micro-batch of a step, the number of targets of each replica's part."""
         numbers, size = self.sequence_numbers(step), num_replicas * micro_batch_seqs
         for start in range(0, len(numbers), size):
             yield [self._count_targets(part) for part in np.array_split(numbers[start : start + size], num_replicas)]
@@ -176,7 +178,7 @@ class Batches:
 
 
 def _pad_rows(rows: Sequence[Int64s], fill: int) -> Int64s:
-    """Rows of different lengths as one array, the shorter ones filled up with a value."""
+    """Return rows of different lengths as one array, padded with `fill`."""
     padded = np.full((len(rows), max(map(len, rows), default=0)), fill, np.int64)
     for target, row in zip(padded, rows, strict=True):
         target[: len(row)] = row
@@ -194,12 +196,12 @@ def _require_replicas(replica: int, num_replicas: int, micro_batch_seqs: int) ->
     raise_problems(problems)
 
 
-PositionRanges = Sequence[tuple[int, int]]  # parts of each sequence: the first place of each, and how many
-IGNORE_INDEX = -100  # the target that PyTorch's cross_entropy leaves out (its `ignore_index`)
+PositionRanges = Sequence[tuple[int, int]]  # parts of each sequence: first position and length
+IGNORE_INDEX = -100  # PyTorch's default `ignore_index` of cross_entropy
 
 
 class SequenceRow(NamedTuple):
-    """A sequence, or some places of it, with the names of a `Batch`."""
+    """A sequence, or some positions of it; the fields are those of a `Batch`."""
 
     inputs_T: Int64s
     targets_T: Int64s
@@ -208,10 +210,10 @@ class SequenceRow(NamedTuple):
 
 
 class Sequences:
-    """Sequences of `seq_len` tokens; documents follow on each other, and tokens at the end that fill no sequence are left out."""
+    """Packed sequences of `seq_len` tokens; the tokens at the end that fill no sequence are left out."""
 
     def __init__(self, shards: TokenShards, seq_len: int, *, ignore_boundaries: bool = False) -> None:
-        """Raises `InputError` for a split that is too short for one sequence."""
+        """Raises `InputError` for a split too short for one sequence."""
         if seq_len < 1:
             raise InputError(f"seq_len: found {seq_len}; at least 1 is required")
         if shards.num_tokens <= seq_len:
@@ -223,11 +225,11 @@ class Sequences:
         self.shards, self.seq_len, self.ignore_boundaries = shards, seq_len, ignore_boundaries
 
     def __len__(self) -> int:
-        """Sequences of one epoch."""
+        """Return the sequences of one epoch."""
         return (self.shards.num_tokens - 1) // self.seq_len
 
     def num_targets(self, numbers: Int64s) -> int:
-        """Targets of these sequences that count in the loss; no token is read."""
+        """Return the targets of these sequences that count in the loss; no token is read."""
         starts = numbers * self.seq_len
         num_boundaries = 0
         if self.ignore_boundaries:
@@ -235,7 +237,7 @@ class Sequences:
         return len(starts) * self.seq_len - int(num_boundaries)
 
     def read(self, number: int, position_ranges: PositionRanges | None = None) -> SequenceRow:
-        """A sequence, or some `position_ranges` of it: no other token is read but the one behind each part, its last target."""
+        """Return a sequence, or its `position_ranges` only; the token after each range is read too, its last target."""
         ranges, start = position_ranges or ((0, self.seq_len),), number * self.seq_len
         position_T = np.concatenate([np.arange(first, first + count) for first, count in ranges])
         tokens = [self.shards.tokens(start + first, start + first + count + 1) for first, count in ranges]

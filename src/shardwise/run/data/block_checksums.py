@@ -1,4 +1,4 @@
-"""Sums of a shard's tokens, block by block: taken as they are written, looked at as they are read, each block once."""
+"""Checksums of a shard's tokens, block by block: computed when written, verified once when first read."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ import numpy as np
 
 from shardwise.values.errors import InputError
 
-BLOCK_BYTES = (
-    2**16
-)  # bytes with one CRC-32: some sequences, so that a sequence costs few times its own bytes, and sums 0.006% of them
+# Bytes with one CRC-32: the size of a few sequences, so that reading one verifies few other bytes; sums add 0.006%.
+BLOCK_BYTES = 2**16
 SUMS_DTYPE = np.dtype("<u4")
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class BlockChecksums:
-    """Takes the CRC-32 of each block of what is written."""
+    """Computes the CRC-32 of each block of a stream of bytes."""
 
     def __init__(self) -> None:
         self._sums: list[int] = []
         self._crc = self._filled = 0
 
     def add(self, data: bytes) -> None:
-        """What is written next."""
+        """Append bytes."""
         remaining = memoryview(data)
         while remaining:
             part, remaining = remaining[: BLOCK_BYTES - self._filled], remaining[BLOCK_BYTES - self._filled :]
@@ -39,26 +38,26 @@ class BlockChecksums:
         self._crc = self._filled = 0
 
     def finish(self) -> bytes:
-        """The sums of all blocks, the last of which may be short."""
+        """Return the checksums of all blocks, the last of which may be short."""
         if self._filled:
             self._end()
         return np.array(self._sums, SUMS_DTYPE).tobytes()
 
 
 def num_blocks(num_bytes: int) -> int:
-    """Blocks of so many bytes."""
+    """Return the number of blocks of so many bytes."""
     return -(-num_bytes // BLOCK_BYTES)
 
 
 class VerifiedBlocks:
-    """The bytes of a file, and the sums of its blocks; nothing is read before it is asked for."""
+    """The bytes of a file with the checksums of its blocks; a block is read when it is first required."""
 
     def __init__(self, path: Path, data: Array, sums: Array) -> None:
         self.path, self.data, self.sums = path, data.view(np.uint8), sums
         self._good = bytearray(len(sums))
 
     def require(self, start: int, stop: int, fix: str) -> None:
-        """Raise `InputError` where a block of bytes `start` to `stop` is not what was written."""
+        """Raise `InputError` if a block of bytes `start` to `stop` is damaged."""
         for block in range(start // BLOCK_BYTES, num_blocks(stop)):
             if self._good[block]:
                 continue

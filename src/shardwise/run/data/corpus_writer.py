@@ -1,6 +1,4 @@
-"""Text to token shards: documents are read, a tokenizer is found or trained, both splits are written, all of it or
-nothing.
-"""
+"""Write text as token shards: read documents, load or train a tokenizer, and write both splits, all or nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ from shardwise.values.progress import Progress, ignore_progress
 DEFAULT_VOCAB = 8192
 DEFAULT_HELD_OUT = 0.01
 SHARD_TOKENS = 2**28  # 512 MiB in 16 bits: few files, and each can be copied again in a minute
-BATCH_CHARACTERS = 2**22  # of text that is encoded at once, on all cores
+BATCH_CHARACTERS = 2**22  # characters that are encoded at once, on all cores
 
 
 def write_corpus(
@@ -48,11 +46,11 @@ def write_corpus(
     held_out: float = DEFAULT_HELD_OUT, force: bool = False, shard_tokens: int = SHARD_TOKENS,
     progress: Progress = ignore_progress,
 ) -> ShardIndex:  # fmt: skip
-    """Write the documents of `sources` as token shards into the folder `out`; the index that is written.
+    """Write the documents of `sources` as token shards into the folder `out`, and return their index.
 
-    Without a tokenizer one of at most `vocab_size` tokens is trained on the training documents. The part `held_out` of the
-    documents, and at least one, is in shards of its own; 0 holds out none. Raises `InputError` for text that cannot be read,
-    too few documents for both splits, and a place that cannot be written, where nothing is then left.
+    Without a tokenizer one of at most `vocab_size` tokens is trained on the training documents. The fraction `held_out`
+    of the documents, at least one, goes to shards of its own; 0 holds out none. Raises `InputError` for text that
+    cannot be read, too few documents for both splits, and a folder that cannot be written; nothing is left behind then.
     """
     with replace_folder(out, force=force) as folder:
         progress("reading the documents")
@@ -107,7 +105,7 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
 
 
 def unigram_entropy(counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> float:
-    """Entropy of the frequencies of tokens, -Σ p ln p, in nats per token (Shannon 1948)."""
+    """Return the entropy of token frequencies, -Σ p ln p, in nats per token (Shannon 1948)."""
     probabilities = counts[counts > 0] / counts.sum()
     return float(-(probabilities * np.log(probabilities)).sum()) + 0.0  # one token alone: 0, not -0
 
@@ -129,7 +127,7 @@ class SplitWriter:
         self._hash, self._blocks, self._ends = hashlib.sha256(), BlockChecksums(), array("q")
 
     def add(self, tokens: Tokens, text_bytes: int) -> None:
-        """Append a document: its tokens with its end."""
+        """Append the tokens of a document, its end token included."""
         if self._file is not None and self._ends[-1] + len(tokens) > self.shard_tokens:
             self._close_shard()
         if self._file is None:
@@ -142,7 +140,7 @@ class SplitWriter:
         self.text_bytes += text_bytes
 
     def finish(self) -> SplitIndex:
-        """Close the last shard; what was written."""
+        """Close the last shard and return the index of the split."""
         self._close_shard()
         return SplitIndex(shards=tuple(self.shards), text_bytes=self.text_bytes)
 
@@ -172,17 +170,17 @@ class SplitWriter:
 
 
 def write_index(folder: Path, index: ShardIndex, tokenizer: bytes) -> None:
-    """The tokenizer and, last of all files, the index."""
+    """Write the tokenizer and, as the last of all files, the index."""
     write_synced(folder / TOKENIZER_FILE, tokenizer)
     write_synced(folder / INDEX_FILE, (json.dumps(index_payload(index), indent=2) + "\n").encode("utf-8"))
 
 
 @contextlib.contextmanager
 def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
-    """A new folder beside `out` that takes its place when the block ends, and is gone when the block fails.
+    """Yield a new folder beside `out` that replaces it when the block ends, and is removed when the block fails.
 
-    Raises `InputError` before anything is written where `out` cannot be written, or holds something: with `force` token shards
-    are replaced, and nothing else ever is.
+    Raises `InputError` before anything is written if `out` cannot be written, or is not empty; with `force` token
+    shards are replaced, and nothing else ever is.
     """
     target = _resolved(Path(out))
     _require_free(target, force)
@@ -201,7 +199,7 @@ def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
 
 
 def _resolved(path: Path) -> Path:
-    """The folder itself where `path` is a link to it."""
+    """Return the folder itself if `path` is a link to it."""
     try:
         target = path.resolve()
     except (OSError, ValueError, RuntimeError) as error:  # a null byte, links in a circle
@@ -212,7 +210,7 @@ def _resolved(path: Path) -> Path:
 
 
 def _put_in_place(draft: Path, target: Path) -> None:
-    """Rename the folder; what was there before steps aside first and is removed last."""
+    """Rename the draft to its target; the folder that it replaces is renamed first and removed last."""
     replaced = draft.with_suffix(".old")
     had_target = target.is_dir()
     if had_target:
@@ -245,7 +243,8 @@ def _require_free(target: Path, force: bool) -> None:
         )
     if foreign_names:
         raise InputError(
-            f"--out: {target} holds {foreign_names[0]!r} beside token shards; only these are replaced: move it, or choose a new folder"
+            f"--out: {target} holds {foreign_names[0]!r} beside token shards; only these are replaced: "
+            "move it, or choose a new folder"
         )
 
 

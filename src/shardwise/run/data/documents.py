@@ -1,4 +1,4 @@
-"""Documents: files of text, lines of .jsonl files, the source of Python's standard library; always in the same order."""
+"""Documents: text files, lines of .jsonl files, and the source of Python's standard library, always in the same order."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path, PurePosixPath
 from shardwise.values.errors import InputError, raise_problems
 
 GLOBS = ("*.txt", "*.md", "*.rst", "*.py", "*.jsonl")
-# Not the library: what was installed later (PEP 370, Debian's Python policy), tests, caches.
+# Installed packages (PEP 370, Debian's Python policy), tests and caches.
 EXCLUDED_FOLDERS = ("site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__")
-MAX_NAMED = 3  # of what was found, in an error
+MAX_NAMED = 3  # keys in an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,11 @@ class TextFile:
 
 
 def find_text_files(paths: Sequence[str | Path], globs: Sequence[str] = GLOBS) -> tuple[TextFile, ...]:
-    """The files given, and those of the folders given whose name matches one of `globs`; hidden ones are left out.
+    """Return the given files, and the files in the given folders whose name matches one of `globs`; hidden ones are
+    skipped.
 
-    A pattern with "/" is matched with the end of the path below the folder ("docs/*.md"). Files of a folder come in the order
-    of their paths. Raises `InputError` with every place that is missing, or holds nothing that matches.
+    A pattern with "/" is matched with the end of the path below the folder ("docs/*.md"). Files of a folder are sorted
+    by path. Raises `InputError` that lists every path that is missing, or holds nothing that matches.
     """
     problems: list[str] = []
     files: list[TextFile] = []
@@ -59,7 +60,7 @@ def find_text_files(paths: Sequence[str | Path], globs: Sequence[str] = GLOBS) -
 
 
 def _number_duplicates(sources: Iterable[TextFile]) -> Iterator[TextFile]:
-    """A name that two places share gets a number, so that each document has its own hash."""
+    """Number names that occur twice, so that each document has its own hash."""
     times: Counter[str] = Counter()
     for source in sources:
         times[source.name] += 1
@@ -82,10 +83,10 @@ def _cannot_list(error: OSError) -> None:
 
 
 def python_library(max_bytes: int | None = None) -> tuple[TextFile, ...]:
-    """The source files of this Python's standard library without its tests: text that every installation has.
+    """Return the source files of this Python's standard library without its tests: text that every installation has.
 
-    In the order of a hash of their names, so that the first `max_bytes` of them are a sample of the whole; at least one.
-    Raises `InputError` for a size that is none, and where the library is not a folder of source files.
+    They are sorted by a hash of their names, so that the first `max_bytes` of them (at least one file) are a random
+    sample. Raises `InputError` for a size below 1, and if the library is not a folder of source files.
     """
     if max_bytes is not None and max_bytes < 1:
         raise InputError(f"python-library: found {max_bytes} bytes; a size above 0 is required, such as 4MB")
@@ -103,10 +104,8 @@ def python_library(max_bytes: int | None = None) -> tuple[TextFile, ...]:
 
 
 def read_documents(sources: Iterable[TextFile]) -> Iterator[Document]:
-    """The documents of files, one by one: a file each, or of a .jsonl file each line's "text". Empty ones are left out.
-
-    Raises `InputError` for a file that cannot be read, is not UTF-8, or has a line without a text.
-    """
+    """Yield the documents of files: one for each file, or for each line's "text" of a .jsonl file. Empty ones are
+    skipped. Raises `InputError` for a file that cannot be read, is not UTF-8, or has a line without a text."""
     for source in sources:
         documents = _lines(source) if source.path.suffix == ".jsonl" else _whole_file(source)
         try:
@@ -148,7 +147,7 @@ def _text_of(line: bytes, location: str) -> str:
         raise InputError(f"{location}: found {keys}; {required}")
     try:
         document_text.encode("utf-8")
-    except UnicodeEncodeError:  # JSON may escape half of a surrogate pair, which is no character
+    except UnicodeEncodeError:  # JSON can escape half of a surrogate pair
         raise InputError(
             f"{location}: the text has half a surrogate pair; text that UTF-8 can write is required"
         ) from None
@@ -156,16 +155,17 @@ def _text_of(line: bytes, location: str) -> str:
 
 
 def name_hash(name: str, purpose: str) -> int:
-    """A number in [0, 2^64) of a document's name; those for two purposes have nothing to do with each other."""
+    """Return a hash of a document's name in [0, 2^64); hashes for two purposes are independent."""
     return int.from_bytes(hashlib.sha256(os.fsencode(f"{purpose}:{name}")).digest()[:8], "big")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutSplit:
-    """Which documents are held out: those whose hash is in the lowest part `fraction` of all, or the one that is the lowest."""
+    """The held-out documents: those whose hash is in the lowest `fraction` of all hashes, or the one with the lowest
+    hash."""
 
     fraction: float
-    lowest: int  # the hash that is the lowest of the corpus
+    lowest: int  # the lowest hash of the corpus
 
     def __contains__(self, document: object) -> bool:
         if not isinstance(document, Document) or self.fraction == 0:
@@ -175,10 +175,10 @@ class HeldOutSplit:
 
 
 def held_out_documents(documents: Iterable[Document], fraction: float) -> tuple[HeldOutSplit, int]:
-    """The held-out split of a corpus, and its number of documents.
+    """Return the held-out split of a corpus, and the number of its documents.
 
-    A document is held out by its name alone: one that is added moves no other, but for the one of an otherwise empty split.
-    Raises `InputError` for a fraction that is none, for no documents, and where none is left to train on.
+    Whether a document is held out depends on its name alone: adding a document moves no other, except the single one of
+    an otherwise empty split. Raises `InputError` for a fraction outside [0, 1), no documents, or none left to train on.
     """
     if not 0 <= fraction < 1:
         raise InputError(

@@ -1,4 +1,4 @@
-"""What a thread reads ahead of who takes it."""
+"""A thread that reads items of coming steps ahead of their consumer."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-END_S = 10.0  # that the end of a process waits for a read: a file system that does not answer holds up nothing for good
-DEPTH = 2  # items that wait to be taken: one in hand while the next is read
+END_S = 10.0  # seconds that the end of a process waits for a read of a file system that may hang
+DEPTH = 2  # items in the queue: one ready while the next is read
 
 
 class _StepEnd:
-    """Behind a step's items: how it ended."""
+    """The end of a step's items in the queue, with the error that ended it, if any."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
 
 
 class _ReaderThread(Generic[Item]):
-    """A thread that reads step by step, as far ahead as there is room."""
+    """A thread that reads step by step, as far ahead as the queue has room."""
 
     def __init__(self, read: Callable[[int], Iterable[Item]], steps: range) -> None:
         self.items: Queue[Item | _StepEnd] = Queue(DEPTH)
@@ -45,24 +45,25 @@ class _ReaderThread(Generic[Item]):
                 return
 
     def close(self) -> None:
-        """Have the thread end; if it waits for room, it continues."""
+        """Have the thread end, and wake it if it waits for room."""
         self.closed = True
         with suppress(Empty):
             while True:
                 self.items.get_nowait()
 
     def end(self) -> None:
-        """The same, and wait until it has: as the interpreter ends, a thread that frees a tensor ends the process (SIGABRT)."""
+        """Close, and wait until the thread has ended: one that frees a tensor while the interpreter ends aborts the
+        process."""
         self.close()
         self._thread.join(END_S)
 
 
 class ReadAhead(Generic[Item]):
-    """The items that `read` gives for each of the steps up to `stop`, read by a thread while those before are in use.
+    """The items that `read` returns for each of the steps up to `stop`, read by a thread ahead of their use.
 
-    Steps are requested in order; after any other step the reading starts again from there. What `read` raises is raised where the
-    step's next item is asked for. `num_taken` counts what was asked for, the end of each step included, and `num_waits` how often
-    the thread had not read it by then.
+    Steps are requested in order; after any other step reading starts again from there. An error of `read` is raised
+    where the step's next item is requested. `num_taken` counts requests, the end of each step included, and `num_waits`
+    those that had to wait for the thread.
 
     >>> ahead = ReadAhead(lambda step: (f"{step}.{number}" for number in range(2)), stop=10)
     >>> list(ahead.step(0)), list(ahead.step(1)), list(ahead.step(7))
@@ -76,7 +77,7 @@ class ReadAhead(Generic[Item]):
         self.num_taken = self.num_waits = 0
 
     def step(self, step: int) -> Iterator[Item]:
-        """The items of a step; the step before has been taken whole."""
+        """Yield the items of a step; all of the step before must have been taken."""
         if self._reading is None or step != self._next or step not in self._reading.steps:
             self._begin(step)
         reader, self._next = self._reading, -1
@@ -88,11 +89,11 @@ class ReadAhead(Generic[Item]):
         self._next = step + 1
 
     def restart(self) -> None:
-        """What was read ahead is stale: the next step is read when it is asked for."""
+        """Discard what was read ahead: the next step is read when it is requested."""
         self._next = -1
 
     def _taken(self, items: Queue[Item | _StepEnd]) -> Item | _StepEnd:
-        """What is next, counted, and whether it had to be waited for."""
+        """Return the next item, counting it and whether it had to be waited for."""
         self.num_waits += items.empty()
         self.num_taken += 1
         return items.get()

@@ -1,4 +1,4 @@
-"""The index of a folder of token shards: what the files hold, and whether they do.
+"""The index of a folder of token shards, and the check of its files' sizes.
 
 index.json                   this index
 tokenizer.json               what made the tokens
@@ -29,12 +29,12 @@ from shardwise.values.payload_fields import MergedFields
 from shardwise.values.plain_data import parse_dataclass
 
 SCHEMA = "shardwise.tokens/2"
-IDENTITY = "shardwise.tokens/1"  # of what the fingerprint is a hash: the same in later schemas, so that runs go on
+IDENTITY = "shardwise.tokens/1"  # hashed into fingerprints: unchanged in later schemas, so that runs can go on
 INDEX_FILE = "index.json"
 TOKENIZER_FILE = "tokenizer.json"
 SPLITS = ("train", "held_out")
 DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
-ENDS_DTYPE = np.dtype("<i8")  # signed, as NumPy counts: a search among unsigned ones would copy them all
+ENDS_DTYPE = np.dtype("<i8")  # signed like NumPy's indices: searchsorted would copy unsigned ones
 SHARD_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
 SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends|crc32)")
 AGAIN = "tokenize again, with --force"
@@ -124,7 +124,7 @@ class ShardIndex:
         raise_problems([f"{INDEX_FILE}: {problem}: {AGAIN}" for problem in problems])
 
     def split(self, name: str) -> SplitIndex:
-        """The split of that name. Raises `InputError` for another than `SPLITS`."""
+        """Return the split of a name. Raises `InputError` for one that is not in `SPLITS`."""
         if name not in SPLITS:
             raise InputError(f"split: found {name!r}; {' or '.join(SPLITS)} is required")
         split: SplitIndex = getattr(self, name)
@@ -132,12 +132,13 @@ class ShardIndex:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what the tokens are and how they were made: the same for the same data, wherever and however it lies."""
+        """A hash of the tokens and of how they were made: equal for equal data, wherever and in however many files it
+        lies."""
         identity = {"schema": IDENTITY, **_without_sums(asdict(self))}
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode("utf-8")).hexdigest()
 
     def expected_sizes(self) -> dict[str, int]:
-        """Bytes of each file of shards."""
+        """Return the bytes of each file of the shards."""
         sizes = {}
         for shard in (*self.train.shards, *self.held_out.shards):
             sizes[shard.tokens_file] = shard.num_tokens * DTYPES[self.dtype].itemsize
@@ -147,7 +148,7 @@ class ShardIndex:
 
 
 def index_payload(index: ShardIndex) -> dict[str, Any]:
-    """What the index file holds."""
+    """Return the payload of the index file."""
     return add_checksum({"schema": SCHEMA, **asdict(index)})
 
 
@@ -171,7 +172,7 @@ CorpusPayload = Annotated[dict[str, Any], MergedFields(ShardIndex, Corpus)]
 
 
 def corpus_payload(index: ShardIndex) -> dict[str, Any]:
-    """What `shardwise tokenize --json` prints: the index, and of each split the sums over its shards."""
+    """Return what `shardwise tokenize --json` prints: the index, with the totals over the shards of each split."""
     payload = index_payload(index)
     for name in SPLITS:
         split = index.split(name)
@@ -186,10 +187,10 @@ def _without_sums(payload: Any) -> Any:
 
 
 def read_index(folder: str | Path) -> ShardIndex:
-    """The index of a folder, its files checked for being there in full.
+    """Return the index of a folder after checking that its files have their full sizes.
 
-    Raises `InputError` for a folder without an index, one that is damaged (it has its own sum) or of another version, and for
-    shards of other sizes than it says.
+    Raises `InputError` for a folder without an index, an index that is damaged (by its own checksum) or of another
+    version, and shards of other sizes.
     """
     root = Path(folder)
     index = _parse(_payload(root / INDEX_FILE), root / INDEX_FILE)

@@ -1,4 +1,4 @@
-"""Token shards as one long row of tokens, read from memory-mapped files."""
+"""Token shards as one sequence of tokens, read from memory-mapped files."""
 
 from __future__ import annotations
 
@@ -22,24 +22,25 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """A shard's files, mapped, and what of the tokens was looked at already."""
+    """The mapped files of a shard, and which blocks of its tokens are verified."""
 
     tokens: Array
     ends: Array
     blocks: VerifiedBlocks
 
     def read(self, start: int, stop: int) -> Array:
-        """Tokens `start` to `stop`, as far as there are so many. Raises `InputError` where they are not what was written."""
+        """Return tokens `start` to `stop`, cut at the end of the shard. Raises `InputError` if they are damaged."""
         tokens = self.tokens[start:stop]
         self.blocks.require(start * tokens.itemsize, start * tokens.itemsize + tokens.nbytes, AGAIN)
         return tokens
 
 
 class TokenShards:
-    """The tokens of a split, one document after the other, numbered from 0 across its shards."""
+    """The tokens of a split, document after document, numbered from 0 across its shards."""
 
     def __init__(self, folder: str | Path, split: str = "train") -> None:
-        """Open a folder that `tokenize` wrote. Raises `InputError` for one that is damaged, and for a split that is empty."""
+        """Open a folder that `tokenize` wrote. Raises `InputError` for a folder that is damaged, and for an empty
+        split."""
         self.folder, self.name = Path(folder), split
         self.index: ShardIndex = read_index(folder)
         self.split = self.index.split(split)
@@ -63,7 +64,7 @@ class TokenShards:
         return self.index.vocab_size
 
     def require_vocabulary(self, model_vocab_size: int) -> None:
-        """Raise `InputError` where a model has no row for some of the tokens."""
+        """Raise `InputError` if the model's vocabulary is smaller than that of the tokens."""
         if self.vocab_size > model_vocab_size:
             raise InputError(
                 f"{self.folder}: the tokens have a vocabulary of {self.vocab_size:,}, the model one of {model_vocab_size:,}; at "
@@ -72,7 +73,7 @@ class TokenShards:
             )
 
     def tokenizer(self) -> Tokenizer:
-        """What made the tokens. Raises `InputError` where the folder holds another tokenizer, or none."""
+        """Return the tokenizer of the tokens. Raises `InputError` if the folder holds another tokenizer, or none."""
         path = self.folder / TOKENIZER_FILE
         try:
             text = path.read_bytes()
@@ -83,13 +84,14 @@ class TokenShards:
         actual_hash = hashlib.sha256(text).hexdigest()
         if actual_hash != self.index.tokenizer_sha256:
             raise InputError(
-                f"{path}: its hash is {actual_hash[:12]}; {self.index.tokenizer_sha256[:12]} is required, that of the shards: {AGAIN}"
+                f"{path}: its hash is {actual_hash[:12]}; {self.index.tokenizer_sha256[:12]} is required, "
+                f"that of the shards: {AGAIN}"
             )
         return parse_tokenizer(text, str(path), self.index.end_token)
 
     def tokens(self, start: int, stop: int) -> Int64s:
-        """Tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged tokens: each
-        block of a shard is held against its sum when it is first read."""
+        """Return tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged
+        tokens: each block is checked when it is first read."""
         self._check(start, stop)
         first, last = np.searchsorted(self._token_starts, [start, stop - 1], side="right") - 1
         parts = []
@@ -104,21 +106,20 @@ class TokenShards:
         return tokens
 
     def documents(self, start: int, stop: int) -> Int64s:
-        """The number of the document that each of the tokens `start` to `stop` is of, in the split."""
+        """Return the number of the document, within the split, of each of the tokens `start` to `stop`."""
         first, boundaries = self.document_starts(start, stop)
         return np.repeat(np.arange(first, first + len(boundaries) + 1), np.diff([start, *boundaries, stop]))
 
     def document_starts(self, start: int, stop: int) -> tuple[int, Int64s]:
-        """The number of the document that token `start` is of, and where up to `stop` each of the next ones begins.
-
-        No token is read. Raises `InputError` for a range outside the split.
-        """
+        """Return the document of token `start`, and the positions up to `stop` at which the next ones begin. No token
+        is read. Raises `InputError` for a range outside the split."""
         self._check(start, stop)
         first, last = self.document_of(np.array([start, stop - 1])).tolist()
         return first, np.array([self.end(number) for number in range(first, last)], np.int64)
 
     def document_of(self, positions: Int64s) -> Int64s:
-        """Documents that end at or before each of `positions`, before the token of that number: the number of its document."""
+        """Return the number of the document of each of the tokens at `positions`: how many documents end at or before
+        it."""
         shard_numbers = np.minimum(np.searchsorted(self._token_starts, positions, side="right"), len(self._shards)) - 1
         documents: Int64s = self._document_starts[shard_numbers]
         for shard_number in np.unique(shard_numbers):
@@ -129,7 +130,7 @@ class TokenShards:
         return documents
 
     def end(self, document: int) -> int:
-        """Where a document ends: the number of the first token that is not in it."""
+        """Return the end of a document: the position of the first token after it."""
         shard = int(np.searchsorted(self._document_starts, document, side="right")) - 1
         offset = self._shards[shard].ends[document - int(self._document_starts[shard])]
         return int(self._token_starts[shard]) + int(offset)
@@ -169,12 +170,12 @@ class TokenShards:
 
 
 def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
-    """Raise `InputError` that names each source whose tokens are of another tokenizer than the first one's."""
+    """Raise `InputError` that names each source whose tokenizer differs from the first one's."""
     required = sources[0].index.tokenizer_sha256
     raise_problems(
         [
-            f"{source.folder}: its tokenizer's hash is {source.index.tokenizer_sha256[:12]}; {required[:12]} is required, that of "
-            f"{sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"
+            f"{source.folder}: its tokenizer's hash is {source.index.tokenizer_sha256[:12]}; {required[:12]} is required, "
+            f"that of {sources[0].folder}: tokenize again with --tokenizer {sources[0].folder / TOKENIZER_FILE}"
             for source in sources
             if source.index.tokenizer_sha256 != required
         ]

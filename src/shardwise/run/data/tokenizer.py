@@ -1,6 +1,6 @@
 """Tokenizers: a byte-level BPE trained on the corpus itself, or any tokenizer.json.
 
-Training runs in a thread of its own, since the library ignores Ctrl-C.
+Training runs in a thread of its own, because the library ignores Ctrl-C.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 END_OF_DOCUMENT = "<|endoftext|>"
-# What ends a document in the tokenizers of published models: GPT-2 and Qwen, Llama 3, Llama 2 and Mistral, Gemma, DeepSeek.
+# The end of a document in the tokenizers of published models: GPT-2 and Qwen, Llama 3, Llama 2 and Mistral, Gemma, DeepSeek.
 KNOWN_ENDS = (END_OF_DOCUMENT, "<|end_of_text|>", "</s>", "<eos>", "<｜end▁of▁sentence｜>")
 MIN_VOCAB = 256 + 1  # every byte, and the end of a document
 
@@ -39,12 +39,12 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """One more than the largest token id: the rows that an embedding needs."""
+        """The rows that an embedding needs: the largest token id plus one."""
         return max(self.engine.get_vocab(with_added_tokens=True).values()) + 1
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """The smallest format that holds every id, little-endian."""
+        """The smallest little-endian dtype that holds every id."""
         return np.dtype("<u2" if self.vocab_size <= 2**16 else "<u4")
 
     @property
@@ -53,16 +53,16 @@ class Tokenizer:
         return hashlib.sha256(self.text).hexdigest()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray[tuple[int], np.dtype[np.generic]]]:
-        """The token ids of each text, the end of the document behind them."""
+        """Return the token ids of each text, followed by the end of the document."""
         encoded = self.engine.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array([*encoding.ids, self.end_id], self.dtype) for encoding in encoded]
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) of at most `vocab_size` tokens.
+    """Train a byte-level BPE (Sennrich et al. 2016; bytes as in GPT-2) of at most `vocab_size` tokens.
 
-    The same texts give the same tokenizer. A short corpus gives fewer tokens: no pair is left to merge. Raises `InputError` for
-    a vocabulary without room for every byte and the end of a document.
+    Equal texts give equal tokenizers. A short corpus gives fewer tokens, when no pair is left to merge. Raises
+    `InputError` for a vocabulary without room for every byte and the end of a document.
     """
     if vocab_size < MIN_VOCAB:
         raise InputError(
@@ -81,10 +81,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def load_tokenizer(path: str | Path, end_token: str | None = None) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; `end_token` ends its documents, by default the first of `KNOWN_ENDS` that it has.
-
-    Raises `InputError` for a file that is missing or no tokenizer, and for an end that the tokenizer does not have.
-    """
+    """Load a tokenizer.json; `end_token` ends its documents, by default the first of `KNOWN_ENDS` that it has. Raises
+    `InputError` for a file that is missing or no tokenizer, and for an end that the tokenizer does not have."""
     source = Path(path)
     try:
         text = source.read_bytes()
@@ -95,7 +93,7 @@ def load_tokenizer(path: str | Path, end_token: str | None = None) -> Tokenizer:
 
 
 def parse_tokenizer(text: bytes, location: str, end_token: str | None = None) -> Tokenizer:
-    """The tokenizer that a tokenizer.json holds. Raises `InputError` as `load_tokenizer` does."""
+    """Parse the text of a tokenizer.json. Raises `InputError` as `load_tokenizer` does."""
     tokenizers = _import()
     try:
         json.loads(text)
@@ -113,9 +111,9 @@ def parse_tokenizer(text: bytes, location: str, end_token: str | None = None) ->
 
 
 def _tokenizer(engine: Engine, text: bytes, end: str) -> Tokenizer:
-    engine.no_truncation()  # a tokenizer.json may ask for either, and a document is then cut short or filled up
+    engine.no_truncation()  # a tokenizer.json may set either, which would cut or pad documents
     engine.no_padding()
-    engine.encode_special_tokens = True  # a special token that is written in a text is text, and ends no document
+    engine.encode_special_tokens = True  # a special token written in a text is plain text and ends no document
     return Tokenizer(engine=engine, text=text, end_token=end, end_id=engine.get_vocab(with_added_tokens=True)[end])
 
 
@@ -135,10 +133,11 @@ Item = TypeVar("Item")
 
 
 def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[Item]) -> None:
-    """Run `work` on the items in a thread of its own, and wait for its end or for Ctrl-C, which only the main thread receives.
+    """Run `work` on the items in a thread of its own until it ends, or until Ctrl-C, which only the main thread
+    receives.
 
-    After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for none: what it then does
-    outside Python ends with the process. Raises what the work raises.
+    After Ctrl-C it gets no further item, and `KeyboardInterrupt` is raised as soon as it asks for one: what it then
+    does outside Python ends with the process. Raises what the work raises.
     """
     stopped, finished = threading.Event(), threading.Event()
     problems: list[BaseException] = []
@@ -162,7 +161,7 @@ def run_interruptibly(work: Callable[[Iterator[Item]], object], items: Iterable[
 
     thread = threading.Thread(target=run, daemon=True)
     try:
-        thread.start()  # inside: Ctrl-C may come before it has returned, and the work runs on unless it is stopped
+        thread.start()  # inside `try`: after Ctrl-C during the start, the work would run on
         thread.join()
     except KeyboardInterrupt:
         stopped.set()

@@ -1,4 +1,4 @@
-"""What ranks decide together: whether a check holds for all, numbers and texts of each, and whether to stop."""
+"""Decisions of all ranks together: whether a check holds everywhere, and the numbers and texts of each rank."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Value = TypeVar("Value")
 
 
 def require_on_all_ranks(world: RankGroup, check: Callable[[], Value]) -> Value:
-    """What a check gives, if it holds on every rank.
+    """Run a check on all ranks; return its value if it holds on every rank.
 
-    Otherwise the first rank on which it does not raises what is wrong, a `ShardwiseError`, and all others `SystemExit` with the
-    same code: only one rank reports the error. A rank that is lost meanwhile is raised at once: nothing can be agreed on
-    without it.
+    Otherwise the first rank on which it fails raises its `ShardwiseError`, and all others raise `SystemExit` with the
+    same code, so that one rank reports the error. `LostRankError` is raised at once: without a rank nothing can be
+    agreed on.
     """
     problem: ShardwiseError | None = None
     try:
@@ -39,7 +39,7 @@ def require_on_all_ranks(world: RankGroup, check: Callable[[], Value]) -> Value:
 
 
 def all_gather_ints(world: RankGroup, numbers: Sequence[int], awaits: str) -> list[list[int]]:
-    """The numbers of each rank, of all as many, on every rank; `awaits` they are, for whoever waits."""
+    """Return the numbers of each rank; every rank gives equally many. `awaits` describes the wait in reports."""
     if world.size == 1:
         return [list(numbers)]
     local = torch.tensor(numbers, device=world.device)
@@ -51,7 +51,7 @@ def all_gather_ints(world: RankGroup, numbers: Sequence[int], awaits: str) -> li
 
 
 def all_reduce_max(world: RankGroup, number: int, awaits: str) -> int:
-    """The largest of the ranks' numbers, on every rank."""
+    """Return the largest of the ranks' numbers."""
     if world.size == 1:
         return number
     largest = torch.tensor([number], device=world.device)
@@ -61,7 +61,7 @@ def all_reduce_max(world: RankGroup, number: int, awaits: str) -> int:
 
 
 def all_gather_texts(world: RankGroup, text: str) -> list[str]:
-    """The text of each rank, on every rank."""
+    """Return the text of each rank."""
     content = text.encode()
     max_length = all_reduce_max(world, len(content), "the lengths of what each rank says")
     rows = all_gather_ints(world, [len(content), *content.ljust(max_length, b"\0")], "what each rank says")
@@ -69,7 +69,7 @@ def all_gather_texts(world: RankGroup, text: str) -> list[str]:
 
 
 def broadcast_from_first(world: RankGroup, numbers: Sequence[float], awaits: str) -> list[float]:
-    """The numbers of the first rank, on every rank."""
+    """Return the numbers of the first rank."""
     if world.size == 1:
         return list(numbers)
     count = all_reduce_max(world, len(numbers) if world.rank == 0 else 0, awaits)
@@ -82,8 +82,8 @@ def broadcast_from_first(world: RankGroup, numbers: Sequence[float], awaits: str
 
 
 class RankGroup(Protocol):
-    """The ranks of a run: this one's number, how many there are, this one's pipeline stage, device and transport, and how they
-    met, where there are several."""
+    """The ranks of a run as seen by one: its rank, the number of ranks, its pipeline stage, device, transport and
+    rendezvous. `meeting` is None in a run of one process."""
 
     @property
     def rank(self) -> int: ...

@@ -1,6 +1,6 @@
-"""How a rank ends that cannot go on: because another rank is lost, a disk is full, or by an error of its own.
+"""How a rank ends that cannot go on: another rank is lost, a disk is full, or it has an error of its own.
 
-The first one to leave reports why, and others, who lose it by that, end quietly.
+The first rank that ends reports why; others, which lose it, end quietly.
 """
 
 from __future__ import annotations
@@ -26,36 +26,38 @@ MAX_SHOWN = 3  # ranks in a message
 
 
 def record_exit(rendezvous: Rendezvous, code: int) -> None:
-    """Say in the run's store that this rank ends with a code; why it says itself."""
+    """Record in the run's store that this rank ends with a code; it reports the reason itself."""
     _ask_store(lambda: rendezvous.keys().compare_set(LEFT_KEY, "", json.dumps(code)), b"")
 
 
 def exit_with_report(
     rendezvous: Rendezvous, error: LostRankError, resume_hint: str, *, store_is_silent: bool = False
 ) -> NoReturn:
-    """End this rank, which has lost another: with the code of one that has said why it left; else only one of those left
-    reports the loss.
+    """End this rank, which has lost another.
 
-    `resume_hint`: what is left of the run, and how to go on; `store_is_silent`: the store does not answer. Where our launcher has started the
-    ranks, it reports, once it knows how each of them has ended.
+    It exits with the code of a rank that recorded its exit; else one of the remaining ranks reports the loss.
+    `resume_hint` describes the latest checkpoint and how to go on; `store_is_silent`: the store does not answer. Under
+    our launcher no rank reports: the launcher does, once it knows how each of them has ended.
     """
     problem = "; ".join(part for part in (str(error), resume_hint) if part)
     if not store_is_silent:
         keys = rendezvous.keys()
+        # `left` is set by the first rank that ends with an error of its own, `lost` by the first that lost another.
         exit_record = _ask_store(lambda: keys.get(LEFT_KEY) if keys.check([LEFT_KEY]) else b"", b"")
         if exit_record:
             raise SystemExit(json.loads(exit_record))
         other_ranks = _ask_store(lambda: _describe_other_ranks(rendezvous, keys, error.awaits), "")
         problem = "; ".join(part for part in (str(error), other_ranks, resume_hint) if part)
         _ask_store(lambda: exit_as_lost(keys, rendezvous.rank, problem), None)
+    # The store is gone: the first rank reports, or the second if the first had the store.
     if rendezvous.rank == (0 if rendezvous.store_owner is None else 1) and not has_our_launcher():
         raise LostRankError(f"rank {rendezvous.rank}: {problem}")
     raise SystemExit(LostRankError.exit_code)
 
 
 def _describe_other_ranks(rendezvous: Rendezvous, keys: Store, awaits: str) -> str:
-    """The ranks that did not wait for the same when they last said what they did, and those that are silent since: what they
-    waited for then may have had the same words in an earlier step."""
+    """Describe the ranks that waited for something else in their last heartbeat, or are missing since. A missing rank
+    is listed even if it waited for the same: the words may be those of an earlier step."""
     *beat_texts, missing_text = keys.multi_get([*map(heartbeat_key, range(rendezvous.size)), MISSING_KEY])
     beats, missing = list(map(HeartbeatMessage.parse, beat_texts)), json.loads(missing_text)
     absent = (rank for rank in range(rendezvous.size) if beats[rank].awaits != awaits or rank in missing)
@@ -67,7 +69,7 @@ def _describe_other_ranks(rendezvous: Rendezvous, keys: Store, awaits: str) -> s
 
 
 def _ask_store(ask: Callable[[], Found], default: Found) -> Found:
-    """What the store answers, if it still does."""
+    """Return the store's answer, or a default when the store is gone."""
     try:
         return ask()
     except RuntimeError:
@@ -78,10 +80,11 @@ def _ask_store(ask: Callable[[], Found], default: Found) -> Found:
 def guard_run(
     world: RankGroup, recipe: TrainingRecipe, stop: StopRequest, resume_hint: Callable[[], str]
 ) -> Iterator[None]:
-    """Around what the ranks do together.
+    """Watch the ranks while they work together, and report how the run fails.
 
-    Ranks watch over each other meanwhile (`run.faults.heartbeat`). Where one ends with an error, one rank says so: that one, or,
-    if it cannot, one of the others, with the report of `resume_hint`. Raises `InputError` for what the system refuses to write.
+    Heartbeats run meanwhile (`run.faults.heartbeat`). If a rank fails, one rank reports it: that one, or one of the
+    others if it cannot, followed by the text of `resume_hint`. Raises `InputError` when the system refuses to write a
+    file.
     """
     rendezvous = world.meeting if world.size > 1 else None
     if rendezvous is None:
@@ -105,18 +108,19 @@ def guard_run(
 
 @contextmanager
 def _report_refused_writes(resume_hint: Callable[[], str]) -> Iterator[None]:
-    """Raises what the system refuses to write as an `InputError`."""
+    """Raise `OSError` as `InputError`, with the hint how to go on."""
     try:
         yield
     except OSError as error:
         prefix = f"{error.filename}: " if error.filename else ""
         raise InputError(
-            f"{prefix}{error.strerror or error}; a place with room, and the permission to write there, are required; {resume_hint()}"
+            f"{prefix}{error.strerror or error}; a place with room, and the permission to write there, "
+            f"are required; {resume_hint()}"
         ) from error
 
 
 def _exit_code(error: BaseException) -> int:
-    """The exit code with which a rank ends that raises this."""
+    """Return the exit code of a rank that raises this error."""
     if isinstance(error, ShardwiseError):
         return error.exit_code
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1

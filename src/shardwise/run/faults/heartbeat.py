@@ -1,7 +1,6 @@
 """Heartbeats of the ranks of a run: a rank that hangs is named, with what the others wait for, and can be given up.
 
-`FailureDetector` has no input and no output: what was received from each rank, and when, by this rank's
-clock.
+`FailureDetector` does no input or output: it keeps what was received from each rank, and when, by this rank's clock.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from shardwise.run.faults.torch_stores import Store
 
 @dataclass(slots=True)
 class FailureDetector:
-    """What one rank has received from the others. A rank is silent when its last new sign of life is `silent_after_s` old.
+    """The heartbeats that one rank has received. A rank is missing when its last new heartbeat is `silent_after_s` old.
 
     >>> listener = FailureDetector(silent_after_s=30.0)
     >>> listener.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=100.0)
@@ -39,53 +38,55 @@ class FailureDetector:
     _heard: dict[int, float] = field(default_factory=dict)
 
     def receive(self, beats: Mapping[int, HeartbeatMessage], now: float) -> None:
-        """What each of these ranks said last."""
+        """Record the newest heartbeat of each rank."""
         for rank, beat in beats.items():
             if rank not in self.beats or self.beats[rank].number != beat.number:
                 self.beats[rank], self._heard[rank] = beat, now
 
     def reset(self, now: float) -> None:
-        """This process has not run itself for a while: what it did not receive says nothing."""
+        """Restart all ages: this process itself did not run for a while, so that missing heartbeats mean nothing."""
         self._heard = dict.fromkeys(self._heard, now)
 
     def missing(self, now: float) -> dict[int, float]:
-        """The ranks that are silent, and since how many seconds."""
+        """Return the missing ranks, with the seconds since their last heartbeat."""
         silent_s = {
             rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != LAST_HEARTBEAT
         }
         return {rank: seconds for rank, seconds in sorted(silent_s.items()) if seconds >= self.silent_after_s}
 
     def is_reporter(self, rank: int, now: float) -> bool:
-        """Whether rank `rank`, whose listener this is, reports: all before it are silent."""
+        """Return whether rank `rank`, whose detector this is, reports: all ranks before it are missing."""
         missing = self.missing(now)
         return all(earlier_rank in missing for earlier_rank in range(rank))
 
     def ranks_to_read(self, rank: int, size: int, now: float) -> list[int]:
-        """Whom rank `rank` of `size` listens to: all others where it reports, else the first not silent and those before."""
+        """Return the ranks that rank `rank` of `size` reads. The reporter reads all others; other ranks read the first
+        one that is not missing, and those before it."""
         missing = self.missing(now)
         first = next((peer_rank for peer_rank in range(rank) if peer_rank not in missing), size)
         return [peer_rank for peer_rank in range(min(first + 1, size)) if peer_rank != rank]
 
 
-HEARTBEATS_PER_TIMEOUT = 6  # signs of life in the time after which a rank counts as silent
-TICK_S = 0.2  # between two looks at what was received
-WAKE_DIVISOR = 3  # a rank that was stopped, and that the same request wakes, has so much of that time to send again
-OVERSLEPT_S = 5.0  # a look that comes so late says that this process itself did not run: stopped, or short of a CPU
+HEARTBEATS_PER_TIMEOUT = 6  # heartbeats in the time after which a rank counts as missing
+TICK_S = 0.2  # seconds between two checks
+WAKE_DIVISOR = 3  # a stopped rank that the same request wakes has this part of that time to send again
+OVERSLEPT_S = 5.0  # a check so late means that this process did not run: it was stopped, or had no CPU
 
 
 def print_line(text: str) -> None:
-    """A line for whoever watches, if anybody does."""
+    """Print a line to stderr, if anybody still reads it."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 class HeartbeatMonitor:
-    """Signs of life of this rank, and a watch over those of the others, while it is entered.
+    """Sends heartbeats of this rank and watches those of the others, while it is entered.
 
-    A thread writes what this rank does into the run's store and reads what others do; another one looks at it, and never waits
-    for anybody. Of a rank that is silent for `silent_after_s` one line is said, by one rank. The run goes on if it comes back,
-    and ends where a wait lasts `timeout_s`. A request to stop that cannot be met, since the main thread waits for a rank that is
-    silent, ends this process. `remains` says what is left then, and how to go on.
+    One thread writes what this rank does into the run's store and reads what others do; it alone may block. Another
+    checks every `TICK_S` and never waits. One rank prints a line about a rank that is missing for `silent_after_s`. The
+    run goes on if that rank comes back, and fails when a wait lasts `timeout_s`. A request to stop that cannot be met,
+    because the main thread waits for a missing rank, ends this process. `remains` returns a text about the latest
+    checkpoint and how to go on.
     """
 
     def __init__(
@@ -95,9 +96,9 @@ class HeartbeatMonitor:
         self.meeting, self.stop, self.remains, self.say, self.end = rendezvous, stop, remains, say, end
         self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, rendezvous.rank
         self.listener, self._lock = FailureDetector(silent_after_s), threading.Lock()
-        self._reported: dict[int, float] = {}  # silent ranks of which a line was said, and how long they were silent
-        self._silent_elsewhere = False  # as the rank that reports has it
-        self._asked_at: float | None = None  # the store, which has not answered since
+        self._reported: dict[int, float] = {}  # missing ranks that were reported, and for how many seconds
+        self._silent_elsewhere = False  # whether the reporter's list in the store has missing ranks
+        self._asked_at: float | None = None  # when the pending request to the store was made
         self._store_gone = self._said_of_store = False
         self._looked, self._parent = time.monotonic(), os.getppid()
         self._ended = threading.Event()
@@ -112,7 +113,7 @@ class HeartbeatMonitor:
     ) -> None:
         self._ended.set()
 
-    # the thread that asks the store
+    # Thread 1, the only one that may block: asks the store. It writes `_asked_at`, `_silent_elsewhere` and `_store_gone`.
 
     def _exchange(self) -> None:
         keys, number = self.meeting.keys(), 0
@@ -125,7 +126,7 @@ class HeartbeatMonitor:
                 self._ended.wait(self.silent_after_s / HEARTBEATS_PER_TIMEOUT)
             keys.set(heartbeat_key(self.rank), HeartbeatMessage.of(LAST_HEARTBEAT, activity(), time.monotonic()).dump())
         except RuntimeError:
-            self._store_gone = True  # with the process that had it
+            self._store_gone = True  # with the process that owned it
 
     def _read_beats(self, keys: Store) -> None:
         with self._lock:
@@ -140,14 +141,14 @@ class HeartbeatMonitor:
         if is_reporter and local_missing.encode() != reported_missing:
             keys.set(MISSING_KEY, local_missing)
 
-    # the thread that looks
+    # Thread 2, never blocks: checks and reports. It writes `_looked`, `_reported` and `_said_of_store`; `listener` has a lock.
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK_S):
             self.check(time.monotonic())
 
     def check(self, now: float) -> None:
-        """What there is to say and to do."""
+        """Report missing ranks and a silent store; end the process if a request to stop cannot be met."""
         with self._lock:
             if now - self._looked > OVERSLEPT_S:
                 self.listener.reset(now)
@@ -170,7 +171,7 @@ class HeartbeatMonitor:
 
     @property
     def store_is_silent(self) -> bool:
-        """Whether the store does not answer."""
+        """True if the store does not answer."""
         asked_at = self._asked_at
         return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
 
@@ -178,7 +179,7 @@ class HeartbeatMonitor:
         for rank in [rank for rank in self._reported if rank not in missing]:
             self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
         waiting_rank = self._who_waits(missing, beats)
-        # at first there may be no listener yet
+        # Without a waiting rank a report can wait longer: at first another rank may have no detector yet.
         newly_missing = [
             rank
             for rank in missing
@@ -194,7 +195,7 @@ class HeartbeatMonitor:
         self._reported |= {rank: missing[rank] for rank in missing if rank in newly_missing or rank in self._reported}
 
     def _who_waits(self, missing: Mapping[int, float], beats: Mapping[int, HeartbeatMessage]) -> str:
-        """A rank that waits, and for what; "" where none does."""
+        """Describe a rank that waits, and for what; "" where none does."""
         current = activity()
         if current.awaits:
             return f"rank {self.rank} waits in {current}"
@@ -206,21 +207,22 @@ class HeartbeatMonitor:
         return descriptions + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
 
     def _report_store(self, now: float) -> None:
-        """Said by the first rank; of a store that a rank has, by the next one."""
+        """Report a silent store from the first rank; if a rank owns the store, from the next one."""
         self._said_of_store, owner = True, self.meeting.store_owner
         if not self._store_gone and self.rank == (0 if owner is None else owner.rank + 1):
             owner_text = "the launcher" if owner is None else str(owner)
             self.say(
-                f"no sign of life for {self.silent_after_s:g} s from {owner_text}, which has the run's store; rank {self.rank} is in "
-                f"{activity()}. The run goes on if it comes back; SIGTERM ends it now"
+                f"no sign of life for {self.silent_after_s:g} s from {owner_text}, which has the run's store; "
+                f"rank {self.rank} is in {activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
 
     def _end_process(self, current: Activity, missing: list[int], *, is_reporter: bool) -> None:
-        """Asked to stop, with a main thread that cannot."""
+        """End this process, which is to stop but whose main thread is stuck in a wait."""
         name = signal.Signals(self.stop.signal).name
         if is_reporter:
             missing_text = f" for {self._names(missing)}" if missing else ""
             self.say(
-                f"stopped by {name} while rank {self.rank} waits in {current}{missing_text}: no checkpoint of it; {self.remains()}"
+                f"stopped by {name} while rank {self.rank} waits in {current}{missing_text}: "
+                f"no checkpoint of it; {self.remains()}"
             )
         self.end(exit_code(self.stop.signal))

@@ -1,6 +1,6 @@
 """Who a rank is, what it does or waits for, and who started it.
 
-An `Activity` is what a rank does, in words, for whoever waits for it; a `HeartbeatMessage` is that as others receive it.
+An `Activity` describes what a rank does, for ranks that wait for it; a `HeartbeatMessage` is what they receive.
 `LostRankError` is raised when a wait for other ranks fails. A rank ends with the process that started it, however that
 one ends.
 """
@@ -21,12 +21,13 @@ from dataclasses import dataclass, replace
 
 from shardwise.values.errors import ShardwiseError
 
-PREFIX = "shardwise"  # of the keys in the run's store
-LOST_KEY = "lost"  # what the first rank has to say that has lost another; the launcher reads it too
+PREFIX = "shardwise"  # of our keys in the run's store
+LOST_KEY = "lost"  # key: report of the first rank that lost another; the launcher reads it too
 
 
 class LostRankError(ShardwiseError):
-    """A wait for other ranks, for what `awaits` says, has failed: one of them has ended or hangs, or the network has."""
+    """A wait for other ranks has failed: one of them ended or hangs, or the network failed. `awaits` describes the
+    wait."""
 
     exit_code = 4
 
@@ -37,8 +38,8 @@ class LostRankError(ShardwiseError):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the main thread of this rank does: `stage` of the run ("step 13"), and what it waits for, "" where it does not wait;
-    `since` on this process's monotonic clock."""
+    """What the main thread of this rank does. `stage`: the stage of the run ("step 13"); `awaits`: what it waits for,
+    "" if it does not wait; `since`: seconds on this process's monotonic clock."""
 
     stage: str
     awaits: str
@@ -49,17 +50,17 @@ class Activity:
 
 
 class _ThreadActivity(threading.local):
-    """The activity of the calling thread, where that thread is a rank."""
+    """The activity of the calling thread, if that thread is a rank."""
 
     activity: Activity | None = None
 
 
-_process_activity = Activity("the start", "", time.monotonic())  # of the process, where the process is one rank
+_process_activity = Activity("the start", "", time.monotonic())  # of the process, if it is one rank
 _rank_thread = _ThreadActivity()
 
 
 def activity() -> Activity:
-    """Return what this rank does now: the main thread, or the calling thread where it is a rank itself."""
+    """Return what this rank does now: the main thread, or the calling thread if it is a rank itself."""
     return _rank_thread.activity or _process_activity
 
 
@@ -69,13 +70,13 @@ def track_thread_activity() -> None:
 
 
 def set_stage(stage: str) -> None:
-    """Say what the run is at from now on."""
+    """Set the stage of the run that this rank reports."""
     _set_activity(Activity(stage, "", time.monotonic()))
 
 
 @contextmanager
 def mark_waiting(awaits: str) -> Iterator[None]:
-    """Around what may not return while another rank hangs: says so."""
+    """Report that this rank waits, around a call that may not return while another rank hangs."""
     previous = activity()
     _set_activity(replace(previous, awaits=awaits, since=time.monotonic()))
     try:
@@ -86,12 +87,12 @@ def mark_waiting(awaits: str) -> Iterator[None]:
 
 @contextmanager
 def wait_for_ranks(awaits: str) -> Iterator[None]:
-    """Around what returns only when other ranks have done their part: says so, and raises `LostRankError` where it fails."""
+    """Wait for other ranks: report it as `mark_waiting` does, and raise `LostRankError` if the wait fails."""
     started = time.monotonic()
     try:
         with mark_waiting(awaits):
             yield
-    except RuntimeError as error:  # all that torch.distributed raises
+    except RuntimeError as error:  # the only error of torch.distributed
         waited_s = time.monotonic() - started
         raise LostRankError(
             f"{activity().stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
@@ -112,7 +113,7 @@ def _first_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A rank: its host and process, its number among those of the host, and the GPUs that it sees, by their ids."""
+    """A rank: its host and process, its number among those of the host, and the ids of the GPUs that it sees."""
 
     rank: int
     host: str
@@ -122,7 +123,7 @@ class Peer:
 
     @classmethod
     def of_this_process(cls, gpus: Sequence[str] = ()) -> Peer:
-        """This process, by the environment of torchrun where there is one."""
+        """Return this process, numbered by the environment of torchrun if there is one."""
         rank, local = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
         return cls(rank, socket.gethostname(), os.getpid(), local, tuple(gpus))
 
@@ -130,40 +131,38 @@ class Peer:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
 
 
-LAUNCHER = "SHARDWISE_LAUNCHER"  # in the environment of ranks that our launcher starts: its process id
-RESTART_REASON = "SHARDWISE_RESTARTED"  # likewise: why it has started them again
+LAUNCHER = "SHARDWISE_LAUNCHER"  # in the environment of ranks: process id of our launcher
+RESTART_REASON = "SHARDWISE_RESTARTED"  # likewise: why it restarted them
 PR_SET_PDEATHSIG = 1  # Linux, prctl(2); linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Have the system send this process SIGTERM when the process that started it ends (Linux): the run then ends in order.
-
-    Elsewhere the rank's heartbeat sees that it has another parent (`run.faults.heartbeat`).
-    """
+    """Have the system send this process SIGTERM when its parent ends (Linux), so that the run stops in order. Elsewhere
+    the rank's heartbeat notices that it has another parent (`run.faults.heartbeat`)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     launcher = os.environ.get(LAUNCHER)
     if launcher is not None and os.getppid() != int(launcher):
-        raise SystemExit(128 + signal.SIGTERM)  # it ended before this
+        raise SystemExit(128 + signal.SIGTERM)  # the launcher ended before prctl took effect
 
 
 def has_our_launcher() -> bool:
-    """Whether the process that started this one is our launcher, which reports how each rank has ended."""
+    """Return whether our launcher started this process; it reports how each rank has ended."""
     return LAUNCHER in os.environ
 
 
 def restart_reason() -> str:
-    """Why the ranks were started again, as far as whoever started them says; "" the first time."""
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # torch.distributed.elastic, of each worker
+    """Return why the ranks were restarted, as far as the launcher says; "" the first time."""
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # set by torch.distributed.elastic
     return os.environ.get(RESTART_REASON) or ("" if attempt == "0" else f"restart {attempt} of torchrun")
 
 
-LAST_HEARTBEAT = -1  # the number of a rank's last sign of life
+LAST_HEARTBEAT = -1  # number of a rank's last heartbeat
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatMessage:
-    """A sign of life: its number (`LAST_HEARTBEAT`: the last one), what the rank does and since how many seconds."""
+    """A heartbeat: its number (`LAST_HEARTBEAT`: the last one), what the rank does, and for how many seconds."""
 
     number: int
     stage: str

@@ -1,4 +1,4 @@
-"""The ranks of a run meet: each says where it is, and none continues before all have arrived."""
+"""The ranks of a run meet: each publishes who it is, and none continues before all have arrived."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from shardwise.run.faults.rank_status import (
 )
 from shardwise.run.faults.torch_stores import PrefixStore, Store
 
-MISSING_KEY, LEFT_KEY = "silent", "left"  # keys: ranks that give no sign of life; who left first, and how
-POLL_S = 0.05  # between two looks whether all have come
+MISSING_KEY, LEFT_KEY = "silent", "left"  # keys: missing ranks; exit code of the first rank that ended
+POLL_S = 0.05  # seconds between two checks
 
 
 @dataclass(frozen=True, slots=True)
 class Rendezvous:
-    """All ranks, and the store that they share; this one's number is `rank`."""
+    """All ranks, and the store that they share; `rank` is this one's number."""
 
     rank: int
     peers: tuple[Peer, ...]
@@ -42,20 +42,18 @@ class Rendezvous:
 
     @property
     def store_owner(self) -> Peer | None:
-        """The rank whose process has the store; None where the launcher has it (torch.distributed.rendezvous)."""
+        """The rank whose process has the store; None if the launcher has it (torch.distributed.rendezvous)."""
         return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else self.peers[0]
 
     def keys(self) -> Store:
-        """The store, for another thread than the one that has it, under a prefix of ours."""
+        """Return a clone of the store under a prefix of ours, for use by another thread."""
         cloned: Store = PrefixStore(PREFIX, self.store).clone()  # type: ignore[attr-defined]
         return cloned
 
 
 def join_rendezvous(local_peer: Peer, timeout: timedelta) -> Rendezvous:
-    """Meet the other ranks that the environment of torchrun names.
-
-    Raises `LostRankError` that names the ranks that have not come by then.
-    """
+    """Meet the other ranks, as the environment of torchrun describes them. Raises `LostRankError` that names the ranks
+    that have not come before the timeout."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     with wait_for_ranks(f"the other ranks at {address}"):
         store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
@@ -71,15 +69,18 @@ def join_rendezvous(local_peer: Peer, timeout: timedelta) -> Rendezvous:
 
 
 def _collect_peers(store: Store, local_line: str, rank: int, size: int, deadline: float) -> str | None:
-    """The lines of all ranks as a JSON list, once each of them has read its own in it; None where that lasts too long.
+    """Return the lines of all ranks as a JSON list, once each rank has read its own in it; None after the deadline.
 
-    The store may have lines and lists of an earlier start: torchrun's agents keep one store for all rounds of a rendezvous
-    (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py of PyTorch 2.13, `next_rendezvous`). So the first rank writes the
-    list again when another line has come, and a list counts once all in it have answered.
+    The store may have lines and lists of an earlier start: torchrun's agents keep one store for all rounds of a
+    rendezvous (torch/distributed/elastic/rendezvous/dynamic_rendezvous.py of PyTorch 2.13, `next_rendezvous`). So the
+    first rank writes the list again whenever another line has arrived, and a list counts once all ranks in it have
+    answered.
     """
     keys = PrefixStore(PREFIX, store)
     keys.set(f"peer/{rank}", local_line)
-    keys.add("arrivals", 1)
+    keys.add(
+        "arrivals", 1
+    )  # counts lines over all starts: it grows when a line is written, even if the text is the same
     names, num_seen, answered_list, start_store = [f"peer/{peer_rank}" for peer_rank in range(size)], 0, "", keys
     while time.monotonic() < deadline:
         if rank == 0 and (arrivals := keys.add("arrivals", 0)) > num_seen and keys.check(names):
@@ -92,6 +93,7 @@ def _collect_peers(store: Store, local_line: str, rank: int, size: int, deadline
             start_store.set(heartbeat_key(rank), HeartbeatMessage.of(0, activity(), time.monotonic()).dump())
             start_store.set(MISSING_KEY, "[]")
             start_store.add("met", 1)
+        # `met` lies under a hash of the list, so that answers to an earlier list do not count.
         if peer_list == answered_list and start_store.add("met", 0) == size:
             return peer_list
         time.sleep(POLL_S)
@@ -99,15 +101,13 @@ def _collect_peers(store: Store, local_line: str, rank: int, size: int, deadline
 
 
 def _store_of_this_start(store: Store, peers: str) -> Store:
-    """The store without what ranks of an earlier start have left in it; our launcher has a store for each start."""
+    """Return the store without the keys of earlier starts; our launcher has a store for each start."""
     return store if has_our_launcher() else PrefixStore(hashlib.sha256(peers.encode()).hexdigest()[:16], store)
 
 
 def exit_as_lost(keys: Store, rank: int, problem: str) -> NoReturn:
-    """End a rank that is lost: of all that are, the first one raises what is wrong, and others `SystemExit`.
-
-    Where our launcher has started the ranks, it reports, once it knows how each of them has ended.
-    """
+    """End a rank that lost others: the first such rank raises the problem, all others raise `SystemExit`. Under our
+    launcher none raises: it reports, once it knows how each of them has ended."""
     text = f"rank {rank}: {problem}"
     if keys.compare_set(LOST_KEY, "", text) == text.encode() and not has_our_launcher():
         raise LostRankError(text)
@@ -115,7 +115,7 @@ def exit_as_lost(keys: Store, rank: int, problem: str) -> NoReturn:
 
 
 def heartbeat_key(rank: int) -> str:
-    """Where a rank's last sign of life is."""
+    """Return the key of a rank's newest heartbeat."""
     return f"beat/{rank}"
 
 

@@ -1,6 +1,6 @@
-"""A run that is asked to stop, by SIGINT (Ctrl-C) or by SIGTERM (a scheduler), ends after the step that it is in.
+"""Requests to stop a run, by SIGINT (Ctrl-C) or SIGTERM (a scheduler): it ends after the current step.
 
-Of the ranks of a host that end with the same error only one reports it.
+If the ranks of a host end with the same error, one of them reports it.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from shardwise.run.faults.rank_status import LostRankError
 from shardwise.values.errors import ShardwiseError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# What a rank may take to end by itself when it is asked to before its first step: less than torchrun's 30 s until SIGKILL
+# Seconds that a rank may take to end when it is stopped before its first step: less than the 30 s until torchrun's SIGKILL
 # (torch.distributed.elastic, `shutdown_timeout`).
 BEFORE_STEPS_S = 25.0
 
 
 class StopRequest:
-    """Notes the first of `SIGNALS`, in place of what they do otherwise, until it is closed: 0, or the number of the signal.
+    """Records the first of `SIGNALS` instead of its default action, until it is closed: 0, or the number of the signal.
 
-    Another one is ignored: a terminal and a launcher may both send theirs. The system writes signals into a pipe, which a thread
-    reads, so that they are noted while the main thread waits inside a library too. With `ends_process` a request that comes
-    before `in_order` is called ends the process, `BEFORE_STEPS_S` later at the latest: what it has to say until then is said.
+    Later signals are ignored: a terminal and a launcher may both send theirs. The system writes signals into a pipe
+    that a thread reads, so that they are recorded also while the main thread waits inside a library. With
+    `ends_process` a request before `in_order` is called ends the process at most `BEFORE_STEPS_S` later, which leaves
+    it time to report.
     """
 
     def __init__(self, *, ends_process: bool = False) -> None:
@@ -41,21 +42,21 @@ class StopRequest:
         self._wakeup = -1
 
     def record_signal(self, signum: int) -> None:
-        """A signal has come."""
+        """Record a signal."""
         self.signal = self.signal or signum
         self.asked_at = self.asked_at or time.monotonic()
         self._noted.set()
 
     def wait(self, seconds: float) -> bool:
-        """Until a signal has come, or so many seconds have passed; whether one has come."""
+        """Wait for a signal for at most so many seconds; return whether one has come."""
         return self._noted.wait(seconds)
 
     def in_order(self) -> None:
-        """From now on whoever asked sees to it that the run ends."""
+        """Leave the end of the process to the caller, who stops between steps from now on."""
         self._in_order.set()
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
             self._ends = os.pipe()
             os.set_blocking(self._ends[1], False)
             self._wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
@@ -71,12 +72,11 @@ class StopRequest:
             signal.signal(signum, handler)
         if self._ends is not None:
             signal.set_wakeup_fd(self._wakeup)
-            os.close(self._ends[1])  # the thread ends when there is nothing more to read
+            os.close(self._ends[1])  # the thread reads the end of the pipe and ends
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
-        self.signal = (
-            self.signal or signum
-        )  # and no more: this may interrupt who holds a lock; the thread does the rest
+        # No more than this: the handler may interrupt code that holds a lock. The thread does the rest.
+        self.signal = self.signal or signum
 
     def _listen(self, pipe: int) -> None:
         while numbers := os.read(pipe, 64):
@@ -89,22 +89,20 @@ class StopRequest:
 
 
 def exit_code(signum: int) -> int:
-    """What a shell gives for a program that a signal ended; 0 for none."""
+    """Return the exit code of a shell for a program that a signal ended; 0 for no signal."""
     return 128 + signum if signum else 0
 
 
 INTERRUPTED = exit_code(signal.SIGINT)
 
-# How long a rank waits for the first one of its host to have reported what both have found, before it reports it itself.
+# Seconds that a rank waits for the first one of its host to report the same error, before it reports it itself.
 REPORT_S = 60.0
 
 
 @contextmanager
 def report_once_per_host(stop: StopRequest | None) -> Iterator[None]:
-    """Around what every rank finds alike before the ranks meet: `ShardwiseError` is raised on the first rank of a host alone.
-
-    A launcher asks all to stop as soon as one has ended. So the others wait to be asked, and it is the first one that ends first.
-    """
+    """Raise a `ShardwiseError` that every rank of a host finds before the rendezvous on the first of them alone. A
+    launcher stops all ranks as soon as one has ended. So the others wait for that, to let the first one end first."""
     try:
         yield
     except LostRankError:

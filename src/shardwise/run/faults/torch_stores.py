@@ -1,4 +1,4 @@
-"""The key-value stores through which processes meet, which `torch.distributed` has and its type hints do not export."""
+"""Key-value stores of `torch.distributed`, which its type hints do not export."""
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 

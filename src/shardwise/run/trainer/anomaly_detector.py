@@ -1,6 +1,4 @@
-"""Which steps are not like those before them: losses or norms that are not finite, or that spike. Nothing here needs
-PyTorch.
-"""
+"""Detect anomalous steps: losses or gradient norms that are not finite, or that spike. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -23,7 +21,8 @@ from shardwise.run.recipe import (
 
 @dataclass(frozen=True, slots=True)
 class StepAnomaly:
-    """What is wrong with a step, by which policy, and what is to be done about it. `where`: rank, unit and tensor, if known."""
+    """An anomaly of a step: what is wrong, under which policy, and the action that follows. `where`: rank, unit and
+    tensor of its origin, if known."""
 
     step: int
     policy: str
@@ -35,22 +34,22 @@ class StepAnomaly:
         return f"step {self.step}: found {self.text}{'; ' if self.where else ''}{self.where}"
 
     def at_location(self, location: str) -> StepAnomaly:
-        """The same, with the place."""
+        """Return the anomaly with its location."""
         return replace(self, where=location)
 
 
 class AnomalyDetector:
-    """Compares the loss and the norm of each step with those of the steps before, the same on all ranks.
+    """Compares the loss and gradient norm of each step with those of the steps before; the same on all ranks.
 
-    `actions` by policy; `window` steps are remembered, without those that were found to be wrong, and a value more than
+    `actions`: the action of each policy. The last `window` steps without anomaly are remembered, and a value more than
     `deviations` standard deviations above their mean is a spike.
 
-    >>> judge = AnomalyDetector({"non_finite": "stop", "loss_spike": "skip", "norm_spike": "ignore"}, window=4, deviations=6.0)
+    >>> detector = AnomalyDetector({"non_finite": "stop", "loss_spike": "skip", "norm_spike": "ignore"}, window=4, deviations=6.0)
     >>> for loss in (3.0, 2.9, 3.1, 3.0):
-    ...     judge.record(loss, 1.0)
-    >>> print(judge.trouble(5, 9.0, 1.0))
+    ...     detector.record(loss, 1.0)
+    >>> print(detector.trouble(5, 9.0, 1.0))
     step 5: found a loss of 9; the mean of the 4 steps before is 3, their standard deviation 0.0816, and 6 of these are allowed
-    >>> print(judge.trouble(5, 3.1, float("nan")))
+    >>> print(detector.trouble(5, 3.1, float("nan")))
     step 5: found a norm of all gradients of nan; finite ones are required
     """
 
@@ -63,11 +62,11 @@ class AnomalyDetector:
 
     @property
     def is_active(self) -> bool:
-        """Whether it compares at all."""
+        """True if any policy needs the steps before."""
         return any(self.actions[name] != "ignore" for name in self._values)
 
     def trouble(self, step: int, loss: float, norm: float) -> StepAnomaly | None:
-        """What is wrong with a step, counted from 1; None where nothing is."""
+        """Return the anomaly of a step, counted from 1, or None."""
         measurements = {LOSS_SPIKE: ("a loss", loss), NORM_SPIKE: ("a norm of all gradients", norm)}
         non_finite = [f"{label} of {value}" for label, value in measurements.values() if not math.isfinite(value)]
         if non_finite:
@@ -91,11 +90,11 @@ class AnomalyDetector:
         )
 
     def record(self, loss: float, norm: float) -> None:
-        """A step was as it should be."""
+        """Remember a step without anomaly."""
         self._values[LOSS_SPIKE].append(loss)
         self._values[NORM_SPIKE].append(norm)
 
     def restore(self, steps: Iterable[tuple[float, float]]) -> None:
-        """The loss and the norm of the steps that were as they should be, the last ones last."""
+        """Remember the loss and norm of steps without anomaly, in order."""
         for loss, norm in steps:
             self.record(loss, norm)

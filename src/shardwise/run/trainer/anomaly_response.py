@@ -1,6 +1,5 @@
-"""What is done about an anomalous step: ranks agree on what is wrong and which tensor of which rank was the first, and
-then stop, leave its batch out, or go back to a checkpoint, as the policy says.
-"""
+"""Respond to an anomalous step: ranks agree on the anomaly and on the first tensor that shows it, and then stop, leave
+its batch out, or go back to a checkpoint, as the policy says."""
 
 from __future__ import annotations
 
@@ -37,10 +36,8 @@ MAX_SHOWN = 3  # ranks in a message
 def agree_on_anomaly(
     anomaly: StepAnomaly | None, detector: AnomalyDetector, step: int, world: World
 ) -> StepAnomaly | None:
-    """Of what each rank finds wrong with a step the gravest, the same on all ranks.
-
-    Ranks that compute the same may find different things all the same, where the memory of one of them is damaged.
-    """
+    """Return the gravest of the anomalies that the ranks found in a step, the same on all ranks. Ranks that compute the
+    same may still find different anomalies, when the memory of one of them is damaged."""
     gravest = all_reduce_max(
         world, 0 if anomaly is None else len(POLICIES) - POLICIES.index(anomaly.policy), "what is wrong"
     )
@@ -52,11 +49,11 @@ def agree_on_anomaly(
 
 
 def first_non_finite(engine: TrainingEngine, local_loss: float, world: World) -> str:
-    """The first tensor that is not finite, by rank, unit and name, the same on all ranks, which call this together.
+    """Describe the first tensor that is not finite, by rank, unit and name; all ranks call this and get the same text.
 
-    Weights come first, for they make all else; then gradients in the order of the backward pass, in which what is not finite
-    spreads. Gradients are summed over the ranks when they are looked at, so that the rank is found from `local_loss`, the loss of
-    each rank's own targets.
+    Weights come first, since all else follows from them; then gradients in the order of the backward pass, in which
+    non-finite values spread. Gradients are summed over the ranks by then, so the rank is found from `local_loss`, the
+    loss of each rank's own targets.
     """
     weights = all_gather_texts(world, next(_non_finite(engine, _weights(engine)), ""))
     if any(weights):
@@ -88,7 +85,7 @@ def _gradients(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
 def _non_finite(
     engine: TrainingEngine, tensors: Iterator[tuple[str, Tensor]], *, backward: bool = False
 ) -> Iterator[str]:
-    """Those that are not finite, in the order of the units or against it, in words."""
+    """Describe each non-finite tensor, in forward or backward order of the units."""
     units = [
         parameter.name
         for path, _ in engine.instance.units
@@ -110,7 +107,7 @@ def _list_ranks(by_rank: list[str], label: str) -> str:
 
 @dataclass
 class AnomalyResponse:
-    """The policies of a run at work. All ranks call each of these together."""
+    """The anomaly policies of a run. All ranks call each method together."""
 
     settings: RunSettings
     world: RankGroup
@@ -119,7 +116,7 @@ class AnomalyResponse:
     num_rewinds: int = 0
 
     def resume(self) -> None:
-        """Of a run that goes on: what its log tells of the steps before, so that the next are judged as if it had not stopped."""
+        """Restore the detector and the number of rewinds from the log of a run that goes on."""
         if not self.trainer.judge.is_active:
             return
         numbers: list[float] = []
@@ -135,7 +132,7 @@ class AnomalyResponse:
         self.trainer.judge.restore(zip(received[1::2], received[2::2], strict=True))
 
     def respond(self, anomaly: StepAnomaly, reporter: RunReporter | None) -> None:
-        """Do what the policy of a step's trouble says. Raises `InputError` on one rank where the run ends."""
+        """Take the action of an anomaly's policy. Raises `InputError` on one rank if the run ends."""
         match anomaly.action:
             case "skip":
                 self._record(reporter, anomaly, "its batch is left out: no weight was updated")
@@ -186,7 +183,7 @@ class AnomalyResponse:
             print(f"warning: {problem}", file=sys.stderr, flush=True)
 
     def _end(self, problem: str) -> None:
-        """All ranks end; the first says why."""
+        """End all ranks; the first one reports why."""
 
         def refuse() -> None:
             raise InputError(problem)
@@ -195,6 +192,6 @@ class AnomalyResponse:
 
 
 def _good_steps(log: StepLog) -> list[tuple[float, float]]:
-    """Loss and norm of the steps that were judged to be as they should be."""
+    """Return loss and norm of the steps without anomaly."""
     wrong = {event["step"] for event in log.events if "policy" in event}
     return [(record.loss, record.grad_norm) for record in log.steps if record.step not in wrong]

@@ -1,4 +1,4 @@
-"""The global batches of a run by its schedule: what it begins with, what follows, and how it goes on. Nothing needs PyTorch."""
+"""The global batch of a run by step: at first, later, and when the run goes on. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 
-BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: the steps from which the batch was another, and its sequences
-NEAREST_RANGE = 64  # micro-batches by which the nearest batch that runs may differ
+BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: pairs of a step and the sequences of the batch from it on
+NEAREST_RANGE = 64  # micro-batches searched in both directions for a batch that the schedule runs
 
 
 def complete_schedule(plan: Plan, recipe: TrainingRecipe) -> PhasedBatches | NoiseScaleBatches | None:
-    """A recipe's schedule with what it leaves open as the plan has it; None: it has none. Raises `InputError`."""
+    """Return a recipe's batch schedule, with open values taken from the plan; None without a schedule. Raises
+    `InputError`."""
     if recipe.batch_schedule is None:
         return None
     schedule = parse_batch_schedule(recipe.batch_schedule)
@@ -40,20 +41,22 @@ def complete_schedule(plan: Plan, recipe: TrainingRecipe) -> PhasedBatches | Noi
 
 
 def quantum_tokens(plan: Plan) -> int:
-    """Tokens of the smallest batch that fills a micro-batch of every replica and that the layout's schedule runs."""
+    """Return the tokens of the smallest batch that fills a micro-batch of every replica and that the pipeline schedule
+    runs."""
     layout = plan.layout
     multiple = ALL_SCHEDULES[layout.schedule].micro_batch_multiple(layout.pp, layout.num_virtual_stages)
     return layout.num_replicas * layout.micro_batch_seqs * int(multiple) * plan.job.seq_len
 
 
 def _min_measured_tokens(plan: Plan) -> int:
-    """Tokens of the smallest of such batches whose noise scale can be measured."""
+    """Return the tokens of the smallest such batch whose noise scale can be measured."""
     quantum = quantum_tokens(plan)
     return next(size for size in (quantum, 2 * quantum) if _has_parts(plan.layout, size // plan.job.seq_len))
 
 
 def batch_ramp(plan: Plan, recipe: TrainingRecipe, previous: BatchRamp | None = None, step: int = 0) -> BatchRamp:
-    """The batches of a run that has had those of `previous` up to `step`; those by noise scale begin with the smallest."""
+    """Return the batches of a run, which were those of `previous` up to `step`. A schedule by noise scale begins with
+    its smallest batch."""
     schedule, seq_len = complete_schedule(plan, recipe), plan.job.seq_len
     match schedule:
         case None:
@@ -66,7 +69,7 @@ def batch_ramp(plan: Plan, recipe: TrainingRecipe, previous: BatchRamp | None = 
 
 
 def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
-    """Raise `InputError` where some global batch of a run is not whole sequences, or the layout's pipeline does not run it."""
+    """Raise `InputError` if a global batch of a run is not whole sequences, or the pipeline schedule cannot run it."""
     schedule = complete_schedule(plan, recipe)
     if isinstance(schedule, NoiseScaleBatches):
         sizes: Iterable[int] = _possible_sizes(schedule)
@@ -80,7 +83,7 @@ def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
 
 
 def _possible_sizes(schedule: NoiseScaleBatches) -> Iterator[int]:
-    """Every batch that a schedule by noise scale may decide on, in tokens."""
+    """Yield every batch that a schedule by noise scale may choose, in tokens."""
     smallest, largest, step = schedule.least or 0, schedule.most or 0, schedule.increment or 1
     yield smallest
     yield from range(-(-smallest // step) * step, largest + 1, step)
@@ -112,7 +115,7 @@ def _require_schedule(layout: Layout, tokens: int, seq_len: int) -> None:
 
 
 def _require_parts(layout: Layout, num_seqs: int) -> None:
-    """Raise `InputError` where the noise scale is to be measured and a global batch is a single part."""
+    """Raise `InputError` if the noise scale is to be measured and a global batch has only one part."""
     if not _has_parts(layout, num_seqs):
         raise InputError(
             f"--noise-scale-every: found a batch of {num_seqs} sequences in one part; two, a micro-batch or replica each, are "
@@ -121,7 +124,8 @@ def _require_parts(layout: Layout, num_seqs: int) -> None:
 
 
 def _has_parts(layout: Layout, num_seqs: int) -> bool:
-    """Whether a global batch has two parts: a micro-batch or a replica each, replicas that share experts being one."""
+    """Return whether a global batch has two parts, each a micro-batch of a replica; replicas that share experts count
+    as one."""
     replicas_per_part = max(layout.ep * layout.expert_tp // layout.tp, 1)
     return num_seqs > replicas_per_part * layout.micro_batch_seqs
 
@@ -131,12 +135,12 @@ def _schedule_problems(layout: Layout, num_micro_batches: int) -> list[str]:
 
 
 def ramp_state(ramp: BatchRamp, step: int) -> dict[str, Any]:
-    """What a checkpoint of `step` keeps: the batches until then, and the one that follows."""
+    """Return what a checkpoint of `step` keeps: the batches until then, and the next one."""
     return {BATCH_RAMP_KEY: [list(value) for value in ramp.until(step).values]}
 
 
 def resume_ramp(plan: Plan, recipe: TrainingRecipe, values: Mapping[str, Any], step: int) -> BatchRamp:
-    """The batches of a run that goes on from a checkpoint of `step`: those that it had, and behind them its schedule's."""
+    """Return the batches of a run that goes on from a checkpoint of `step`: those it had, then those of its schedule."""
     if BATCH_RAMP_KEY in values:
         previous = BatchRamp(tuple((first, sequences) for first, sequences in values[BATCH_RAMP_KEY]))
     elif recipe.batch_schedule is not None:

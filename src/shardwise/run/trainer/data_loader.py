@@ -1,4 +1,4 @@
-"""This process's micro-batches: read ahead of the steps that take them, and copied to its device beside what runs there."""
+"""The micro-batches of this process: read ahead of their use, and copied to the device while it computes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SpanTimer = Callable[[str], AbstractContextManager[None]]
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """A micro-batch on the host: ids and targets [B, T] of the `runs` of places that this process reads (None: all) of `length`.
+    """A micro-batch on the host: ids and targets [B, T] of the positions `runs` (None: all) of sequences of `length`.
 
-    Documents are where the next ones begin, `begins_BN` of a `Batch`: a few numbers for each sequence, out of which a device
-    makes the document of every place.
+    `begins_BN`, as in `Batch`: the positions at which documents begin, a few numbers for each sequence, from which the
+    device computes the document of every position; None if attention ignores documents.
     """
 
     ids_BT: Tensor
@@ -34,7 +34,7 @@ class HostBatch:
     length: int
 
     def to(self, device: torch.device) -> MicroBatch:
-        """The micro-batch on a device; from pinned memory the copy runs beside what the host does next."""
+        """Copy the micro-batch to a device; from pinned memory the copy is asynchronous."""
         ids, targets = (tensor.to(device, non_blocking=True) for tensor in (self.ids_BT, self.targets_BT))
         documents = None
         if self.begins_BN is not None:
@@ -44,16 +44,15 @@ class HostBatch:
 
 
 def _all_positions(seq_len: int) -> None:
-    """Every place."""
+    """Return None: all positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatchLoader:
-    """The micro-batches of one replica, of whose sequences this process reads the `places` alone. With `documents` attention
-    keeps to them.
+    """Loads the micro-batches of one replica; this process reads only the positions `places` of each sequence.
 
-    Of a GPU they wait in pinned memory, from which a copy runs beside the kernels; PyTorch keeps such memory until the copy is
-    done (CachingHostAllocator).
+    `documents`: attention keeps to its document. For a GPU batches wait in pinned memory, from which copies overlap
+    kernels; PyTorch keeps such memory until the copy is done (CachingHostAllocator).
     """
 
     layout: Layout
@@ -63,11 +62,11 @@ class MicroBatchLoader:
     places: Callable[[int], tuple[PositionRange, ...] | None] = _all_positions
 
     def prefetch(self, batches: Batches, stop: int) -> ReadAhead[HostBatch]:
-        """Those of the steps up to `stop`, on the host, as a thread reads them."""
+        """Read the batches of the steps up to `stop` onto the host, in a thread."""
         return ReadAhead(lambda step: self.on_host(batches, step), stop)
 
     def on_host(self, batches: Batches, step: int) -> Iterator[HostBatch]:
-        """Those of a step, read now."""
+        """Yield the host batches of a step, read now."""
         layout, runs = self.layout, self.places(batches.seq_len)
         share = self.replica, layout.num_replicas, layout.micro_batch_seqs
         with torch.cuda.device(self.device) if self._pins else nullcontext():
@@ -77,7 +76,7 @@ class MicroBatchLoader:
                 yield HostBatch(ids, targets, begins, runs, batches.seq_len)
 
     def on_device(self, batches: Iterator[HostBatch], span: SpanTimer) -> Iterator[MicroBatch]:
-        """The same on the device, with a span around the wait for each."""
+        """Yield host batches as device batches; the wait for each is a span "data"."""
         while True:
             with span("data"):
                 host_batch = next(batches, None)

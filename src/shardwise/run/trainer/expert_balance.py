@@ -1,4 +1,4 @@
-"""What routers did, added up over the processes that share a micro-batch, and the balance that is made of it."""
+"""Router statistics, summed over the processes that share a micro-batch, and the balancing of experts by them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from shardwise.sharding.spec import Axes
 
 
 class ExpertBalancer:
-    """Keeps a model's experts evenly loaded, as the recipe says, and counts how evenly they are.
+    """Keeps a model's experts evenly loaded, as the recipe says, and measures how evenly they are.
 
-    `biases` are those of the routers' choice [E], by the routers' places in the forward pass. `axes` split the tokens that a
-    router's statistics are of, `stages` the routers.
+    `biases` [E] of the routers' choice, by the routers' unit index in the forward pass. `axes` split the tokens of a
+    router's statistics, `stages` the routers.
     """
 
     def __init__(
@@ -29,19 +29,20 @@ class ExpertBalancer:
         stages: Axes = (),
     ) -> None:
         self.biases, self.exchange, self.axes, self.recipe, self.stages = biases, exchange, axes, recipe, stages
-        self.counts: dict[int, Tensor] = {}  # rows of each expert in this step [E], by router
+        self.counts: dict[int, Tensor] = {}  # rows of each expert [E] in this step, by router
         self.loss: Tensor | None = None
-        self.dropped: Tensor | None = None  # rows of this process, and all that it had
+        self.dropped: Tensor | None = None  # [2]: rows of this process that were dropped, and all of its rows
 
     def begin_step(self) -> None:
         self.counts, self.loss, self.dropped = {}, None, None
 
     @torch.no_grad()
     def penalties(self, routed: Mapping[int, Tensor], num_micro_batches: int) -> dict[int, Tensor]:
-        """What a loss adds to the gradient of each token's scores [E], by router; nothing where the recipe has no such loss.
+        """Return the gradient of the auxiliary loss by each token's scores [E], by router; empty without such a loss.
 
-        `routed` [2, E] are the rows and the probabilities that each expert got on this process. Statistics are those of all
-        processes, but a process's gradient is that of its own tokens: gradients of parameters are summed afterwards.
+        `routed` [2, E]: rows and summed probabilities of each expert on this process. Statistics are summed over all
+        processes, but the gradient of a process is that of its own tokens: gradients of parameters are summed
+        afterwards.
         """
         if not routed:
             return {}
@@ -65,7 +66,7 @@ class ExpertBalancer:
 
     @property
     def dropped_share(self) -> float | None:
-        """Of this process's rows those that the experts of its stages did not take; None where they take all."""
+        """Share of this process's rows that experts dropped over capacity; None without a capacity."""
         return None if self.dropped is None else float(self.dropped[0] / self.dropped[1])
 
     def _count(self, routers: Iterable[int], counts: Tensor) -> None:
@@ -74,8 +75,8 @@ class ExpertBalancer:
 
     @torch.no_grad()
     def end_step(self, zero_loss: Tensor) -> None:
-        """Add up the losses of all stages, of which one may have no router (`zero_loss`); move the biases of the choice, where the
-        recipe balances by them."""
+        """Sum the losses of all stages, with `zero_loss` for one without a router; adjust the biases if the recipe uses
+        them."""
         if self.stages and self.recipe.balance == "auxiliary":
             self.loss = self.exchange.sum_and_wait(zero_loss if self.loss is None else self.loss, self.stages)
         if self.counts and self.recipe.balance == "bias":
@@ -90,8 +91,8 @@ class ExpertBalancer:
 
     @property
     def imbalance(self) -> float | None:
-        """Rows of the fullest expert over the mean, the worst layer's of this process's stages; without balance those of its own
-        tokens alone."""
+        """Rows of the fullest expert over the mean, in the worst layer of this process's stages. Without balancing,
+        rows are those of this process's own tokens."""
         if not self.counts:
             return None
         counts = torch.stack(list(self.counts.values())).to(torch.float64)
@@ -99,11 +100,12 @@ class ExpertBalancer:
 
 
 def auxiliary_loss(counts: Tensor, probabilities: Tensor) -> tuple[Tensor, Tensor]:
-    """E · sum over experts of (share of the rows) · (mean probability), added over routers: 1 for each whose experts are alike.
-    And its gradient by each token's probabilities, [routers, E].
+    """Return E · sum over experts of (share of the rows) · (mean probability), summed over routers, and its gradient.
 
-    Both operands are sums over all tokens that share a micro-batch. Source: Fedus et al. 2021 (Switch Transformer), equation 4;
-    for more than one choice as Megatron-Core has it.
+    A router whose experts are equally loaded adds 1. The gradient is by each token's probabilities, [routers, E].
+
+    Both operands are sums over all tokens that share a micro-batch. Source: Fedus et al. 2021 (Switch Transformer),
+    equation 4; for more than one choice as Megatron-Core has it.
 
     >>> loss, gradient = auxiliary_loss(torch.tensor([[3.0, 3.0]]), torch.tensor([[2.0, 2.0]]))
     >>> loss.item(), gradient.tolist()
@@ -116,9 +118,7 @@ def auxiliary_loss(counts: Tensor, probabilities: Tensor) -> tuple[Tensor, Tenso
 
 
 def adjust_bias(balance_bias: Tensor, counts: Tensor, rate: float) -> None:
-    """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got more.
-
-    Source: Wang et al. 2024, algorithm 1.
-    """
+    """Raise the bias [E] of experts that got fewer rows than the mean of `counts` by `rate`, lower it where they got
+    more. Source: Wang et al. 2024, algorithm 1."""
     counts = counts.to(balance_bias.dtype)
     balance_bias += rate * torch.sign(counts.mean() - counts)

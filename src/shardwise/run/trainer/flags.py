@@ -1,4 +1,5 @@
-"""The flags of a run, shared by `shardwise train` and `python -m shardwise.train`: its settings and its recipe."""
+"""The flags of a run, shared by `shardwise train` and `python -m shardwise.train`, and the settings and recipe they
+give."""
 
 from __future__ import annotations
 
@@ -112,7 +113,7 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """A run as it was asked for."""
+    """The settings of a run."""
 
     plan: Path
     out: RunFolder
@@ -126,7 +127,7 @@ class RunSettings:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with this run."""
+        """The command that continues this run."""
         arguments = [
             "shardwise",
             "train",
@@ -142,7 +143,7 @@ class RunSettings:
 
 
 def add_train_arguments(parser: Parser) -> None:
-    """Declare the plan and the flags, and what the fields of the optimizers are."""
+    """Declare the plan and the flags; the help lists the fields of each optimizer."""
     parser.group("run").add_argument("plan", metavar="PLAN", help="a file that `shardwise plan --out` wrote")
     for title, flags in GROUPS.items():
         for flag, settings in flags.items():
@@ -154,7 +155,7 @@ def add_train_arguments(parser: Parser) -> None:
 
 
 def to_command_line(arguments: argparse.Namespace) -> list[str]:
-    """The command line that says the same."""
+    """Return the command line of parsed arguments."""
     command = []
     for flag, settings in FLAGS.items():
         value = getattr(arguments, flag[2:].replace("-", "_"))
@@ -167,7 +168,7 @@ def to_command_line(arguments: argparse.Namespace) -> list[str]:
 
 
 def parse_settings(arguments: argparse.Namespace) -> RunSettings:
-    """What the flags stand for. Raises `InputError` with all that is wrong with them."""
+    """Return the settings that the flags give. Raises `InputError` with all problems."""
     out = RunFolder(Path(arguments.out))
     for flag in ("resume", "elastic") if arguments.force else ():
         if getattr(arguments, flag):
@@ -184,7 +185,7 @@ def parse_settings(arguments: argparse.Namespace) -> RunSettings:
 
 
 def _parse_profile(text: str | None, steps: int) -> range:
-    """The steps that are recorded. Raises `InputError` for those that the run does not have.
+    """Return the steps to record. Raises `InputError` for steps that the run does not have.
 
     >>> _parse_profile("10:13", 200)
     range(10, 14)
@@ -204,11 +205,11 @@ def _parse_profile(text: str | None, steps: int) -> range:
 
 
 BATCH_RAMP_FLAG = "--set recipe.batch_ramp"
-NOISE_SCALE_EVERY = 10  # steps, where batches follow the noise scale: as many measurements for each decision
+NOISE_SCALE_EVERY = 10  # default if batches follow the noise scale: several measurements for each decision
 
 
 def parse_recipe_flags(arguments: argparse.Namespace, out: RunFolder, *, resume: bool) -> TrainingRecipe:
-    """The recipe that flags give; of a run that goes on, what they leave out is as its folder has it. Raises `InputError`."""
+    """Return the recipe that the flags give; when a run goes on, its folder has the rest. Raises `InputError`."""
     flag_values, changes = run_all(
         lambda: _flag_values(arguments) | _parse_policies(arguments.policy),
         lambda: parse_overrides(arguments.set, rooms=("recipe",))["recipe"],
@@ -226,7 +227,7 @@ def parse_recipe_flags(arguments: argparse.Namespace, out: RunFolder, *, resume:
 
 
 def apply_changes(recipe: TrainingRecipe, changes: Mapping[str, str]) -> TrainingRecipe:
-    """The recipe with values of its own and of the optimizer's fields replaced by what their texts say."""
+    """Return the recipe with fields of its own and of the optimizer replaced by `--set` texts."""
     fields = optimizer_fields()
     changed: TrainingRecipe = apply_overrides(recipe, changes, "recipe", fields)
     values = {name: parse_like(text, 0.0, f"--set recipe.{name}") for name, text in changes.items() if name in fields}
@@ -234,7 +235,7 @@ def apply_changes(recipe: TrainingRecipe, changes: Mapping[str, str]) -> Trainin
 
 
 def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The fields of the recipe that flags of their own give."""
+    """Return the recipe fields that have flags of their own."""
     parsers = {
         "data": (arguments.data, _parse_sources),
         "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
@@ -268,7 +269,7 @@ def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parse_batch_schedule(text: str) -> str:
-    """A schedule's text that can be read; what it leaves open follows from the plan."""
+    """Check that a schedule's text can be parsed; what it leaves open follows from the plan."""
     parse_batch_schedule(text)
     return text.strip()
 
@@ -280,7 +281,7 @@ def _parse_sources(texts: Sequence[str]) -> tuple[WeightedSource, ...]:
 
 
 def _parse_policies(texts: Sequence[str]) -> dict[str, Any]:
-    """What each policy does: "loss-spike=rewind"."""
+    """Return the action of each policy named in texts such as "loss-spike=rewind"."""
     actions = {}
     for text in texts:
         name, equals, action = text.partition("=")
@@ -293,14 +294,14 @@ def _parse_policies(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_whole_number(text: str, label: str) -> int:
-    """A whole number of at least 0. Raises `InputError` for other text."""
+    """Return a whole number of at least 0. Raises `InputError` for other text."""
     if text.strip().startswith("-"):
         raise InputError(f"{label}: found {text!r}; a whole number of at least 0 is required")
     return 0 if text.strip() == "0" else parse_count(text, what=label)
 
 
 def build_parser() -> Parser:
-    """The parser of a rank: that of `shardwise train`."""
+    """Return the parser of a rank: that of `shardwise train`."""
     parser = Parser(prog="python -m shardwise.train")
     parser.describe(DESCRIPTION, EXAMPLES)
     add_train_arguments(parser)

@@ -1,6 +1,4 @@
-"""What a run is made of, as the loop sees it: protocols of the trainer and of its checkpoints, and how each component is
-made.
-"""
+"""Protocols of the trainer and of its checkpoints as the loop sees them, and the factories of a run's components."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ TrainerState = Mapping[str, Any]
 
 
 class StepTrainer(Protocol):
-    """What runs the steps of a plan on a rank. `step` is the number of steps done."""
+    """Runs the steps of a plan on a rank. `step` is the number of completed steps."""
 
     @property
     def step(self) -> int: ...
@@ -32,57 +30,58 @@ class StepTrainer(Protocol):
     def judge(self) -> AnomalyDetector: ...
     @property
     def anomaly(self) -> StepAnomaly | None:
-        """What was wrong with the last step."""
+        """The anomaly of the last step, if any."""
 
     def train_step(self) -> StepRecord:
         """Run the next step."""
 
     def resize(self, ramp: BatchRamp, /) -> None:
-        """From the next step on take batches as a ramp has them."""
+        """Take batches from a ramp from the next step on."""
 
     def skip_to(self, step: int, /) -> None:
-        """Go on behind step `step`; what lies between is left out."""
+        """Continue after step `step`, leaving out the batches between."""
 
     def inspected_step(self) -> tuple[StepRecord, StepInspection]:
-        """Run the next step, and watch what it holds and issues."""
+        """Run the next step, and record its memory and collectives."""
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
-        """Run the next step, and record what this rank does in it."""
+        """Run the next step, and record this rank's timeline."""
 
     def validation_loss(self, held_out: Batches, /) -> float:
-        """Mean loss of the first step of `held_out`, which is every sequence of the held-out text, in nats per target."""
+        """Return the mean loss, in nats per target, of the first step of `held_out`: every held-out sequence."""
 
     def state(self) -> TrainerState:
-        """All that a checkpoint keeps: this rank's pieces, and plain values."""
+        """Return what a checkpoint keeps: this rank's shards, and plain values."""
 
     def restore(self, values: TrainerState, /) -> None:
-        """Go on where the plain values of a checkpoint say; the pieces are loaded already."""
+        """Continue from the plain values of a checkpoint, whose shards are loaded already."""
 
 
 class CheckpointStore(Protocol):
-    """The checkpoints of a run; every rank calls each of these in the same order."""
+    """The checkpoints of a run; every rank calls each method in the same order."""
 
     def restore(self, state: TrainerState, /) -> RestoreResult | None:
-        """Fill the pieces of a state from the newest one that is as it was written; None where there is none at all."""
+        """Fill the shards of a state from the newest undamaged checkpoint; return None if there is no checkpoint at
+        all."""
 
     def save(self, step: int, state: TrainerState, /) -> None:
-        """Write one; it is there when this returns."""
+        """Write a checkpoint; it is complete on return."""
 
     def start(self, step: int, state: TrainerState, /) -> None:
-        """Begin to write one, beside the steps that follow."""
+        """Start writing a checkpoint while the steps continue."""
 
     def finished(self) -> Sequence[SaveResult]:
-        """What has been completed since this was last asked."""
+        """Return the checkpoints completed since the last call."""
 
     def __enter__(self) -> CheckpointStore: ...
     def __exit__(self, *raised: Any) -> None:
-        """Wait until what was begun is written."""
+        """Wait until every started checkpoint is written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunComponents:
-    """How each of them is made. `join` meets the other ranks, on the devices that are asked for, and `leave` parts with them.
-    `probe` gives seconds of short work of a plan by name."""
+    """Factories of a run's components. `join` meets the other ranks, on the requested devices, and `leave` ends the
+    process group. `probe` returns the seconds of short pieces of a plan's work by name."""
 
     join: Callable[[Plan, TrainingRecipe, Device], RankGroup]
     leave: Callable[[], None]

@@ -1,4 +1,4 @@
-"""The steps of a run, what is due between them and at its end, and the loss at which it ends, the same on all ranks."""
+"""The steps of a run, what is due between them and at its end, and the target loss that ends it, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from shardwise.values.units import pluralize
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended: its exit code (0, or 128 and the signal that stopped it), and on the first rank its summary."""
+    """How a run ended: its exit code (0, or 128 plus the signal that stopped it), and on the first rank its summary."""
 
     code: int
     summary: Mapping[str, Any]
@@ -51,7 +51,7 @@ class RunEnd:
 
 @dataclass(frozen=True, slots=True)
 class TrainingLoop:
-    """A run that may start."""
+    """A run that is ready to start."""
 
     plan: Plan
     settings: RunSettings
@@ -63,7 +63,7 @@ class TrainingLoop:
     stop: StopRequest
 
     def run_to_end(self) -> RunEnd:
-        """Every step that is left, or those until it is asked to stop; a checkpoint at the end of either."""
+        """Run all remaining steps, or until a request to stop; write a checkpoint at the end of either."""
         if self.world.rank == 0:
             self._warn_not_modelled()
         if self.settings.resume:
@@ -99,7 +99,7 @@ class TrainingLoop:
             )  # fmt: skip
 
     def _resume(self) -> None:
-        """Go on from the latest checkpoint; from the start where the run ended before its first."""
+        """Continue from the latest checkpoint, or from the start if there is none."""
         set_stage("reading the checkpoint")
         restored = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
         if restored is not None:
@@ -119,13 +119,14 @@ class TrainingLoop:
         for problem in restored.damaged.values():
             print(f"warning: {problem}", file=sys.stderr)
         print(
-            f"warning: going on from the checkpoint of step {restored.step}; {pluralize(last_damaged - restored.step, 'step')} ({tokens:,} "
-            f"tokens) are lost and run again; what is damaged is kept as step-*.damaged in {self.settings.out.checkpoints}",
+            f"warning: going on from the checkpoint of step {restored.step}; {pluralize(last_damaged - restored.step, 'step')} "
+            f"({tokens:,} tokens) are lost and run again; what is damaged is kept as "
+            f"step-*.damaged in {self.settings.out.checkpoints}",
             file=sys.stderr, flush=True,
         )  # fmt: skip
 
     def _record_resumed_run(self) -> None:
-        """On the first rank: say in the folder what is run from now on, and take out of its log what will be run again."""
+        """Write on the first rank what is run from now on, and cut from the log the steps that will be run again."""
         out = self.settings.out
         if self.world.rank == 0:
             out.write_inputs(describe_run(self.plan, self.settings.recipe, self.data))
@@ -143,7 +144,7 @@ class TrainingLoop:
         return RunReporter(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
 
     def _state(self) -> TrainerState:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step)}
 
     def _steps(
@@ -153,7 +154,7 @@ class TrainingLoop:
         loss_check: LossTargetCheck,
         resizer: BatchResizer,
     ) -> int:
-        """The steps, but for what follows the last one. The signal that stopped them, or 0."""
+        """Run the steps, without the work after the last one; return the signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         first_step, inspected = trainer.step, self._inspected_from(trainer.step + 1)
         stragglers = StragglerDetector(self.world, self.plan, recipe.slow_factor)
@@ -186,12 +187,12 @@ class TrainingLoop:
         return 0
 
     def _inspected_from(self, step: int) -> int:
-        """The first step from one on that is not recorded, counted from 0; the last one where there is none."""
+        """Return the first step at or after `step` (both counted from 0) that is not profiled, or else the last step."""
         last = self.settings.recipe.steps - 1
         return next((candidate for candidate in range(step, last) if candidate + 1 not in self.settings.profile), last)
 
     def _run_profiled(self) -> StepRecord:
-        """A step whose timeline is recorded, each rank's in a file of its own."""
+        """Run a step whose timeline is recorded, each rank's in a file of its own."""
         record, trace = self.trainer.profiled_step()
         write_trace(self.settings.out, trace)
         return record
@@ -203,11 +204,12 @@ class TrainingLoop:
                 reporter.event(CHECKPOINT_EVENT, saved.step, details)
 
     def _asked_to_stop(self) -> int:
-        """The signal by which any rank is asked to stop, on all ranks; 0: none."""
+        """Return a signal that stops any rank, or 0, on all ranks."""
         return all_reduce_max(self.world, self.stop.signal, "the question whether to stop")
 
     def _run_step(self, first_step: int, inspected: int) -> tuple[StepRecord, Mapping[str, Any]]:
-        """The next step of a run that began after the `first_step` ones, and what its line of the log adds about recording."""
+        """Run the next step of a run that began after `first_step`; return its record and the fields it adds to the
+        log."""
         step, profile = self.trainer.step, self.settings.profile
         if step + 1 in profile and step != inspected:
             return self._run_profiled(), {INSPECTED: True}
@@ -216,7 +218,7 @@ class TrainingLoop:
         return self.trainer.train_step(), {}
 
     def _run_inspected(self, *, measures: bool) -> StepRecord:
-        """A step that is watched from below; one of them is what the run measures."""
+        """Run a step whose memory and collectives are recorded; with `measures` they become those of the run."""
         record, inspection = self.trainer.inspected_step()
         if measures:
             self.measuring.step(record, inspection)
@@ -225,7 +227,7 @@ class TrainingLoop:
         return record
 
     def _periodic_work(self, reporter: RunReporter | None) -> None:
-        """What is due between two steps."""
+        """Validate and save a checkpoint where these are due between two steps."""
         recipe, step = self.settings.recipe, self.trainer.step
         if recipe.validate_every and step % recipe.validate_every == 0:
             set_stage(f"the validation after step {step}")
@@ -235,12 +237,12 @@ class TrainingLoop:
             require_on_all_ranks(self.world, lambda: self.checkpoints.start(step, self._state()))
 
     def _epochs(self) -> dict[str, float]:
-        """How often each source of a mixture has been passed through, as a step's line has it."""
+        """Return the epochs of each source of a mixture, as fields of a step's log line."""
         epochs = zip(self.data.names, self.data.train.epochs(self.trainer.step), strict=True)
         return {EPOCHS_PREFIX + name: count for name, count in epochs} if len(self.data.names) > 1 else {}
 
     def _validate(self, reporter: RunReporter | None) -> Mapping[str, float]:
-        """The loss of each source's held-out text."""
+        """Return the loss of each source's held-out text."""
         losses = {name: self.trainer.validation_loss(batches) for name, batches in self.data.held_out.items()}
         mean = self.data.mean_loss(losses)
         if reporter and mean is not None:
@@ -255,7 +257,7 @@ class TrainingLoop:
             )
 
     def _summary(self, held_out: Mapping[str, float]) -> Mapping[str, Any]:
-        """What came out, on the first rank, which keeps it in the folder."""
+        """Write the summary on the first rank and return it; {} on others."""
         if self.world.rank > 0:
             return {}
         device, steps = str(self.world.device), self.trainer.step
@@ -264,7 +266,8 @@ class TrainingLoop:
 
 @dataclass
 class LossTargetCheck:
-    """The first rank, which has the log, decides; all ranks call each of these together. Without a target no run reaches it."""
+    """Whether a run has reached its target loss; without a target it never does. The first rank, which has the log,
+    decides; all ranks call each method together."""
 
     settings: RunSettings
     world: RankGroup
@@ -275,7 +278,7 @@ class LossTargetCheck:
         self._target = None if target is None else StepsToLoss(target)
 
     def resume(self) -> None:
-        """Of a run that goes on: the losses of the steps before, from its log."""
+        """Read the losses of the steps before from the log of a run that goes on."""
         if self._target is not None:
             if self.world.rank == 0 and self.settings.out.log.exists():
                 self.is_reached = any(
@@ -284,7 +287,7 @@ class LossTargetCheck:
             self._agree()
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
-        """A step is done."""
+        """Check the loss of a completed step."""
         if self._target is None:
             return
         self.is_reached = self.world.rank == 0 and self._target.add_loss(record.loss)

@@ -1,8 +1,8 @@
-"""What a run measures beside its log, in measured.json: the memory and the collectives of a watched step, and a short
-look at the machine before and after the run: did it change meanwhile?
+"""What a run measures besides its log, in measured.json: memory and collectives of an inspected step, and short timings
+before and after the run, which show whether the machine changed.
 
-The look is no calibration: a product and a copy on each device at once, and a sum over all of them, some of a plan's
-sizes.
+The timings are no calibration: a product and a copy on each device at once, and an AllReduce over all, at some of a
+plan's sizes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shardwise.values.units import pluralize
 
 
 def describe_machine(device: torch.device) -> str:
-    """What a device is, in words."""
+    """Describe a device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"CPU, {pluralize(torch.get_num_threads(), 'thread')}"
@@ -43,7 +43,8 @@ def describe_machine(device: torch.device) -> str:
 
 @dataclass
 class RunMeasurement:
-    """Measures on all ranks. `probe` gives seconds of short work by name; it is run when this is made, and at the end."""
+    """Measurements of a run on all ranks. `probe` returns seconds of short work by name; it is run at creation and at
+    the end."""
 
     world: RankGroup
     out: RunFolder
@@ -55,11 +56,11 @@ class RunMeasurement:
         self.found = RunInspection(device=device.type, machine=describe_machine(device), before=self.probe())
 
     def begin(self) -> None:
-        """A run begins, or goes on: nothing is known of it yet."""
+        """Write the first measurements when a run starts or goes on."""
         self._keep(self.found)
 
     def step(self, record: StepRecord, inspection: StepInspection) -> None:
-        """A step was watched; what the fullest rank held is kept."""
+        """Add an inspected step, with the memory of the rank that held most."""
         process = process_memory(self.world.device)
         rows = all_gather_ints(self.world, _MemoryRow.numbers(inspection.memory, process), "memory of the watched step")
         memory_rows = [_MemoryRow(*numbers) for numbers in rows]
@@ -77,7 +78,7 @@ class RunMeasurement:
         )
 
     def end(self) -> None:
-        """The run has ended."""
+        """Add the timings after the run."""
         self._keep(replace(self.found, after=self.probe()))
 
     def _keep(self, inspection: RunInspection) -> None:
@@ -87,7 +88,7 @@ class RunMeasurement:
 
 
 class _MemoryRow:
-    """A rank's memory as a row of numbers, which ranks can hand around."""
+    """A rank's memory as a row of integers, which ranks can exchange."""
 
     def __init__(self, peak_bytes: int, *numbers: int) -> None:
         self.peak_bytes, self._numbers = peak_bytes, numbers
@@ -98,7 +99,7 @@ class _MemoryRow:
         return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), *peaks]
 
     def memory(self, template: MeasuredMemory) -> MeasuredMemory:
-        """`template` has the terms, which are those of every rank."""
+        """Return the row's memory, with the terms of `template`, which are those of every rank."""
         count = len(template.at_peak)
         at_peak = dict(zip(template.at_peak, self._numbers[:count], strict=True))
         largest = dict(zip(template.largest, self._numbers[count : count + len(template.largest)], strict=True))
@@ -109,17 +110,17 @@ class _MemoryRow:
         return ProcessMemory(peaks[0], *(None if peak < 0 else peak for peak in peaks[1:]))
 
 
-MIN_SIZE, MAX_SIZE = 256, 4096  # rows and columns of the product: long enough to time, and short
+MIN_SIZE, MAX_SIZE = 256, 4096  # rows and columns of the product: large enough to time, and quick
 COPIED_BYTES = 2**26  # larger than the caches of a host
-BUDGET_S, REPEATS, WARM_UPS = 0.5, 9, 2  # seconds of a piece of work, and how often it runs at least
-SUMMED = 21  # how often the sum runs: as often on every rank
+BUDGET_S, REPEATS, WARM_UPS = 0.5, 9, 2  # least seconds and repetitions of a piece of work, untimed runs before
+SUMMED = 21  # AllReduces that are timed: equally many on every rank, or a rank would wait forever
 
 
 def probe(plan: Plan, world: RankGroup) -> dict[str, float]:
-    """Seconds of short work by name, each the median of its repetitions, on the slowest rank."""
+    """Return seconds of short work by name, each the median of its repetitions, on the slowest rank."""
     work_seconds = _measure_seconds(plan, world)
     if world.device.type == "cuda":
-        torch.cuda.empty_cache()  # what the allocator keeps is to be the run's
+        torch.cuda.empty_cache()  # leave no cached memory of the probe to the run
     ranks = all_gather_ints(
         world, [round(seconds * 1e9) for seconds in work_seconds.values()], "the times of the probe"
     )
@@ -127,13 +128,13 @@ def probe(plan: Plan, world: RankGroup) -> dict[str, float]:
 
 
 def _measure_seconds(plan: Plan, world: RankGroup) -> dict[str, float]:
-    """This rank's."""
+    """Return this rank's seconds of each piece of work."""
     work_seconds = {name: _time_median(run, world.device) for name, run in _work(plan, world.device)}
     if world.size > 1:
         buffer = torch.zeros(int(BUCKET_BYTES) // 4, device=world.device)
         group = world.transport.world
         with wait_for_ranks("the AllReduces of the probe"):
-            group.all_reduce(buffer).wait()  # so that they begin together
+            group.all_reduce(buffer).wait()  # align the ranks first
             work_seconds["collectives"] = _time_median(
                 lambda: group.all_reduce(buffer).wait(), world.device, exactly=SUMMED
             )
@@ -141,7 +142,7 @@ def _measure_seconds(plan: Plan, world: RankGroup) -> dict[str, float]:
 
 
 def _work(plan: Plan, device: torch.device) -> Iterator[tuple[str, Callable[[], object]]]:
-    """A product [m, k] · [k, n] as of a block's first projection, in the plan's format, and a copy."""
+    """Yield a product [m, k] · [k, n] like a block's first projection, in the plan's dtype, and a copy."""
     dtype = training_dtypes(get_precision(plan.job.precision)).weights
     rows = plan.layout.micro_batch_seqs * plan.job.seq_len
     m, k, n = (min(max(size, MIN_SIZE), MAX_SIZE) for size in (rows, plan.model.d_model, plan.model.d_ff))

@@ -1,6 +1,5 @@
-"""The gradient noise scale of a run: the samples that steps add to their records, and the batch that follows from
-them, which the first rank decides and all ranks take.
-"""
+"""The gradient noise scale of a run: samples that steps add to their records, and the batch size that follows from
+them, which the first rank decides for all."""
 
 from __future__ import annotations
 
@@ -23,8 +22,10 @@ from shardwise.search.plan import Plan
 
 
 def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSample | None:
-    """The sample of a step: `squares` is the sum of the squared norms of the gradients of parts with so many `targets`, `norm`
-    that of their sum. None where the norms are not finite, and of a batch that is a single part: a schedule may make it so small.
+    """Return the noise sample of a step.
+
+    `squares`: the sum of the squared norms of the gradients of parts with so many `targets`; `norm`: the norm of their
+    sum. None if the norms are not finite, or the batch has a single part, as a schedule may make it.
     """
     tokens = [count for count in targets if count]
     if len(tokens) < 2 or not (math.isfinite(squares) and math.isfinite(norm)):
@@ -33,8 +34,8 @@ def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSa
 
 
 def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int) -> Iterator[int]:
-    """Targets of the micro-batches of each of `num_parts` groups of replicas in a step: the parts of the gradient whose norms are
-    taken (`Family.replica_axes`)."""
+    """Yield the targets of each part of a step's gradient whose norm is taken (`Family.replica_axes`). A part is the
+    micro-batches of one of `num_parts` groups of replicas."""
     replicas_per_part = layout.num_replicas // num_parts
     for targets in batches.targets_of_replicas(step, layout.num_replicas, layout.micro_batch_seqs):
         yield from (
@@ -44,10 +45,8 @@ def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int
 
 @dataclass
 class BatchResizer:
-    """All ranks call each of these together; a schedule that is not by noise scale changes nothing here.
-
-    The average is made of what the log has, whether the run was stopped in between or not, so that it decides the same.
-    """
+    """Chooses the batch by the noise scale; without such a schedule it does nothing. All ranks call each method
+    together. The average is made from the log's records, so that a run that was stopped in between decides the same."""
 
     plan: Plan
     settings: RunSettings
@@ -61,13 +60,13 @@ class BatchResizer:
         self._schedule = schedule if isinstance(schedule, NoiseScaleBatches) else None
 
     def resume(self) -> None:
-        """Of a run that goes on: what its log has of the steps before."""
+        """Read the samples of the steps before from the log of a run that goes on."""
         if self._schedule is not None and self.world.rank == 0 and self.settings.out.log.exists():
             for record in read_log(self.settings.out.log).steps:
                 self._add(record)
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
-        """A step is done: where a decision is due, the next ones may have another batch."""
+        """Add a completed step; when a decision is due, the next steps may get another batch."""
         if self._schedule is None:
             return
         self._add(record)
@@ -86,7 +85,7 @@ class BatchResizer:
             self._average.add(sample)
 
     def _choose_num_seqs(self, schedule: NoiseScaleBatches) -> int:
-        """Sequences of the next batches; 0 as long as there is no estimate."""
+        """Return the sequences of the next batches; 0 as long as there is no estimate."""
         noise = self._average.tokens
         return 0 if noise is None else schedule.batch(noise) // self.plan.job.seq_len
 

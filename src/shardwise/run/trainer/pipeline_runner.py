@@ -1,4 +1,4 @@
-"""The passes of an optimizer step on one process, in the order of its schedule, with the messages to and from other stages."""
+"""The passes of an optimizer step on one process, in the order of its schedule, with the messages between stages."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ StageMicroBatch = tuple[int, int]  # a stage and a micro-batch
 
 
 class IncomingTensor(NamedTuple):
-    """A hidden state or the gradient of one: here, or on its way."""
+    """A hidden state or its gradient, which has arrived or is on its way."""
 
     values: Tensor
     pending: PendingWork | None = None
 
     def wait(self) -> Tensor:
-        """The values, once they have come."""
+        """Wait for the values and return them."""
         if self.pending is not None:
             self.pending.wait()
         return self.values
@@ -40,9 +40,12 @@ class IncomingTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class PassContext:
-    """What runs the passes, and what they run beside. `forward_ended` is called behind each forward pass, `messaging` with what
-    goes to another stage and with the gradients that come from one; `around` is entered around the computation of each pass,
-    without what it waits for from other stages."""
+    """What the passes use.
+
+    `forward_ended` is called after each forward pass; `messaging` with tensors that are sent to another stage, and with
+    gradients received from one; `around` returns a context that is entered around the computation of each pass, without
+    its waits for other stages.
+    """
 
     instance: RankProgram
     model: TorchModel
@@ -57,10 +60,8 @@ class PassContext:
 
 
 class PipelineRunner:
-    """The passes of one step: `num_targets` are those of the whole step, `num_micro_batches` those of this process.
-
-    To evaluate a model (`trains` is False) there are forward passes alone. Gradients are those of the loss times `loss_scale`.
-    """
+    """The passes of one step: `num_targets` are those of the whole step, `num_micro_batches` those of this process. For
+    evaluation (`trains` is False) there are only forward passes. Gradients are those of the loss times `loss_scale`."""
 
     def __init__(
         self, context: PassContext, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, *,
@@ -76,7 +77,9 @@ class PipelineRunner:
         self.last_stage = {action.micro_batch: action.stage for action in self._actions() if action.kind == FORWARD}
         self.on_way: dict[StageMicroBatch, InFlightPass] = {}
         self.penalties: dict[StageMicroBatch, dict[int, Tensor]] = {}
+        # Inputs by the action that made them (`_inbox_key`): a stage's own outputs, and what other stages sent.
         self.inbox: dict[Action, IncomingTensor] = {}
+        # gloo and NCCL read a sent tensor until the send is done, so each is referenced here until then.
         self.sent: dict[StageMessage, tuple[PendingWork, Tensor]] = {}
         self.losses: list[Tensor] = []
 
@@ -84,7 +87,8 @@ class PipelineRunner:
         return (action for step in self.steps for action in step.slot)
 
     def run(self) -> list[Tensor]:
-        """All of them. The losses of this process: the model's, and those of multi-token prediction; none without a head."""
+        """Run the passes in schedule order; return this rank's losses. These are the model's and those of multi-token
+        prediction; none without a head."""
         context = self.parts
         passes = ((action.kind, action.stage) for action in self._actions() if action.kind != FORWARD)
         context.reducer.begin_step(
@@ -139,11 +143,12 @@ class PipelineRunner:
         )
 
     def _unscaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
-        """Losses without the factor of their gradients; the same tensors where there is none."""
+        """Return losses without the loss scale; the same tensors if there is none."""
         return [*losses] if self.loss_scale == 1.0 else [loss / self.loss_scale for loss in losses]
 
     def _backward(self, action: Action) -> None:
-        """Of the whole, of the part that the stage before waits for, or of the weights' gradients."""
+        """Run a full backward pass, only its input gradients (for which the stage before waits), or only its weight
+        gradients."""
         context, stage_micro_batch = self.parts, action[1:]
         in_flight = self.on_way[stage_micro_batch]
         dx = (
@@ -160,11 +165,11 @@ class PipelineRunner:
             else:
                 self._backward_of_inputs(action, in_flight, dx)
             context.gatherer.end()
-        if action.kind != BACKWARD_INPUT:  # its weights' gradients are still to come
+        if action.kind != BACKWARD_INPUT:  # its weight gradients follow in a pass of their own
             del self.on_way[stage_micro_batch]
 
     def _end_pass(self) -> None:
-        """Behind the messages, for which another stage waits: gradients that are left are reduced."""
+        """Reduce the remaining gradients, after the messages for which another stage waits."""
         with self.parts.clock("backward"):
             self.parts.reducer.end_pass()
 
@@ -175,7 +180,7 @@ class PipelineRunner:
             self.inbox[Action(FULL_BACKWARD, action.stage, action.micro_batch)] = IncomingTensor(dx)
 
     def _take_input(self, key: Action) -> Tensor | None:
-        """What another stage has given; None at the ends of the model."""
+        """Return the input from another stage; None at the ends of the model."""
         arriving = self.inbox.pop(key, None)
         return None if arriving is None else arriving.wait()
 
@@ -187,12 +192,12 @@ class PipelineRunner:
         return self.batches[number]
 
     def _receive(self, message: StageMessage) -> None:
-        """What the other stage sends is on its way from now on."""
+        """Start to receive a message of another stage."""
         context, key = self.parts, _inbox_key(message.action)
         if len(self.shapes) <= key.micro_batch:
             self._batch(key.micro_batch)
         values = context.model.empty_hidden_state(context.instance.hidden_state_spec, self.shapes[key.micro_batch])
-        if key.kind != FORWARD:  # activations are saved for the backward pass
+        if key.kind != FORWARD:  # a received activation is counted by what the forward pass saves
             context.messaging(values)
         self.inbox[key] = IncomingTensor(values, context.exchange.receive(values, message.source, PIPELINE))
 
@@ -202,16 +207,16 @@ class PipelineRunner:
         self.sent[message] = self.parts.exchange.send(values, message.target, PIPELINE), values
 
     def _done(self) -> list[StageMessage]:
-        """Messages of which the transport says that they have gone, earlier than the order of the schedule proves it."""
+        """Return the messages that the transport reports as sent, before the order of the schedule proves it."""
         return [message for message, (pending, _) in self.sent.items() if pending.is_done]
 
     def _release_message(self, message: StageMessage) -> None:
-        """What a message carries is needed no longer."""
+        """Wait until a message is sent, and free its tensor."""
         if message in self.sent:
             pending, _ = self.sent.pop(message)
             pending.wait()
 
 
 def _inbox_key(action: Action) -> Action:
-    """Under which a stage finds what another gives: gradients of activations, whichever pass makes them."""
+    """Return the inbox key of an action's output: gradients have one key, whichever pass computes them."""
     return action if action.kind == FORWARD else action._replace(kind=FULL_BACKWARD)

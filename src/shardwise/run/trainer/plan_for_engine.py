@@ -1,4 +1,4 @@
-"""What the engine issues for a plan, and whether it did. Nothing here needs PyTorch."""
+"""A plan as the engine runs it: what it issues, and its memory. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROUTER_STATISTICS: Mapping[str, RouterStatistics] = {"auxiliary": "micro_batch",
 
 
 def engine_instance(plan: Plan, recipe: TrainingRecipe) -> RankProgram:
-    """A plan as the engine runs it under a recipe."""
+    """Return a plan as a rank's program under a recipe."""
     return RankProgram(
         architecture=plan.model, layout=plan.layout, precision=get_precision(plan.job.precision),
         policy=issue_policy(recipe, routed=plan.model.num_experts > 0), seq_len=plan.job.seq_len,
@@ -26,7 +26,7 @@ def engine_instance(plan: Plan, recipe: TrainingRecipe) -> RankProgram:
 
 
 def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
-    """What the engine issues under a recipe; `routed`: the model has experts, whose load is watched."""
+    """Return what the engine issues under a recipe; `routed`: the model has experts, whose load is measured."""
     return IssuePolicy(
         reduction=recipe.reduction, bucket_bytes=recipe.bucket_bytes,
         reduce_each_micro_batch=recipe.reduce_each_micro_batch,
@@ -36,8 +36,8 @@ def issue_policy(recipe: TrainingRecipe, *, routed: bool) -> IssuePolicy:
 
 
 def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
-    """What the engine issues, where its memory is not what the plan's stack would have: its casts are in products alone. None
-    where a precision recipe keeps no casts."""
+    """Return the engine's issue policy if its memory differs from the plan's stack: it casts in products alone. None
+    for a precision recipe that saves no casts."""
     precision = get_precision(plan.job.precision)
     return (
         issue_policy(recipe, routed=plan.model.num_experts > 0) if precision.matmul and precision.saves_casts else None
@@ -45,7 +45,7 @@ def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
 
 
 def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
-    """The bytes of the fullest device by term as the engine runs a plan."""
+    """Return the bytes of the fullest device by memory term as the engine runs a plan."""
     policy = engine_policy(plan, recipe)
     if policy is None:
         return plan.estimate.memory
@@ -56,9 +56,11 @@ def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
 def comparable_counts(
     planned: Counter[IssuedCollective], captured: Counter[IssuedCollective], *, even: bool = False
 ) -> tuple[Counter[IssuedCollective], Counter[IssuedCollective]]:
-    """A planned list and one that was captured, each without what cannot be compared: what a collective carries is not seen from
-    below, and how many rows go to an expert a router decides, so that collectives like those of rows have 0 bytes in both; but
-    where shares are `even`."""
+    """Return planned and captured collectives without what cannot be compared.
+
+    What a collective carries is not seen in a capture. How many rows go to an expert is a router's decision, so
+    collectives like those of rows have 0 bytes in both, unless shares are `even`.
+    """
     uneven = (
         set()
         if even

@@ -1,8 +1,7 @@
-"""What is checked before a run starts: that this plan, these data and this machine go together. Nothing here needs
-PyTorch.
+"""Checks before a run starts: that plan, data and machine fit together. Needs no PyTorch.
 
-Where a plan does not fit in the memory that a device really has, the smallest change of it that does is named; where
-devices are missing, a plan is searched for those that are left.
+If a plan does not fit in the memory that a device really has, the smallest change that fits is named; if devices are
+missing, a plan is searched for those that remain.
 """
 
 from __future__ import annotations
@@ -40,16 +39,13 @@ from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes
 
-SCHEDULED_FIELDS = (
-    "job.global_batch_tokens",
-    "recipe.batch_ramp",
-    "recipe.batch_schedule",
-)  # what a schedule of batches replaces
+# fields that a batch schedule replaces
+SCHEDULED_FIELDS = ("job.global_batch_tokens", "recipe.batch_ramp", "recipe.batch_schedule")
 
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """The sequences of both splits. `names` are those of the sources, and `held_out` has those that hold out a sequence."""
+    """The sequences of a run. `names` of the sources; `held_out` has those with at least one held-out sequence."""
 
     names: tuple[str, ...]
     train: Batches
@@ -57,12 +53,12 @@ class RunData:
 
     @property
     def shares(self) -> dict[str, float]:
-        """The share of each source in what is drawn."""
+        """The share of each source in the samples."""
         return dict(zip(self.names, self.train.mixture.shares, strict=True))
 
     @property
     def fingerprint(self) -> str:
-        """That of the only source, or a hash of those of all, in order, with how they are drawn."""
+        """The fingerprint of the only source, or a hash of all fingerprints, in order, with the draws of each."""
         fingerprints = [source.shards.index.fingerprint for source in self.train.sources]
         drawn_sources = list(zip(fingerprints, self.train.mixture.num_draws, strict=True))
         return (
@@ -73,12 +69,12 @@ class RunData:
 
     @property
     def unigram_entropy_nats(self) -> float:
-        """Nats per token of a model that knows how often each source has each token: the mean by share."""
+        """Nats per token of a model that knows each source's token frequencies: the mean by share."""
         entropies = (source.shards.index.unigram_entropy_nats for source in self.train.sources)
         return math.fsum(share * entropy for share, entropy in zip(self.train.mixture.shares, entropies, strict=True))
 
     def mean_loss(self, losses: Mapping[str, float]) -> float | None:
-        """The mean of held-out losses by the shares of their sources; None without any."""
+        """Return the mean of held-out losses by the shares of their sources; None without any."""
         if not losses:
             return None
         shares = self.shares
@@ -86,8 +82,8 @@ class RunData:
 
 
 def require_compilable(layout: Layout, recipe: TrainingRecipe) -> None:
-    """Raise `InputError` where blocks are to be compiled and some of their results kept: which these are is seen operation by
-    operation, of which a compiled block has none."""
+    """Raise `InputError` for torch.compile with selective recomputation. Which results are kept is decided operation by
+    operation, and a compiled block has no operations to decide on."""
     if recipe.compile and layout.recompute not in ("none", "full"):
         raise InputError(
             f"--compile: found with recompute={layout.recompute}; none or full is required: leave out --compile, or plan again "
@@ -96,7 +92,7 @@ def require_compilable(layout: Layout, recipe: TrainingRecipe) -> None:
 
 
 def require_world(plan: Plan, world_size: int) -> None:
-    """Raise `InputError` for another number of processes than the plan has devices."""
+    """Raise `InputError` unless there are as many processes as the plan has devices."""
     if world_size != plan.layout.num_devices:
         raise InputError(
             f"world size: found {world_size} processes; the plan ({plan.layout}) is of {plan.layout.num_devices} devices: start "
@@ -105,7 +101,8 @@ def require_world(plan: Plan, world_size: int) -> None:
 
 
 def open_data(plan: Plan, settings: RunSettings) -> RunData:
-    """The data of a run. Raises `InputError` for what is damaged, too short, or of a larger vocabulary than the model's."""
+    """Open the data of a run. Raises `InputError` if it is damaged, too short, or of a larger vocabulary than the
+    model's."""
     recipe, seq_len = settings.recipe, plan.job.seq_len
     sources = run_all(*(partial(_open_shards, folder, plan) for folder, _ in recipe.data))
     train = Batches(
@@ -126,7 +123,8 @@ def _open_shards(folder: str, plan: Plan) -> TokenShards:
 
 
 def _open_held_out(folder: str, plan: Plan, recipe: TrainingRecipe) -> Batches | None:
-    """The held-out text of a source as one step, of every sequence in the text's order; None where there is less than one."""
+    """Return the held-out text of a source as one step of all its sequences, in text order; None if it has less than
+    one."""
     try:
         shards, seq_len = TokenShards(folder, "held_out"), plan.job.seq_len
         num_sequences = max((shards.num_tokens - 1) // seq_len, 1)
@@ -140,7 +138,7 @@ def _open_held_out(folder: str, plan: Plan, recipe: TrainingRecipe) -> Batches |
 
 
 def check_run(plan: Plan, settings: RunSettings) -> RunData:
-    """All checks of what was given, at once. Raises `InputError`."""
+    """Run all checks of a run at once and return its data. Raises `InputError`."""
     precision = get_precision(plan.job.precision)
     *_, data = run_all(
         lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
@@ -153,20 +151,19 @@ def check_run(plan: Plan, settings: RunSettings) -> RunData:
     require_tensorboard(settings)
     if settings.resume:
         require_same_run(settings.out, plan, settings.recipe, data)
-        recipe_payload(
-            settings.recipe, plan.job.optimizer
-        )  # what the run has of another optimizer is no fault of the recipe
+        # After `require_same_run`, which reports another optimizer; its fields are no fault of the recipe.
+        recipe_payload(settings.recipe, plan.job.optimizer)
     return data
 
 
 def require_tensorboard(settings: RunSettings) -> None:
-    """Raise `InputError` where metrics for TensorBoard are asked for and it is not installed."""
+    """Raise `InputError` if TensorBoard is requested and not installed."""
     if settings.tensorboard and find_spec("tensorboard") is None:
         raise InputError("--tensorboard: the tensorboard package is not installed; pip install tensorboard")
 
 
 def describe_run(plan: Plan, recipe: TrainingRecipe, data: RunData) -> RunInputs:
-    """What the run's folder keeps of what is run."""
+    """Return what the run's folder keeps of plan, recipe, data and versions."""
     return RunInputs(
         plan=plan_payload(plan),
         recipe=recipe_payload(recipe, plan.job.optimizer),
@@ -176,9 +173,9 @@ def describe_run(plan: Plan, recipe: TrainingRecipe, data: RunData) -> RunInputs
 
 
 def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: RunData) -> None:
-    """Raise `InputError` that names all in which a run that is to go on differs from what it was: model, data, order of samples.
+    """Raise `InputError` that lists how a run that goes on differs from what it was: model, data, order of samples.
 
-    Other degrees, micro-batches and schedules of the learning rate are fine. So are other batches if the recipe has a schedule of
+    Degrees, micro-batches and schedules of the learning rate may change. So may batches if the recipe has a schedule of
     them: the checkpoint has those before it.
     """
     recorded = out.read_inputs()
@@ -187,8 +184,8 @@ def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: R
     scheduled = SCHEDULED_FIELDS if recipe.batch_schedule is not None else ()
     raise_problems(
         [
-            f"--resume: found {field_name} {_clip(current[field_name])}; the run in {out.path} has {_clip(previous[field_name])}, which is required: "
-            f"give the same, or start another run with another --out"
+            f"--resume: found {field_name} {_clip(current[field_name])}; the run in {out.path} has "
+            f"{_clip(previous[field_name])}, which is required: give the same, or start another run with another --out"
             for field_name in current
             if current[field_name] != previous[field_name] and field_name not in scheduled
         ]
@@ -199,7 +196,7 @@ def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerpri
     model, job, recipe = (_as_json(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
     identity = {f"model.{name}": value for name, value in model.items() if name != "name"}
     identity |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
-    identity["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # of a run of an earlier version it is this one
+    identity["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # runs of earlier versions lack it
     identity |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
     identity["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
     identity["recipe.batch_schedule"] = recipe.get("batch_schedule")
@@ -207,7 +204,7 @@ def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerpri
 
 
 def _as_json(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As JSON gives it back: lists for tuples."""
+    """Return a payload as JSON restores it, with lists for tuples."""
     plain: Mapping[str, Any] = json.loads(json.dumps(payload))
     return plain
 
@@ -220,7 +217,7 @@ LayoutChange = Mapping[str, Any]  # fields of a layout, with their new values
 
 
 def require_memory(plan: Plan, recipe: TrainingRecipe, available_bytes: int, device: str) -> None:
-    """Raise `NothingFitsError` where the predicted peak is above the bytes that are there, with the smallest change that fits."""
+    """Raise `NothingFitsError` if the predicted peak exceeds `available_bytes`, naming the smallest change that fits."""
     policy = engine_policy(plan, recipe)
     required_bytes = sum(engine_memory(plan, recipe).values())
     if required_bytes <= available_bytes:
@@ -237,15 +234,16 @@ def require_memory(plan: Plan, recipe: TrainingRecipe, available_bytes: int, dev
             f"with {pin_flags(change)}"
         )
     raise NothingFitsError(
-        f"the plan takes {format_bytes(required_bytes)} on each device, by its estimate, and {device} has {format_bytes(available_bytes)}: "
-        f"{help_text}"
+        f"the plan takes {format_bytes(required_bytes)} on each device, by its estimate, and {device} has "
+        f"{format_bytes(available_bytes)}: {help_text}"
     )
 
 
 def smallest_change(
     plan: Plan, available_bytes: int, policy: IssuePolicy | None = None
 ) -> tuple[LayoutChange, Estimate] | None:
-    """The fastest change of one choice (recomputation, micro-batch, ZeRO stage) that fits; else of two; None where none does."""
+    """Return the fastest change of one choice (recomputation, micro-batch, ZeRO stage) that fits, or else of two, or
+    None."""
     choices = [
         list(changes(plan.layout)) for changes in (_recompute_changes, _micro_batch_changes, _zero_stage_changes)
     ]
@@ -268,7 +266,7 @@ def _price_change(plan: Plan, layout: Layout, policy: IssuePolicy | None) -> Est
 
 
 def _recompute_changes(layout: Layout) -> Iterator[LayoutChange]:
-    """Policies that keep less; of one that a part of the layers has, all of them."""
+    """Yield policies that keep less, and for a policy of some layers the same for all layers."""
     leaner = tuple(POLICIES)[1:] if layout.recompute == "none" else ("full",)
     part: LayoutChange = {} if layout.recompute_layers is None else {"recompute_layers": None}
     for policy in dict.fromkeys((layout.recompute, *leaner)):
@@ -284,17 +282,18 @@ def _micro_batch_changes(layout: Layout) -> Iterator[LayoutChange]:
 
 
 def _zero_stage_changes(layout: Layout) -> Iterator[LayoutChange]:
-    """Higher stages; replicas become shards where there are none yet."""
+    """Yield higher ZeRO stages; replicas become shards if there are no shards yet."""
     sharded: LayoutChange = {"dp": 1, "fsdp": layout.dp} if layout.fsdp == 1 and layout.dp > 1 else {}
     for stage in range(layout.zero_stage + 1, 4):
         yield {**sharded, "zero_stage": stage}
 
 
 def replan_for(plan: Plan, num_devices: int) -> Plan:
-    """The plan of the same model and job, searched for so many devices of the cluster: the global batch and its samples stay.
+    """Return a plan of the same model and job for `num_devices` devices of the cluster; the global batch and samples
+    stay.
 
-    A plan of so many devices already is given as it is. Raises `InputError` for a number of devices that the cluster cannot have,
-    and `NothingFitsError` where the job does not fit on them.
+    A plan for that many devices is returned unchanged. Raises `InputError` for a number of devices that the cluster
+    cannot have, and `NothingFitsError` if the job does not fit on them.
     """
     if num_devices == plan.layout.num_devices:
         return plan

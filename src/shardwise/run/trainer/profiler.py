@@ -1,4 +1,4 @@
-"""A step of a run that is recorded: the timeline of each rank, on clocks that are compared."""
+"""Record a step of a run: the timeline of each rank, and the offset of its clock."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.run.trainer.training_engine import TrainingEngine
 
-ROUNDS = 8  # exchanges of clocks; the closest bounds of all of them hold
+ROUNDS = 8  # exchanges of clocks, of which the closest bounds hold
 
 
 @contextmanager
 def record_step(engine: TrainingEngine) -> Iterator[TimelineRecorder]:
-    """Record what an engine does within."""
+    """Record what an engine does within the context."""
     recorder = TimelineRecorder(engine.world.device, dict(engine.instance.units))
     engine.set_recorder(recorder)
     try:
@@ -27,7 +27,7 @@ def record_step(engine: TrainingEngine) -> Iterator[TimelineRecorder]:
 
 
 def profiled_step(engine: TrainingEngine, step: Callable[[], StepRecord]) -> tuple[StepRecord, RankTrace]:
-    """Run the next step, recorded."""
+    """Run the next step and record it."""
     world = engine.world
     offset_ns, error_ns = clock_offset(world)
     with record_step(engine) as recorder:
@@ -41,11 +41,12 @@ def profiled_step(engine: TrainingEngine, step: Callable[[], StepRecord]) -> tup
 
 
 def clock_offset(world: RankGroup) -> tuple[int, int]:
-    """By how many nanoseconds this rank's clock is ahead of the first rank's, and how far that may be off.
+    """Return by how many nanoseconds this rank's clock is ahead of the first rank's, and the error bound.
 
-    No rank leaves an exchange of all ranks before everybody has come to it. So the first rank's clock when it came is no later
-    than this one's when it left, less the offset, and the other way round; every exchange gives two bounds (as Cristian's
-    algorithm has them of one message there and back). F. Cristian, Probabilistic clock synchronization, 1989.
+    No rank leaves an exchange of all ranks before every rank has arrived. With a and d the times of arrival and
+    departure on a rank's own clock, a_first + offset <= d_this and a_this - offset <= d_first: so a_this - d_first <=
+    offset <= d_this - a_first for every exchange (as in Cristian's algorithm for one message there and back). F.
+    Cristian, Probabilistic clock synchronization, 1989.
     """
     arrivals, departures = [], []
     for _ in range(ROUNDS):

@@ -1,7 +1,7 @@
-"""One rank of a plan's world, however large, in this process alone: the engine as it is, on tensors without data.
+"""One rank of a plan's world, however large, in this process alone: the unchanged engine on tensors without data.
 
-Its collectives go over a transport without other ranks (`run.transport.lone_rank`), so that they are issued and nothing comes.
-Where a router says how many rows go to an expert, even shares go (`run.kernels.device_dispatch.on_host`).
+Its collectives use a transport without other ranks (`run.transport.lone_rank`): they are issued and nothing arrives.
+Experts get even shares where a router would decide (`run.kernels.device_dispatch.on_host`).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from shardwise.sharding.mesh import Mesh
 from shardwise.values.errors import InputError
 
 DEVICE = "meta"
-# Micro-batches that do something else: the first gives gradients their first values, others add to them, the last sends them.
+# Three micro-batches differ: the first writes gradients, others add to them, and the last one reduces them.
 MAX_MICRO_BATCHES = 3
 
 
 def lone_rank_world(mesh: Mesh, rank: int) -> World:
-    """Return a rank of a mesh without the others. Raises `InputError` for one that the mesh does not have."""
+    """Return a rank of a mesh without the others. Raises `InputError` for a rank that the mesh does not have."""
     if not 0 <= rank < mesh.num_devices:
         raise InputError(f"rank: found {rank}; the plan's ranks are 0 to {mesh.num_devices - 1}")
     return World(mesh, DEVICE, transport=LoneRank(rank, mesh.num_devices))
 
 
 def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRank:
-    """Run a step of a rank, or the first micro-batches of one that has many, and see what it holds and issues.
-
-    Raises `InputError` for a rank that the plan does not have.
-    """
+    """Run a step of a rank, or its first micro-batches if it has many, and return its memory and collectives. Raises
+    `InputError` for a rank that the plan does not have."""
     started, instance = time.perf_counter(), engine_instance(plan, recipe)
-    max_count = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp  # all that a stage ever has in flight
+    max_count = (
+        MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp
+    )  # as many as a stage ever has in flight
     count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), max_count)
     world = lone_rank_world(instance.mesh, rank)
     engine = TrainingEngine(instance, recipe, world)
@@ -57,7 +57,7 @@ def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRan
 
 
 def _micro_batches(engine: TrainingEngine, plan: Plan, recipe: TrainingRecipe, count: int) -> Iterator[MicroBatch]:
-    """So many of a rank, of a length and of nothing else: ids and targets of the places that it reads."""
+    """Yield `count` micro-batches of a rank without data: ids and targets of the positions that it reads."""
     num_seqs, length = plan.layout.micro_batch_seqs, plan.job.seq_len
     runs = engine.places_read(length)
     width = sum(num_positions for _, num_positions in runs or ((0, length),))

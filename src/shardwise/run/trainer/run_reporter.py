@@ -1,4 +1,4 @@
-"""What a run reports on its first rank: the log, a line of progress, TensorBoard where it is asked for, and its summary."""
+"""Reports of a run on its first rank: the log, progress lines, TensorBoard on request, and the summary."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from shardwise.values.atomic_files import write_json_atomic
 from shardwise.values.errors import MissingValueError
 from shardwise.values.units import format_count, format_percent, format_seconds, pluralize
 
-SECONDS_BETWEEN = 10.0  # of lines of progress, where there is no terminal to rewrite one on
-RECENT_STEPS = 20  # steps that the time left is reckoned from
+SECONDS_BETWEEN = 10.0  # seconds between progress lines if there is no terminal, on which one is rewritten
+RECENT_STEPS = 20  # steps from which the remaining time is estimated
 
 
 def throughput_of(plan: Plan, device: str) -> MfuFormula:
-    """What makes rates of the steps of a plan on the devices that it runs on, as its estimate does."""
+    """Return the formula for rates and MFU of a plan's steps on the devices that it runs on."""
     peak_format, chip = mfu_format(plan.job), plan.cluster.chip
     elsewhere = device == "cpu" and chip.platform is not None
     return MfuFormula(
@@ -57,7 +57,7 @@ def throughput_of(plan: Plan, device: str) -> MfuFormula:
 
 
 def _peak(chip: Chip, peak_format: str) -> float | None:
-    """A device's peak; None without a source, as of processes on whichever host this is."""
+    """Return a device's peak FLOP/s; None without a source, and for a local host, which may be any machine."""
     try:
         return None if chip.name == LOCAL else chip.peak(peak_format)
     except MissingValueError:
@@ -65,7 +65,7 @@ def _peak(chip: Chip, peak_format: str) -> float | None:
 
 
 def planned_checkpoints(plan: Plan) -> tuple[float, float]:
-    """Bytes of a checkpoint and seconds to write it, as the plan has them or would have them by default."""
+    """Return the bytes of a checkpoint and the seconds to write it, as the plan has them, or by default."""
     reliability = plan.run.reliability if plan.run else Reliability()
     return (
         checkpoint_bytes(plan.model, plan.job),
@@ -74,7 +74,7 @@ def planned_checkpoints(plan: Plan) -> tuple[float, float]:
 
 
 class RunReporter:
-    """Says what happens. `first_step` is the number of steps done before."""
+    """Writes the log, progress lines and TensorBoard metrics. `first_step` is the number of steps done before."""
 
     def __init__(
         self, plan: Plan, settings: RunSettings, *, device: str, first_step: int, stream: TextIO | None = None
@@ -114,16 +114,16 @@ class RunReporter:
         )
 
     def step(self, record: StepRecord, extra_fields: Mapping[str, Any]) -> None:
-        """A step is done."""
+        """Report a completed step."""
         line = format_step_line(record, self.throughput, extra_fields)
         self._log.write(line)
         self._to_board(line, record.step)
-        if INSPECTED not in extra_fields or not self._recent:  # which is slower
+        if INSPECTED not in extra_fields or not self._recent:  # inspected steps are slower
             self._recent.append(record.step_time_s)
         self._progress(record)
 
     def validation(self, step: int, loss: float, losses_by_source: Mapping[str, float]) -> None:
-        """The held-out text has been looked at after so many steps, and of a mixture that of each source."""
+        """Report the held-out loss after so many steps, and for a mixture that of each source."""
         line = {"step": step, VALIDATION_LOSS: loss}
         line |= {f"{VALIDATION_LOSS}/{name}": source_loss for name, source_loss in losses_by_source.items()}
         self._log.write(line)
@@ -131,17 +131,17 @@ class RunReporter:
         self.say(f"step {step}: held-out loss {loss:.4f}")
 
     def event(self, event: str, step: int, details: Mapping[str, Any], text: str = "") -> None:
-        """Something was done beside the steps, after so many: a line of the log, and of `text` where there is any."""
+        """Log an event after so many steps, and print `text` if there is any."""
         self._log.write({EVENT: event, "step": step, **details})
         if text:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a line."""
         self._print(("\r\x1b[K" if self._rewriting else "") + text)
 
     def _print(self, text: str, end: str = "\n") -> None:
-        """The stream's reader may be gone; the run goes on all the same, and its log has the report."""
+        """Print to the stream; if its reader is gone, the run continues, and its log has the report."""
         with suppress(OSError):
             print(text, end=end, file=self._stream, flush=True)
 
@@ -182,7 +182,8 @@ class RunReporter:
 def write_summary(
     plan: Plan, settings: RunSettings, data: RunData, *, device: str, steps: int, held_out: Mapping[str, float]
 ) -> dict[str, Any]:
-    """The summary of a run of so many steps, written; `held_out` are the losses of each source's held-out text."""
+    """Write the summary of a run of `steps` steps and return it; `held_out` are the losses of each source's held-out
+    text."""
     out, log = settings.out, read_log(settings.out.log)
     write_noise(out, log)
     summary = summarise_run(
@@ -195,7 +196,7 @@ def write_summary(
 
 
 def _drawn_sources(data: RunData, steps: int, held_out: Mapping[str, float]) -> dict[str, SourceUsage]:
-    """What was taken of each source, and what is lost on its held-out text."""
+    """Return the share, epochs and held-out loss of each source."""
     epochs = data.train.epochs(steps)
     return {
         name: SourceUsage(share, num_epochs, held_out.get(name))
@@ -204,7 +205,7 @@ def _drawn_sources(data: RunData, steps: int, held_out: Mapping[str, float]) -> 
 
 
 def write_noise(out: RunFolder, log: StepLog) -> None:
-    """Keep what a run's steps measured in its folder, where plans find it (`batch_size.noise_scale`)."""
+    """Write the noise scale that a run measured into its folder, where plans find it (`batch_size.noise_scale`)."""
     if any(noise_sample_of(record) for record in log.steps):
         noise_scale = estimate_run_noise(log.steps, out.path).noise_scale
         if noise_scale is not None:

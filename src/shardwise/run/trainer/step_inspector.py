@@ -1,9 +1,9 @@
-"""A step watched from below: the bytes that it holds, by what they are for, and every collective that it issues.
+"""Inspect a step at PyTorch's dispatcher: the bytes it holds by memory term, and every collective it issues.
 
-Every operation is seen as it is dispatched, in the forward and in the backward pass, and every storage that it makes
-is followed until it is freed. So what counts is what tensors hold, on any device and however many views share a
-storage. What an allocator rounds up or keeps, and what a kernel takes for itself while it runs, is not seen;
-`process_memory` has it. Collectives are seen where the transport takes them.
+Every operation is seen as it is dispatched, in the forward and in the backward pass, and every storage is followed
+until it is freed. So bytes are those of tensors, on any device and however many views share a storage. What an
+allocator rounds up or caches, and what a kernel allocates for itself while it runs, is not seen; `process_memory`
+includes it. Collectives are observed in the transport.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from shardwise.run.transport.interface import CollectiveGroup
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.instructions import PIPELINE
 
-SAMPLES = 400  # of a step: what a picture shows
+SAMPLES = 400  # points of a step's memory curve: as many as a chart shows
 
 
 class _Storage:
-    """One storage while it lives: `term` is what it is for, None while unknown."""
+    """A live storage: `term` is its memory term, None while unknown."""
 
     __slots__ = ("num_bytes", "reference", "term")
 
@@ -48,26 +48,25 @@ class _Storage:
 class MemoryTracker(DispatchMode):
     """Follows all storages while it is entered; one step is to run within.
 
-    Name what is known with `name`, as early or late as it is at hand; call `forward_ended` between each forward pass and its
-    backward pass. An unnamed tensor whose last dim is `vocab_size` belongs to the logits.
+    Assign known tensors with `name`, at any time before or after they appear; call `forward_ended` between each forward
+    pass and its backward pass. An unnamed tensor whose last dim is `vocab_size` counts as logits.
     """
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.vocab_size = vocab_size
         self._alive: dict[int, _Storage] = {}
-        self._changes: list[
-            tuple[_Storage, int, int]
-        ] = []  # each storage as it comes, is resized and goes: bytes, and when
-        self._forwards: list[int] = []  # how many changes there were when each forward pass ended
+        # Bytes added or freed, and the time in ns, when a storage is allocated, resized or freed.
+        self._changes: list[tuple[_Storage, int, int]] = []
+        self._forwards: list[int] = []  # number of changes at the end of each forward pass
 
     def name(self, term: str, tensors: Iterable[Tensor]) -> None:
-        """Say what tensors are for."""
+        """Assign a memory term to tensors."""
         for tensor in tensors:
             self._track(tensor, term).term = term
 
     def forward_ended(self) -> None:
-        """All that is alive and has no name was saved for the backward pass."""
+        """Count all live storages without a term as activations: they were saved for the backward pass."""
         for storage in list(self._alive.values()):
             storage.term = storage.term or ACTIVATIONS
         self._forwards.append(len(self._changes))
@@ -81,7 +80,7 @@ class MemoryTracker(DispatchMode):
         return out
 
     def _track(self, tensor: Tensor, term: str | None) -> _Storage:
-        """The storage of a tensor, with as many bytes as it now has; `term` is that of one not seen before."""
+        """Return the storage of a tensor with its present size; `term` is that of a storage not seen before."""
         storage = tensor.untyped_storage()
         key, num_bytes = id(storage), storage.nbytes()
         tracked = self._alive.get(key)
@@ -98,7 +97,7 @@ class MemoryTracker(DispatchMode):
         self._changes.append((storage, -storage.num_bytes, time.perf_counter_ns()))
 
     def memory(self) -> MeasuredMemory:
-        """What the step held, by the names that storages have by now."""
+        """Return the peak and the largest bytes of each term, by the terms that storages have by now."""
         current, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
         total, peak, at_peak = 0, 0, dict(current)
         ends = set(self._forwards)
@@ -115,7 +114,7 @@ class MemoryTracker(DispatchMode):
         return MeasuredMemory(peak_bytes=peak, at_peak=at_peak, largest=largest)
 
     def curve(self) -> tuple[MemorySample, ...]:
-        """What was held over time, by the names that storages have by now: the fullest moment of each of `SAMPLES` spans."""
+        """Return the bytes held over time by term: the fullest moment of each of `SAMPLES` intervals."""
         if not self._changes:
             return ()
         current, samples = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
@@ -136,7 +135,7 @@ def _storage_freed(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref
 
 
 def _tensors(arguments: Any) -> Iterator[Tensor]:
-    """The tensors of an operation's arguments or results."""
+    """Yield the tensors in an operation's arguments or results."""
     if isinstance(arguments, Tensor):
         yield arguments
     elif isinstance(arguments, (tuple, list)):
@@ -147,7 +146,7 @@ def _tensors(arguments: Any) -> Iterator[Tensor]:
 
 
 def process_memory(device: torch.device) -> ProcessMemory:
-    """The peaks so far."""
+    """Return the memory peaks of this process so far."""
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT
     if device.type != "cuda":
         return ProcessMemory(resident, None, None)
@@ -158,10 +157,11 @@ NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class CollectiveCapture:
-    """Collectives over axes of the mesh, by kind, axes, format and bytes, in the order in which they are issued while it is
-    active. What they carry only the engine knows: it is "".
+    """Captures collectives over mesh axes (kind, axes, dtype, bytes), in the order in which they are issued while it is
+    entered.
 
-    What all ranks agree on (`run.faults.agreement`) is over no axes of the mesh and not among them.
+    What they carry is "": only the engine knows. Exchanges of `run.faults.agreement` are over no mesh axes and not
+    included.
     """
 
     def __init__(self, world: World) -> None:
@@ -186,7 +186,7 @@ class CollectiveCapture:
     def _record(self, kind: CollectiveKind, payload: Sequence[Tensor], group: CollectiveGroup) -> None:
         axes = self.world.axes_of(group)
         if axes != PIPELINE and kind is CollectiveKind.RECEIVE:
-            return  # the other end of what is permuted
+            return  # a permute is counted once, at its sender
         if axes != PIPELINE and kind is CollectiveKind.SEND:
             kind = CollectiveKind.PERMUTE
         for tensor in payload:
@@ -196,20 +196,20 @@ class CollectiveCapture:
 
 @dataclass(frozen=True, slots=True)
 class StepInspector:
-    """What watches: the storages, and the process groups."""
+    """The two observers of a step: of storages, and of collectives."""
 
     tracker: MemoryTracker
     capture: CollectiveCapture
 
     @property
     def found(self) -> StepInspection:
-        """What was seen by now."""
+        """The inspection so far."""
         return StepInspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
 
 
 @contextmanager
 def inspect_step(engine: TrainingEngine) -> Iterator[StepInspector]:
-    """Watch the one step that is run within. It is slower for it."""
+    """Inspect the one step that is run within the context, which slows it down."""
     inspector = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
     stored = list(engine.held())
     for term, tensor in stored:

@@ -1,5 +1,4 @@
-"""How long each rank works by itself in a step: one that works longer than others with the same work is named, for all wait for
-it."""
+"""Find stragglers: ranks that work longer in a step than others with the same work, and for which all others wait."""
 
 from __future__ import annotations
 
@@ -15,14 +14,14 @@ from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.search.plan import Plan
 from shardwise.values.units import format_seconds
 
-STEPS_BETWEEN = 10  # steps between two exchanges, of two numbers of each rank
-# What a rank does by itself; in the rest of a step it waits for others.
+STEPS_BETWEEN = 10  # steps between two exchanges of two numbers per rank
+# Terms of a step in which a rank works by itself; in the others it waits for ranks.
 WORK = ("forward", "backward", "recompute", "optimizer", "host", "data")
 MAX_SHOWN = 3  # ranks in a message
 
 
 def stage_flops(plan: Plan) -> list[float]:
-    """FLOPs of a micro-batch on a device of each pipeline stage, forward and backward.
+    """Return the FLOPs of a micro-batch on a device of each pipeline stage, forward and backward.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("llama-3-8b", "h100:8", global_batch_tokens="512Ki", seq_len=4096, pins={"pp": 2})
@@ -42,10 +41,10 @@ def stage_flops(plan: Plan) -> list[float]:
 def slow_ranks(
     work_s: Sequence[float], stages: Sequence[int], flops: Sequence[float], factor: float
 ) -> dict[int, float]:
-    """Ranks that work at least `factor` times as long as others with the same work do, and how many times.
+    """Return the ranks that work at least `factor` times as long as others with the same work, and their ratios.
 
-    `work_s`: seconds of each rank; `stages`: its pipeline stage; `flops`: those of each stage. A rank is compared with the median
-    of the ranks of its stage, the lower of two. One that is alone in its stage is compared with all ranks, per FLOP.
+    `work_s`: seconds of each rank; `stages`: its pipeline stage; `flops`: those of each stage. A rank is compared with
+    the low median of the ranks of its stage. One that is alone in its stage is compared with all ranks, per FLOP.
 
     >>> slow_ranks([0.2, 0.21, 0.6, 0.2], [0, 0, 0, 0], [1.0], 2.0)
     {2: 3.0}
@@ -67,7 +66,7 @@ def slow_ranks(
 
 
 class StragglerDetector:
-    """Compares the ranks of a run every `STEPS_BETWEEN` steps, and names a rank when it becomes slow and when it no longer is."""
+    """Compares the ranks of a run every `STEPS_BETWEEN` steps, and reports when a rank becomes slow or no longer is."""
 
     def __init__(self, world: RankGroup, plan: Plan, factor: float) -> None:
         self.world, self.factor = world, factor
@@ -76,7 +75,7 @@ class StragglerDetector:
         self._slow: Mapping[int, float] = {}
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
-        """A step is done; all ranks call this."""
+        """Add a completed step; all ranks call this."""
         self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
         if self.world.meeting is None or len(self._work_s) < STEPS_BETWEEN:
             return

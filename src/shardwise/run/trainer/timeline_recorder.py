@@ -1,8 +1,7 @@
-"""Records the timeline of a step on this rank, under the names of the planned step.
+"""Record the timeline of a step on this rank, under the names of the planned step.
 
-Kernels are timed by taking the place of their units' steps: an engine without a recorder runs what it always runs. The compute
-stream does one thing at a time, so that a wait inside a kernel's call, such as for the gradients that were sent before, cuts the
-kernel in two.
+Kernels are timed by replacing their units' calls: an engine without a recorder is unchanged. The compute stream does
+one thing at a time, so that a wait inside a kernel's call, such as for gradients sent before, cuts the kernel in two.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from shardwise.sharding.spec import Axes
 from shardwise.step.instructions import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, InstructionId, charged_axis
 from shardwise.step.instructions import KERNEL as LAUNCH
 
-# Spans of the clock that are work of the compute stream and no unit's, and their phases; waits are recorded by themselves.
+# Clock terms that are work on the compute stream outside units, and their phases; waits are recorded as such.
 SPANS = {"optimizer": UPDATE, "data": "data"}
 NAMES = {
     "AllGather": "all_gather",
@@ -36,7 +35,7 @@ NAMES = {
 
 
 class StreamActivity(NamedTuple):
-    """What the compute stream does, and where."""
+    """What the compute stream does, and for which unit and action."""
 
     kind: TraceEventKind
     name: str
@@ -50,8 +49,11 @@ class StreamActivity(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class RecordedCollective:
-    """A collective on its way: `number` is that of those over the same axes before it. `done`: when all of its `left` parts had
-    arrived, as its transport says, and `waited_for` when it had been waited for; None as long as it was not."""
+    """A collective in flight: `number` counts those over the same axes before it.
+
+    `left`: its parts that have not arrived; `done`: when the last one arrived, as its transport says; `waited_for`:
+    when the wait for it ended. Both are None until then.
+    """
 
     recorder: TimelineRecorder
     name: str
@@ -67,7 +69,7 @@ class RecordedCollective:
     waited_for: Timestamp | None = None
 
     def follow(self, works: Sequence[Any]) -> None:
-        """It has been issued, and goes on as these."""
+        """Follow the works of the issued collective."""
         self.left = len(works)
         for work in works:
             future = _future(work)
@@ -75,11 +77,11 @@ class RecordedCollective:
                 future.add_done_callback(self.arrived)
 
     def record_wait(self) -> AbstractContextManager[None]:
-        """Around the wait for it."""
+        """Return a context to enter around the wait for it."""
         return self.recorder.waiting(self)
 
     def arrived(self, _: torch.futures.Future[Any]) -> None:
-        """One of its parts is there. The transport's own thread calls this."""
+        """Count an arrived part. The transport's own thread calls this."""
         self.left -= 1
         if self.left == 0:
             self.done = self.recorder.marks.now()
@@ -96,7 +98,7 @@ class RecordedCollective:
 
 
 class TimelineRecorder:
-    """Records from when it is made until `events` is asked for. `units` has the kind of the unit at each path."""
+    """Records from its creation until `events` is called. `units` has the kind of the unit at each path."""
 
     def __init__(self, device: torch.device, units: Mapping[str, str]) -> None:
         self.units, self.path, self.action = units, "", ""
@@ -109,7 +111,7 @@ class TimelineRecorder:
         self._since = self.marks.origin
 
     def timed_calls(self, path: str, unit: str, steps: Sequence[SlotCall]) -> Sequence[SlotCall]:
-        """The steps of a unit, about to run, with kernels that are timed."""
+        """Return the calls of a unit, which is about to run, with timed kernels."""
         self.path = path
         if id(steps) not in self._watched:
             timed = (step._replace(kernel=partial(self._timed, step.kernel, step.identity)) for step in steps)
@@ -130,14 +132,14 @@ class TimelineRecorder:
         results: tuple[str, ...] = (),
         collective: RecordedCollective | None = None,
     ) -> StreamActivity:
-        """At the unit that runs."""
+        """Return an activity of the unit that runs."""
         return StreamActivity(
             kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, collective
         )
 
     @contextmanager
     def _span(self, activity: StreamActivity) -> Iterator[None]:
-        """The compute stream does this now, and goes on afterwards with what it did."""
+        """Record that the compute stream does this within the context; what it did before continues afterwards."""
         now = self.marks.now()
         self._close(now)
         self._open.append(activity)
@@ -155,7 +157,7 @@ class TimelineRecorder:
             self.spans.append((self._open[-1], self._since, now))
 
     def begins(self, kind: str, num_bytes: int, axes: Axes, carries: TrafficLabel | None) -> RecordedCollective:
-        """A collective is about to be issued; one of activations is that of the call that runs."""
+        """Record a collective that is about to be issued; without a label it belongs to the call that runs."""
         activity = self._open[-1] if self._open else self._here(KERNEL, "", "")
         name, (role, path) = NAMES.get(kind, kind.lower()), carries or (ACTIVATION, self.path)
         result_name = activity.name.removeprefix(f"{START} ")
@@ -175,14 +177,14 @@ class TimelineRecorder:
 
     @contextmanager
     def waiting(self, collective: RecordedCollective) -> Iterator[None]:
-        """The compute stream waits for a collective."""
+        """Record that the compute stream waits for a collective."""
         with self._span(self._here(WAIT, collective.name, collective.phase, collective=collective)):
             yield
         collective.waited_for = self._since
 
     @contextmanager
     def record_pass(self, action: Action) -> Iterator[None]:
-        """A pass of a micro-batch."""
+        """Record a pass of a micro-batch."""
         self.action, begun = str(action), self.marks.now()
         try:
             yield
@@ -192,11 +194,11 @@ class TimelineRecorder:
             self.path = self.action = ""
 
     def span(self, term: str) -> AbstractContextManager[None]:
-        """Work that is no unit's, by the term of the clock that it counts for."""
+        """Record work of no unit, by its term of the clock."""
         return self._span(self._here(KERNEL, term, SPANS[term])) if term in SPANS else nullcontext()
 
     def events(self) -> tuple[TraceEvent, ...]:
-        """What was recorded, in the order in which it began. All work of the device must be done."""
+        """Return the events in order of their start. All work of the device must be done."""
         events = [
             *map(self._of_span, self.spans),
             *(self._of_moved(collective) for collective in self.moved if collective.end is not None),
@@ -207,9 +209,10 @@ class TimelineRecorder:
         activity, start, end = span
         collective = activity.moved
         event = TraceEvent(
-            kind=activity.kind, name=activity.name, stream=PASSES if activity.kind == PASS else COMPUTE, start_ns=self.marks.ns(start),
-            end_ns=self.marks.ns(end), path=activity.path, unit=activity.unit, phase=activity.phase, action=activity.action,
-            results=activity.results, issued_ns=start.host_ns - self.marks.origin.host_ns,
+            kind=activity.kind, name=activity.name, stream=PASSES if activity.kind == PASS else COMPUTE,
+            start_ns=self.marks.ns(start), end_ns=self.marks.ns(end), path=activity.path,
+            unit=activity.unit, phase=activity.phase, action=activity.action, results=activity.results,
+            issued_ns=start.host_ns - self.marks.origin.host_ns,
             cpu_ns=end.cpu_ns - start.cpu_ns if activity.kind == KERNEL else 0,
         )  # fmt: skip
         if collective is None:
@@ -222,14 +225,15 @@ class TimelineRecorder:
         assert collective.end is not None
         start = self.marks.ns(collective.begun)
         return TraceEvent(
-            kind=COLLECTIVE, name=collective.name, stream=collective.stream, start_ns=start, end_ns=max(self.marks.ns(collective.end), start),
-            path=collective.path, unit=self.units.get(collective.path, ""), phase=collective.phase, role=collective.role, axes=collective.axes,
-            num_bytes=collective.num_bytes, number=collective.number, issued_ns=collective.begun.host_ns - self.marks.origin.host_ns,
+            kind=COLLECTIVE, name=collective.name, stream=collective.stream, start_ns=start,
+            end_ns=max(self.marks.ns(collective.end), start), path=collective.path, unit=self.units.get(collective.path, ""),
+            phase=collective.phase, role=collective.role, axes=collective.axes, num_bytes=collective.num_bytes,
+            number=collective.number, issued_ns=collective.begun.host_ns - self.marks.origin.host_ns,
         )  # fmt: skip
 
 
 def _future(work: Any) -> torch.futures.Future[Any] | None:
-    """What says when a collective is done; messages of gloo have none."""
+    """Return the future of a collective; messages of gloo have none."""
     try:
         future: torch.futures.Future[Any] = work.get_future()
     except RuntimeError:  # "not implemented"

@@ -1,4 +1,4 @@
-"""A run's state from step to step: the engine that a plan and a recipe make, its batches, and what a checkpoint keeps."""
+"""A run's state from step to step: the engine that a plan and a recipe give, its batches, and what a checkpoint keeps."""
 
 from __future__ import annotations
 
@@ -33,18 +33,16 @@ from shardwise.run.trainer.step_inspector import inspect_step
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
 from shardwise.search.plan import Plan
 
-LOSS_SCALE_KEY = "loss_scale"  # in a checkpoint
-SCALES_PREFIX = "scales."  # what the names of scales from earlier steps begin with there
+LOSS_SCALE_KEY = "loss_scale"  # value in a checkpoint
+SCALES_PREFIX = "scales."  # of the names of FP8 scales from earlier steps, in a checkpoint
 
-# Opens the model of a folder, and returns what gives its weights to an engine; raises `InputError` where it cannot be read.
+# Opens a folder of weights and returns a function that loads them into an engine; raises `InputError` if it cannot be read.
 OpenWeights = Callable[[str, Architecture], Callable[[TrainingEngine], None]]
 
 
 class Trainer:
-    """Trains the plan's model on batches, a step at a time; weights have their initial values at first.
-
-    Raises `InputError` where these are to come from a model that cannot be read, or is another one than the plan's.
-    """
+    """Trains the plan's model on batches, a step at a time, from initial weights. Raises `InputError` if these come
+    from a stored model that cannot be read, or is another one than the plan's."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class Trainer:
         return self.plan.layout
 
     def train_step(self) -> StepRecord:
-        """One optimizer step, measured."""
+        """Run one optimizer step and measure it."""
         started = time.perf_counter()
         engine, step, clock = self.engine, self.step, self.engine.clock
         clock.begin()
@@ -90,7 +88,7 @@ class Trainer:
         rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
         result = engine.step(micro_batches, num_targets, num_micro_batches, step, rate)
         with mark_waiting("the kernels and collectives of the step"):
-            loss, norm = float(result.loss), float(result.norm)  # a GPU has finished the step by then
+            loss, norm = float(result.loss), float(result.norm)  # synchronizes: a GPU has finished the step
         seconds = clock.end()
         self.step += 1
         self.num_left_out += not result.is_update
@@ -110,7 +108,7 @@ class Trainer:
         )  # fmt: skip
 
     def _noise(self, step: int, result: StepResult, norm: float) -> dict[str, float]:
-        """What the record has of the noise scale, where the step measured it."""
+        """Return the record's fields of the noise scale, if the step measured it."""
         if result.small_squares is None:
             return {}
         instance = self.engine.instance
@@ -120,8 +118,8 @@ class Trainer:
         return {} if sample is None else asdict(sample)
 
     def _is_update(self, local_loss: Tensor, loss: Tensor, norm: Tensor) -> bool:
-        """Whether a step whose gradients are reduced may update the weights, the same on all ranks; if not, its origin is
-        looked for, while it is still there."""
+        """Return whether a step, whose gradients are reduced, may update the weights; the same on all ranks. If not,
+        its origin is located while the gradients are still there."""
         with mark_waiting("the kernels and collectives of the step"):
             anomaly = self.judge.trouble(self.step + 1, float(loss), float(norm))
         self.anomaly = agree_on_anomaly(anomaly, self.judge, self.step + 1, self.world)
@@ -130,17 +128,17 @@ class Trainer:
         return self.anomaly is None
 
     def resize(self, ramp: BatchRamp) -> None:
-        """From the next step on take batches as a ramp has them; what was read ahead is read again."""
+        """Take batches from a ramp from the next step on; what was read ahead is read again."""
         self.batches.ramp = ramp
         self._ahead.restart()
 
     def skip_to(self, step: int) -> None:
-        """Go on behind step `step`; what lies between is left out."""
+        """Continue after step `step`, leaving out the batches between."""
         self.num_left_out += step - self.step
         self.step = step
 
     def inspected_step(self) -> tuple[StepRecord, StepInspection]:
-        """One optimizer step like any other, watched from below: its bytes by term, and every collective. It is slower for it."""
+        """Run one optimizer step, recording its bytes by term and every collective, which slows it down."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
         with inspect_step(self.engine) as inspector:
@@ -148,11 +146,11 @@ class Trainer:
         return record, inspector.found
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
-        """One optimizer step like any other, with the timeline of what this rank does in it."""
+        """Run one optimizer step, recording this rank's timeline."""
         return profiled_step(self.engine, self.train_step)
 
     def state(self) -> dict[str, TensorShard | tuple[TensorShard, ...] | Json]:
-        """What a checkpoint keeps: this process's part of weights and moments, and how far the run is."""
+        """Return what a checkpoint keeps: this process's shards of weights and moments, and the progress of the run."""
         state: dict[str, TensorShard | tuple[TensorShard, ...] | Json] = {
             f"{kind}.{shard.name}": _shard_tensors(shard, values.detach())
             for kind, shard, values in self.engine.checkpoint_tensors()
@@ -165,7 +163,7 @@ class Trainer:
         return {**state, **counts, **({} if scaler is None else {LOSS_SCALE_KEY: scaler.state()})}
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Go on from a state whose pieces have been filled, and these plain values."""
+        """Continue from plain values of a checkpoint whose shards have been loaded."""
         self.step, self.num_left_out = int(values["step"]), int(values.get(NUM_LEFT_OUT, 0))
         scaler = self.engine.scaler
         if scaler is not None:
@@ -174,18 +172,19 @@ class Trainer:
         self.engine.publish()
 
     def validation_loss(self, batches: Batches) -> float:
-        """Nats per target over the first step of `batches`: of held-out text every sequence once (`run.trainer.preflight`)."""
+        """Return nats per target over the first step of `batches`: every held-out sequence once
+        (`run.trainer.preflight`)."""
         held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
         return float(self.engine.loss(held_out, batches.num_targets(0)))
 
 
 def _replicated(values: Tensor) -> TensorShard:
-    """What every process has alike."""
+    """Return a tensor that is equal on every process."""
     return TensorShard(tuple(values.shape), (0,) * values.ndim, values)
 
 
 def _shard_tensors(shard: ParameterShard, values: Tensor) -> TensorShard | tuple[TensorShard, ...]:
-    """What a process has of a parameter: an interval of the flattened one, or boxes of it where the parameter is split."""
+    """Return a process's shard of a parameter: an interval of the flattened one, or boxes if the parameter is split."""
     if shard.covers_parameter:
         return TensorShard(shard.whole, (shard.offset,), values)
     boxes, position = [], 0

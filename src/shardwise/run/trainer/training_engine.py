@@ -1,4 +1,4 @@
-"""A model laid out as a plan says, and one optimizer step of any number of micro-batches. Letters: B sequences, T positions."""
+"""A model laid out by a plan, and one optimizer step of any number of micro-batches. Letters: B sequences, T positions."""
 
 from __future__ import annotations
 
@@ -34,18 +34,17 @@ from shardwise.step.rank_program import RankProgram
 from shardwise.step.whole_parameters import balance_biases
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
-# Asked with this process's part of the loss, the loss, and the norm of all gradients, when they are reduced: whether weights are
-# updated.
+# Returns whether to update the weights, from this process's part of the loss, the loss, and the norm of all reduced gradients.
 UpdateCheck = Callable[[Tensor, Tensor, Tensor], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The loss of the global batch, and the norm of its gradients before they are clipped; scalars on the device.
+    """The loss of the global batch and the norm of its gradients before clipping; scalars on the device.
 
-    `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled loss were
-    not finite. `is_update`: the weights were updated. `small_squares`: where the noise scale is measured, the sum of the squared
-    norms of the gradients of each replica's micro-batches, whose sum is the gradient.
+    `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled
+    loss were not finite. `is_update`: the weights were updated. `small_squares`: if the noise scale is measured, the
+    sum of the squared norms of the gradients of each replica's micro-batches, which add up to the gradient.
     """
 
     loss: Tensor
@@ -68,7 +67,8 @@ class TrainingEngine:
         self.exchange = MeshCollectives(world, self.clock)
         self.scales = SharedAmaxScaler(instance, recipe, self.exchange)
         self.groups = build_flat_groups(instance, formats, world)
-        for axes in sorted(instance.axes):  # every process group at once, in one order on all processes
+        # All processes create all groups in one order: creation is a collective.
+        for axes in sorted(instance.axes):
             world.group(axes)
             if axes == PIPELINE:
                 world.group(axes, onward=False)
@@ -90,18 +90,18 @@ class TrainingEngine:
         stages = instance.drop_single_device_axes(PIPELINE) if instance.architecture.num_experts else ()
         self.balancer = ExpertBalancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
         self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
-        self.messaging: Callable[[Tensor], None] = lambda values: None  # called with what goes from stage to stage
+        self.messaging: Callable[[Tensor], None] = lambda values: None  # called with tensors between stages
         self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
-        self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, and not clipped yet
+        self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
         self.update_check: UpdateCheck | None = None
 
     def _rank(self) -> Rank:
-        """This process on the mesh."""
+        """Return this process's rank on the mesh."""
         chunks_per_rank = get_cp_variant(self.instance.layout.cp_variant).sequence_pieces
         return Rank(self.world.mesh, self.world.coordinate, self.exchange, chunks_per_rank, self.recipe.capacity_factor)
 
     def _gradient_names(self) -> dict[str, dict[str, str]]:
-        """By unit's path, of each weight whose gradient it gives the parameter's full name."""
+        """Return, by unit path, the parameter's full name of each weight that gets a gradient."""
         parameters = self.instance.parameters_by_unit
         return {
             path: {weight: parameter.name for weight, parameter in parameters[path].items() if parameter.trained}
@@ -109,7 +109,7 @@ class TrainingEngine:
         }
 
     def _ends(self, path: str) -> UnitTensors:
-        """The weights that the unit at a path uses, and where its gradients go."""
+        """Return the weights of the unit at a path, and the targets of its gradients."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
         parameters = self.instance.parameters_by_unit[path]
         weights = {weight: views[parameter.name] for weight, parameter in parameters.items()}
@@ -126,7 +126,7 @@ class TrainingEngine:
         return WeightGatherer(forward, backward, kept_gathered, self.exchange)
 
     def places_read(self, seq_len: int) -> tuple[PositionRange, ...] | None:
-        """The places of sequences of so many tokens whose ids and targets this process reads; None: all."""
+        """Return the positions of a sequence whose ids and targets this process reads; None: all."""
         return positions_read(self.rank, seq_len, self.instance.architecture.num_predict_layers)
 
     def initialize(self, seed: int) -> None:
@@ -139,13 +139,13 @@ class TrainingEngine:
         self.set_weights(value)
 
     def set_weights(self, value: Callable[[ParameterShard], Tensor]) -> None:
-        """Give every weight a value, each process its part."""
+        """Set the weights, each process its own shards."""
         for group in self.groups:
             group.set_weights(value)
         self.publish()
 
     def publish(self) -> None:
-        """Hand the parts that the processes update to all whose weights are whole."""
+        """Copy updated shards to all processes whose weights are replicated."""
         for group in self.groups:
             group.publish()
             if group.sync.step_gather:
@@ -156,8 +156,8 @@ class TrainingEngine:
         self, micro_batches: Iterable[MicroBatch], num_targets: int, num_micro_batches: int, step: int,
         rate: float | None = None,
     ) -> StepResult:  # fmt: skip
-        """One optimizer step, the `step`th from 0, of this process's micro-batches of a batch with so many targets in all; with
-        another learning `rate` than the recipe's for the plan's batch, where there is one."""
+        """Run one optimizer step, the `step`th from 0, over this process's micro-batches of a batch of `num_targets` in
+        all. `rate`: a learning rate other than the recipe's for the plan's batch."""
         self.balancer.begin_step()
         self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
@@ -182,18 +182,18 @@ class TrainingEngine:
         return StepResult(loss, norm, tuple(mtp_losses), skipped, is_update, small_squares)
 
     def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
-        """Whether the weights may be updated, by whoever judges; the first loss is summed for that."""
+        """Return whether `update_check` allows the update; it gets the summed first loss."""
         if self.update_check is None:
             return True
         local_loss = losses[0].clone()
         return self.update_check(local_loss, self.summed(losses[0]), norm)
 
     def summed(self, loss: Tensor) -> Tensor:
-        """A loss of this process's targets, summed in place over all that have others."""
+        """Sum a loss of this process's targets in place over all processes that have others, and return it."""
         return self.exchange.sum_and_wait(loss, self.instance.loss_axes)
 
     def _is_skipped(self, norm: Tensor) -> bool:
-        """Whether the gradients of a scaled loss are not finite; all processes have the same norm."""
+        """Return whether gradients of a scaled loss are not finite; all processes have the same norm."""
         if self.scaler is None or norm.device.type == "meta":
             return False
         is_finite = bool(norm.isfinite())
@@ -207,13 +207,13 @@ class TrainingEngine:
         )  # fmt: skip
 
     def _zero_losses(self) -> list[Tensor]:
-        """The losses of a process without a head: nothing of each."""
+        """Return the zero losses of a process without a head."""
         count, dtype = 1 + self.instance.architecture.num_predict_layers, at_least_fp32(self.model.dtype)
         return [torch.zeros((), dtype=dtype, device=self.world.device) for _ in range(count)]
 
     @torch.no_grad()
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
-        """The loss of a batch, without a step."""
+        """Return the loss of a batch, without a step."""
         batches = list(micro_batches)
         (loss, *_) = (
             PipelineRunner(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._zero_losses()
@@ -221,7 +221,8 @@ class TrainingEngine:
         return self.summed(loss)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
-        """What a checkpoint keeps beside parameters and their moments: the biases of routers' choices, by name."""
+        """Yield the buffers that a checkpoint keeps besides parameters and moments: biases of routers' choices, by
+        name."""
         names = balance_biases(self.instance.architecture)
         biases = self.model.balance_biases
         yield from ((names[self.model.layers[unit_index].path], bias) for unit_index, bias in biases.items())
@@ -230,8 +231,12 @@ class TrainingEngine:
         self, forward_ended: Callable[[], None], gathered: Callable[[Tensor], None],
         messaging: Callable[[Tensor], None] = lambda values: None,
     ) -> None:  # fmt: skip
-        """Call these from now on: after each forward pass; with gradients that are scattered and as they arrive, and with
-        gathered weights whenever they come or go; with what is sent to another stage, and the gradients that come from one."""
+        """Set observers for the coming steps.
+
+        `forward_ended` is called after each forward pass; `gathered` with scattered gradients as they arrive, and with
+        gathered weights when they come or go; `messaging` with tensors that are sent to another stage, and with
+        gradients received from one.
+        """
         self.forward_ended, self.messaging = forward_ended, messaging
         for group in self.reducer.groups:
             group.on_allocated = gathered
@@ -239,13 +244,13 @@ class TrainingEngine:
             flat.on_resize = gathered if flat.splits_weights else flat.on_resize
 
     def set_recorder(self, recorder: TimelineRecorder | None) -> None:
-        """Let a recorder watch passes, kernels, collectives and the update from now on; None: no recorder."""
+        """Let a recorder record passes, kernels, collectives and the update from now on; None: no recorder."""
         self.model.recorder = self.exchange.recorder = recorder
         self.clock.recorder = None if recorder is None else recorder.span
         self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.record_pass
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
-        """What rests on this process from step to step, by the terms of a plan's memory; gathered weights come and go."""
+        """Yield the tensors stored between steps, with their memory term; gathered weights come and go."""
         for group in self.groups:
             yield GATHERED if group.splits_weights else PARAMETERS, group.weights
             yield from ((PARAMETERS, tensor) for tensor in group.stored_tensors())
@@ -259,7 +264,7 @@ class TrainingEngine:
         yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.checkpoint_tensors())
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
-        """What a checkpoint keeps of every parameter: this process's part of its weight and of its moments."""
+        """Yield what a checkpoint keeps of every parameter: this process's shard of its weight and of its moments."""
         for group in self.groups:
             for shard in group.intervals():
                 yield "model", shard, group.state[shard.start : shard.start + shard.size]

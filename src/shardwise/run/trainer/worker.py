@@ -1,4 +1,4 @@
-"""A run on one rank: from the checks before it starts to its end."""
+"""A run on one rank, from the checks before it starts to its end."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from shardwise.values.precision import get_precision
 def run_rank(settings: RunSettings, components: RunComponents, stop: StopRequest | None = None) -> RunEnd:
     """Train on this rank, one of as many as the plan has devices; torchrun's environment says which.
 
-    `stop`: what notes a request to stop, where there is one already. Raises `ShardwiseError` on one rank where something is
-    wrong, and `SystemExit` with its code on the others.
+    `stop`: an existing recorder of requests to stop. Raises `ShardwiseError` on one rank if something is wrong, and
+    `SystemExit` with its code on the others.
     """
     set_stage("the start")
     plan, world = _join(settings, components, stop)
@@ -43,7 +43,7 @@ def run_rank(settings: RunSettings, components: RunComponents, stop: StopRequest
                 run_end = _train(plan, settings, components, world, lock, stop_request)
         except BaseException:
             if world.size == 1:
-                components.leave()  # of several this would be another wait, for ranks that may be lost
+                components.leave()  # with several ranks this would wait for ranks that may be lost
             raise
     components.leave()
     return run_end
@@ -57,7 +57,9 @@ def _train(
         world, partial(_require_one_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
     )
     data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, components, world, lock))
-    measuring = RunMeasurement(world, settings.out, lambda: components.probe(plan, world))  # while the device is empty
+    measuring = RunMeasurement(
+        world, settings.out, lambda: components.probe(plan, world)
+    )  # before the model fills the device
     trainer = require_on_all_ranks(world, lambda: components.trainer(plan, settings.recipe, data.train, world))
     require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
     peers = world.meeting.peers if world.meeting else (Peer.of_this_process(),)
@@ -70,7 +72,7 @@ def _train(
 
 
 def _join(settings: RunSettings, components: RunComponents, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
-    """What has to hold before the ranks can meet."""
+    """Load the plan, check what needs no other rank, and meet the other ranks."""
     with report_once_per_host(stop):
         plan, size = load_plan(settings.plan), int(os.environ.get("WORLD_SIZE", "1"))
         plan = replan_for(plan, size) if settings.elastic else plan
@@ -80,7 +82,7 @@ def _join(settings: RunSettings, components: RunComponents, stop: StopRequest | 
 
 
 def _require_one_layout(layout: str, layouts: Sequence[str]) -> None:
-    """Raise `InputError` where ranks have another layout than the first: each reads its plan, or searches it, by itself."""
+    """Raise `InputError` if ranks have another layout than the first: each reads its plan, or searches it, by itself."""
     if layout != layouts[0]:
         raise InputError(
             f"the plan: found the layout {layout} here and {layouts[0]} on the first rank; the same plan and the same version of "
@@ -91,7 +93,7 @@ def _require_one_layout(layout: str, layouts: Sequence[str]) -> None:
 def _check_rank(
     plan: Plan, settings: RunSettings, components: RunComponents, world: RankGroup, lock: RunLock
 ) -> RunData:
-    """What is checked on each rank."""
+    """Run the checks of each rank."""
     if world.rank == 0:
         settings.out.require_output_folder(resume=settings.resume, force=settings.force)
         if settings.out.contains_run:
@@ -104,15 +106,15 @@ def _check_rank(
 
 
 def _begin_run(plan: Plan, settings: RunSettings, data: RunData, lock: RunLock) -> None:
-    """On the first rank: have the folder alone, and make that of a new run."""
+    """Take the folder's lock on the first rank, and create the folder of a new run."""
     lock.take()
-    settings.out.require_output_folder(resume=settings.resume, force=settings.force)  # again: now the lock is held
+    settings.out.require_output_folder(resume=settings.resume, force=settings.force)  # again, now that the lock is held
     if not settings.resume:
         settings.out.create(describe_run(plan, settings.recipe, data))
 
 
 def _resume_hint(settings: RunSettings) -> str:
-    """What is left of a run that ends now, and how to go on."""
+    """Describe the latest checkpoint of a run that ends now, and how to go on."""
     try:
         newest = latest(settings.out.checkpoints)
     except OSError:
