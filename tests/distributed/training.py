@@ -318,7 +318,7 @@ def trained(case: Case) -> Found:
             result = run_step(engine, case, step)
         found.losses.append(result.loss.item())
         found.auxiliary += [] if engine.balancer.loss is None else [engine.balancer.loss.item()]
-        found.further.append([one.item() for one in result.further])
+        found.further.append([one.item() for one in result.mtp_losses])
         found.norms.append(result.norm.item())
     found.pieces.append(pieces_of(engine, "state"))
     found.biases = {name: one.clone() for name, one in engine.buffers()}

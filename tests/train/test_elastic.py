@@ -183,8 +183,8 @@ def test_losses_of_ranks_are_gone_on_from(outcome: RunOutcome, lost: tuple[int, 
         RunOutcome({0: INPUT_ERROR_CODES[0], 1: KILLED}),
         RunOutcome({0: 1, 1: 1}),
         RunOutcome({0: KILLED, 1: KILLED}),
-        RunOutcome({0: WAITED, 1: KILLED}, asked=signal.SIGTERM),
-        RunOutcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, asked=signal.SIGTERM),
+        RunOutcome({0: WAITED, 1: KILLED}, stop_signal=signal.SIGTERM),
+        RunOutcome({0: 128 + signal.SIGTERM, 1: 128 + signal.SIGTERM}, stop_signal=signal.SIGTERM),
     ],
 )
 def test_other_ends_are_ends(outcome: RunOutcome) -> None:

@@ -41,8 +41,8 @@ def test_the_memory_of_the_fullest_rank_is_kept(
     record: Any = SimpleNamespace(step=4)
     measuring.step(record, StepInspection(memory_of(peaks[0]), Counter()))
     (written,) = (json.loads(path.read_text(encoding="utf-8")) for path in tmp_path.glob("measured.json"))
-    assert (measuring.found.rank, measuring.found.step) == (fullest, 4)
+    assert (measuring.inspection.rank, measuring.inspection.step) == (fullest, 4)
     assert written["rank"] == fullest
-    assert measuring.found.memory is not None
-    assert measuring.found.memory.peak_bytes == max(peaks)
-    assert measuring.found.memory.at_peak["activations"] == max(peaks) - 10
+    assert measuring.inspection.memory is not None
+    assert measuring.inspection.memory.peak_bytes == max(peaks)
+    assert measuring.inspection.memory.at_peak["activations"] == max(peaks) - 10

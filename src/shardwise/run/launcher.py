@@ -66,7 +66,7 @@ def launch_and_wait(
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
         codes = rank_processes.wait()
         report = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
-        return RunOutcome(codes, rank_processes.killed, rank_processes.asked, report)
+        return RunOutcome(codes, rank_processes.killed, rank_processes.stop_signal, report)
     finally:
         rank_processes.kill()
         server.close()
@@ -100,7 +100,7 @@ class _RankProcesses:
     def __init__(self) -> None:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._ended: Queue[int] = Queue()
-        self.asked = 0
+        self.stop_signal = 0
         self.killed: set[int] = set()
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -115,7 +115,7 @@ class _RankProcesses:
 
     def stop(self, signum: int, frame: Any) -> None:
         """Handle a signal: remember it, so that `wait` passes it on to the ranks."""
-        self.asked = self.asked or signum
+        self.stop_signal = self.stop_signal or signum
 
     def wait(self) -> dict[int, int]:
         """Wait until all have ended, killing those that hang; return the exit code of each."""
@@ -128,7 +128,7 @@ class _RankProcesses:
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
             except Empty:
                 pass
-            if not sent_signal and (sent_signal := self.asked or (signal.SIGTERM if any(codes.values()) else 0)):
+            if not sent_signal and (sent_signal := self.stop_signal or (signal.SIGTERM if any(codes.values()) else 0)):
                 deadline = min(deadline, time.monotonic() + STOP_S)
                 self._send(sent_signal)
             if time.monotonic() > deadline:
@@ -168,7 +168,7 @@ class RunOutcome:
     """How the ranks of a run ended.
 
     `codes`: the exit code of each rank, as `subprocess` has it. `killed`: ranks that hung and were killed by the
-    launcher. `asked`: the signal by which the launcher was stopped, or 0. `report`: the report of ranks that lost
+    launcher. `stop_signal`: the signal by which the launcher was stopped, or 0. `report`: the report of ranks that lost
     another; it may name it.
 
     >>> outcome = RunOutcome({0: LOST_CODE, 1: -signal.SIGKILL})
@@ -178,7 +178,7 @@ class RunOutcome:
 
     codes: Mapping[int, int]
     killed: Collection[int] = ()
-    asked: int = 0
+    stop_signal: int = 0
     report: str = ""
 
     @property
@@ -191,7 +191,7 @@ class RunOutcome:
     def can_restart(self) -> bool:
         """True if the run ended only because ranks, or connections between ranks, were lost."""
         has_input_error = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
-        if self.asked or has_input_error or len(self.lost) == len(self.codes):
+        if self.stop_signal or has_input_error or len(self.lost) == len(self.codes):
             return False
         return bool(self.lost) or (LOST_CODE in self._failed_codes.values() and not self._unexplained)
 
@@ -212,7 +212,7 @@ class RunOutcome:
             late_ranks = ", ".join(map(str, sorted(self.killed)))
             raise RunEndedError(f"ranks {late_ranks} had not ended {STOP_S:g} s after the others, and were killed")
         stop_codes = [code if code > 0 else exit_code(-code) for code in self._failed_codes.values()]
-        return exit_code(self.asked) if self.asked and stop_codes else next(iter(stop_codes), 0)
+        return exit_code(self.stop_signal) if self.stop_signal and stop_codes else next(iter(stop_codes), 0)
 
     @property
     def _failed_codes(self) -> dict[int, int]:

@@ -118,7 +118,7 @@ _DCP_MODULE = "torch.distributed.checkpoint"
 class _Schema1Unpickler(SafeUnpickler):
     """Refuses names that no checkpoint of schema 1 contains."""
 
-    known: ClassVar[KnownCallables] = {
+    callables: ClassVar[KnownCallables] = {
         **SAFE_CALLABLES,
         **{
             (f"{_DCP_MODULE}.metadata", name): InertObject
@@ -130,7 +130,7 @@ class _Schema1Unpickler(SafeUnpickler):
     }  # fmt: skip
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.known and not (module == "torch" and name in DTYPES):
+        if (module, name) not in self.callables and not (module == "torch" and name in DTYPES):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no checkpoint needs")
         return super().find_class(module, name)
 

@@ -57,21 +57,21 @@ SAFE_CALLABLES: KnownCallables = {
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Resolves a name to its entry in `known`, a dtype of PyTorch to its name, and any other to `InertObject`."""
+    """Resolves a name to its entry in `callables`, a dtype of PyTorch to its name, and any other to `InertObject`."""
 
-    known: ClassVar[KnownCallables] = SAFE_CALLABLES
+    callables: ClassVar[KnownCallables] = SAFE_CALLABLES
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in DTYPES:
             return name
-        return self.known.get((module, name), InertObject)
+        return self.callables.get((module, name), InertObject)
 
 
 class SafeTensorPickle:
     """A pickle module for `torch.load`: tensors are restored, and all else is plain data."""
 
     class Unpickler(SafeUnpickler):
-        known: ClassVar[KnownCallables] = {
+        callables: ClassVar[KnownCallables] = {
             **SAFE_CALLABLES,
             ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
             ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,

@@ -49,15 +49,15 @@ class RunMeasurement:
     world: RankGroup
     out: RunFolder
     probe: Callable[[], Mapping[str, float]]
-    found: RunInspection = field(init=False)
+    inspection: RunInspection = field(init=False)
 
     def __post_init__(self) -> None:
         device = self.world.device
-        self.found = RunInspection(device=device.type, machine=describe_machine(device), before=self.probe())
+        self.inspection = RunInspection(device=device.type, machine=describe_machine(device), before=self.probe())
 
     def begin(self) -> None:
         """Write the first measurements when a run starts or goes on."""
-        self._keep(self.found)
+        self._keep(self.inspection)
 
     def step(self, record: StepRecord, inspection: StepInspection) -> None:
         """Add an inspected step, with the memory of the rank that held most."""
@@ -68,7 +68,7 @@ class RunMeasurement:
         memory, process = memory_rows[rank].memory(inspection.memory), memory_rows[rank].process(process)
         self._keep(
             replace(
-                self.found,
+                self.inspection,
                 step=record.step,
                 rank=rank,
                 memory=memory,
@@ -79,10 +79,10 @@ class RunMeasurement:
 
     def end(self) -> None:
         """Add the timings after the run."""
-        self._keep(replace(self.found, after=self.probe()))
+        self._keep(replace(self.inspection, after=self.probe()))
 
     def _keep(self, inspection: RunInspection) -> None:
-        self.found = inspection
+        self.inspection = inspection
         if self.world.rank == 0:
             write_json_atomic(self.out.measured, inspection_payload(inspection))
 

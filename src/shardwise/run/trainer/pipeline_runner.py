@@ -43,7 +43,7 @@ class PassContext:
     """What the passes use.
 
     `forward_ended` is called after each forward pass; `messaging` with tensors that are sent to another stage, and with
-    gradients received from one; `around` returns a context that is entered around the computation of each pass, without
+    gradients received from one; `pass_span` returns a context that is entered around the computation of each pass, without
     its waits for other stages.
     """
 
@@ -56,7 +56,7 @@ class PassContext:
     clock: StepClock
     forward_ended: Callable[[], None]
     messaging: Callable[[Tensor], None]
-    around: Callable[[Action], AbstractContextManager[None]]
+    pass_span: Callable[[Action], AbstractContextManager[None]]
 
 
 class PipelineRunner:
@@ -115,7 +115,7 @@ class PipelineRunner:
         batch = self._batch(action.micro_batch)
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
-        with context.clock("forward"), context.around(action):
+        with context.clock("forward"), context.pass_span(action):
             in_flight = context.model.forward(
                 batch, self.num_targets / self.loss_scale, trains=self.trains, stage=action.stage, x=x
             )
@@ -159,7 +159,7 @@ class PipelineRunner:
         context.reducer.begin_pass(
             context.instance.units_with_weight_grads(action.kind, action.stage), action.micro_batch
         )
-        with context.clock("backward"), context.around(action):
+        with context.clock("backward"), context.pass_span(action):
             if action.kind == BACKWARD_WEIGHT:
                 context.model.weights(in_flight)
             else:

@@ -94,7 +94,7 @@ class Trainer:
         self.num_left_out += not result.is_update
         if result.is_update:
             self.judge.record(loss, norm)
-        auxiliary, mtp_losses = engine.balancer.loss, result.further
+        auxiliary, mtp_losses = engine.balancer.loss, result.mtp_losses
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
             num_tokens=num_seqs * self.batches.seq_len, num_targets=num_targets,

@@ -42,14 +42,14 @@ UpdateCheck = Callable[[Tensor, Tensor, Tensor], bool]
 class StepResult:
     """The loss of the global batch and the norm of its gradients before clipping; scalars on the device.
 
-    `further`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled
+    `mtp_losses`: the losses of multi-token prediction by module, with their weight. `skipped`: the gradients of the scaled
     loss were not finite. `is_update`: the weights were updated. `small_squares`: if the noise scale is measured, the
     sum of the squared norms of the gradients of each replica's micro-batches, which add up to the gradient.
     """
 
     loss: Tensor
     norm: Tensor
-    further: tuple[Tensor, ...] = ()
+    mtp_losses: tuple[Tensor, ...] = ()
     skipped: bool = False
     is_update: bool = True
     small_squares: Tensor | None = None
