@@ -190,8 +190,7 @@ class RunOutcome:
     @property
     def can_restart(self) -> bool:
         """True if the run ended only because ranks, or connections between ranks, were lost."""
-        has_input_error = any(code in INPUT_ERROR_CODES for code in self._failed_codes.values())
-        if self.stop_signal or has_input_error or len(self.lost) == len(self.codes):
+        if self.stop_signal or self._input_error_codes or len(self.lost) == len(self.codes):
             return False
         return bool(self.lost) or (LOST_CODE in self._failed_codes.values() and not self._unexplained)
 
@@ -201,18 +200,30 @@ class RunOutcome:
 
         Raises `RunEndedError` for ranks that ended without a report, `LostRankError` where ranks have lost each other.
         """
-        input_error_codes = [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
-        if input_error_codes:
-            return input_error_codes[0]
-        if self._unexplained:
-            raise RunEndedError(*(_describe_exit(rank, code) for rank, code in self._unexplained.items()))
-        if LOST_CODE in self._failed_codes.values():
-            raise LostRankError(self.report)
-        if self.killed and not self._failed_codes:
-            late_ranks = ", ".join(map(str, sorted(self.killed)))
-            raise RunEndedError(f"ranks {late_ranks} had not ended {STOP_S:g} s after the others, and were killed")
+        if self.failure is not None:
+            raise self.failure
+        if self._input_error_codes:
+            return self._input_error_codes[0]
         stop_codes = [code if code > 0 else exit_code(-code) for code in self._failed_codes.values()]
         return exit_code(self.stop_signal) if self.stop_signal and stop_codes else next(iter(stop_codes), 0)
+
+    @property
+    def failure(self) -> ShardwiseError | None:
+        """The error that the launcher reports, if no rank has reported one."""
+        if self._input_error_codes:
+            return None
+        if self._unexplained:
+            return RunEndedError(*(_describe_exit(rank, code) for rank, code in self._unexplained.items()))
+        if LOST_CODE in self._failed_codes.values():
+            return LostRankError(self.report)
+        if self.killed and not self._failed_codes:
+            late_ranks = ", ".join(map(str, sorted(self.killed)))
+            return RunEndedError(f"ranks {late_ranks} had not ended {STOP_S:g} s after the others, and were killed")
+        return None
+
+    @property
+    def _input_error_codes(self) -> list[int]:
+        return [code for code in self._failed_codes.values() if code in INPUT_ERROR_CODES]
 
     @property
     def _failed_codes(self) -> dict[int, int]:
@@ -263,7 +274,7 @@ def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> i
         outcome = launch_and_wait(arguments, len(devices), extra_environment)
         if not outcome.can_restart:
             return outcome.code()
-        reason = _failure_reason(outcome)
+        reason = "; ".join(outcome.failure.problems) if outcome.failure else ""
         if restart <= max_restarts:
             remaining_devices = [device for rank, device in enumerate(devices) if rank not in outcome.lost]
             status = f"{reason}; {len(remaining_devices)} of {pluralize(len(devices), 'rank')} can go on"
@@ -273,15 +284,6 @@ def launch_elastic(arguments: Sequence[str], plan: Plan, max_restarts: int) -> i
     raise RunEndedError(
         f"{reason}; recipe.max_restarts allows {pluralize(max_restarts, 'restart')}, and there were as many"
     )
-
-
-def _failure_reason(outcome: RunOutcome) -> str:
-    """Return the text that the launcher would have reported."""
-    try:
-        outcome.code()
-    except ShardwiseError as error:
-        return "; ".join(error.problems)
-    return ""
 
 
 def _gpu_environment(devices: Sequence[int]) -> dict[str, str]:
