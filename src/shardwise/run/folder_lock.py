@@ -15,11 +15,10 @@ from pathlib import Path
 from types import TracebackType
 
 from shardwise.records.run_folder import LOCK
-from shardwise.run.faults.rank_status import Peer
+from shardwise.run.faults.rank_status import Peer, join_first
 from shardwise.values.errors import InputError
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks: flock(2)
-MAX_SHOWN = 3  # ranks in a message
 
 
 class RunLock:
@@ -94,9 +93,7 @@ def _describe_holders(path: Path) -> str:
     except (OSError, ValueError, TypeError):
         peers = []
     alive = [peer for peer in peers if peer.host != socket.gethostname() or _is_alive(peer.pid)]
-    holders = ", ".join(map(str, alive[:MAX_SHOWN])) + (
-        f" and {len(alive) - MAX_SHOWN} more" if len(alive) > MAX_SHOWN else ""
-    )
+    holders = join_first(list(map(str, alive)))
     return (
         f"{path.parent} is locked: a run goes on in it{': ' if holders else ''}{holders}; wait for its end or stop it, or choose "
         "another --out"

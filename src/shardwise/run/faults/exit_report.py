@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shardwise.run.faults.agreement import RankGroup
 from shardwise.run.faults.heartbeat import HeartbeatMonitor
-from shardwise.run.faults.rank_status import HeartbeatMessage, LostRankError, has_our_launcher
+from shardwise.run.faults.rank_status import HeartbeatMessage, LostRankError, has_our_launcher, join_first
 from shardwise.run.faults.rendezvous import LEFT_KEY, MISSING_KEY, Rendezvous, exit_as_lost, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.run.faults.torch_stores import Store
@@ -22,7 +22,6 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.values.errors import InputError, ShardwiseError
 
 Found = TypeVar("Found")
-MAX_SHOWN = 3  # ranks in a message
 
 
 def record_exit(rendezvous: Rendezvous, code: int) -> None:
@@ -61,11 +60,8 @@ def _describe_other_ranks(rendezvous: Rendezvous, keys: Store, awaits: str) -> s
     *beat_texts, missing_text = keys.multi_get([*map(heartbeat_key, range(rendezvous.size)), MISSING_KEY])
     beats, missing = list(map(HeartbeatMessage.parse, beat_texts)), json.loads(missing_text)
     absent = (rank for rank in range(rendezvous.size) if beats[rank].awaits != awaits or rank in missing)
-    absent_others = [rank for rank in absent if rank != rendezvous.rank]
-    descriptions = [f"{rendezvous.peers[rank]} was last in {beats[rank]}" for rank in absent_others[:MAX_SHOWN]]
-    return ", ".join(descriptions) + (
-        f" and {len(absent_others) - MAX_SHOWN} more elsewhere" if len(absent_others) > MAX_SHOWN else ""
-    )
+    descriptions = [f"{rendezvous.peers[rank]} was last in {beats[rank]}" for rank in absent if rank != rendezvous.rank]
+    return join_first(descriptions, " and {} more elsewhere")
 
 
 def _ask_store(ask: Callable[[], Found], default: Found) -> Found:

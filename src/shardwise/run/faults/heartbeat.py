@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from shardwise.run.faults.rank_status import LAST_HEARTBEAT, Activity, HeartbeatMessage, activity
+from shardwise.run.faults.rank_status import LAST_HEARTBEAT, Activity, HeartbeatMessage, activity, join_first
 from shardwise.run.faults.rendezvous import MISSING_KEY, Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.faults.torch_stores import Store
@@ -203,8 +203,7 @@ class HeartbeatMonitor:
         return f"rank {waiting[0][0]} waits in {waiting[0][1]}" if waiting else ""
 
     def _names(self, ranks: list[int]) -> str:
-        descriptions = ", ".join(str(self.meeting.peers[rank]) for rank in ranks[:3])
-        return descriptions + (f" and {len(ranks) - 3} more" if len(ranks) > 3 else "")
+        return join_first([str(self.meeting.peers[rank]) for rank in ranks])
 
     def _report_store(self, now: float) -> None:
         """Report a silent store from the first rank; if a rank owns the store, from the next one."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 from shardwise.values.errors import ShardwiseError
 
+MAX_SHOWN = 3  # ranks that a message describes
 PREFIX = "shardwise"  # of our keys in the run's store
 LOST_KEY = "lost"  # key: report of the first rank that lost another; the launcher reads it too
 
@@ -129,6 +130,12 @@ class Peer:
 
     def __str__(self) -> str:
         return f"rank {self.rank} (process {self.pid} on {self.host})"
+
+
+def join_first(descriptions: Sequence[str], rest: str = " and {} more") -> str:
+    """Join the descriptions of the first ranks; `rest` counts the others."""
+    num_more = len(descriptions) - MAX_SHOWN
+    return ", ".join(descriptions[:MAX_SHOWN]) + (rest.format(num_more) if num_more > 0 else "")
 
 
 LAUNCHER = "SHARDWISE_LAUNCHER"  # in the environment of ranks: process id of our launcher

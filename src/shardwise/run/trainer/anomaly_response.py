@@ -19,7 +19,7 @@ from shardwise.run.faults.agreement import (
     broadcast_from_first,
     require_on_all_ranks,
 )
-from shardwise.run.faults.rank_status import set_stage
+from shardwise.run.faults.rank_status import join_first, set_stage
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import POLICIES
 from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
@@ -29,8 +29,6 @@ from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.values.errors import InputError
 from shardwise.values.units import pluralize
-
-MAX_SHOWN = 3  # ranks in a message
 
 
 def agree_on_anomaly(
@@ -100,9 +98,10 @@ def _non_finite(
 
 
 def _list_ranks(by_rank: list[str], label: str) -> str:
-    ranks = [rank for rank, text in enumerate(by_rank) if text]
-    more = f" and {len(ranks) - MAX_SHOWN} ranks more" if len(ranks) > MAX_SHOWN else ""
-    return ", ".join(f"rank {rank}: {label + ' ' if label else ''}{by_rank[rank]}" for rank in ranks[:MAX_SHOWN]) + more
+    prefix = f"{label} " if label else ""
+    return join_first(
+        [f"rank {rank}: {prefix}{text}" for rank, text in enumerate(by_rank) if text], " and {} ranks more"
+    )
 
 
 @dataclass

@@ -9,7 +9,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.records.step_log import SLOW_EVENT, StepRecord
 from shardwise.run.faults.agreement import RankGroup, all_gather_ints
-from shardwise.run.faults.rank_status import Peer
+from shardwise.run.faults.rank_status import Peer, join_first
 from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.search.plan import Plan
 from shardwise.values.units import format_seconds
@@ -17,7 +17,6 @@ from shardwise.values.units import format_seconds
 STEPS_BETWEEN = 10  # steps between two exchanges of two numbers per rank
 # Terms of a step in which a rank works by itself; in the others it waits for ranks.
 WORK = ("forward", "backward", "recompute", "optimizer", "host", "data")
-MAX_SHOWN = 3  # ranks in a message
 
 
 def stage_flops(plan: Plan) -> list[float]:
@@ -97,21 +96,18 @@ class StragglerDetector:
         work_s: Sequence[float],
     ) -> None:
         ranks = [
-            {
-                "rank": rank,
-                "host": peers[rank].host,
-                "pid": peers[rank].pid,
-                "work_s": work_s[rank],
-                "factor": slow[rank],
-            }
-            for rank in slow
+            {"rank": rank, "host": peers[rank].host, "pid": peers[rank].pid, "work_s": work_s[rank], "factor": factor}
+            for rank, factor in slow.items()
         ]
         if slow:
-            descriptions = [f"{peers[rank]} works {slow[rank]:.2g} times as long as others with the same work "
-                     f"({format_seconds(work_s[rank])} a step)" for rank in list(slow)[:MAX_SHOWN]]  # fmt: skip
-            text = ", ".join(descriptions) + (f", and {len(slow) - MAX_SHOWN} more" if len(slow) > MAX_SHOWN else "")
-        else:
-            text = (
-                f"no rank is slow any more ({', '.join(str(peers[rank]) for rank in list(self._slow)[:MAX_SHOWN])} was)"
+            text = join_first(
+                [
+                    f"{peers[rank]} works {factor:.2g} times as long as others with the same work "
+                    f"({format_seconds(work_s[rank])} a step)"
+                    for rank, factor in slow.items()
+                ],
+                ", and {} more",
             )
+        else:
+            text = f"no rank is slow any more ({join_first([str(peers[rank]) for rank in self._slow], '')} was)"
         reporter.event(SLOW_EVENT, step, {"ranks": ranks}, f"step {step}: {text}")
