@@ -30,7 +30,7 @@ def device_bytes(device: str, processes_on_host: int) -> int:
     """Return the bytes of memory of a device: a GPU's own, or the share of one process of the host's."""
     if device == "cpu":
         return host_bytes() // processes_on_host
-    import torch
+    import torch  # late: this module sets threads before PyTorch loads
 
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device)
@@ -58,7 +58,7 @@ def memory_used(device: str) -> dict[str, float]:
     step; a CPU's is the largest resident set of the process so far."""
     if device == "cpu":
         return {"memory/max_rss(GiB)": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RSS_UNIT / GIB}
-    import torch
+    import torch  # late: this module sets threads before PyTorch loads
 
     stats, total_bytes = torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory
     torch.cuda.reset_peak_memory_stats(device)

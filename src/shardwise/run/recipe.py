@@ -16,6 +16,7 @@ from typing import Any, Literal, assert_never
 from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.issue_policy import BUCKET_BYTES, GRADIENT_REDUCTIONS, GradientReduction
+from shardwise.values.plain_data import parse_dataclass
 from shardwise.values.precision import AmaxAlgorithm, DelayedScaling
 from shardwise.values.units import parse_quantity
 
@@ -134,26 +135,17 @@ class TrainingRecipe:
             if getattr(self, name) < 1:
                 yield f"{name} is {getattr(self, name)}; at least 1"
         for name in (
-            "warmup_steps",
-            "decay_steps",
-            "validate_every",
-            "checkpoint_every",
-            "keep_every",
-            "max_rewinds",
-            "noise_scale_every",
-            "max_restarts",
-        ):
+            "warmup_steps", "decay_steps", "validate_every", "checkpoint_every", "keep_every", "max_rewinds",
+            "noise_scale_every", "max_restarts",
+        ):  # fmt: skip
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; at least 0"
         choices: dict[str, tuple[str, ...]] = {
-            "schedule": LR_SCHEDULES,
-            "reduction": GRADIENT_REDUCTIONS,
-            "balance": BALANCE_METHODS,
-        }
-        choices |= {"batch_lr": tuple(BATCH_LR_RULES)}
-        choices |= dict.fromkeys(POLICIES, ACTIONS) | {
-            NON_FINITE: ACTIONS[1:]
-        }  # a step that is not finite cannot be ignored
+            "schedule": LR_SCHEDULES, "reduction": GRADIENT_REDUCTIONS, "balance": BALANCE_METHODS,
+            "batch_lr": tuple(BATCH_LR_RULES),
+        }  # fmt: skip
+        # A step that is not finite cannot be ignored.
+        choices |= dict.fromkeys(POLICIES, ACTIONS) | {NON_FINITE: ACTIONS[1:]}
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 yield f"{name} is {getattr(self, name)!r}; one of {', '.join(allowed)}"
@@ -218,11 +210,9 @@ class TrainingRecipe:
                 return self._towards_final(0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0))))
             case "wsd":
                 remaining_steps = self.steps - 1 - step
-                return (
-                    1.0
-                    if remaining_steps >= self.decay_steps
-                    else self._towards_final(max(remaining_steps, 0) / self.decay_steps)
-                )
+                if remaining_steps >= self.decay_steps:
+                    return 1.0
+                return self._towards_final(max(remaining_steps, 0) / self.decay_steps)
             case "constant":
                 return 1.0
             case _:
@@ -242,8 +232,6 @@ def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
 
 def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
     """Return the recipe of a payload. Raises `InputError` that names each wrong field after `label`."""
-    from shardwise.values.plain_data import parse_dataclass
-
     field_names = {recipe_field.name for recipe_field in fields(TrainingRecipe)} - {"optimizer"}
     settings = {name: value for name, value in payload.items() if name in field_names}
     return parse_dataclass(

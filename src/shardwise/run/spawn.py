@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +27,18 @@ TIMEOUT = timedelta(seconds=120)
 ProcessWork = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class _SpawnedWork:
+    """What each process runs, on which devices ("cpu" or "cuda"), and the file of the store through which they meet."""
+
+    work: ProcessWork
+    arguments: Any
+    num_processes: int
+    device: str
+    store: str
+    queue: Any
+
+
 def run_in_processes(
     work: ProcessWork, arguments: Any, device: str, num_processes: int, num_results: int, verb: str = "bench"
 ) -> Iterator[Any]:
@@ -34,12 +47,8 @@ def run_in_processes(
     with tempfile.TemporaryDirectory() as folder:
         queue = get_context("spawn").SimpleQueue()
         with _shared_threads(num_processes), _block_sigint():
-            context: Any = spawn(  # type: ignore[no-untyped-call]
-                _run_process,
-                (work, arguments, num_processes, device, str(Path(folder) / "store"), queue),
-                num_processes,
-                join=False,
-            )
+            spawned = _SpawnedWork(work, arguments, num_processes, device, str(Path(folder) / "store"), queue)
+            context: Any = spawn(_run_process, (spawned,), num_processes, join=False)  # type: ignore[no-untyped-call]
         try:
             for _ in range(num_results):
                 while queue.empty():
@@ -91,21 +100,17 @@ def _end_processes(processes: Sequence[Any]) -> None:
         process.join()
 
 
-def _run_process(rank: int, work: ProcessWork, arguments: Any, size: int, device: str, store: str, queue: Any) -> None:
-    torch_device = torch.device(f"cuda:{rank}" if device == "cuda" else "cpu")
-    if device == "cuda":
-        torch.cuda.set_device(torch_device)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        store=dist.FileStore(store, size),  # type: ignore[attr-defined]
-        rank=rank,
-        world_size=size,
-        timeout=TIMEOUT,
-    )
+def _run_process(rank: int, spawned: _SpawnedWork) -> None:
+    on_gpu, size = spawned.device == "cuda", spawned.num_processes
+    device = torch.device(f"cuda:{rank}" if on_gpu else "cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    store = dist.FileStore(spawned.store, size)  # type: ignore[attr-defined]
+    dist.init_process_group("nccl" if on_gpu else "gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     try:
-        for report in work(rank, size, torch_device, arguments):
+        for report in spawned.work(rank, size, device, spawned.arguments):
             if rank == 0:
-                queue.put(report)
+                spawned.queue.put(report)
     finally:
         dist.barrier()
         dist.destroy_process_group()

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardwise.run.checkpoints.process_group import CheckpointGroup
 from shardwise.run.checkpoints.reader import load
-from shardwise.run.checkpoints.step_folders import latest, list_newest_first, set_damaged_aside
+from shardwise.run.checkpoints.step_folders import Retention, latest, list_newest_first, set_damaged_aside
 from shardwise.run.checkpoints.tensor_shards import CheckpointState, TensorShard, split_state
 from shardwise.run.checkpoints.writer import write_checkpoint
 from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
@@ -63,17 +63,15 @@ class Checkpointer:
         for name, number, minimum in (("keep", keep, 1), ("keep_every", keep_every, 0)):
             if number < minimum:
                 raise InputError(f"checkpoint: {name} is {number}; at least {minimum} is required")
-        self.folder, self.keep, self.keep_every, self.ranks = (
+        self.folder, self.retention, self.ranks = (
             Path(folder),
-            keep,
-            keep_every,
+            Retention(keep, keep_every),
             CheckpointGroup.join(timeout),
         )
         self._stall_s: dict[int, float] = {}  # seconds, by step, that training waited for a save
         self._completed: list[tuple[int, float, int]] = []  # step, seconds and bytes of completed saves
-        self._buffers: dict[
-            int, Tensor
-        ] = {}  # by position in the state, reused by every save: pinning is slow; shards must keep their order
+        # By position in the state, reused by every save since pinning is slow: shards must keep their order.
+        self._buffers: dict[int, Tensor] = {}
         self._pending: tuple[int, Future[None]] | None = None
 
     def save(self, step: int, state: CheckpointState) -> None:
@@ -93,18 +91,15 @@ class Checkpointer:
 
         def run() -> None:
             try:
-                num_bytes = write_checkpoint(
-                    self.folder, step, host_shards, values, (self.keep, self.keep_every), self.ranks
-                )
+                num_bytes = write_checkpoint(self.folder, step, host_shards, values, self.retention, self.ranks)
                 self._completed.append((step, time.perf_counter() - started, num_bytes))
                 future.set_result(None)
             except BaseException as error:
                 future.set_exception(error)
 
         self._pending = (step, future)
-        threading.Thread(
-            target=run, name="checkpoint", daemon=True
-        ).start()  # a daemon, so that the process can end without it
+        # A daemon, so that the process can end without it.
+        threading.Thread(target=run, name="checkpoint", daemon=True).start()
         self._stall_s[step] = time.perf_counter() - started
 
     def finished(self) -> list[SaveResult]:

@@ -21,11 +21,17 @@ from typing import IO, Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from shardwise.run.checkpoints.manifest import DAMAGE_FIX, DTYPES, MANIFEST, StoredTensor, TensorChunk, tensor_problem
+from shardwise.run.checkpoints.manifest import (
+    DAMAGE_FIX,
+    DTYPES,
+    MANIFEST,
+    StoredTensor,
+    TensorChunk,
+    parse_fields,
+    tensor_problem,
+)
 from shardwise.run.checkpoints.safe_pickle import SAFE_CALLABLES, InertObject, KnownCallables, SafeUnpickler, join_path
 from shardwise.values.checksums import DamagedFileError, FileChecksum
-from shardwise.values.errors import InputError
-from shardwise.values.plain_data import parse_dataclass
 
 METADATA_FILE = ".metadata"
 
@@ -148,10 +154,7 @@ class Schema1Files:
     def __init__(self, folder: Path, payload: Mapping[str, Any]) -> None:
         self.folder = folder
         fields = {key: value for key, value in payload.items() if key != "schema"}
-        try:
-            manifest: _Schema1Manifest = parse_dataclass(_Schema1Manifest, fields, f"checkpoint: {folder / MANIFEST}")
-        except InputError as error:
-            raise DamagedFileError(*error.problems) from None
+        manifest = parse_fields(_Schema1Manifest, folder / MANIFEST, fields)
         self.step, self.values, self.files = manifest.step, manifest.values, manifest.files
         if foreign_files := [name for name in self.files if not SCHEMA_1_FILE.fullmatch(name)]:
             raise DamagedFileError(

@@ -19,12 +19,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from shardwise.run.checkpoints.tensor_shards import view_shape
+from shardwise.run.checkpoints.tensor_shards import dtype_name, view_shape
 from shardwise.values.boxes import Box, Shape, tiles
 from shardwise.values.checksums import (
     CHECKSUM_KEY,
@@ -37,11 +37,12 @@ from shardwise.values.checksums import (
 from shardwise.values.errors import InputError
 from shardwise.values.plain_data import parse_dataclass
 
+AnyManifest = TypeVar("AnyManifest")
 MANIFEST = "checkpoint.json"
 SCHEMA = "shardwise.checkpoint/2"
 RANK_FILE_PATTERN = re.compile(r"rank-\d{5,}\.bin")
 ALIGNMENT_BYTES = 64  # bytes: a chunk starts at a multiple, so that any dtype can be mapped in place
-DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+DTYPES = {dtype_name(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 DAMAGE_FIX = "what was written is required: remove the folder, and the checkpoint before it is the latest"
 
 
@@ -136,14 +137,19 @@ class Schema2Files:
         return file[chunk.start :].view(dtype).view(chunk.lengths)
 
 
+def parse_fields(manifest_type: type[AnyManifest], path: Path, fields: Mapping[str, Any]) -> AnyManifest:
+    """Return a manifest of either schema from its fields. Raises `DamagedFileError`."""
+    try:
+        return parse_dataclass(manifest_type, fields, f"checkpoint: {path}")
+    except InputError as error:
+        raise DamagedFileError(*error.problems) from None
+
+
 def _parse_manifest(path: Path, payload: Mapping[str, Any]) -> Manifest:
     if fault := describe_checksum_problem(payload):
         raise DamagedFileError(f"checkpoint: {path} {fault}; {DAMAGE_FIX}")
     fields = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
-    try:
-        manifest: Manifest = parse_dataclass(Manifest, fields, f"checkpoint: {path}")
-    except InputError as error:
-        raise DamagedFileError(*error.problems) from None
+    manifest = parse_fields(Manifest, path, fields)
     for problem in _manifest_problems(manifest):
         raise DamagedFileError(f"checkpoint: {path}: {problem}; {DAMAGE_FIX}")
     return manifest

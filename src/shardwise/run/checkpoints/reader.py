@@ -30,6 +30,7 @@ from shardwise.run.checkpoints.tensor_shards import (
     CheckpointState,
     TensorShard,
     describe_tensor,
+    dtype_name,
     split_into_boxes,
     split_state,
     view_shape,
@@ -171,7 +172,7 @@ def load(path: str | Path, state: CheckpointState, ranks: CheckpointGroup | None
     path, ranks = Path(path), ranks or CheckpointGroup.join()
     checkpoint = open_checkpoint(path, ranks)
     shards, values = split_state(state)
-    local_tensors = [(name, shard.shape, _dtype_name(shard.values.dtype)) for name, shard in shards]
+    local_tensors = [(name, shard.shape, dtype_name(shard.values.dtype)) for name, shard in shards]
     gathered = ranks.gather_to_first(lambda: (local_tensors, list(values)))
 
     def compare() -> None:
@@ -241,7 +242,3 @@ def _name_problems(path: Path, label: str, required: set[str], stored: set[str])
 
 def _join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES_SHOWN]) + (", ..." if len(names) > MAX_NAMES_SHOWN else "")
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

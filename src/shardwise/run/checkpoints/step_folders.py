@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 from shardwise.run.checkpoints.manifest import MANIFEST
 
@@ -63,9 +64,15 @@ def create_draft(folder: Path, step: int) -> None:
     draft_folder(folder, step).mkdir()
 
 
-def publish_draft(folder: Path, step: int, keep: int, keep_every: int = 0) -> None:
-    """Give the draft of a step its final name, and remove old checkpoints. It replaces an older checkpoint of that
-    step. The `keep` newest remain, and those whose step is a multiple of `keep_every` (0: no others)."""
+class Retention(NamedTuple):
+    """Which checkpoints are kept: the `keep` newest, and those whose step is a multiple of `keep_every` (0: no others)."""
+
+    keep: int
+    keep_every: int
+
+
+def publish_draft(folder: Path, step: int, retention: Retention) -> None:
+    """Give the draft of a step its final name, in place of an older one of that step, and remove old checkpoints."""
     # A kill at any point leaves a complete checkpoint: the old one is hidden, the draft flushed before its rename, the rename
     # flushed before anything is removed. Removal renames first, as rmtree is not atomic.
     target = step_folder(folder, step)
@@ -75,8 +82,8 @@ def publish_draft(folder: Path, step: int, keep: int, keep_every: int = 0) -> No
     draft_folder(folder, step).rename(target)
     sync_folder(folder)
     complete = list_complete(folder)
-    for old_step in sorted(complete)[:-keep]:
-        is_kept = keep_every and old_step % keep_every == 0
+    for old_step in sorted(complete)[: -retention.keep]:
+        is_kept = retention.keep_every and old_step % retention.keep_every == 0
         # The new one stays even if it is not among the newest: a run may go on from before later checkpoints.
         if old_step != step and not is_kept:
             complete[old_step].rename(_hidden_path(complete[old_step], "removed"))

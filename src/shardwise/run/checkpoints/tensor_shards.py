@@ -80,8 +80,13 @@ def split_into_boxes(shape: Shape, box: Box, values: Tensor) -> Iterator[tuple[B
         position += part_box.volume
 
 
+def dtype_name(dtype: object) -> str:
+    """Return the name of a dtype without "torch."; a name stays as it is."""
+    return str(dtype).removeprefix("torch.")
+
+
 def describe_tensor(shape: Shape, dtype: object) -> str:
-    return f"{list(shape)} of {str(dtype).removeprefix('torch.')}"
+    return f"{list(shape)} of {dtype_name(dtype)}"
 
 
 def split_state(state: CheckpointState) -> tuple[list[tuple[str, TensorShard]], dict[str, Any]]:

@@ -24,8 +24,15 @@ from shardwise.run.checkpoints.manifest import (
     write_manifest,
 )
 from shardwise.run.checkpoints.process_group import CheckpointGroup
-from shardwise.run.checkpoints.step_folders import create_draft, draft_folder, latest, publish_draft, remove_draft
-from shardwise.run.checkpoints.tensor_shards import TensorShard
+from shardwise.run.checkpoints.step_folders import (
+    Retention,
+    create_draft,
+    draft_folder,
+    latest,
+    publish_draft,
+    remove_draft,
+)
+from shardwise.run.checkpoints.tensor_shards import TensorShard, dtype_name
 from shardwise.run.faults.rank_status import LostRankError
 from shardwise.values.atomic_files import name_path_in_errors
 from shardwise.values.boxes import Shape
@@ -87,8 +94,7 @@ def rank_file_name(rank: int) -> str:
 
 def _offer_shard(name: str, shard: TensorShard) -> ShardOffer:
     box, dtype = shard.box, shard.values.dtype
-    dtype_name = str(dtype).removeprefix("torch.")
-    return ShardOffer(name, dtype_name, shard.shape, box.offsets, box.lengths, box.volume * dtype.itemsize)
+    return ShardOffer(name, dtype_name(dtype), shard.shape, box.offsets, box.lengths, box.volume * dtype.itemsize)
 
 
 def _offer_from_row(name: str, dtype: str, *numbers: Any) -> ShardOffer:
@@ -171,14 +177,11 @@ def _stored_tensors(
 
 
 def write_checkpoint(
-    folder: Path, step: int, shards: Sequence[tuple[str, TensorShard]], values: dict[str, Any], retention: tuple[int, int],
+    folder: Path, step: int, shards: Sequence[tuple[str, TensorShard]], values: dict[str, Any], retention: Retention,
     ranks: CheckpointGroup,
 ) -> int:  # fmt: skip
-    """Write the checkpoint of a step from all ranks; publish it when all have written, or remove its draft.
-
-    `retention`: how many of the newest to keep, and the multiple of steps to keep. Return the bytes of its files on the
-    first rank, elsewhere 0.
-    """
+    """Write the checkpoint of a step from all ranks; publish it when all have written, or remove its draft. Return the
+    bytes of its files on the first rank, elsewhere 0."""
     common = _agreed_values(ranks.all_gather(lambda: (step, values)))
     try:
         ranks.run_on_first(lambda: _create_draft(folder, step))
@@ -201,7 +204,7 @@ def _create_draft(folder: Path, step: int) -> None:
 
 
 def _publish_manifest(
-    folder: Path, step: int, values: dict[str, Any], written: WrittenTensors | None, retention: tuple[int, int]
+    folder: Path, step: int, values: dict[str, Any], written: WrittenTensors | None, retention: Retention
 ) -> None:
     """Write the manifest and publish the draft, on the first rank when all have written."""
     assert written is not None
@@ -209,7 +212,7 @@ def _publish_manifest(
     draft = draft_folder(folder, step)
     with name_path_in_errors(folder):
         write_manifest(draft, Manifest(step, values, tensors, files))
-        publish_draft(folder, step, *retention)
+        publish_draft(folder, step, retention)
 
 
 def _checkpoint_name(checkpoint: Path | None) -> str:

@@ -10,7 +10,7 @@ import secrets
 import shutil
 import zlib
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -59,14 +59,18 @@ def write_corpus(
             progress(f"training a tokenizer on {num_documents:,} documents")
             texts = (document.text for document in read_documents(sources) if document not in split)
             tokenizer = train_tokenizer(texts, vocab_size)
-        index = _write_shards(folder, sources, tokenizer, split, shard_tokens, progress, num_documents)
+
+        def report(num_done: int) -> None:
+            progress("documents encoded", num_done, num_documents)
+
+        index = _write_shards(folder, read_documents(sources), tokenizer, split, shard_tokens, report)
         write_index(folder, index, tokenizer.text)
     return index
 
 
 def _write_shards(
-    folder: Path, sources: Sequence[TextFile], tokenizer: Tokenizer, split: HeldOutSplit, shard_tokens: int, progress: Progress,
-    num_documents: int,
+    folder: Path, documents: Iterator[Document], tokenizer: Tokenizer, split: HeldOutSplit, shard_tokens: int,
+    report: Callable[[int], None],
 ) -> ShardIndex:  # fmt: skip
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     num_done = 0
@@ -74,7 +78,7 @@ def _write_shards(
         writers = {name: SplitWriter(folder, name, shard_tokens) for name in SPLITS}
         for writer in writers.values():
             open_files.callback(writer.abandon)
-        for batch in _batches(read_documents(sources)):
+        for batch in _batches(documents):
             training_tokens = []
             for document, tokens in zip(batch, tokenizer.encode([document.text for document in batch]), strict=True):
                 name = "held_out" if document in split else "train"
@@ -82,7 +86,7 @@ def _write_shards(
                 training_tokens += [tokens] if name == "train" else []
             counts += np.bincount(np.concatenate(training_tokens), minlength=len(counts)) if training_tokens else 0
             num_done += len(batch)
-            progress("documents encoded", num_done, num_documents)
+            report(num_done)
         written = {name: writer.finish() for name, writer in writers.items()}
     return ShardIndex(
         dtype=tokenizer.dtype.name, vocab_size=tokenizer.vocab_size, end_token=tokenizer.end_token, end_id=tokenizer.end_id,

@@ -119,7 +119,7 @@ def _tokenizer(engine: Engine, text: bytes, end: str) -> Tokenizer:
 
 def _import() -> ModuleType:
     try:
-        import tokenizers
+        import tokenizers  # late, as it is an optional package
         import tokenizers.decoders
         import tokenizers.models
         import tokenizers.pre_tokenizers

@@ -78,9 +78,8 @@ def _collect_peers(store: Store, local_line: str, rank: int, size: int, deadline
     """
     keys = PrefixStore(PREFIX, store)
     keys.set(f"peer/{rank}", local_line)
-    keys.add(
-        "arrivals", 1
-    )  # counts lines over all starts: it grows when a line is written, even if the text is the same
+    # Counts the lines of all starts: it grows with every line written, even if its text is the same.
+    keys.add("arrivals", 1)
     names, num_seen, answered_list, start_store = [f"peer/{peer_rank}" for peer_rank in range(size)], 0, "", keys
     while time.monotonic() < deadline:
         if rank == 0 and (arrivals := keys.add("arrivals", 0)) > num_seen and keys.check(names):

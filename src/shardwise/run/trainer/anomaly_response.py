@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwise.records.step_log import StepLog, read_log
+from shardwise.records.step_log import StepLog
 from shardwise.run.faults.agreement import (
     RankGroup,
     all_gather_texts,
@@ -24,7 +24,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.recipe import POLICIES
 from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
 from shardwise.run.trainer.flags import RunSettings
-from shardwise.run.trainer.interfaces import CheckpointStore, StepTrainer
+from shardwise.run.trainer.interfaces import CheckpointStore, EarlierLog, StepTrainer
 from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.values.errors import InputError
@@ -114,13 +114,12 @@ class AnomalyResponse:
     checkpoints: CheckpointStore
     num_rewinds: int = 0
 
-    def resume(self) -> None:
+    def resume(self, earlier_log: EarlierLog) -> None:
         """Restore the detector and the number of rewinds from the log of a run that goes on."""
         if not self.trainer.judge.is_active:
             return
         numbers: list[float] = []
-        if self.world.rank == 0 and self.settings.out.log.exists():
-            log = read_log(self.settings.out.log)
+        if log := earlier_log():
             good_steps = _good_steps(log)[-self.settings.recipe.spike_window :]
             numbers = [
                 sum(event["event"] == "rewind" for event in log.events),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shardwise.batch_size.batch_schedule import BatchRamp
-from shardwise.records.step_log import StepRecord
+from shardwise.records.step_log import StepLog, StepRecord
 from shardwise.records.step_memory_and_collectives import StepInspection
 from shardwise.records.step_trace import RankTrace
 from shardwise.run.checkpoints.checkpointer import RestoreResult, SaveResult
@@ -19,6 +19,7 @@ from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
 from shardwise.search.plan import Plan
 
 TrainerState = Mapping[str, Any]
+EarlierLog = Callable[[], StepLog | None]  # the log of a run that goes on; None on all ranks but the first
 
 
 class StepTrainer(Protocol):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from shardwise.records.loss_target import StepsToLoss
@@ -15,6 +16,7 @@ from shardwise.records.step_log import (
     EPOCHS_PREFIX,
     INSPECTED,
     TARGET_EVENT,
+    StepLog,
     StepRecord,
     read_log,
     truncate_log,
@@ -30,7 +32,7 @@ from shardwise.run.machine_resources import memory_used
 from shardwise.run.trainer.anomaly_response import AnomalyResponse
 from shardwise.run.trainer.batch_schedule import ramp_state, resume_ramp
 from shardwise.run.trainer.flags import RunSettings
-from shardwise.run.trainer.interfaces import CheckpointStore, StepTrainer, TrainerState
+from shardwise.run.trainer.interfaces import CheckpointStore, EarlierLog, StepTrainer, TrainerState
 from shardwise.run.trainer.machine_probe import RunMeasurement
 from shardwise.run.trainer.noise_scale import BatchResizer
 from shardwise.run.trainer.preflight import RunData, describe_run
@@ -72,8 +74,9 @@ class TrainingLoop:
         loss_check = LossTargetCheck(self.settings, self.world)
         resizer = BatchResizer(self.plan, self.settings, self.world, self.trainer, self.data.train)
         if self.settings.resume:
+            earlier_log = cache(self._earlier_log)  # read only if one of them needs it, and once for all
             for component in (anomaly_response, loss_check, resizer):
-                component.resume()
+                component.resume(earlier_log)
         self.measuring.begin()
         first_step = self.trainer.step
         self.stop.in_order()
@@ -112,6 +115,11 @@ class TrainingLoop:
                 self._warn_lost_steps(restored)
         require_on_all_ranks(self.world, self._require_steps)
         require_on_all_ranks(self.world, self._record_resumed_run)
+
+    def _earlier_log(self) -> StepLog | None:
+        """Return the log of a run that goes on, on the first rank if there is one."""
+        path = self.settings.out.log
+        return read_log(path) if self.world.rank == 0 and path.exists() else None
 
     def _warn_lost_steps(self, restored: RestoreResult) -> None:
         ramp, last_damaged = self.data.train.ramp, max(restored.damaged)
@@ -277,13 +285,11 @@ class LossTargetCheck:
         target = self.settings.recipe.to_loss
         self._target = None if target is None else StepsToLoss(target)
 
-    def resume(self) -> None:
-        """Read the losses of the steps before from the log of a run that goes on."""
+    def resume(self, earlier_log: EarlierLog) -> None:
+        """Add the losses of the steps before, from the log of a run that goes on."""
         if self._target is not None:
-            if self.world.rank == 0 and self.settings.out.log.exists():
-                self.is_reached = any(
-                    self._target.add_loss(record.loss) for record in read_log(self.settings.out.log).steps
-                )
+            if log := earlier_log():
+                self.is_reached = any(self._target.add_loss(record.loss) for record in log.steps)
             self._agree()
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:

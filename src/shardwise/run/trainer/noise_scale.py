@@ -11,12 +11,12 @@ from shardwise.batch_size.batch_schedule import NoiseScaleBatches
 from shardwise.batch_size.noise_estimators import NoiseSample, RunningNoise, noise_sample_of_parts
 from shardwise.batch_size.run_noise import noise_sample_of
 from shardwise.layout.layout import Layout
-from shardwise.records.step_log import BATCH_EVENT, StepRecord, read_log
+from shardwise.records.step_log import BATCH_EVENT, StepRecord
 from shardwise.run.data.batches import Batches
 from shardwise.run.faults.agreement import RankGroup, broadcast_from_first
 from shardwise.run.trainer.batch_schedule import complete_schedule
 from shardwise.run.trainer.flags import RunSettings
-from shardwise.run.trainer.interfaces import StepTrainer
+from shardwise.run.trainer.interfaces import EarlierLog, StepTrainer
 from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.search.plan import Plan
 
@@ -59,10 +59,10 @@ class BatchResizer:
         schedule = complete_schedule(self.plan, self.settings.recipe)
         self._schedule = schedule if isinstance(schedule, NoiseScaleBatches) else None
 
-    def resume(self) -> None:
-        """Read the samples of the steps before from the log of a run that goes on."""
-        if self._schedule is not None and self.world.rank == 0 and self.settings.out.log.exists():
-            for record in read_log(self.settings.out.log).steps:
+    def resume(self, earlier_log: EarlierLog) -> None:
+        """Add the samples of the steps before, from the log of a run that goes on."""
+        if self._schedule is not None and (log := earlier_log()):
+            for record in log.steps:
                 self._add(record)
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:

@@ -41,9 +41,8 @@ def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRan
     """Run a step of a rank, or its first micro-batches if it has many, and return its memory and collectives. Raises
     `InputError` for a rank that the plan does not have."""
     started, instance = time.perf_counter(), engine_instance(plan, recipe)
-    max_count = (
-        MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp
-    )  # as many as a stage ever has in flight
+    # A stage never has more than 2·pp in flight.
+    max_count = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp
     count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), max_count)
     world = lone_rank_world(instance.mesh, rank)
     engine = TrainingEngine(instance, recipe, world)

@@ -89,7 +89,7 @@ class RunReporter:
         self._start(plan, settings, device, first_step)
 
     def _open_board(self, settings: RunSettings) -> Any:
-        from torch.utils.tensorboard.writer import SummaryWriter
+        from torch.utils.tensorboard.writer import SummaryWriter  # an optional package
 
         board = SummaryWriter(str(settings.out.tensorboard))
         self._open.callback(board.close)

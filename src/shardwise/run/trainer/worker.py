@@ -57,9 +57,8 @@ def _train(
         world, partial(_require_one_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
     )
     data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, components, world, lock))
-    measuring = RunMeasurement(
-        world, settings.out, lambda: components.probe(plan, world)
-    )  # before the model fills the device
+    # Measured before the model fills the device.
+    measuring = RunMeasurement(world, settings.out, lambda: components.probe(plan, world))
     trainer = require_on_all_ranks(world, lambda: components.trainer(plan, settings.recipe, data.train, world))
     require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
     peers = world.meeting.peers if world.meeting else (Peer.of_this_process(),)
