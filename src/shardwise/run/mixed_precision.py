@@ -110,11 +110,8 @@ class LossScaler:
             if self.num_clean == self.recipe.loss_scale_interval:
                 self.scale, self.num_clean = self.scale * self.recipe.loss_scale_growth, 0
             return
-        self.scale, self.num_clean, self.num_skipped = (
-            self.scale * self.recipe.loss_scale_backoff,
-            0,
-            self.num_skipped + 1,
-        )
+        self.scale *= self.recipe.loss_scale_backoff
+        self.num_clean, self.num_skipped = 0, self.num_skipped + 1
         if self.scale < MIN_LOSS_SCALE:
             last = self.scale / self.recipe.loss_scale_backoff
             raise InputError(

@@ -115,13 +115,9 @@ class Batches:
         return -(-self.ramp.sequences(step) // (num_replicas * micro_batch_seqs))
 
     def sequences(
-        self,
-        step: int,
-        replica: int,
-        num_replicas: int,
-        micro_batch_seqs: int,
+        self, step: int, replica: int, num_replicas: int, micro_batch_seqs: int,
         position_ranges: PositionRanges | None = None,
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Batch]:  # fmt: skip
         """Yield the micro-batches of one replica in a step, equally many for every replica.
 
         With `position_ranges` only these positions are read (None: all), and the token after each range, its last
@@ -169,12 +165,9 @@ class Batches:
             documents[row] = self._document_starts[source] + sequence.documents_T
             begins.append(sequence.begins_N)
         return Batch(
-            sequences_B=numbers,
-            inputs_BT=inputs,
-            targets_BT=targets,
-            documents_BT=documents,
+            sequences_B=numbers, inputs_BT=inputs, targets_BT=targets, documents_BT=documents,
             begins_BN=_pad_rows(begins, self.seq_len + 1),
-        )
+        )  # fmt: skip
 
 
 def _pad_rows(rows: Sequence[Int64s], fill: int) -> Int64s:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -168,13 +167,8 @@ class AnomalyResponse:
 
     def _record(self, reporter: RunReporter | None, anomaly: StepAnomaly, outcome: str, **details: int) -> None:
         if reporter is not None:
-            line: Mapping[str, Any] = {
-                "policy": anomaly.policy,
-                "found": anomaly.text,
-                "where": anomaly.where,
-                "done": outcome,
-            }
-            reporter.event(anomaly.action, anomaly.step, {**line, **details}, f"{anomaly}: {outcome}")
+            line = {"policy": anomaly.policy, "found": anomaly.text, "where": anomaly.where, "done": outcome, **details}
+            reporter.event(anomaly.action, anomaly.step, line, f"{anomaly}: {outcome}")
 
     def _warn(self, problem: str) -> None:
         if self.world.rank == 0:

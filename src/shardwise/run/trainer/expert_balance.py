@@ -21,13 +21,9 @@ class ExpertBalancer:
     """
 
     def __init__(
-        self,
-        biases: Mapping[int, Tensor],
-        exchange: MeshCollectives,
-        axes: Axes,
-        recipe: TrainingRecipe,
+        self, biases: Mapping[int, Tensor], exchange: MeshCollectives, axes: Axes, recipe: TrainingRecipe,
         stages: Axes = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.biases, self.exchange, self.axes, self.recipe, self.stages = biases, exchange, axes, recipe, stages
         self.counts: dict[int, Tensor] = {}  # rows of each expert [E] in this step, by router
         self.loss: Tensor | None = None

@@ -128,16 +128,8 @@ class RunSettings:
     @property
     def resume_command(self) -> str:
         """The command that continues this run."""
-        arguments = [
-            "shardwise",
-            "train",
-            self.plan,
-            *source_flags(self.recipe.data),
-            "--out",
-            self.out.path,
-            "--resume",
-        ]
-        arguments += ["--elastic"] if self.elastic else []
+        arguments = ["shardwise", "train", self.plan, *source_flags(self.recipe.data), "--out", self.out.path]
+        arguments += ["--resume", "--elastic"] if self.elastic else ["--resume"]
         arguments += [] if self.device == "auto" else ["--device", self.device]
         return shlex.join(map(str, arguments))
 

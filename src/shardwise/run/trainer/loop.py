@@ -80,7 +80,7 @@ class TrainingLoop:
         self.measuring.begin()
         first_step = self.trainer.step
         self.stop.in_order()
-        with self._watch() if self.world.rank == 0 else nullcontext() as reporter:
+        with self._open_reporter() if self.world.rank == 0 else nullcontext() as reporter:
             stopped = self._steps(reporter, anomaly_response, loss_check, resizer)
             set_stage(f"the end, after step {self.trainer.step}")
             if self.trainer.step > first_step:
@@ -148,7 +148,7 @@ class TrainingLoop:
                 "larger --steps is required to go on"
             )
 
-    def _watch(self) -> RunReporter:
+    def _open_reporter(self) -> RunReporter:
         return RunReporter(self.plan, self.settings, device=str(self.world.device), first_step=self.trainer.step)
 
     def _state(self) -> TrainerState:
@@ -156,12 +156,9 @@ class TrainingLoop:
         return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step)}
 
     def _steps(
-        self,
-        reporter: RunReporter | None,
-        anomaly_response: AnomalyResponse,
-        loss_check: LossTargetCheck,
+        self, reporter: RunReporter | None, anomaly_response: AnomalyResponse, loss_check: LossTargetCheck,
         resizer: BatchResizer,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """Run the steps, without the work after the last one; return the signal that stopped them, or 0."""
         recipe, trainer = self.settings.recipe, self.trainer
         first_step, inspected = trainer.step, self._inspected_from(trainer.step + 1)
@@ -173,15 +170,8 @@ class TrainingLoop:
             record, extra_fields = self._run_step(first_step, inspected)
             if reporter:
                 num_tokens_seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
-                reporter.step(
-                    record,
-                    {
-                        "n_tokens_seen": num_tokens_seen,
-                        **memory_used(str(self.world.device)),
-                        **self._epochs(),
-                        **extra_fields,
-                    },
-                )
+                memory, epochs = memory_used(str(self.world.device)), self._epochs()
+                reporter.step(record, {"n_tokens_seen": num_tokens_seen, **memory, **epochs, **extra_fields})
             if trainer.anomaly is not None:
                 anomaly_response.respond(trainer.anomaly, reporter)
             stragglers.step(record, reporter)

@@ -68,14 +68,10 @@ class RunMeasurement:
         memory, process = memory_rows[rank].memory(inspection.memory), memory_rows[rank].process(process)
         self._keep(
             replace(
-                self.inspection,
-                step=record.step,
-                rank=rank,
-                memory=memory,
-                process=process,
+                self.inspection, step=record.step, rank=rank, memory=memory, process=process,
                 collectives=inspection.collectives,
             )
-        )
+        )  # fmt: skip
 
     def end(self) -> None:
         """Add the timings after the run."""

@@ -165,11 +165,9 @@ def require_tensorboard(settings: RunSettings) -> None:
 def describe_run(plan: Plan, recipe: TrainingRecipe, data: RunData) -> RunInputs:
     """Return what the run's folder keeps of plan, recipe, data and versions."""
     return RunInputs(
-        plan=plan_payload(plan),
-        recipe=recipe_payload(recipe, plan.job.optimizer),
-        data_fingerprint=data.fingerprint,
-        versions=software_versions(),
-    )
+        plan=plan_payload(plan), recipe=recipe_payload(recipe, plan.job.optimizer),
+        data_fingerprint=data.fingerprint, versions=software_versions(),
+    )  # fmt: skip
 
 
 def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: RunData) -> None:

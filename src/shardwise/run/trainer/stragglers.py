@@ -84,30 +84,27 @@ class StragglerDetector:
         work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in rows]
         slow = slow_ranks(work_s, [stage for _, stage in rows], self._flops, self.factor)
         if reporter is not None and slow.keys() != self._slow.keys():
-            self._log(reporter, record.step, self.world.meeting.peers, slow, work_s)
+            peers = self.world.meeting.peers
+            ranks = [
+                {
+                    "rank": rank,
+                    "host": peers[rank].host,
+                    "pid": peers[rank].pid,
+                    "work_s": work_s[rank],
+                    "factor": factor,
+                }
+                for rank, factor in slow.items()
+            ]
+            text = _describe_slow(peers, slow, work_s)
+            text = text or f"no rank is slow any more ({join_first([str(peers[rank]) for rank in self._slow], '')} was)"
+            reporter.event(SLOW_EVENT, record.step, {"ranks": ranks}, f"step {record.step}: {text}")
         self._slow = slow
 
-    def _log(
-        self,
-        reporter: RunReporter,
-        step: int,
-        peers: Sequence[Peer],
-        slow: Mapping[int, float],
-        work_s: Sequence[float],
-    ) -> None:
-        ranks = [
-            {"rank": rank, "host": peers[rank].host, "pid": peers[rank].pid, "work_s": work_s[rank], "factor": factor}
-            for rank, factor in slow.items()
-        ]
-        if slow:
-            text = join_first(
-                [
-                    f"{peers[rank]} works {factor:.2g} times as long as others with the same work "
-                    f"({format_seconds(work_s[rank])} a step)"
-                    for rank, factor in slow.items()
-                ],
-                ", and {} more",
-            )
-        else:
-            text = f"no rank is slow any more ({join_first([str(peers[rank]) for rank in self._slow], '')} was)"
-        reporter.event(SLOW_EVENT, step, {"ranks": ranks}, f"step {step}: {text}")
+
+def _describe_slow(peers: Sequence[Peer], slow: Mapping[int, float], work_s: Sequence[float]) -> str:
+    descriptions = [
+        f"{peers[rank]} works {factor:.2g} times as long as others with the same work "
+        f"({format_seconds(work_s[rank])} a step)"
+        for rank, factor in slow.items()
+    ]
+    return join_first(descriptions, ", and {} more")

@@ -27,11 +27,8 @@ from shardwise.step.instructions import KERNEL as LAUNCH
 # Clock terms that are work on the compute stream outside units, and their phases; waits are recorded as such.
 SPANS = {"optimizer": UPDATE, "data": "data"}
 NAMES = {
-    "AllGather": "all_gather",
-    "ReduceScatter": "reduce_scatter",
-    "AllReduce": "all_reduce",
-    "AllToAll": "all_to_all",
-}
+    "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "AllReduce": "all_reduce", "AllToAll": "all_to_all",
+}  # fmt: skip
 
 
 class StreamActivity(NamedTuple):
@@ -125,17 +122,12 @@ class TimelineRecorder:
             return kernel(*operands)
 
     def _here(
-        self,
-        kind: TraceEventKind,
-        name: str,
-        phase: str,
-        results: tuple[str, ...] = (),
+        self, kind: TraceEventKind, name: str, phase: str, results: tuple[str, ...] = (),
         collective: RecordedCollective | None = None,
-    ) -> StreamActivity:
+    ) -> StreamActivity:  # fmt: skip
         """Return an activity of the unit that runs."""
-        return StreamActivity(
-            kind, name, phase, self.path, self.units.get(self.path, ""), self.action, results, collective
-        )
+        unit = self.units.get(self.path, "")
+        return StreamActivity(kind, name, phase, self.path, unit, self.action, results, collective)
 
     @contextmanager
     def _span(self, activity: StreamActivity) -> Iterator[None]:
