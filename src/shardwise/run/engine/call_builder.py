@@ -1,4 +1,5 @@
-"""A kernel of PyTorch with what it reads and writes by name, and what a unit's calls are made from."""
+"""A call of a PyTorch kernel, with the names of what it reads and writes, and the context that a unit's calls are built
+in."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from shardwise.sharding.spec import Axes, Spec
 from shardwise.step.instructions import UnitCollective
 from shardwise.step.kernel_fusion import BATCH_DIMS
 
-# What a call may read beside the tensors of the program: cosines and sines, and what queries see (both by parts of the sequence;
-# in a ring of the block of each rank), a router's bias, what a loss adds to its gradient, whether a backward pass follows, and
-# where gradients of weights go.
+# What a call may read beside the tensors of the program: cosines and sines, the attention mask (both by parts of the sequence;
+# in a ring one mask for the block of each rank), a router's balance bias, the gradient that a balance loss adds, whether a
+# backward pass follows, and the `GradientSink` of the unit.
 ANGLES, MASK, RING_MASKS, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
     "@angles",
     "@sight",
@@ -35,26 +36,23 @@ ANGLES, MASK, RING_MASKS, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
     "@trains",
     "@gradients",
 )
-EXPERT_ROWS = "@rows"  # whose rows a rank has, where they are not those of its own tokens
-ROUTER_STATISTICS = (
-    "@routed"  # what a call may write beside them: the rows and the probabilities that each expert got, [2, E]
-)
+EXPERT_ROWS = "@rows"  # description of the rows that a rank has, where they are not those of its own tokens
+ROUTER_STATISTICS = "@routed"  # written by a router: rows asked for and sum of probabilities of each expert, [2, E]
 
-OutputTarget = tuple[
-    Tensor | None, bool
-]  # where a sum is written, if there is such a place, and whether it is added to what is there
+OutputTarget = tuple[Tensor | None, bool]  # the tensor to write a sum to, if any, and whether to add to what is there
 NO_TARGET: OutputTarget = (None, False)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """`writes` = kernel(*`reads`), by name.
+    """One kernel call: `writes` = kernel(*`reads`), by slot name.
 
-    `over` has kernels that do the same and write over one of the operands, by its place; `into(target, *operands, add=...)`
-    writes the result to a target, or adds it to what is there; `into_each(targets, *operands)` does so for several results, and
-    gives them all. `is_view`: what it writes shares memory with what it reads.
-    `never_compiled`: it is no kernel, and is compiled with none. `phase` is forward, recompute or backward. `results` are those
-    of the operations that it stands for, whether or not it writes them; `traffic` the collective that it starts or waits for.
+    `over` maps an operand's position to a kernel that computes the same and overwrites that operand. `into(target,
+    *operands, add=...)` writes the result to a target, or adds it to what is there; `into_each(targets, *operands)`
+    does so for several results, and returns them all. `is_view`: outputs share memory with inputs. `never_compiled`:
+    torch.compile must leave it out. `phase` is forward, recompute or backward. `results` are the results of the
+    operations that the call stands for, whether or not it writes them; `traffic` is the collective that it starts or
+    waits for.
     """
 
     kernel: Callable[..., Any]
@@ -71,11 +69,11 @@ class KernelCall:
 
 
 class CallBuilder:
-    """What the calls of one unit on one rank are made from; its activations are in `dtype`.
+    """Context in which the calls of one unit on one rank are built; activations are in `dtype`.
 
-    A tensor goes by its name in the sharding in which it stays, and in another one by its name with that (`key`). `batch_parts`
-    are the parts of the batch that are read: by key what it is, and the axes that split its sequences. `narrow`: what products
-    with the unit's weights cast their operands to; None: nothing.
+    `batch_parts` collects the parts of the micro-batch that calls read: by key, the name of the part and the axes that
+    split its sequences. `narrow` are the formats to which products with the unit's weights cast their operands; None:
+    no cast.
     """
 
     def __init__(
@@ -90,49 +88,52 @@ class CallBuilder:
         self._moved: frozenset[str] | None = None
         self.batch_parts: dict[str, tuple[str, tuple[Axes, ...]]] = {}
         self.numerics, self.sizes = architecture.numerics, pad_vocabulary(architecture.dims, rank.mesh)
-        routes = (one for one in unit.forward.program.operations if isinstance(one, Route))
-        self.gates = next((one.outputs[0] for one in routes), "")
+        routes = (operation for operation in unit.forward.program.operations if isinstance(operation, Route))
+        self.gates = next((route.outputs[0] for route in routes), "")
 
     def reduced_statistics(self) -> frozenset[str]:
-        """The statistics of tokens that move between kernels, in either pass, and those whose gradients do."""
+        """Return the per-token statistics that a collective reduces between kernels in either pass, and their
+        gradients."""
         if self._moved is None:
             steps = (
                 step for steps in self.unit.phases().values() for step in steps if isinstance(step, CollectiveStep)
             )
-            names = {one.tensor.name for one in steps if self._is_reduced(one)}
+            names = {step.tensor.name for step in steps if self._is_reduced(step)}
             self._moved = frozenset({*names, *(self.unit.tensors[name].gradient_of for name in names)})
         return self._moved
 
     def _is_reduced(self, step: CollectiveStep) -> bool:
-        around = step.collective.before, step.collective.after
-        before, after = (self.rank.sharding(spec) for spec in around)
+        specs = step.collective.before, step.collective.after
+        before, after = (self.rank.sharding(spec) for spec in specs)
         return step.tensor.dims == ("B", "T") and before != after
 
     def is_routed(self, *names: str) -> bool:
-        """Whether any of these has the rows of experts."""
+        """Return whether any of these tensors holds the rows of experts."""
         return any(self.unit.tensors[name].role is Role.ROUTED for name in names)
 
     @property
     def statistics(self) -> torch.dtype:
-        """The format of sums."""
+        """Dtype of sums: float32 or wider."""
         return at_least_fp32(self.dtype)
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """The format of a tensor: sums are kept finer."""
+        """Return the dtype of a tensor; statistics are kept in float32 or wider."""
         return self.statistics if self.unit.tensors[name].role is Role.STATISTIC else self.dtype
 
     def key(self, name: str, spec: Spec) -> str:
-        """What a tensor goes by in a sharding. Gradients of weights and scalars have one each."""
+        """Return the slot name of a tensor in a sharding."""
+        # The same tensor in another sharding is another slot. A scalar has no sharding, and a gradient of a weight goes to
+        # its sink, which knows one name.
         tensor = self.unit.tensors.get(name)
         if tensor is None or not tensor.dims or tensor.role is Role.WEIGHT_GRADIENT:
             return name
         if tensor.role is Role.CONSTANT:
             return self.cut(name, spec.axes_of("T"))
-        own, stays = self.rank.sharding(spec), self.rank.sharding(self._home_spec(name))
-        return name if own == stays else f"{name} {own}"
+        used, home = self.rank.sharding(spec), self.rank.sharding(self._home_spec(name))
+        return name if used == home else f"{name} {used}"
 
     def _home_spec(self, name: str) -> Spec:
-        """Of a weight that in which it is used; a use of its own may slice it further."""
+        """Return the sharding in which a tensor is kept between calls; a single use may slice a weight further."""
         tensor = self.unit.tensors.get(name)
         if tensor is not None and tensor.role is Role.WEIGHT:
             return weight_use_spec(self.unit.family, tensor.dims)
@@ -140,21 +141,23 @@ class CallBuilder:
         return forward[name] if name in forward else backward[name]
 
     def cut(self, name: str, *axes: Axes) -> str:
-        """The key of a part of the batch, whose sequences some axes split; of two parts where there are two kinds of axes."""
-        split = tuple(self.rank.nontrivial_axes(each) for each in axes)
-        key = " ".join([name, *("·".join(each) for each in split)]).rstrip()
+        """Register a part of the micro-batch whose sequences `axes` split, and return its key. A part of two kinds
+        (queries and keys) has two tuples of axes."""
+        split = tuple(self.rank.nontrivial_axes(part_axes) for part_axes in axes)
+        key = " ".join([name, *("·".join(part_axes) for part_axes in split)]).rstrip()
         self.batch_parts[key] = name, split
         return key
 
     def rows(self, spec: Spec) -> str:
-        """What says whose rows there are of routed tokens in a sharding: the router where they are its own."""
-        own = self.rank.sharding(spec)
-        experts, tokens = own.axes_of("E"), own.axes_of("T")
-        is_own = not experts and tokens == self.rank.sharding(self._home_spec(self.gates)).axes_of("T")
-        return self.gates if is_own else f"{EXPERT_ROWS} {'·'.join(experts)} {'·'.join(tokens)}"
+        """Return the slot that says whose routed rows a rank has in a sharding: the router's choice where they are its
+        own tokens'."""
+        sharding = self.rank.sharding(spec)
+        experts, tokens = sharding.axes_of("E"), sharding.axes_of("T")
+        is_router = not experts and tokens == self.rank.sharding(self._home_spec(self.gates)).axes_of("T")
+        return self.gates if is_router else f"{EXPERT_ROWS} {'·'.join(experts)} {'·'.join(tokens)}"
 
     def with_tensor_keys(self, call: KernelCall, steps: Iterable[ComputeStep]) -> KernelCall:
-        """A call of some steps, whose tensors go by the shardings in which the steps take and leave them."""
+        """Return a call of some steps with slot names for the shardings in which the steps read and write tensors."""
         keys: dict[str, str] = {}
         for step in steps:
             operands = zip(step.operation.operands, step.placed.inputs, strict=False)
@@ -164,7 +167,7 @@ class CallBuilder:
         return replace(call, reads=reads, writes=writes)
 
     def quantized_matmul(self, step: ComputeStep) -> QuantizedMatmul | None:
-        """A step's product of operands that are cast; None where they are not."""
+        """Return the product of a step whose operands are cast to a narrow format; None where they are not."""
         operation, tensors = step.operation, self.unit.tensors
         if self.narrow is None or not is_block_product(operation, tensors):
             return None
@@ -172,7 +175,7 @@ class CallBuilder:
         return self.narrow.product(left, right, result, [tensors[name] for name in operation.inputs])
 
     def local_sizes(self, step: ComputeStep) -> dict[str, int]:
-        """This rank's part of every dim but those of tokens."""
+        """Return this rank's size of every dim, without those of tokens (B, T)."""
         specs = (*step.placed.inputs, *step.placed.outputs)
         pairs = ((dim, axes) for spec in specs for dim, axes in zip(spec.dims, spec.axes, strict=True))
         return {dim: self.sizes[dim] // self.rank.mesh.size(axes) for dim, axes in pairs if dim not in BATCH_DIMS}

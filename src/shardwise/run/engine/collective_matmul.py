@@ -1,6 +1,6 @@
-"""Products beside the blocks of a tensor that goes around a ring of ranks: one that is gathered, or a sum that is scattered.
+"""Products fused with a collective around a ring of ranks: AllGather-matmul and matmul-ReduceScatter.
 
-A block is on its way while products with the one before it run (Wang et al. 2023, Overlap communication with dependent
+A block travels while the products with the one before it run (Wang et al. 2023, Overlap communication with dependent
 computation via decomposition).
 """
 
@@ -28,16 +28,16 @@ class RingBlocks:
     count: int
     dim: int
 
-    def block(self, whole: Tensor, dim: int | None, place: int) -> Tensor:
-        """Of blocks along a dim the one at a place; a tensor without blocks is taken whole."""
+    def block(self, tensor: Tensor, dim: int | None, block_index: int) -> Tensor:
+        """Return a view of one block along a dim; with dim None the whole tensor."""
         if dim is None:
-            return whole
-        width = whole.shape[dim] // self.count
-        return whole.narrow(dim, place * width, width)
+            return tensor
+        width = tensor.shape[dim] // self.count
+        return tensor.narrow(dim, block_index * width, width)
 
     def empty_blocks(self, shape: Sequence[int], dim: int, like: Tensor) -> Tensor:
-        """For as many blocks of a shape, along a dim."""
-        return like.new_empty([size * (self.count if at == dim else 1) for at, size in enumerate(shape)])
+        """Return an empty tensor for `count` blocks of a shape along a dim."""
+        return like.new_empty([size * (self.count if i == dim else 1) for i, size in enumerate(shape)])
 
     def send(self, block: Tensor) -> RingTransfer:
         return RingTransfer(self.exchange, self.axes, [block])
@@ -51,98 +51,114 @@ class BlockMatmul:
     cuts: tuple[int | None, ...]
     dim: int | None
 
-    def place(self, whole: Tensor | None, operands: Sequence[Tensor], ring: RingBlocks, place: int) -> Tensor:
-        """The product of blocks to its place in the whole result."""
+    def place(self, full: Tensor | None, operands: Sequence[Tensor], ring: RingBlocks, block_index: int) -> Tensor:
+        """Write the product of two blocks to its block of the full result."""
         assert self.dim is not None
         left, right = operands
-        if whole is None:
-            whole = ring.empty_blocks(self.product.shape(left, right), self.dim, left)
-        target = ring.block(whole, self.dim, place)
+        if full is None:
+            full = ring.empty_blocks(self.product.shape(left, right), self.dim, left)
+        target = ring.block(full, self.dim, block_index)
         if target.is_contiguous():
             self.product.into(target, left, right, add=False)
         else:
             target.copy_(self.product(left, right))
-        return whole
+        return full
 
-    def add(self, total: Tensor | None, operands: Sequence[Tensor], *, adds: bool = True) -> Tensor:
-        """The product of blocks, written to the total or added to what is there."""
+    def add(self, total: Tensor | None, operands: Sequence[Tensor], *, accumulates: bool = True) -> Tensor:
+        """Write the product of two blocks to the total, or add it."""
         left, right = operands
         if total is None:
             return self.product(left, right)
-        self.product.into(total, left, right, add=adds)
+        self.product.into(total, left, right, add=accumulates)
         return total
 
 
 @dataclass(frozen=True)
 class GatherMatmul:
-    """Products that take what is gathered, each as its operand on one of the `sides`. `keeps`: that is put together as well."""
+    """AllGather-matmul: products with a gathered tensor, which is operand number `sides[i]` of product i.
+
+    `keeps`: also return the gathered tensor.
+    """
 
     ring: RingBlocks
     products: Sequence[BlockMatmul]
     sides: Sequence[int]
     keeps: bool
 
-    def __call__(self, own: Tensor, *others: Tensor) -> list[Tensor]:
-        """The results of `others`, one for each product, with what all ranks have of the tensor."""
-        return self.into([NO_TARGET] * len(self.products), own, *others)
+    def __call__(self, local_block: Tensor, *other_operands: Tensor) -> list[Tensor]:
+        """Return the product of each of `other_operands` with the gathered tensor, whose block on this rank is
+        `local_block`."""
+        return self.into([NO_TARGET] * len(self.products), local_block, *other_operands)
 
-    def into(self, targets: Sequence[OutputTarget], own: Tensor, *others: Tensor) -> list[Tensor]:
-        """The same, with the sums of products written to their targets."""
-        ring, block = self.ring, own.contiguous()
-        made = [target for target, _ in targets[: len(self.products)]]
-        whole = ring.empty_blocks(own.shape, ring.dim, own) if self.keeps else None
+    def into(self, targets: Sequence[OutputTarget], local_block: Tensor, *other_operands: Tensor) -> list[Tensor]:
+        """Do the same, with the products that are sums over blocks written to their targets."""
+        ring, block = self.ring, local_block.contiguous()
+        totals = [target for target, _ in targets[: len(self.products)]]
+        gathered = ring.empty_blocks(local_block.shape, ring.dim, local_block) if self.keeps else None
         for turn in range(ring.count):
-            going = ring.send(block) if turn + 1 < ring.count else None
-            at = (ring.place - turn) % ring.count
-            if whole is not None:
-                ring.block(whole, ring.dim, at).copy_(block)
-            adds = [turn > 0 or target[1] for target in targets]
-            made = [
-                self._multiply_block(number, one, block, others, at, adds=adds[number])
-                for number, one in enumerate(made)
+            transfer = ring.send(block) if turn + 1 < ring.count else None
+            block_index = (ring.place - turn) % ring.count
+            if gathered is not None:
+                ring.block(gathered, ring.dim, block_index).copy_(block)
+            accumulates = [turn > 0 or target[1] for target in targets]
+            totals = [
+                self._multiply_block(number, total, block, other_operands, block_index, accumulates=accumulates[number])
+                for number, total in enumerate(totals)
             ]
-            if going is not None:
-                (block,) = going.wait()
-        return [one for one in (*made, whole) if one is not None]
+            if transfer is not None:
+                (block,) = transfer.wait()
+        return [tensor for tensor in (*totals, gathered) if tensor is not None]
 
     def _multiply_block(
-        self, number: int, made: Tensor | None, block: Tensor, others: Sequence[Tensor], at: int, *, adds: bool
+        self,
+        number: int,
+        total: Tensor | None,
+        block: Tensor,
+        other_operands: Sequence[Tensor],
+        block_index: int,
+        *,
+        accumulates: bool,
     ) -> Tensor:
-        """What a product has made with one block more."""
+        """Return the total of a product after one more block."""
         product, side = self.products[number], self.sides[number]
-        other = self.ring.block(others[number], product.cuts[1 - side], at)
-        operands = (other, block) if side else (block, other)
+        other_operand = self.ring.block(other_operands[number], product.cuts[1 - side], block_index)
+        operands = (other_operand, block) if side else (block, other_operand)
         if product.dim is None:
-            return product.add(made, operands, adds=adds)
-        return product.place(made, operands, self.ring, at)
+            return product.add(total, operands, accumulates=accumulates)
+        return product.place(total, operands, self.ring, block_index)
 
 
 @dataclass(frozen=True)
 class MatmulScatter:
-    """Products, and `terms` beside them, whose sum over all ranks is scattered."""
+    """Matmul-ReduceScatter: products, and terms added to them, whose sum over all ranks is scattered."""
 
     ring: RingBlocks
     products: Sequence[BlockMatmul]
 
     def __call__(self, *operands: Tensor) -> Tensor:
-        """This rank's block of the sum, of both operands of each product and the terms. A block begins at the next rank, and
-        comes home on the last turn."""
-        ring, made = self.ring, self._part(operands, self.ring.place - 1)
-        for turn in range(2, ring.count + 1):
-            going = ring.send(made)
-            made = self._part(operands, ring.place - turn)
-            made.add_(*going.wait())
-        return made
+        """Return this rank's block of the sum of all products and terms.
 
-    def _part(self, operands: Sequence[Tensor], place: int) -> Tensor:
-        """What this rank adds to a block."""
-        ring, paired, made = self.ring, 2 * len(self.products), None
-        at = place % ring.count
+        `operands` are both operands of each product, then the terms. A block starts at the next rank, and arrives at
+        its own on the last turn.
+        """
+        ring, total = self.ring, self._part(operands, self.ring.place - 1)
+        for turn in range(2, ring.count + 1):
+            transfer = ring.send(total)
+            total = self._part(operands, ring.place - turn)
+            total.add_(*transfer.wait())
+        return total
+
+    def _part(self, operands: Sequence[Tensor], block_number: int) -> Tensor:
+        """Return this rank's contribution to a block."""
+        ring, paired, total = self.ring, 2 * len(self.products), None
+        block_index = block_number % ring.count
         for product, pair in zip(
             self.products, zip(operands[:paired:2], operands[1:paired:2], strict=True), strict=True
         ):
-            made = product.add(made, [ring.block(one, cut, at) for one, cut in zip(pair, product.cuts, strict=True)])
-        assert made is not None, "a sum has products"
+            total = product.add(
+                total, [ring.block(operand, cut, block_index) for operand, cut in zip(pair, product.cuts, strict=True)]
+            )
+        assert total is not None, "a sum has products"
         for term in operands[paired:]:
-            made.add_(ring.block(term, ring.dim, at))
-        return made
+            total.add_(ring.block(term, ring.dim, block_index))
+        return total

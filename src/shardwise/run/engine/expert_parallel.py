@@ -1,9 +1,8 @@
-"""Rows of routed tokens on the ranks that have their experts, and back, as calls. Letters: R rows, n ranks of a group, E
-experts.
+"""Calls that send token rows to the ranks of their experts and back. Letters: R rows, n ranks of a group, E experts.
 
-Rows of a rank are in the order of their experts. On the way to the ranks of their experts they are counted first: of
-each rank one knows then how many rows it sends for each expert, and what comes from n ranks is put in the order of the
-experts again. Where all ranks of a group have the same tokens, each keeps the rows of its own experts.
+The rows of a rank are sorted by expert. The ranks first exchange how many rows go to each expert; then each sorts the
+rows that it receives from n ranks by expert again. Where all ranks of a group have the same tokens, each keeps the rows
+of its own experts.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from shardwise.step.instructions import LocalSlice, StartCollective, UnitCollect
 
 @dataclass(frozen=True)
 class DispatchedRows(ExpertRows):
-    """A rank's rows of the tokens of a group, and how they come and go.
+    """Rows that a rank has received for its experts, and how they are sent and returned.
 
-    `matrix` [n, E] are the rows that come from each rank of the group for each of this rank's experts; `sent` the rows that this
-    rank sends to each, where each gets its own (AllToAll), and None where all get all (AllGather); `own` all rows that it has to
-    send.
+    `matrix` [n, E] counts the rows from each rank of the group for each of this rank's experts. `sent` counts the rows
+    that this rank sends to each rank (AllToAll); None where all ranks get all rows (AllGather). `own` counts all rows
+    that this rank has to send.
     """
 
     exchange: CollectiveOps
@@ -48,12 +47,12 @@ class DispatchedRows(ExpertRows):
 
     @cached_property
     def counts(self) -> Tensor:  # type: ignore[override]
-        """Of each of this rank's experts [E]."""
+        """Number of rows of each of this rank's experts [E]."""
         return self.matrix.sum(dim=0)
 
     @cached_property
     def received(self) -> list[int]:
-        """Rows that come from each rank."""
+        """Number of rows from each rank."""
         from_all = self.own if self.sent is not None else self.own * len(self.matrix)
         return on_host(self.matrix.sum(dim=1), from_all)
 
@@ -63,45 +62,45 @@ class DispatchedRows(ExpertRows):
 
     @property
     def max_received(self) -> int:
-        """Of an AllGather the rows that each rank's are padded to."""
+        """Number of rows to which an AllGather pads those of each rank."""
         return max(self.received)
 
     @cached_property
     def order(self) -> Tensor:
-        """Of each row where it is among those that came, which are in the order of the ranks [R]."""
+        """For each row sorted by expert, its index among the received rows, which are in the order of the ranks [R]."""
         lengths = self.matrix.t().flatten()
-        within = self.matrix.cumsum(dim=1) - self.matrix
+        offsets = self.matrix.cumsum(dim=1) - self.matrix
         rows = self.matrix.sum(dim=1)
         starts = (
             torch.arange(len(rows), device=rows.device) * self.max_received
             if self.sent is None
             else rows.cumsum(0) - rows
         )
-        begins = (starts[:, None] + within).t().flatten()
-        shifts = (begins - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=self.num_rows)
+        first_rows = (starts[:, None] + offsets).t().flatten()
+        shifts = (first_rows - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths, output_size=self.num_rows)
         return shifts + torch.arange(self.num_rows, device=shifts.device)
 
     @cached_property
     def places(self) -> Tensor:
-        """The inverse: of each row that came where it is now."""
+        """For each received row, its index after sorting by expert: the inverse of `order`."""
         return self.order.argsort()
 
     def start(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
-        """Send rows [R, D] to where their experts are, or to all of the group."""
+        """Start to send rows [R, D] to the ranks of their experts, or to all ranks of the group."""
         if self.sent is None:
             padded = x.new_zeros(self.max_received, x.shape[1])
             padded[: len(x)] = x
-            whole = x.new_empty(len(self.received) * self.max_received, x.shape[1])
-            return self.exchange.all_gather(whole, padded, self.axes), whole
+            gathered = x.new_empty(len(self.received) * self.max_received, x.shape[1])
+            return self.exchange.all_gather(gathered, padded, self.axes), gathered
         arriving = x.new_empty(self.num_rows, x.shape[1])
         return self.exchange.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
 
     def arrived(self, arriving: Tensor) -> Tensor:
-        """What came in the order of the experts."""
+        """Sort received rows by expert."""
         return arriving.index_select(0, self.order)
 
     def start_return(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
-        """Send rows back to where they came from; where all got all, each gets the sum of its own."""
+        """Start to send rows back to their ranks; where all ranks had all rows, each gets the sum of its own."""
         if self.sent is None:
             padded = x.new_zeros(len(self.received) * self.max_received, x.shape[1]).index_copy_(0, self.order, x)
             part = x.new_empty(self.max_received, x.shape[1])
@@ -111,14 +110,16 @@ class DispatchedRows(ExpertRows):
         return self.exchange.all_to_all(arriving, rows, self.axes, (self.sent, self.received)), arriving
 
     def sort_returned(self, arriving: Tensor) -> Tensor:
-        """This rank's own, as they were."""
+        """Return this rank's rows in the order in which they were sent."""
         return arriving[: self.own]
 
 
 @dataclass(frozen=True)
 class LocalExpertRows(ExpertRows):
-    """Of the rows of tokens that all ranks of a group have those of a part of the experts, one for each rank; this one is at
-    `place` of so many `parts`."""
+    """Rows of this rank's experts, where all ranks of a group have the same tokens.
+
+    The experts are split into `parts`, one for each rank of the group; this rank is at `place`.
+    """
 
     exchange: CollectiveOps
     axes: Axes
@@ -128,45 +129,45 @@ class LocalExpertRows(ExpertRows):
 
     @cached_property
     def counts(self) -> Tensor:  # type: ignore[override]
-        """Of each of this rank's experts [E]."""
+        """Number of rows of each of this rank's experts [E]."""
         return self.whole.counts.view(self.parts, -1)[self.place]
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Rows of each part."""
+        """Number of rows of each part."""
         width = len(self.whole.counts) // self.parts
-        return [sum(self.whole.sizes[place * width :][:width]) for place in range(self.parts)]
+        return [sum(self.whole.sizes[part * width :][:width]) for part in range(self.parts)]
 
     @property
     def num_rows(self) -> int:
         return self.lengths[self.place]
 
     def cut(self, x: Tensor) -> Tensor:
-        """This rank's of all rows."""
+        """Return this rank's rows, a view of all rows."""
         return x.narrow(0, sum(self.lengths[: self.place]), self.num_rows)
 
     def put(self, x: Tensor) -> Tensor:
-        """All rows, with 0 for those of other ranks."""
-        whole = x.new_zeros(self.whole.num_rows, x.shape[1])
-        self.cut(whole).copy_(x)
-        return whole
+        """Return all rows, with zeros for those of other ranks."""
+        full = x.new_zeros(self.whole.num_rows, x.shape[1])
+        self.cut(full).copy_(x)
+        return full
 
     def start_return(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
-        """Send rows to all of the group, padded to the longest part."""
+        """Start to send rows to all ranks of the group, padded to the longest part."""
         longest = max(self.lengths)
         padded = x.new_zeros(longest, x.shape[1])
         padded[: len(x)] = x
-        whole = x.new_empty(self.parts * longest, x.shape[1])
-        return self.exchange.all_gather(whole, padded, self.axes), whole
+        gathered = x.new_empty(self.parts * longest, x.shape[1])
+        return self.exchange.all_gather(gathered, padded, self.axes), gathered
 
     def sort_returned(self, arriving: Tensor) -> Tensor:
-        """All rows."""
+        """Return all rows, without padding."""
         longest = max(self.lengths)
-        return torch.cat([arriving[place * longest :][:length] for place, length in enumerate(self.lengths)])
+        return torch.cat([arriving[part * longest :][:length] for part, length in enumerate(self.lengths)])
 
 
 def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Tensor:
-    """Add up the gradients of the rows of each token, of those that this rank has, in one order on any device."""
+    """Add up, for each token, the gradients of the rows that this rank has, in one order on any device."""
     if isinstance(routing, LocalExpertRows):
         assert isinstance(routing.whole, experts.Routing), "what is shared is a router's choice"
         return dispatch_dx(routing.put(drows), routing.whole)
@@ -176,7 +177,7 @@ def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Te
 def start_counts(
     rows: ExpertRows, exchange: CollectiveOps, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
 ) -> tuple[CollectiveHandle, Tensor]:
-    """Tell the ranks of a group how many rows go to each expert [n, E of a rank]."""
+    """Start to send the ranks of a group the number of rows for each expert [n, E of a rank]."""
     counts = rows.counts.to(dtype)
     if to_all:
         matrix = counts.new_empty(num_ranks * len(counts))
@@ -188,7 +189,7 @@ def start_counts(
 def dispatched_rows(
     rows: ExpertRows, exchange: CollectiveOps, axes: Axes, matrix: Tensor, *, to_all: bool
 ) -> DispatchedRows:
-    """From what the ranks of a group have told."""
+    """Build the received rows' description from the counts that the ranks of a group have sent."""
     sent = None if to_all else torch.tensor(rows.sizes).view(len(matrix), -1).sum(dim=1).tolist()
     return DispatchedRows(exchange, axes, matrix.to(torch.int64), sent, rows.num_rows)
 
@@ -197,104 +198,120 @@ RETURNING_KINDS = {CollectiveKind.REDUCE_SCATTER}  # kinds that bring rows back 
 ROW_KINDS = (CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
-def moves_expert_rows(one: CollectiveInstruction, calls: CallBuilder) -> bool:
-    """Whether an instruction moves rows, or cuts them in place, and has to know whose they are."""
-    if isinstance(one, LocalSlice):
-        before, after = _specs_around(calls, one)
-        return before != after and (calls.is_routed(one.step.tensor.name) or one.step.tensor.name == calls.gates)
-    traffic = one.collective
-    return is_issued_here(calls, traffic) and traffic.kind in ROW_KINDS and calls.is_routed(traffic.tensors[0])
+def moves_expert_rows(instruction: CollectiveInstruction, builder: CallBuilder) -> bool:
+    """Return whether an instruction moves expert rows or slices them, and so needs to know whose they are."""
+    if isinstance(instruction, LocalSlice):
+        before, after = _specs_around(builder, instruction)
+        return before != after and (
+            builder.is_routed(instruction.step.tensor.name) or instruction.step.tensor.name == builder.gates
+        )
+    traffic = instruction.collective
+    return is_issued_here(builder, traffic) and traffic.kind in ROW_KINDS and builder.is_routed(traffic.tensors[0])
 
 
-def _specs_around(calls: CallBuilder, one: LocalSlice) -> tuple[Spec, Spec]:
-    before, after = one.step.collective.before, one.step.collective.after
-    return calls.rank.sharding(before), calls.rank.sharding(after)
+def _specs_around(builder: CallBuilder, local_slice: LocalSlice) -> tuple[Spec, Spec]:
+    before, after = local_slice.step.collective.before, local_slice.step.collective.after
+    return builder.rank.sharding(before), builder.rank.sharding(after)
 
 
-def expert_row_call(calls: CallBuilder, one: CollectiveInstruction, phase: str) -> KernelCall:
-    """The call of a start, a wait or a slice."""
-    if isinstance(one, LocalSlice):
-        return _local_rows_call(calls, one, phase)
-    if one.collective.counts_rows_of is not None:
-        return _counts_call(calls, one.collective.counts_rows_of, phase, starts=isinstance(one, StartCollective))
+def expert_row_call(builder: CallBuilder, instruction: CollectiveInstruction, phase: str) -> KernelCall:
+    """Return the call of a start, a wait or a slice of expert rows."""
+    if isinstance(instruction, LocalSlice):
+        return _local_rows_call(builder, instruction, phase)
+    if instruction.collective.counts_rows_of is not None:
+        return _counts_call(
+            builder, instruction.collective.counts_rows_of, phase, starts=isinstance(instruction, StartCollective)
+        )
     return (
-        _start_call(calls, one.collective, phase)
-        if isinstance(one, StartCollective)
-        else _wait_call(calls, one.collective, phase)
+        _start_call(builder, instruction.collective, phase)
+        if isinstance(instruction, StartCollective)
+        else _wait_call(builder, instruction.collective, phase)
     )
 
 
-def _local_rows_call(calls: CallBuilder, one: LocalSlice, phase: str) -> KernelCall:
-    """Each rank of a group, which all have the same tokens, keeps the rows of its own experts; the router's choice is cut to what
-    says which these are."""
-    (before, after), name, exchange = _specs_around(calls, one), one.step.tensor.name, calls.rank.exchange
+def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) -> KernelCall:
+    """Return the call by which each rank of a group with the same tokens keeps the rows of its own experts; of the
+    router's choice, it makes their description."""
+    (before, after), name, exchange = (
+        _specs_around(builder, local_slice),
+        local_slice.step.tensor.name,
+        builder.rank.exchange,
+    )
     axes = after.axes_of("E")[len(before.axes_of("E")) :]
-    place, parts = calls.rank.position(axes), calls.rank.mesh.size(axes)
-    key, cut = calls.key(name, before), calls.key(name, after)
+    position, parts = builder.rank.position(axes), builder.rank.mesh.size(axes)
+    key, cut = builder.key(name, before), builder.key(name, after)
     assert exchange is not None, "a rank of several has an exchange"
 
     def share(routing: ExpertRows) -> LocalExpertRows:
-        return LocalExpertRows(exchange, axes, routing, place, parts)
+        return LocalExpertRows(exchange, axes, routing, position, parts)
 
     def rows(x: Tensor, routing: ExpertRows) -> tuple[LocalExpertRows, Tensor]:
-        found = share(routing)
-        return found, found.cut(x)
+        local_rows = share(routing)
+        return local_rows, local_rows.cut(x)
 
-    if name == calls.gates:
+    if name == builder.gates:
         return KernelCall(share, (key,), (cut,), phase, never_compiled=True)
     return KernelCall(
-        rows, (key, calls.rows(before)), (calls.rows(after), cut), phase, is_view=True, never_compiled=True
+        rows, (key, builder.rows(before)), (builder.rows(after), cut), phase, is_view=True, never_compiled=True
     )
 
 
-def _counts_call(calls: CallBuilder, traffic: UnitCollective, phase: str, *, starts: bool) -> KernelCall:
-    """The number of rows for each expert is sent before the rows."""
-    exchange = calls.rank.exchange
-    before, after, name = endpoints(calls, traffic)
-    rows, made, on_way = calls.rows(before), calls.rows(after), f"{MOVING_PREFIX} rows of {calls.key(name, after)}"
+def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, starts: bool) -> KernelCall:
+    """Return the call that starts, or waits for, the exchange of row counts, which comes before the rows."""
+    exchange = builder.rank.exchange
+    before, after, name = endpoints(builder, traffic)
+    routing_key, received_key, arriving_key = (
+        builder.rows(before),
+        builder.rows(after),
+        f"{MOVING_PREFIX} rows of {builder.key(name, after)}",
+    )
     axes, to_all, dtype = (
-        calls.rank.nontrivial_axes(traffic.axes),
+        builder.rank.nontrivial_axes(traffic.axes),
         traffic.kind is CollectiveKind.ALL_GATHER,
-        calls.statistics,
+        builder.statistics,
     )
-    ranks = calls.rank.mesh.size(axes)
+    ranks = builder.rank.mesh.size(axes)
     assert exchange is not None, "a rank of several has an exchange"
 
-    def start(own: ExpertRows) -> ArrivingTensor:
-        return ArrivingTensor(*start_counts(own, exchange, axes, ranks, to_all=to_all, dtype=dtype))
+    def start(routing: ExpertRows) -> ArrivingTensor:
+        return ArrivingTensor(*start_counts(routing, exchange, axes, ranks, to_all=to_all, dtype=dtype))
 
-    def wait(told: ArrivingTensor, own: ExpertRows) -> DispatchedRows:
-        told.pending.wait()
-        return dispatched_rows(own, exchange, axes, told.arriving, to_all=to_all)
+    def wait(transfer: ArrivingTensor, routing: ExpertRows) -> DispatchedRows:
+        transfer.pending.wait()
+        return dispatched_rows(routing, exchange, axes, transfer.arriving, to_all=to_all)
 
     if starts:
-        return KernelCall(start, (rows,), (on_way,), phase, never_compiled=True)
-    return KernelCall(wait, (on_way, rows), (made,), phase, never_compiled=True)
+        return KernelCall(start, (routing_key,), (arriving_key,), phase, never_compiled=True)
+    return KernelCall(wait, (arriving_key, routing_key), (received_key,), phase, never_compiled=True)
 
 
 def _returns_rows(before: Spec, after: Spec, kind: CollectiveKind) -> bool:
     return kind in RETURNING_KINDS or len(before.axes_of("E")) > len(after.axes_of("E"))
 
 
-def _start_call(calls: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
-    before, after, name = endpoints(calls, traffic)
-    back = _returns_rows(before, after, traffic.kind)
-    key, rows = calls.key(name, before), calls.rows(before if back else after)
+def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
+    before, after, name = endpoints(builder, traffic)
+    returns = _returns_rows(before, after, traffic.kind)
+    key, routing_key = builder.key(name, before), builder.rows(before if returns else after)
 
-    def start(x: Tensor, way: DispatchedRows) -> ArrivingTensor:  # or a `LocalExpertRows`, of which rows only come back
-        return ArrivingTensor(*(way.start_return(x) if back else way.start(x)))
+    def start(
+        x: Tensor, dispatched: DispatchedRows
+    ) -> ArrivingTensor:  # or a `LocalExpertRows`, of which rows only come back
+        return ArrivingTensor(*(dispatched.start_return(x) if returns else dispatched.start(x)))
 
-    return KernelCall(start, (key, rows), (f"{MOVING_PREFIX} {calls.key(name, after)}",), phase, never_compiled=True)
+    return KernelCall(
+        start, (key, routing_key), (f"{MOVING_PREFIX} {builder.key(name, after)}",), phase, never_compiled=True
+    )
 
 
-def _wait_call(calls: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
-    before, after, name = endpoints(calls, traffic)
-    back = _returns_rows(before, after, traffic.kind)
-    rows = calls.rows(before if back else after)
+def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
+    before, after, name = endpoints(builder, traffic)
+    returns = _returns_rows(before, after, traffic.kind)
+    routing_key = builder.rows(before if returns else after)
 
-    def wait(on_way: ArrivingTensor, x: Tensor, way: DispatchedRows) -> Tensor:
-        on_way.pending.wait()
-        return way.sort_returned(on_way.arriving) if back else way.arrived(on_way.arriving)
+    def wait(transfer: ArrivingTensor, x: Tensor, dispatched: DispatchedRows) -> Tensor:
+        transfer.pending.wait()
+        return dispatched.sort_returned(transfer.arriving) if returns else dispatched.arrived(transfer.arriving)
 
-    reads = (f"{MOVING_PREFIX} {calls.key(name, after)}", calls.key(name, before), rows)
-    return KernelCall(wait, reads, (calls.key(name, after),), phase, never_compiled=True)
+    reads = (f"{MOVING_PREFIX} {builder.key(name, after)}", builder.key(name, before), routing_key)
+    return KernelCall(wait, reads, (builder.key(name, after),), phase, never_compiled=True)

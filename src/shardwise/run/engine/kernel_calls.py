@@ -1,6 +1,4 @@
-"""Derived steps as calls of PyTorch kernels: one function for each kind of operation, those of routers and experts among
-them.
-"""
+"""One kernel call for each kind of operation, routers and experts included."""
 
 from __future__ import annotations
 
@@ -48,58 +46,56 @@ from shardwise.run.kernels.rotary import rotate, rotate_back
 from shardwise.sharding.spec import Spec
 
 
-def build_call(calls: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:
-    """The call of one step."""
-    call = CALL_BUILDERS[type(step.operation)](calls, step, step.operation)
-    return calls.with_tensor_keys(replace(call, phase=phase), [step])
+def build_call(builder: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:
+    """Return the call of one step."""
+    call = CALL_BUILDERS[type(step.operation)](builder, step, step.operation)
+    return builder.with_tensor_keys(replace(call, phase=phase), [step])
 
 
-def _contract(calls: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
+def _contract(builder: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
     (name,), reads = operation.outputs, operation.inputs
-    if calls.is_routed(*reads):
-        return expert_matmul_call(calls, step, operation)
-    narrow = calls.quantized_matmul(step)
+    if builder.is_routed(*reads):
+        return expert_matmul_call(builder, step, operation)
+    narrow = builder.quantized_matmul(step)
     if narrow is not None:
         return KernelCall(narrow, (*reads, *narrow.reads), (name,), into=narrow.into, never_compiled=True)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
-    product = as_matmul(dims[0], dims[1], result, calls.local_sizes(step)) if len(dims) == 2 else None
+    product = as_matmul(dims[0], dims[1], result, builder.local_sizes(step)) if len(dims) == 2 else None
     if product is None:
         return KernelCall(Einsum(dims, result), reads, (name,))
     return KernelCall(product, reads, (name,), into=product.into)
 
 
-def _accumulate(calls: CallBuilder, step: ComputeStep, operation: Accumulate) -> KernelCall:
+def _accumulate(builder: CallBuilder, step: ComputeStep, operation: Accumulate) -> KernelCall:
     reads, (name,) = operation.operands, operation.outputs
     if len(reads) == 1:
         return KernelCall(lambda x: x, reads, (name,), is_view=True)
 
-    def kernel(first: Tensor, second: Tensor, *further: Tensor) -> Tensor:
+    def kernel(first: Tensor, second: Tensor, *terms: Tensor) -> Tensor:
         out = first + second
-        for one in further:
-            out.add_(one)
+        for term in terms:
+            out.add_(term)
         return out
 
-    return KernelCall(
-        kernel, reads, (name,), over={place: partial(_add_in_place, place) for place in range(len(reads))}
-    )
+    return KernelCall(kernel, reads, (name,), over={i: partial(_add_in_place, i) for i in range(len(reads))})
 
 
-def _add_in_place(place: int, *terms: Tensor) -> Tensor:
-    """The sum of all, over one of them."""
-    out = terms[place]
-    for one in (*terms[:place], *terms[place + 1 :]):
-        out.add_(one)
+def _add_in_place(position: int, *terms: Tensor) -> Tensor:
+    """Add all terms into the one at `position`."""
+    out = terms[position]
+    for term in (*terms[:position], *terms[position + 1 :]):
+        out.add_(term)
     return out
 
 
-def _map(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+def _map(builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     special = SPECIAL_MAPS.get(operation.function)
     if special is not None:
-        return special(calls, step, operation)
+        return special(builder, step, operation)
     (name,), reads = operation.outputs, operation.inputs
-    if calls.is_routed(*reads):
-        rows = calls.rows(step.placed.inputs[0])
+    if builder.is_routed(*reads):
+        rows = builder.rows(step.placed.inputs[0])
         if operation.function == "add_vector":
             return KernelCall(
                 lambda x, vectors, routing: x + routing.repeat_per_row(vectors), (*reads, rows), (name,),
@@ -108,24 +104,23 @@ def _map(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
         if operation.function == "sum_to":
             return KernelCall(experts.sum_expert_rows, (*reads, rows), (name,))
     if operation.function == "sum_to" and "T" in step.placed.outputs[0].dims:
-        return _alias_input(
-            calls, step, operation
-        )  # of positions, which documents have of their own: `_scatter` adds them up
+        # Gradients of position embeddings, where documents have positions of their own: `_scatter` adds them up.
+        return _alias_input(builder, step, operation)
     over = {}
     if operation.function in ("add", "add_vector") and len(reads) == 2:
-        full = [place for place, spec in enumerate(step.placed.inputs) if spec.dims == step.placed.outputs[0].dims]
-        over = {place: partial(_add_in_place, place) for place in full}
-    return KernelCall(_elementwise_kernel(calls, step, operation), reads, (name,), over=over)
+        full = [i for i, spec in enumerate(step.placed.inputs) if spec.dims == step.placed.outputs[0].dims]
+        over = {i: partial(_add_in_place, i) for i in full}
+    return KernelCall(_elementwise_kernel(builder, step, operation), reads, (name,), over=over)
 
 
-def _elementwise_kernel(calls: CallBuilder, step: ComputeStep, operation: Map) -> Callable[..., Tensor]:
-    """A function of aligned operands, summed over the dims that its result lacks, in the result's format."""
-    function, out = _elementwise_function(calls, operation), step.placed.outputs[0].dims
+def _elementwise_kernel(builder: CallBuilder, step: ComputeStep, operation: Map) -> Callable[..., Tensor]:
+    """Return a function of aligned operands, summed over the dims that its result lacks, in the result's dtype."""
+    function, out = _elementwise_function(builder, operation), step.placed.outputs[0].dims
     dims = [spec.dims for spec in step.placed.inputs]
     union = max((*dims, out), key=len)
-    views = [_alignment_view(one, union) for one in dims]
-    summed = tuple(place for place, dim in enumerate(union) if dim not in out)
-    dtype = calls.dtype_of(operation.outputs[0])
+    views = [_alignment_view(operand_dims, union) for operand_dims in dims]
+    summed = tuple(i for i, dim in enumerate(union) if dim not in out)
+    dtype = builder.dtype_of(operation.outputs[0])
     plain = all(view is None for view in views) and not summed
 
     def kernel(*operands: Tensor) -> Tensor:
@@ -140,68 +135,72 @@ def _elementwise_kernel(calls: CallBuilder, step: ComputeStep, operation: Map) -
     return direct if plain else kernel
 
 
-def _elementwise_function(calls: CallBuilder, operation: Map) -> ElementwiseFunction:
-    """What an elementwise operation does with aligned operands."""
+def _elementwise_function(builder: CallBuilder, operation: Map) -> ElementwiseFunction:
+    """Return the function of aligned operands that an elementwise operation computes."""
     if operation.function not in norms.NORM_STEPS:
         return FUNCTIONS[operation.function]
-    width, numerics = math.prod(calls.sizes[dim] for dim in operation.over), calls.numerics
+    width, numerics = math.prod(builder.sizes[dim] for dim in operation.over), builder.numerics
     return norms.norm_step(operation.function, width, numerics.norm_epsilon, numerics.norm_offset)
 
 
 def _alignment_view(dims: tuple[str, ...], union: tuple[str, ...]) -> Callable[[Tensor], Tensor] | None:
-    """An operand's view with a dim of 1 for each that it lacks; None where it broadcasts as it is."""
+    """Return a view of an operand with a dim of size 1 for each dim that it lacks; None where it broadcasts as it is."""
     if union[len(union) - len(dims) :] == dims:
         return None
     order = [dims.index(dim) for dim in union if dim in dims]
-    lacking = [place for place, dim in enumerate(union) if dim not in dims]
+    missing = [i for i, dim in enumerate(union) if dim not in dims]
 
     def view(x: Tensor) -> Tensor:
         x = x.permute(order)
-        for place in lacking:
-            x = x.unsqueeze(place)
+        for i in missing:
+            x = x.unsqueeze(i)
         return x
 
     return view
 
 
-def _join(calls: CallBuilder, step: ComputeStep, operation: Concatenate) -> KernelCall:
+def _join(builder: CallBuilder, step: ComputeStep, operation: Concatenate) -> KernelCall:
     out, dims = step.placed.outputs[0].dims, [spec.dims for spec in step.placed.inputs]
-    place = next(i for i, dim in enumerate(out) if all(dim not in one for one in dims))
-    own = [tuple(part if i == place else dim for i, dim in enumerate(out)) for part in operation.parts]
-    views = [_alignment_view(one, whole) for one, whole in zip(dims, own, strict=True)]
-    fullest = max(range(len(dims)), key=lambda one: len(dims[one]))
+    dim_index = next(i for i, dim in enumerate(out) if all(dim not in operand_dims for operand_dims in dims))
+    aligned_dims = [tuple(part if i == dim_index else dim for i, dim in enumerate(out)) for part in operation.parts]
+    views = [
+        _alignment_view(operand_dims, full_dims) for operand_dims, full_dims in zip(dims, aligned_dims, strict=True)
+    ]
+    fullest = max(range(len(dims)), key=lambda operand: len(dims[operand]))
 
     def kernel(*operands: Tensor) -> Tensor:
-        whole = operands[fullest].shape
+        shape = operands[fullest].shape
         aligned = [x if view is None else view(x) for view, x in zip(views, operands, strict=True)]
-        return torch.cat([x.expand(*whole[:place], x.shape[place], *whole[place + 1 :]) for x in aligned], dim=place)
+        return torch.cat(
+            [x.expand(*shape[:dim_index], x.shape[dim_index], *shape[dim_index + 1 :]) for x in aligned], dim=dim_index
+        )
 
     return KernelCall(kernel, operation.inputs, operation.outputs)
 
 
-def _part(calls: CallBuilder, step: ComputeStep, operation: ConcatenateGradient) -> KernelCall:
+def _part(builder: CallBuilder, step: ComputeStep, operation: ConcatenateGradient) -> KernelCall:
     spec, like = step.placed.inputs[0].dims, step.placed.outputs[0].dims
-    sizes = [calls.sizes[dim] for dim in operation.parts]
-    place, width = spec.index(operation.joined), sizes[operation.position]
+    sizes = [builder.sizes[dim] for dim in operation.parts]
+    dim_index, width = spec.index(operation.joined), sizes[operation.position]
     start = sum(sizes[: operation.position])
     dims = [operation.parts[operation.position] if dim == operation.joined else dim for dim in spec]
     summed = tuple(i for i, dim in enumerate(dims) if dim not in like)
 
     def kernel(dy: Tensor) -> Tensor:
-        taken = dy.narrow(place, start, width)
-        return taken.sum(dim=summed) if summed else taken
+        part = dy.narrow(dim_index, start, width)
+        return part.sum(dim=summed) if summed else part
 
     return KernelCall(kernel, operation.operands, operation.outputs, is_view=not summed)
 
 
-def _lookup(calls: CallBuilder, step: ComputeStep, operation: Lookup) -> KernelCall:
-    scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
-    own = _local_row_lookup(calls, step.placed.inputs[0], operation.dim)
+def _lookup(builder: CallBuilder, step: ComputeStep, operation: Lookup) -> KernelCall:
+    scale = builder.numerics.embedding_scale if operation.dim == "V" else 1.0
+    look_up = _local_row_lookup(builder, step.placed.inputs[0], operation.dim)
 
     def kernel(table: Tensor, index: Tensor) -> Tensor:
-        found, has = own(index)
-        rows = F.embedding(found, table)
-        rows = rows if has is None else rows.mul_(has[..., None])
+        local_index, is_local = look_up(index)
+        rows = F.embedding(local_index, table)
+        rows = rows if is_local is None else rows.mul_(is_local[..., None])
         return rows if scale == 1.0 else rows * scale
 
     return KernelCall(kernel, operation.inputs, operation.outputs)
@@ -210,36 +209,37 @@ def _lookup(calls: CallBuilder, step: ComputeStep, operation: Lookup) -> KernelC
 LocalRowLookup = Callable[[Tensor], tuple[Tensor, Tensor | None]]
 
 
-def _local_row_lookup(calls: CallBuilder, table: Spec, dim: str) -> LocalRowLookup:
-    """Row numbers within this rank's part of a table, and which of them it has; None: all."""
-    parts = calls.rank.mesh.size(table.axes_of(dim))
+def _local_row_lookup(builder: CallBuilder, table: Spec, dim: str) -> LocalRowLookup:
+    """Return a function from row numbers to those within this rank's part of a table, and which rows it has; None: all."""
+    parts = builder.rank.mesh.size(table.axes_of(dim))
     if parts == 1:
         return lambda index: (index, None)
-    size = calls.sizes[dim] // parts
-    first = calls.rank.position(table.axes_of(dim)) * size
+    size = builder.sizes[dim] // parts
+    first = builder.rank.position(table.axes_of(dim)) * size
 
     def own(index: Tensor) -> tuple[Tensor, Tensor]:
-        found = index - first
-        has = (found >= 0) & (found < size)
-        return found.mul_(has), has
+        local_index = index - first
+        is_local = (local_index >= 0) & (local_index < size)
+        return local_index.mul_(is_local), is_local
 
     return own
 
 
-def _scatter(calls: CallBuilder, step: ComputeStep, operation: Scatter) -> KernelCall:
-    """Rows added up at their indices; positions of documents have gradients of every sequence, others one of them all."""
-    scale = calls.numerics.embedding_scale if operation.dim == "V" else 1.0
-    sizes = calls.local_sizes(step)
+def _scatter(builder: CallBuilder, step: ComputeStep, operation: Scatter) -> KernelCall:
+    """Add rows up at their indices. Gradients of documents' positions differ between sequences; others are summed over
+    them."""
+    scale = builder.numerics.embedding_scale if operation.dim == "V" else 1.0
+    sizes = builder.local_sizes(step)
     shape = [sizes[dim] for dim in step.placed.outputs[0].dims]
-    own = _local_row_lookup(calls, step.placed.outputs[0], operation.dim)
+    look_up = _local_row_lookup(builder, step.placed.outputs[0], operation.dim)
 
     def into(target: Tensor, dy: Tensor, index: Tensor, *, add: bool) -> Tensor:
         if not add:
             target.zero_()
-        wanted, has = own(index.expand(dy.shape[:-1]).reshape(-1))
+        local_index, is_local = look_up(index.expand(dy.shape[:-1]).reshape(-1))
         rows = dy.reshape(-1, dy.shape[-1]).to(target.dtype)
-        rows = rows if has is None else rows * has[:, None]
-        return target.index_add_(0, wanted, rows, alpha=scale)
+        rows = rows if is_local is None else rows * is_local[:, None]
+        return target.index_add_(0, local_index, rows, alpha=scale)
 
     def kernel(dy: Tensor, index: Tensor) -> Tensor:
         return into(dy.new_empty(shape), dy, index, add=False)
@@ -247,46 +247,46 @@ def _scatter(calls: CallBuilder, step: ComputeStep, operation: Scatter) -> Kerne
     return KernelCall(kernel, operation.operands, operation.outputs, into=into)
 
 
-def _scan(calls: CallBuilder, step: ComputeStep, operation: Scan) -> KernelCall:
-    attention = Attention.of(calls.numerics, calls.sizes["H"])
+def _scan(builder: CallBuilder, step: ComputeStep, operation: Scan) -> KernelCall:
+    attention = Attention.of(builder.numerics, builder.sizes["H"])
     q, k, v, _, _, *sinks = operation.inputs
-    return KernelCall(attention.forward, (q, k, v, _mask_key(calls, step), *sinks), operation.outputs)
+    return KernelCall(attention.forward, (q, k, v, _mask_key(builder, step), *sinks), operation.outputs)
 
 
-def _mask_key(calls: CallBuilder, step: ComputeStep) -> str:
-    """What queries see, by the parts of the sequence that queries and keys are."""
+def _mask_key(builder: CallBuilder, step: ComputeStep) -> str:
+    """Return the key of the attention mask of this rank's queries and keys."""
     queries, keys = step.placed.inputs[3:5]
-    return calls.cut(MASK, queries.axes_of("T"), keys.axes_of("T"))
+    return builder.cut(MASK, queries.axes_of("T"), keys.axes_of("T"))
 
 
-def _scan_gradient(calls: CallBuilder, step: ComputeStep, operation: ScanGradient) -> KernelCall:
-    attention = Attention.of(calls.numerics, calls.sizes["H"])
+def _scan_gradient(builder: CallBuilder, step: ComputeStep, operation: ScanGradient) -> KernelCall:
+    attention = Attention.of(builder.numerics, builder.sizes["H"])
     q, k, v, _, _, out, lse, dy = operation.inputs
-    program = calls.unit.forward.program
-    sinks = next(one.inputs[5:] for one in program.operations if isinstance(one, Scan) and out in one.outputs)
-    return KernelCall(attention.backward, (q, k, v, _mask_key(calls, step), out, lse, dy, *sinks), operation.outputs)
+    program = builder.unit.forward.program
+    sinks = next(scan.inputs[5:] for scan in program.operations if isinstance(scan, Scan) and out in scan.outputs)
+    return KernelCall(attention.backward, (q, k, v, _mask_key(builder, step), out, lse, dy, *sinks), operation.outputs)
 
 
-def _rotary(function: Callable[..., Tensor], calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+def _rotary(function: Callable[..., Tensor], builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     return KernelCall(
-        function, (operation.inputs[0], calls.cut(ANGLES, step.placed.inputs[1].axes_of("T"))), operation.outputs
+        function, (operation.inputs[0], builder.cut(ANGLES, step.placed.inputs[1].axes_of("T"))), operation.outputs
     )
 
 
-def _alias_input(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+def _alias_input(builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     return KernelCall(lambda x: x, operation.inputs[:1], operation.outputs, is_view=True)
 
 
-def _sink_share(calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+def _sink_share(builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     return KernelCall(sink_gradient, operation.inputs, operation.outputs)
 
 
 CallMaker = Callable[[CallBuilder, ComputeStep, Any], KernelCall]
 
 
-def router_call(kernel: Callable[..., Tensor], calls: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
-    """A function of tokens and of what their router did."""
-    reads = operation.inputs if calls.gates in operation.inputs else (*operation.inputs, calls.gates)
+def router_call(kernel: Callable[..., Tensor], builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
+    """Return the call of a function of tokens and of their router's choice."""
+    reads = operation.inputs if builder.gates in operation.inputs else (*operation.inputs, builder.gates)
     return KernelCall(kernel, reads, operation.outputs)
 
 
@@ -303,8 +303,9 @@ SPECIAL_MAPS: Mapping[str, CallMaker] = {
 }
 
 
-def route_call(calls: CallBuilder, step: ComputeStep, operation: Route) -> KernelCall:
-    num_chosen, numerics, factor = calls.sizes[operation.num_chosen], calls.numerics, calls.rank.capacity_factor
+def route_call(builder: CallBuilder, step: ComputeStep, operation: Route) -> KernelCall:
+    """Return the call of a router: its choice, and per expert the rows asked for and the sum of probabilities."""
+    num_chosen, numerics, factor = builder.sizes[operation.num_chosen], builder.numerics, builder.rank.capacity_factor
 
     def kernel(logits: Tensor, balance_bias: Tensor) -> tuple[experts.Routing, Tensor]:
         normalised, gating = numerics.normalised_gates, numerics.gating
@@ -316,8 +317,9 @@ def route_call(calls: CallBuilder, step: ComputeStep, operation: Route) -> Kerne
     return KernelCall(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTER_STATISTICS))
 
 
-def route_gradient_call(calls: CallBuilder, step: ComputeStep, operation: RouteGradient) -> KernelCall:
-    dtype = calls.dtype
+def route_gradient_call(builder: CallBuilder, step: ComputeStep, operation: RouteGradient) -> KernelCall:
+    """Return the call of the gradient of a router's logits."""
+    dtype = builder.dtype
 
     def kernel(dgates: Tensor, routing: experts.Routing, penalty: Tensor | None) -> Tensor:
         return experts.route_gradient(dgates, routing, penalty, dtype)
@@ -332,43 +334,56 @@ CALL_BUILDERS: Mapping[type[Operation], CallMaker] = {
 }  # fmt: skip
 
 
-def expert_matmul_call(calls: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
-    """Of the rows of experts: by their matrices, or with other rows to the gradient of these."""
-    (name,), (left, right), narrow = operation.outputs, operation.inputs, calls.quantized_matmul(step)
+def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
+    """Return the call of a grouped product: rows by the matrices of their experts, or two sets of rows to the gradient
+    of the matrices."""
+    (name,), (left, right), narrow = operation.outputs, operation.inputs, builder.quantized_matmul(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
-    if calls.is_routed(left) and calls.is_routed(right):
+    if builder.is_routed(left) and builder.is_routed(right):
         reads = (left, right) if dims[0][-1] == result[1] else (right, left)
-        rows = calls.rows(step.placed.inputs[0])
-        shape = [calls.local_sizes(step)[dim] for dim in result]
-        of_gradient = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), turned=reads[0] != left)
+        routing_key = builder.rows(step.placed.inputs[0])
+        shape = [builder.local_sizes(step)[dim] for dim in result]
+        gradient_matmul = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), is_transposed=reads[0] != left)
 
-        def gradient(one: Tensor, other: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
-            product = of_gradient and of_gradient.at(*scales)
-            return experts.expert_gradient(one, other, routing, one.new_empty(shape), add=False, product=product)
+        def gradient(left_rows: Tensor, right_rows: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
+            product = gradient_matmul and gradient_matmul.at(*scales)
+            return experts.expert_gradient(
+                left_rows, right_rows, routing, left_rows.new_empty(shape), add=False, product=product
+            )
 
         def into(
-            target: Tensor, one: Tensor, other: Tensor, routing: ExpertRows, *scales: OperandScales, add: bool
+            target: Tensor,
+            left_rows: Tensor,
+            right_rows: Tensor,
+            routing: ExpertRows,
+            *scales: OperandScales,
+            add: bool,
         ) -> None:
-            product = of_gradient and of_gradient.at(*scales)
-            experts.expert_gradient(one, other, routing, target, add=add, product=product)
+            product = gradient_matmul and gradient_matmul.at(*scales)
+            experts.expert_gradient(left_rows, right_rows, routing, target, add=add, product=product)
 
         return KernelCall(
             gradient,
-            (*reads, rows, *(narrow.reads if narrow else ())),
+            (*reads, routing_key, *(narrow.reads if narrow else ())),
             (name,),
             into=into,
             never_compiled=narrow is not None,
         )
-    rows, weight = (left, right) if calls.is_routed(left) else (right, left)
+    rows, weight = (left, right) if builder.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
-    turned = matrix[-1] != result[-1]
-    of_rows = calls.rows(step.placed.outputs[0])
-    of_expert = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), turned=rows != left)
+    is_transposed = matrix[-1] != result[-1]
+    routing_key = builder.rows(step.placed.outputs[0])
+    row_matmul = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), is_transposed=rows != left)
 
     def kernel(rows: Tensor, weight: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
-        product = of_expert and of_expert.at(*scales)
-        return experts.expert_matmul(rows, weight.transpose(1, 2) if turned else weight, routing, product=product)
+        product = row_matmul and row_matmul.at(*scales)
+        return experts.expert_matmul(
+            rows, weight.transpose(1, 2) if is_transposed else weight, routing, product=product
+        )
 
     return KernelCall(
-        kernel, (rows, weight, of_rows, *(narrow.reads if narrow else ())), (name,), never_compiled=narrow is not None
+        kernel,
+        (rows, weight, routing_key, *(narrow.reads if narrow else ())),
+        (name,),
+        never_compiled=narrow is not None,
     )

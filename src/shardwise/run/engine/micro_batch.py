@@ -1,4 +1,5 @@
-"""A micro-batch, and what all layers need of it. Letters: B sequences, T positions."""
+"""A micro-batch, and the parts, attention masks and rotary angles that units read of it. Letters: B sequences, T
+positions."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ from shardwise.sharding.spec import Axes
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Ids and targets [B, T], and, where attention keeps to documents, the number of each place's [B, whole sequence].
+    """Token ids and targets [B, T]; where attention is limited to documents, also the document number of each position
+    [B, full sequence].
 
-    T are all places of a sequence, or the `runs` of them that a rank reads (`positions_read`) of `length` in all.
+    T are all positions of a sequence, or the `runs` (position ranges) that a rank reads (`positions_read`) of `length`
+    positions in all.
     """
 
     ids_BT: Tensor
@@ -34,49 +37,54 @@ class MicroBatch:
 
     @property
     def seq_len(self) -> int:
-        """The places of a whole sequence."""
+        """Number of positions of a full sequence."""
         return self.ids_BT.shape[-1] if self.length is None else self.length
 
     @property
     def held(self) -> tuple[PositionRange, ...]:
-        """The places that ids and targets are of."""
+        """Position ranges that ids and targets cover."""
         return self.runs or ((0, self.seq_len),)
 
     def restrict_to(self, runs: tuple[PositionRange, ...] | None) -> MicroBatch:
-        """The same with ids and targets of some places of a whole sequence alone; None: of all."""
+        """Return the micro-batch with the ids and targets of some position ranges of a full sequence; None: of all."""
         if runs is None:
             return self
         ids, targets = (
-            torch.cat([one.narrow(1, *run) for run in runs], dim=1) for one in (self.ids_BT, self.targets_BT)
+            torch.cat([tensor.narrow(1, *run) for run in runs], dim=1) for tensor in (self.ids_BT, self.targets_BT)
         )
         return replace(self, ids_BT=ids, targets_BT=targets, runs=runs, length=self.seq_len)
 
     def rows(self, runs: Iterable[PositionRange]) -> list[PositionRange]:
-        """Where the ids and targets of some places are: the first one's number and how many, of each run."""
-        found = []
-        for place, length in runs:
+        """Return where the ids and targets of some position ranges are stored: first row and number of rows of each.
+
+        Raises `ValueError` where this rank does not have them.
+        """
+        row_ranges = []
+        for position, length in runs:
             row, first, count = max(
-                (run for run in self._numbered() if run[1] <= place), key=lambda run: run[1], default=(0, 0, 0)
+                (run for run in self._numbered() if run[1] <= position), key=lambda run: run[1], default=(0, 0, 0)
             )
-            if place + length > first + count:
+            if position + length > first + count:
                 raise ValueError(
-                    f"places {place} to {place + length} of a sequence are required; {self.held} are there"
+                    f"places {position} to {position + length} of a sequence are required; {self.held} are there"
                 )
-            found.append((row + place - first, length))
-        return found
+            row_ranges.append((row + position - first, length))
+        return row_ranges
 
     def _numbered(self) -> Iterator[tuple[int, int, int]]:
-        """Each run with the number of its first row."""
+        """Yield each range with the number of its first row."""
         row = 0
-        for place, length in self.held:
-            yield row, place, length
+        for position, length in self.held:
+            yield row, position, length
             row += length
 
     def shift_by_one_token(self) -> MicroBatch:
-        """One token on: at each place the next one's id and target. The last place of a run has the same id again, and no target;
-        neither has one from which a target of this batch is not counted, so that none is in another document.
+        """Return the micro-batch one token on: each position takes the next one's id and target.
+
+        The last position of a range repeats its id and has no target, nor has a position whose target this batch
+        ignores, so that no target is in another document.
         """
-        ids, targets = (one.roll(-1, dims=1) for one in (self.ids_BT, self.targets_BT))
+        ids, targets = (tensor.roll(-1, dims=1) for tensor in (self.ids_BT, self.targets_BT))
         for row, _, length in self._numbered():
             last = slice(row + length - 1, row + length)
             ids[:, last], targets[:, last] = self.ids_BT[:, last], IGNORE_INDEX
@@ -84,18 +92,20 @@ class MicroBatch:
         return replace(self, ids_BT=ids, targets_BT=targets)
 
 
-def positions_read(rank: Rank, length: int, further: int) -> tuple[PositionRange, ...] | None:
-    """The places of sequences whose ids and targets a rank reads: its part of them along `cp`, and behind each run of it as many
-    places as `further` tokens are predicted from there. None: all.
+def positions_read(rank: Rank, length: int, num_predicted: int) -> tuple[PositionRange, ...] | None:
+    """Return the position ranges whose ids and targets a rank reads: its part along `cp`, and after each range as many
+    positions as multi-token prediction looks ahead (`num_predicted`). None: all.
 
-    Raises `ValueError` where the pieces do not divide the sequence.
+    Raises `ValueError` where the chunks do not divide the sequence.
     """
-    own = rank.sequence_ranges(length, tuple({"cp"} & set(rank.mesh.names)))
-    return own and tuple((place, min(count + further, length - place)) for place, count in own)
+    local_ranges = rank.sequence_ranges(length, tuple({"cp"} & set(rank.mesh.names)))
+    return local_ranges and tuple(
+        (position, min(count + num_predicted, length - position)) for position, count in local_ranges
+    )
 
 
 class MicroBatchInputs:
-    """A micro-batch in the parts that a rank's units read, and what layers that are alike share: angles, and what queries see.
+    """The parts of a micro-batch that a rank's units read, with the angles and masks that layers share.
 
     Raises `InputError` where sequences are longer than a learned table of positions.
     """
@@ -110,43 +120,50 @@ class MicroBatchInputs:
         self._angles: dict[tuple[Rotary, Axes], Rotation] = {}
 
     def unit_input(self, name: str, axes: tuple[Axes, ...], layer: int | None) -> Any:
-        """What a unit reads under a name (`Calls.cuts`): a part of the batch, or what a layer makes of positions."""
+        """Return what a unit reads under a name (`CallBuilder.batch_parts`): a part of the batch, or a layer's mask or
+        angles."""
         if name in self.held:
             return self.cut(name, *axes)
         assert layer is not None
         if name == RING_MASKS:
-            (around,) = axes
-            return [self.attention_mask(layer, around, around, place) for place in range(self.rank.mesh.size(around))]
+            (ring_axes,) = axes
+            return [
+                self.attention_mask(layer, ring_axes, ring_axes, rank_index)
+                for rank_index in range(self.rank.mesh.size(ring_axes))
+            ]
         if name == MASK:
             queries, keys = axes
             return self.attention_mask(layer, queries, keys)
         return self.rotation(layer, *axes)
 
     def part(self, axes: Axes) -> tuple[PositionRange, ...] | None:
-        """The places of this rank's part of a sequence that is split over some axes; None: all in their order."""
+        """Return this rank's position ranges of a sequence split over some axes; None: all in their order."""
         if axes not in self._parts:
             self._parts[axes] = self.rank.sequence_ranges(self.batch.seq_len, axes)
         return self._parts[axes]
 
     def cut(self, name: str, axes: Axes) -> Tensor:
-        """This rank's part of ids, targets or positions."""
+        """Return this rank's part of ids, targets or positions."""
         key, part = (name, axes), self.part(axes) or ((0, self.batch.seq_len),)
         if key not in self._cut:
-            held, rows = self.held[name], part if name == "positions" else self.batch.rows(part)
-            is_all = list(rows) == [(0, held.shape[-1])]
-            self._cut[key] = held if is_all else torch.cat([held.narrow(-1, *run) for run in rows], dim=-1)
+            tensor, rows = self.held[name], part if name == "positions" else self.batch.rows(part)
+            is_all = list(rows) == [(0, tensor.shape[-1])]
+            self._cut[key] = tensor if is_all else torch.cat([tensor.narrow(-1, *run) for run in rows], dim=-1)
         return self._cut[key]
 
-    def attention_mask(self, layer: int, queries: Axes, keys: Axes, place: int | None = None) -> AttentionMask:
-        """What a layer's queries see, of parts of the sequence; of keys, this rank's, or those of the rank at a place."""
+    def attention_mask(self, layer: int, queries: Axes, keys: Axes, rank_index: int | None = None) -> AttentionMask:
+        """Return a layer's mask from this rank's queries to its keys, or to those of the rank at `rank_index` along
+        `keys`."""
         window = self.architecture.attention_window(layer)
         reaches_all = window is None or window >= self.batch.seq_len
-        own = self.part(queries)
-        other = self.part(keys) if place is None else self.rank.sequence_ranges(self.batch.seq_len, keys, place)
-        return AttentionMask(None if reaches_all else window, self.batch.documents_BT, own, other)
+        query_ranges = self.part(queries)
+        key_ranges = (
+            self.part(keys) if rank_index is None else self.rank.sequence_ranges(self.batch.seq_len, keys, rank_index)
+        )
+        return AttentionMask(None if reaches_all else window, self.batch.documents_BT, query_ranges, key_ranges)
 
     def rotation(self, layer: int, axes: Axes) -> Rotation | None:
-        """The angles by which a layer turns its queries and keys."""
+        """Return the rotary angles of a layer's queries and keys; None without rotary positions."""
         if self.architecture.positions != "rotary":
             return None
         numerics = self.architecture.numerics

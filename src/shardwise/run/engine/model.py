@@ -1,4 +1,4 @@
-"""A decoder as its units' instructions, run forward and backward over micro-batches. No autograd, no hooks."""
+"""A model that runs the calls of its units forward and backward over micro-batches. No autograd, no hooks."""
 
 from __future__ import annotations
 
@@ -30,40 +30,44 @@ Timer = Callable[[], AbstractContextManager[None]]
 
 
 class WeightMovement(Protocol):
-    """What is done around the units of a model, known by their places in its forward pass: weights come and go.
+    """What happens to weights around each unit's pass: they are gathered and freed.
 
-    `following` is the place of the unit that runs next, if any does, `done` that of the one that has run before.
+    Units are known by their index in the forward pass. `next_unit` runs next, `previous_unit` has run before; None: no
+    such unit.
     """
 
-    def before_forward(self, place: int, following: int | None) -> None: ...
-    def after_forward(self, place: int) -> None: ...
-    def before_backward(self, place: int, done: int | None, following: int | None) -> None: ...
+    def before_forward(self, unit_index: int, next_unit: int | None) -> None: ...
+    def after_forward(self, unit_index: int) -> None: ...
+    def before_backward(self, unit_index: int, previous_unit: int | None, next_unit: int | None) -> None: ...
 
 
 class KernelRecorder(Protocol):
-    """What watches the steps of units as they run."""
+    """Times the calls of units as they run."""
 
     def timed_calls(self, path: str, unit: str, steps: Sequence[SlotCall]) -> Sequence[SlotCall]:
-        """The steps of a unit at a path in the model, about to run, with kernels that are timed."""
+        """Return the calls of the unit at a path in the model, about to run, with kernels that are timed."""
 
 
 class ResidentWeights:
-    """Weights are where they are used, always."""
+    """Weights that are always where they are used: nothing moves."""
 
-    def before_forward(self, place: int, following: int | None) -> None:
-        """Nothing has to come."""
+    def before_forward(self, unit_index: int, next_unit: int | None) -> None:
+        """Do nothing."""
 
-    def after_forward(self, place: int) -> None:
-        """Nothing has to go."""
+    def after_forward(self, unit_index: int) -> None:
+        """Do nothing."""
 
-    def before_backward(self, place: int, done: int | None, following: int | None) -> None:
-        """Nothing has to come or go."""
+    def before_backward(self, unit_index: int, previous_unit: int | None, next_unit: int | None) -> None:
+        """Do nothing."""
 
 
 @dataclass
 class ModelUnit:
-    """A unit at its `path` in the model, the `number`th block where it has one: its weights by their names in the program, where
-    their gradients go, of a router the bias of its choice, and the scales of what its products take."""
+    """A unit at its `path` in the model, block number `number` where it is a block.
+
+    `weights` are by name in the program, `gradients` their destination; `balance_bias` is added to a router's choice,
+    `scales` are those of quantized products' operands.
+    """
 
     path: str
     unit: TorchUnit
@@ -75,30 +79,33 @@ class ModelUnit:
 
     @property
     def predicts(self) -> bool:
-        """Whether it is a module of multi-token prediction."""
+        """True for a module of multi-token prediction (MTP)."""
         return self.unit.unit.name in MTP_UNITS
 
-    def put_weights(self, held: Slots, dtype: torch.dtype) -> None:
-        """Put the weights in their places, in the format of activations."""
-        self.put(held, {name: weight.to(dtype) for name, weight in self.weights.items()})
+    def put_weights(self, slots: Slots, dtype: torch.dtype) -> None:
+        """Put the weights in their slots, in the dtype of activations."""
+        self.put(slots, {name: weight.to(dtype) for name, weight in self.weights.items()})
 
-    def free_casts(self, held: Slots, dtype: torch.dtype) -> None:
-        """Release weights that are there in another format than they rest in."""
-        self.put(held, {name: None for name, weight in self.weights.items() if weight.dtype != dtype})
+    def free_casts(self, slots: Slots, dtype: torch.dtype) -> None:
+        """Free weights whose dtype differs from that in which they are stored."""
+        self.put(slots, {name: None for name, weight in self.weights.items() if weight.dtype != dtype})
 
-    def put(self, held: Slots, values: Mapping[str, Any]) -> None:
-        """Put values in their places, where the unit has any for them."""
-        place = self.unit.place
+    def put(self, slots: Slots, values: Mapping[str, Any]) -> None:
+        """Put tensors in their slots, where the unit has any for them."""
+        slot_of = self.unit.place
         for name, value in values.items():
-            if name in place:
-                held[place[name]] = value
+            if name in slot_of:
+                slots[slot_of[name]] = value
 
 
 @dataclass
 class InFlightPass:
-    """A micro-batch on its way through a stage: the `places` of its units, its loss, those of multi-token prediction with their
-    weight, what each unit holds by its place, by the places of routers what these did, [2, E], and the hidden state that the next
-    stage takes."""
+    """A micro-batch between the forward and the backward pass of a stage.
+
+    `places` are the indices of the stage's units; `further` the weighted losses of multi-token prediction; `held` the
+    slots of each unit, and `routed` the statistics [2, E] of each router, by unit index; `output` the hidden state for
+    the next stage.
+    """
 
     places: Sequence[int]
     loss: Tensor
@@ -107,30 +114,30 @@ class InFlightPass:
     routed: dict[int, Tensor] = field(default_factory=dict)
     output: Tensor | None = None
 
-    def take(self, place: int, layer: ModelUnit, held: Slots) -> Tensor | None:
-        """Take what a unit's forward pass has made: the hidden state, which is the next unit's then, its loss, and its router's
-        sums."""
+    def take(self, unit_index: int, layer: ModelUnit, slots: Slots) -> Tensor | None:
+        """Collect the outputs of a unit's forward pass: its loss and its router's statistics; return the hidden state
+        for the next unit."""
         unit = layer.unit
         if ROUTER_STATISTICS in unit.place:
-            self.routed[place] = held[unit.place[ROUTER_STATISTICS]]
+            self.routed[unit_index] = slots[unit.place[ROUTER_STATISTICS]]
         if layer.predicts:
-            self.further.append(held[unit.place[unit.loss or ""]])
+            self.further.append(slots[unit.place[unit.loss or ""]])
         elif unit.loss is not None:
-            self.loss = held[unit.place[unit.loss]]
+            self.loss = slots[unit.place[unit.loss]]
         if unit.output is None:
             return None
-        made: Tensor = held[unit.place[unit.output]]
+        output: Tensor = slots[unit.place[unit.output]]
         if unit.output not in unit.unit.saved:
-            held[unit.place[unit.output]] = None
-        return made
+            slots[unit.place[unit.output]] = None
+        return output
 
 
 class TorchModel:
-    """The units of a model, or of some stages of it, in the order of its forward pass. `recomputing` is entered around what is
-    made again.
+    """The units of a model, or of some of its stages, in the order of the forward pass.
 
-    `stages` are the places of each stage's units; of a model in one piece there is one stage. `prediction_weight` multiplies the
-    mean loss of the modules of multi-token prediction, which run in training alone.
+    `stages` maps each stage to the indices of its units; an unsplit model has one stage. `recomputing` is entered
+    around recomputation. `prediction_weight` multiplies the mean loss of the modules of multi-token prediction, which
+    run in training only.
     """
 
     def __init__(
@@ -147,9 +154,9 @@ class TorchModel:
 
     @property
     def balance_biases(self) -> dict[int, Tensor]:
-        """Those of the routers' choice, by the routers' places."""
-        found = ((place, layer.balance_bias) for place, layer in enumerate(self.layers))
-        return {place: bias for place, bias in found if bias is not None}
+        """Biases of the routers' choice, by unit index."""
+        biases = ((unit_index, layer.balance_bias) for unit_index, layer in enumerate(self.layers))
+        return {unit_index: bias for unit_index, bias in biases if bias is not None}
 
     @torch.no_grad()
     def forward(
@@ -161,31 +168,36 @@ class TorchModel:
         stage: int | None = None,
         x: Tensor | None = None,
     ) -> InFlightPass:
-        """The loss of a micro-batch, divided by the targets of the whole step; to train, each unit holds what it saved.
+        """Run a stage on a micro-batch; the loss is divided by the number of targets of the whole step. With `trains`,
+        the slots of each unit are kept for the backward pass.
 
-        Of a stage of several, `x` is the hidden state that the one before gives.
+        `x` is the hidden state from the stage before; None in the first.
 
         Raises `InputError` where sequences are longer than a learned table of positions.
         """
-        places = [place for place in self._places(stage) if trains or not self.layers[place].predicts]
+        unit_indices = [
+            unit_index for unit_index in self._places(stage) if trains or not self.layers[unit_index].predicts
+        ]
         zero = torch.zeros((), dtype=at_least_fp32(self.dtype), device=batch.ids_BT.device)
-        on_way, chain = InFlightPass(places, zero), None
-        for place, following, sights, shared in self._iterate_units(places, batch, 1.0 / num_targets, trains=trains):
-            layer = self.layers[place]
-            self.movement.before_forward(place, following)
-            held = self._begin(layer, sights, shared, x if chain is None or not layer.predicts else chain)
-            self._run(layer, layer.unit.forward, held)
-            layer.free_casts(held, self.dtype)
-            made = on_way.take(place, layer, held)
-            x, chain = (x, made) if layer.predicts else (made, None)
-            self.movement.after_forward(place)
+        in_flight, mtp_hidden = InFlightPass(unit_indices, zero), None
+        for unit_index, next_unit, inputs, shared in self._iterate_units(
+            unit_indices, batch, 1.0 / num_targets, trains=trains
+        ):
+            layer = self.layers[unit_index]
+            self.movement.before_forward(unit_index, next_unit)
+            slots = self._begin(layer, inputs, shared, x if mtp_hidden is None or not layer.predicts else mtp_hidden)
+            self._run(layer, layer.unit.forward, slots)
+            layer.free_casts(slots, self.dtype)
+            hidden = in_flight.take(unit_index, layer, slots)
+            x, mtp_hidden = (x, hidden) if layer.predicts else (hidden, None)
+            self.movement.after_forward(unit_index)
             if trains:
-                on_way.held[place] = held
-        on_way.output = x
-        return on_way
+                in_flight.held[unit_index] = slots
+        in_flight.output = x
+        return in_flight
 
     def empty_hidden_state(self, spec: Spec, shape: Sequence[int]) -> Tensor:
-        """Room for this rank's part of a hidden state of a micro-batch [B, T]."""
+        """Return an empty tensor for this rank's part of the hidden state of a micro-batch of `shape` [B, T]."""
         sizes = dict(zip(("B", "T", "D"), (*shape, self.architecture.d_model), strict=True))
         parts = {
             dim: self.rank.mesh.size(axes) for dim, axes in zip(spec.dims, self.rank.sharding(spec).axes, strict=True)
@@ -193,113 +205,117 @@ class TorchModel:
         local = [shape[0], *(sizes[dim] // parts[dim] for dim in ("T", "D"))]
         return torch.empty(local, dtype=self.dtype, device=self.device)
 
-    def _run(self, layer: ModelUnit, steps: Sequence[SlotCall], held: Slots) -> None:
-        """Run steps of a unit, those that a recorder watches where there is one."""
+    def _run(self, layer: ModelUnit, steps: Sequence[SlotCall], slots: Slots) -> None:
+        """Run the calls of a unit, timed where a recorder is set."""
         run_calls(
-            steps if self.recorder is None else self.recorder.timed_calls(layer.path, layer.unit.unit.name, steps), held
+            steps if self.recorder is None else self.recorder.timed_calls(layer.path, layer.unit.unit.name, steps),
+            slots,
         )
 
     def _places(self, stage: int | None) -> range:
-        """Of the units of a stage; of a model in one piece of all."""
+        """Return the indices of a stage's units; None: of an unsplit model."""
         if stage is None:
             (only,) = self.stages.values()
             return only
         return self.stages[stage]
 
     def _iterate_units(
-        self, places: Sequence[int], batch: MicroBatch, scale: float | Tensor, *, trains: bool
+        self, unit_indices: Sequence[int], batch: MicroBatch, scale: float | Tensor, *, trains: bool
     ) -> Iterator[tuple[int, int | None, MicroBatchInputs, dict[str, Any]]]:
-        """The place of each unit that runs, that of the next one, and what the unit reads of the batch.
+        """Yield the index of each unit that runs, that of the next one, and what the unit reads of the batch.
 
         Each module of multi-token prediction is one token further than the one before.
         """
-        further, whole = batch, MicroBatchInputs(self.architecture, batch, self.dtype, self.rank)
-        for place, following in itertools.zip_longest(places, places[1:]):
-            predicts = self.layers[place].predicts
-            own = whole
+        mtp_batch, stage_inputs = batch, MicroBatchInputs(self.architecture, batch, self.dtype, self.rank)
+        for unit_index, next_unit in itertools.zip_longest(unit_indices, unit_indices[1:]):
+            predicts = self.layers[unit_index].predicts
+            unit_inputs = stage_inputs
             if predicts:
-                further = further.shift_by_one_token()
-                own = MicroBatchInputs(self.architecture, further, self.dtype, self.rank)
+                mtp_batch = mtp_batch.shift_by_one_token()
+                unit_inputs = MicroBatchInputs(self.architecture, mtp_batch, self.dtype, self.rank)
             factor = self.prediction_weight / self.architecture.num_predict_layers if predicts else 1.0
-            yield place, following, own, {"loss_scale": factor * scale, TRAINS: trains}
+            yield unit_index, next_unit, unit_inputs, {"loss_scale": factor * scale, TRAINS: trains}
 
-    def _begin(self, layer: ModelUnit, sights: MicroBatchInputs, shared: Mapping[str, Any], x: Tensor | None) -> Slots:
-        """What a unit holds when its forward pass begins."""
-        held = layer.unit.empty_slots()
-        layer.put_weights(held, self.dtype)
-        layer.put(held, shared)
-        layer.put(held, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias, SCALES_INPUT: layer.scales})
+    def _begin(self, layer: ModelUnit, inputs: MicroBatchInputs, shared: Mapping[str, Any], x: Tensor | None) -> Slots:
+        """Return a unit's slots as its forward pass starts."""
+        slots = layer.unit.empty_slots()
+        layer.put_weights(slots, self.dtype)
+        layer.put(slots, shared)
+        layer.put(slots, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias, SCALES_INPUT: layer.scales})
         for key, (name, axes) in layer.unit.batch_parts.items():
-            held[layer.unit.place[key]] = sights.unit_input(name, axes, layer.number)
+            slots[layer.unit.place[key]] = inputs.unit_input(name, axes, layer.number)
         if layer.unit.input is not None:
-            layer.put(held, {layer.unit.input: x})
-        return held
+            layer.put(slots, {layer.unit.input: x})
+        return slots
 
     @torch.no_grad()
     def backward(
         self,
-        on_way: InFlightPass,
+        in_flight: InFlightPass,
         penalties: Mapping[int, Tensor] | None = None,
         *,
         kind: str = FULL_BACKWARD,
         dx: Tensor | None = None,
     ) -> Tensor | None:
-        """Hand the gradient of every weight to where it goes. `penalties` [E]: the gradient of each token's scores by a loss that
-        evens the shares of a router's experts out, by its place.
+        """Run a stage backward, delivering the gradient of every weight.
 
-        Of a stage of several, `dx` is the gradient of the hidden state that it gave; that of the one that it took is returned.
-        A backward pass of the `kind` I leaves the gradients of layers' weights to `weights`.
+        `penalties` [E], by unit index, are gradients of a router's scores from a loss that balances experts. `dx` is
+        the gradient of the stage's output; None in the last. Returns the gradient of the stage's input. A backward pass
+        of `kind` I leaves the gradients of layers' weights to `weights`.
         """
-        dchain: Tensor | None = None
-        order = on_way.places[::-1]
-        for done, place, following in zip((None, *order[:-1]), order, (*order[1:], None), strict=True):
-            layer, held = self.layers[place], on_way.held[place]
+        mtp_gradient: Tensor | None = None
+        order = in_flight.places[::-1]
+        for previous_unit, unit_index, next_unit in zip((None, *order[:-1]), order, (*order[1:], None), strict=True):
+            layer, slots = self.layers[unit_index], in_flight.held[unit_index]
             backward = layer.unit.backward.get(kind) or layer.unit.backward[FULL_BACKWARD]
             if kind == FULL_BACKWARD or BACKWARD_WEIGHT not in layer.unit.backward:  # nothing of it waits
-                del on_way.held[place]
-            self.movement.before_backward(place, done, following)
-            layer.put_weights(held, self.dtype)
-            given = gradient_name(layer.unit.output or "")
-            layer.put(held, {PENALTY: (penalties or {}).get(place), given: dchain if layer.predicts else dx})
-            dx, dchain = (dx if layer.predicts else None), None
+                del in_flight.held[unit_index]
+            self.movement.before_backward(unit_index, previous_unit, next_unit)
+            layer.put_weights(slots, self.dtype)
+            output_gradient = gradient_name(layer.unit.output or "")
+            layer.put(
+                slots,
+                {PENALTY: (penalties or {}).get(unit_index), output_gradient: mtp_gradient if layer.predicts else dx},
+            )
+            dx, mtp_gradient = (dx if layer.predicts else None), None
             if backward.recompute:
                 with self.recomputing():
-                    self._run(layer, backward.recompute, held)
-            self._run(layer, backward.steps, held)
-            layer.free_casts(held, self.dtype)
-            dx, dchain = self._gradients(place, held, dx)
+                    self._run(layer, backward.recompute, slots)
+            self._run(layer, backward.steps, slots)
+            layer.free_casts(slots, self.dtype)
+            dx, mtp_gradient = self._gradients(unit_index, slots, dx)
         return dx
 
     @torch.no_grad()
-    def weights(self, on_way: InFlightPass) -> None:
-        """Hand the gradients of layers' weights to where they go, behind a backward pass that has left them."""
-        for place in sorted(on_way.held, reverse=True):
-            layer = self.layers[place]
-            self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, on_way.held.pop(place))
+    def weights(self, in_flight: InFlightPass) -> None:
+        """Deliver the gradients of layers' weights that a backward pass of kind I has left."""
+        for unit_index in sorted(in_flight.held, reverse=True):
+            layer = self.layers[unit_index]
+            self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, in_flight.held.pop(unit_index))
 
-    def _gradients(self, place: int, held: Slots, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """The gradients of the hidden state of the layers, `dx` of which the head gave, and of that of the module of multi-token
-        prediction before this unit, which has run backward."""
-        layer = self.layers[place]
+    def _gradients(self, unit_index: int, slots: Slots, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradient of the layers' hidden state (`dx` is what the head made of it) and that of the hidden
+        state of the multi-token prediction module before this unit."""
+        layer = self.layers[unit_index]
         if layer.unit.gradient_of_input is None:
             return None, None
-        found = held[layer.unit.place[layer.unit.gradient_of_input]]
-        if layer.predicts and self.layers[place - 1].predicts:
-            return dx, found
-        return (found if dx is None else found.add_(dx)), None
+        gradient = slots[layer.unit.place[layer.unit.gradient_of_input]]
+        if layer.predicts and self.layers[unit_index - 1].predicts:
+            return dx, gradient
+        return (gradient if dx is None else gradient.add_(dx)), None
 
     @torch.no_grad()
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """[B, T, V], in float32 at least."""
+        """Return logits [B, T, V], in float32 or wider."""
         x, batch = None, MicroBatch(ids_BT, torch.full_like(ids_BT, IGNORE_INDEX), documents_BT)
-        places = [place for place in self._places(None) if not self.layers[place].predicts]
-        for place, following, sights, shared in self._iterate_units(places, batch, 1.0, trains=False):
-            layer = self.layers[place]
-            self.movement.before_forward(place, following)
-            held = self._begin(layer, sights, shared, x)
-            is_last = following is None
-            run_calls(layer.unit.forward_until("logits") if is_last else layer.unit.forward, held)
-            x = held[layer.unit.place["logits" if is_last else layer.unit.output or ""]]
-            self.movement.after_forward(place)
+        unit_indices = [unit_index for unit_index in self._places(None) if not self.layers[unit_index].predicts]
+        for unit_index, next_unit, inputs, shared in self._iterate_units(unit_indices, batch, 1.0, trains=False):
+            layer = self.layers[unit_index]
+            self.movement.before_forward(unit_index, next_unit)
+            slots = self._begin(layer, inputs, shared, x)
+            is_last = next_unit is None
+            run_calls(layer.unit.forward_until("logits") if is_last else layer.unit.forward, slots)
+            x = slots[layer.unit.place["logits" if is_last else layer.unit.output or ""]]
+            self.movement.after_forward(unit_index)
         assert x is not None
         return cap_logits(x, self.architecture.numerics.logit_cap)

@@ -1,7 +1,7 @@
-"""A model from an instance, its whole weights by name, and their initial values.
+"""A model from a plan's instance, its full weights by name, and their initial values.
 
-Each kind of unit is compiled once for all layers that are alike. The initial value of a parameter is its own, whatever
-else is made, in what order, and where. Letters: B sequences, T positions, V words.
+Each kind of unit is built once for all layers that are equal. The initial value of a parameter depends on its name and
+the seed only. Letters: B sequences, T positions, V words.
 """
 
 from __future__ import annotations
@@ -33,8 +33,11 @@ from shardwise.step.whole_parameters import balance_biases, shape_of, single_dev
 
 
 class UnitTensors(NamedTuple):
-    """Of the unit at a path: its weights by their names in the program, where their gradients go, of a router the bias of its
-    choice [E] (None: zero), and the scales of what its products take, where they follow from earlier steps."""
+    """Tensors of the unit at a path.
+
+    `weights` are by name in the program, `gradients` their destination; `balance_bias` [E] is added to a router's
+    choice (None: zero); `scales` are those of quantized products' operands, where they follow from earlier steps.
+    """
 
     weights: Mapping[str, Tensor]
     gradients: GradientSink | None = None
@@ -47,10 +50,10 @@ def build_torch_model(
     rank: Rank | None = None, movement: WeightMovement | None = None, recomputing: Timer = nullcontext, compiled: bool = False,
     prediction_weight: float = 1.0,
 ) -> TorchModel:  # fmt: skip
-    """A model whose units run in `dtype` on a rank as an instance says (None: on the only one).
+    """Return a model whose units run in `dtype` on a rank as an instance says (None: on the only one).
 
-    `compiled`: torch.compile joins what stands between collectives. `prediction_weight` is that of the loss of multi-token
-    prediction.
+    `ends_of` gives the tensors of the unit at a path. `compiled`: torch.compile joins the calls between collectives.
+    `prediction_weight` is the weight of the loss of multi-token prediction.
     """
     architecture = instance.architecture
     units: dict[tuple[str, str], TorchUnit] = {}
@@ -72,20 +75,20 @@ def build_torch_model(
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     return TorchModel(
         architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
-        stages={stage: range(*two) for stage, two in zip(instance.stages, itertools.pairwise(ends), strict=True)},
+        stages={stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)},
     )  # fmt: skip
 
 
 def _block_numbers(architecture: Architecture) -> dict[str, int]:
-    """The number of each unit with a block, by its path: those of multi-token prediction follow the layers."""
+    """Return the number of each unit with a block, by path: those of multi-token prediction follow the layers."""
     blocks = (path for path, kind in unit_paths(architecture) if kind in LAYER_UNITS + MTP_UNITS)
     return {path: number for number, path in enumerate(blocks)}
 
 
 @dataclass(frozen=True)
 class ModelWeights:
-    """Tensors in one format by the full names of parameters, and the biases of routers' choices [E] by theirs
-    (`step.whole_parameters.balance_biases`), zero where there is none."""
+    """Full tensors in one dtype by parameter name, and the balance biases of routers [E] by name
+    (`step.whole_parameters.balance_biases`), zero where absent."""
 
     architecture: Architecture
     tensors: Mapping[str, Tensor]
@@ -97,14 +100,17 @@ class ModelWeights:
 
     @cached_property
     def model(self) -> TorchModel:
-        """The model on one device, which uses these tensors as they are."""
+        """Model on one device, which uses these tensors without a copy."""
         instance = single_device_instance(self.architecture)
         device, names = next(iter(self.tensors.values())).device, balance_biases(self.architecture)
 
         def ends(path: str) -> UnitTensors:
             bias = self.biases.get(names.get(path, ""))
             return UnitTensors(
-                {weight: self.tensors[one.name] for weight, one in instance.parameters_by_unit[path].items()},
+                {
+                    weight: self.tensors[parameter.name]
+                    for weight, parameter in instance.parameters_by_unit[path].items()
+                },
                 None,
                 bias,
             )
@@ -112,10 +118,10 @@ class ModelWeights:
         return build_torch_model(instance, self.dtype, ends, device)
 
     def logits(self, ids_BT: Tensor, documents_BT: Tensor | None = None) -> Tensor:
-        """[B, T, V], in float32 at least.
+        """Return logits [B, T, V], in float32 or wider.
 
-        With `documents_BT` a token sees its own document only, and positions start from 0 in each. Raises `InputError` where the
-        sequence is longer than a learned table of positions.
+        With `documents_BT` a token attends to its own document only, and positions start from 0 in each. Raises
+        `InputError` where the sequence is longer than a learned table of positions.
         """
         return self.model.logits(ids_BT, documents_BT)
 
@@ -129,18 +135,21 @@ RESIDUAL_WEIGHTS = ("wo", "w_down", "experts_down", "shared_down")
 def initial_weights(
     architecture: Architecture, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> ModelWeights:
-    """The weights that a model begins with, on one device.
+    """Return the weights with which a model starts, on one device.
 
-    Matrices and sinks are normal, norms one, biases and what leaves an adapter zero. The same seed gives the same values in any
-    dtype, but for rounding.
+    Matrices and sinks are normal, norms one, biases and output matrices of adapters zero. The same seed gives the same
+    values in any dtype, but for rounding.
     """
-    found = list_parameters(architecture, ShardingScheme(0, False, "none"))
-    values = {one.name: initial_value(architecture, one, seed).to(device=device, dtype=dtype) for one in found}
+    parameters = list_parameters(architecture, ShardingScheme(0, False, "none"))
+    values = {
+        parameter.name: initial_value(architecture, parameter, seed).to(device=device, dtype=dtype)
+        for parameter in parameters
+    }
     return ModelWeights(architecture, values)
 
 
 def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -> Tensor:
-    """A parameter's initial value, whole, in float32 on the CPU."""
+    """Return a parameter's full initial value, in float32 on the CPU."""
     shape, weight = shape_of(parameter, architecture), parameter.weight
     if weight.endswith((".bias", ".lora_b")):  # an adapter begins as nothing: Hu et al. 2021, section 4.1
         return torch.zeros(shape)
@@ -156,6 +165,6 @@ def initial_value(architecture: Architecture, parameter: Parameter, seed: int) -
 
 
 def parameter_seed(seed: int, name: str) -> int:
-    """A parameter's own seed, 63 bits."""
+    """Return the seed of a parameter, 63 bits."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

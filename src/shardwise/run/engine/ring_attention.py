@@ -1,7 +1,9 @@
-"""Attention in a ring: keys and values go around while each rank attends to the block that it has, and so do their gradients.
+"""Ring attention: keys and values travel around the ranks while each attends to the block that it has; so do their
+gradients.
 
-A rank merges attention over one block of keys after the other. On the way back a block's gradients travel with it, and end where
-the block rests (Liu et al. 2023, Ring Attention). Letters: n ranks, B sequences, T queries and keys of a rank.
+A rank merges attention over one block of keys after the other. In the backward pass a block's gradients travel with it,
+and end at the rank that stores the block (Liu et al. 2023, Ring Attention). Letters: n ranks, B sequences, T queries
+and keys of a rank.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from shardwise.sharding.spec import Axes
 
 
 class RingTransfer:
-    """Tensors of a block that go to the next rank of a ring, and those that come in their place."""
+    """Transfer of a block's tensors to the next rank of a ring, and of the previous rank's to this one."""
 
     def __init__(self, exchange: CollectiveOps, axes: Axes, blocks: Sequence[Tensor]) -> None:
         sent = [block.contiguous() for block in blocks]
@@ -37,15 +39,15 @@ class RingTransfer:
         self.pending: CollectiveHandle = exchange.shift(self.arriving, sent, axes)
 
     def wait(self) -> list[Tensor]:
-        """What has been received; what has been sent is freed."""
+        """Return the received tensors, and free those sent."""
         self.pending.wait()
-        found, self.arriving, self.sent = self.arriving, [], []
-        return found
+        received, self.arriving, self.sent = self.arriving, [], []
+        return received
 
 
 @dataclass(frozen=True)
 class RingAttention:
-    """One rank's, at `place` along the axes of the ring. `sights` are what its queries see of the block of each rank."""
+    """Attention of one rank, at `place` along the axes of the ring."""
 
     attention: Attention
     exchange: CollectiveOps
@@ -53,58 +55,65 @@ class RingAttention:
     place: int
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sights: Sequence[AttentionMask], sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, masks: Sequence[AttentionMask], sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H] over the keys of all ranks; this one has
-        k [B, T, K, H] and v [B, T, K, U]."""
-        query, blocks, whole = to_head_layout(q), [k, v], None
-        for turn in range(len(sights)):
-            going = RingTransfer(self.exchange, self.axes, blocks) if turn + 1 < len(sights) else None
-            sight = sights[(self.place - turn) % len(sights)]
-            keys, values = _sorted_block(sight, blocks)
-            part = self.attention.attend_blocks(query, keys, values, sight)
-            if whole is None:
-                whole = part[0], part[1][..., : query.shape[2]].contiguous()
+        """Return output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H] over the keys of all ranks.
+
+        This rank has k [B, T, K, H] and v [B, T, K, U]; `masks` are from its queries to the block of each rank.
+        """
+        query, blocks, merged = to_head_layout(q), [k, v], None
+        for turn in range(len(masks)):
+            transfer = RingTransfer(self.exchange, self.axes, blocks) if turn + 1 < len(masks) else None
+            mask = masks[(self.place - turn) % len(masks)]
+            keys, values = _sorted_block(mask, blocks)
+            part = self.attention.attend_blocks(query, keys, values, mask)
+            if merged is None:
+                merged = part[0], part[1][..., : query.shape[2]].contiguous()
             else:
-                merge_attention(whole, part)
-            blocks = going.wait() if going else blocks
-        assert whole is not None
+                merge_attention(merged, part)
+            blocks = transfer.wait() if transfer else blocks
+        assert merged is not None
         if sinks is not None:  # a key that all see, without a value
-            logits = sinks.to(whole[1].dtype).flatten()[:, None].expand_as(whole[1])
-            merge_attention(whole, (torch.zeros_like(whole[0]), logits))
-        return to_query_layout(whole[0], q, v), lse_by_query(whole[1], q)
+            logits = sinks.to(merged[1].dtype).flatten()[:, None].expand_as(merged[1])
+            merge_attention(merged, (torch.zeros_like(merged[0]), logits))
+        return to_query_layout(merged[0], q, v), lse_by_query(merged[1], q)
 
     def backward(
-        self, q: Tensor, k: Tensor, v: Tensor, sights: Sequence[AttentionMask], out: Tensor, lse: Tensor, dy: Tensor
+        self, q: Tensor, k: Tensor, v: Tensor, masks: Sequence[AttentionMask], out: Tensor, lse: Tensor, dy: Tensor
     ) -> QkvGradients:
-        """Gradients of q, and of this rank's own k and v."""
-        lse, query, given, made = (
+        """Return the gradients of q, and of this rank's k and v."""
+        lse, query, dy_heads, out_heads = (
             lse_by_head(lse),
             to_head_layout(q),
             to_head_layout(pad_head_dim(dy, k)),
             to_head_layout(pad_head_dim(out, k)),
         )
-        count, dq, blocks = len(sights), torch.zeros_like(query), [k, v]
-        coming: RingTransfer | None = None  # gradients of the block at hand, as the ranks before have left them
-        arrived = RingTransfer(self.exchange, self.axes, blocks).wait() if count > 1 else blocks
+        count, dq, blocks = len(masks), torch.zeros_like(query), [k, v]
+        incoming: RingTransfer | None = None  # gradients of the block at hand, as the ranks before have left them
+        arrived_block = RingTransfer(self.exchange, self.axes, blocks).wait() if count > 1 else blocks
         for turn in range(1, count + 1):  # a block begins at the next rank and comes home on the last turn
-            going = RingTransfer(self.exchange, self.axes, arrived) if turn + 1 < count else None
-            sight = sights[(self.place - turn) % count]
-            used = arrived if turn < count else blocks
-            keys, values = _sorted_block(sight, used)
-            own, dk, dv = self.attention.attend_blocks_backward(given, query, keys, values, made, lse, sight)
-            dq += own
-            gradients = [sight.unsort_keys(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]])]
-            if coming is not None:
-                gradients = [one.add_(other) for one, other in zip(coming.wait(), gradients, strict=True)]
+            transfer = RingTransfer(self.exchange, self.axes, arrived_block) if turn + 1 < count else None
+            mask = masks[(self.place - turn) % count]
+            block = arrived_block if turn < count else blocks
+            keys, values = _sorted_block(mask, block)
+            dq_block, dk, dv = self.attention.attend_blocks_backward(
+                dy_heads, query, keys, values, out_heads, lse, mask
+            )
+            dq += dq_block
+            gradients = [mask.unsort_keys(gradient.transpose(1, 2), 1) for gradient in (dk, dv[..., : v.shape[-1]])]
+            if incoming is not None:
+                gradients = [
+                    incoming_gradient.add_(gradient)
+                    for incoming_gradient, gradient in zip(incoming.wait(), gradients, strict=True)
+                ]
             if turn < count:
-                coming = RingTransfer(self.exchange, self.axes, gradients)
-            arrived = going.wait() if going else arrived
+                incoming = RingTransfer(self.exchange, self.axes, gradients)
+            arrived_block = transfer.wait() if transfer else arrived_block
         dk, dv = gradients
         return to_query_layout(dq, q, q), dk, dv
 
 
-def _sorted_block(sight: AttentionMask, block: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, K, S, H] of a block by their places, values as wide as keys."""
-    keys, values = (sight.sort_keys(one, 1).transpose(1, 2) for one in block)
+def _sorted_block(mask: AttentionMask, block: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return a block's keys and values [B, K, S, H] sorted by position, values padded to the width of keys."""
+    keys, values = (mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in block)
     return keys, pad_head_dim(values, keys)

@@ -1,4 +1,4 @@
-"""Computations that run around a ring in place of the collectives that the derivation has beside them."""
+"""Calls of computations that run around a ring, in place of collectives of their own."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shardwise.step.instructions import (
 
 
 class RingAttentionStep(NamedTuple):
-    """An attention, or its gradient, and the collectives that it takes the place of."""
+    """An attention, or its gradient, and the collectives that the ring replaces (`moved`)."""
 
     step: ComputeStep
     moved: tuple[CollectiveStep, ...]
@@ -34,97 +34,104 @@ class RingAttentionStep(NamedTuple):
 RingStep = RingAttentionStep | CollectiveMatmul
 
 
-def substitute_rings(calls: CallBuilder, instructions: Iterable[Instruction]) -> Iterator[Instruction | RingStep]:
-    """Instructions, with rings in place of the kernels and collectives that they stand for."""
-    found = list(fuse_collective_matmuls(instructions))
+def substitute_rings(builder: CallBuilder, instructions: Iterable[Instruction]) -> Iterator[Instruction | RingStep]:
+    """Yield instructions, with rings in place of the kernels and collectives that they stand for."""
+    fused = list(fuse_collective_matmuls(instructions))
     moved: dict[str, list[CollectiveStep]] = {}
     replaced: set[int] = set()
-    for traffic in _ring_collectives(calls, found):
+    for traffic in _ring_collectives(builder, fused):
         replaced.add(id(traffic))
         for result in traffic.chunked_with:
             moved.setdefault(result, []).extend(traffic.derived)
-    for one in found:
-        if isinstance(one, KernelLaunch) and (around := moved.get(one.kernel.outputs[0])):
-            (step,) = one.kernel.steps
-            yield RingAttentionStep(step, tuple(around))
-        elif not (isinstance(one, StartCollective | WaitCollective) and id(one.collective) in replaced):
-            yield one
+    for instruction in fused:
+        if isinstance(instruction, KernelLaunch) and (collectives := moved.get(instruction.kernel.outputs[0])):
+            (step,) = instruction.kernel.steps
+            yield RingAttentionStep(step, tuple(collectives))
+        elif not (isinstance(instruction, StartCollective | WaitCollective) and id(instruction.collective) in replaced):
+            yield instruction
 
 
 def _ring_collectives(
-    calls: CallBuilder, instructions: Iterable[Instruction | CollectiveMatmul]
+    builder: CallBuilder, instructions: Iterable[Instruction | CollectiveMatmul]
 ) -> Iterator[UnitCollective]:
-    """The collectives that run around a ring of several ranks."""
-    if calls.unit.family.is_ring and calls.rank.nontrivial_axes(RING_AXES):
-        for one in instructions:
-            if isinstance(one, StartCollective) and one.collective.axes == RING_AXES and one.collective.chunked_with:
-                yield one.collective
+    """Yield the collectives that run around a ring of several ranks."""
+    if builder.unit.family.is_ring and builder.rank.nontrivial_axes(RING_AXES):
+        for instruction in instructions:
+            if (
+                isinstance(instruction, StartCollective)
+                and instruction.collective.axes == RING_AXES
+                and instruction.collective.chunked_with
+            ):
+                yield instruction.collective
 
 
 def ring_outputs(ring: RingStep) -> tuple[str, ...]:
-    """The results of the computations of a ring."""
+    """Return the results of a ring's computations."""
     steps = (ring.step,) if isinstance(ring, RingAttentionStep) else ring.products
     return tuple(name for step in steps for name in step.operation.outputs)
 
 
-def build_ring_call(calls: CallBuilder, ring: RingStep, phase: str) -> KernelCall:
-    """The call of a ring."""
+def build_ring_call(builder: CallBuilder, ring: RingStep, phase: str) -> KernelCall:
+    """Return the call of a ring."""
     return (
-        _attention_call(calls, ring, phase) if isinstance(ring, RingAttentionStep) else _matmul_call(calls, ring, phase)
+        _attention_call(builder, ring, phase)
+        if isinstance(ring, RingAttentionStep)
+        else _matmul_call(builder, ring, phase)
     )
 
 
-def _attention_call(calls: CallBuilder, ring: RingAttentionStep, phase: str) -> KernelCall:
-    """Keys and values are taken, and their gradients given, as they rest."""
+def _attention_call(builder: CallBuilder, ring: RingAttentionStep, phase: str) -> KernelCall:
+    """Return the call of ring attention; it reads keys and values, and writes their gradients, in the sharding before
+    the collectives."""
     operation, placed = ring.step.operation, ring.step.placed
-    exchange = calls.rank.exchange
+    exchange = builder.rank.exchange
     assert exchange is not None, "a rank of several has an exchange"
     attention = RingAttention(
-        Attention.of(calls.numerics, calls.sizes["H"]), exchange, RING_AXES, calls.rank.position(RING_AXES)
+        Attention.of(builder.numerics, builder.sizes["H"]), exchange, RING_AXES, builder.rank.position(RING_AXES)
     )
-    resting = {one.tensor.name: one.collective for one in ring.moved}
+    resting = {collective_step.tensor.name: collective_step.collective for collective_step in ring.moved}
     operands = zip(operation.operands, placed.inputs, strict=False)
-    keys = {name: calls.key(name, resting[name].before if name in resting else spec) for name, spec in operands}
+    keys = {name: builder.key(name, resting[name].before if name in resting else spec) for name, spec in operands}
     outputs = zip(operation.outputs, placed.outputs, strict=True)
-    writes = tuple(calls.key(name, resting[name].after if name in resting else spec) for name, spec in outputs)
-    q, k, v, _, _, *others = operation.operands
-    reads = (*(keys[name] for name in (q, k, v)), calls.cut(RING_MASKS, RING_AXES), *(keys[name] for name in others))
+    writes = tuple(builder.key(name, resting[name].after if name in resting else spec) for name, spec in outputs)
+    q, k, v, _, _, *rest = operation.operands
+    reads = (*(keys[name] for name in (q, k, v)), builder.cut(RING_MASKS, RING_AXES), *(keys[name] for name in rest))
     kernel = attention.forward if isinstance(operation, Scan) else attention.backward
     return KernelCall(kernel, reads, writes, phase, never_compiled=True)
 
 
-def _matmul_call(calls: CallBuilder, ring: CollectiveMatmul, phase: str) -> KernelCall:
-    """Of what is gathered a product takes the blocks as they come; of a sum this rank's block is made."""
-    exchange, axes = calls.rank.exchange, calls.rank.nontrivial_axes(ring.collective.axes)
+def _matmul_call(builder: CallBuilder, ring: CollectiveMatmul, phase: str) -> KernelCall:
+    """Return the call of an AllGather-matmul, which multiplies blocks as they arrive, or of a matmul-ReduceScatter."""
+    exchange, axes = builder.rank.exchange, builder.rank.nontrivial_axes(ring.collective.axes)
     assert exchange is not None, "a rank of several has an exchange"
     dim = ring.dim
-    place, count = calls.rank.position(axes), calls.rank.mesh.size(axes)
-    around = RingBlocks(exchange, axes, place, count, ring.block.spec.dims.index(dim))
-    products = [_blockwise_matmul(calls, step, dim) for step in ring.products]
-    writes = tuple(calls.key(*held) for held in ring.writes)
+    position, count = builder.rank.position(axes), builder.rank.mesh.size(axes)
+    ring_blocks = RingBlocks(exchange, axes, position, count, ring.block.spec.dims.index(dim))
+    products = [_blockwise_matmul(builder, step, dim) for step in ring.products]
+    writes = tuple(builder.key(*tensor) for tensor in ring.writes)
     if not ring.is_gather:
-        reads = (*(held for step in ring.products for held in operand_tensors(step)), *ring.terms)
+        reads = (*(tensor for step in ring.products for tensor in operand_tensors(step)), *ring.terms)
         return KernelCall(
-            MatmulScatter(around, products), _tensor_keys(calls, reads), writes, phase, never_compiled=True
+            MatmulScatter(ring_blocks, products), _tensor_keys(builder, reads), writes, phase, never_compiled=True
         )
     pairs = [operand_tensors(step) for step in ring.products]
     sides = [pair.index(ring.ends[1]) for pair in pairs]
-    others = (pair[1 - side] for pair, side in zip(pairs, sides, strict=True))
-    kernel = GatherMatmul(around, products, sides, ring.keeps_gathered)
-    one = len(writes) == 1
+    other_operands = (pair[1 - side] for pair, side in zip(pairs, sides, strict=True))
+    kernel = GatherMatmul(ring_blocks, products, sides, ring.keeps_gathered)
+    is_single = len(writes) == 1
     return KernelCall(
-        (lambda *tensors: kernel(*tensors)[0]) if one else kernel, _tensor_keys(calls, (ring.block, *others)), writes, phase,
-        into_each=kernel.into, never_compiled=True,
+        (lambda *tensors: kernel(*tensors)[0]) if is_single else kernel,
+        _tensor_keys(builder, (ring.block, *other_operands)), writes, phase, into_each=kernel.into, never_compiled=True,
     )  # fmt: skip
 
 
-def _tensor_keys(calls: CallBuilder, held: Iterable[ShardedTensor]) -> tuple[str, ...]:
-    return tuple(calls.key(*one) for one in held)
+def _tensor_keys(builder: CallBuilder, tensors: Iterable[ShardedTensor]) -> tuple[str, ...]:
+    return tuple(builder.key(*tensor) for tensor in tensors)
 
 
-def _blockwise_matmul(calls: CallBuilder, step: ComputeStep, dim: str) -> BlockMatmul:
-    """A product of what lies in blocks along a dim."""
+def _blockwise_matmul(builder: CallBuilder, step: ComputeStep, dim: str) -> BlockMatmul:
+    """Return the product of a step whose tensors lie in blocks along a dim."""
     (left, right), result = (spec.dims for spec in step.placed.inputs), step.placed.outputs[0].dims
     cuts = tuple(dims.index(dim) if dim in dims else None for dims in (left, right))
-    product = matmul_or_einsum(left, right, result, calls.local_sizes(step))
+    product = matmul_or_einsum(left, right, result, builder.local_sizes(step))
     return BlockMatmul(product, cuts, result.index(dim) if dim in result else None)

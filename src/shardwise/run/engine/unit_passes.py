@@ -1,4 +1,5 @@
-"""One kind of unit on one rank: its instructions as calls of PyTorch kernels on numbered places, run forward and backward."""
+"""One kind of unit (embedding, block or head) on one rank: its instructions as calls of PyTorch kernels on numbered
+slots, and their execution."""
 
 from __future__ import annotations
 
@@ -34,12 +35,13 @@ from shardwise.step.instructions import (
 )
 from shardwise.step.unit_instructions import UnitInstructions
 
-Slots = list[Any]  # what a unit holds, by place
+Slots = list[Any]  # the tensors of a unit for one micro-batch, by slot number
 BACKWARD_PHASES = ("recompute", "backward")
 
 
 class SlotCall(NamedTuple):
-    """A call on slots: reads from `get`, writes to one slot or several, and frees tensors after their last use.
+    """A call on slots: reads through `get`, writes to one slot or several (`put`), and frees slots after their last
+    use.
 
     `identity` says which instructions of the unit it stands for.
     """
@@ -52,19 +54,20 @@ class SlotCall(NamedTuple):
 
 
 class BackwardCalls(NamedTuple):
-    """The steps of a backward pass, or of a part of it, after those that recompute what was not saved."""
+    """Calls of a backward pass, or of a part of it, after those that recompute what was not saved."""
 
     recompute: tuple[SlotCall, ...] = ()
     steps: tuple[SlotCall, ...] = ()
 
 
 class TorchUnit:
-    """The passes of a unit, from its template. `place` numbers what it holds by name. `input` and `output` are the hidden states
-    that come and go, `loss` what else it makes.
+    """The passes of a unit, from its template.
 
-    `backward` has the backward pass by kind of pass (`pipeline.actions`): whole (B), and with `split` also in two, of which the
-    first gives the gradient of the input (I) and the second those of the weights (W). `compiled`: calls that follow one another
-    are compiled together. `narrow`: what products with the unit's weights cast their operands to.
+    `place` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
+    `loss` the loss where the unit makes one. `backward` has the backward pass by kind (`pipeline.actions`): full (B),
+    and with `split` also in two parts, of which the first makes the gradient of the input (I) and the second those of
+    the weights (W). `compiled`: runs of calls are compiled together. `narrow`: formats to which products with the
+    unit's weights cast their operands.
     """
 
     def __init__(
@@ -74,118 +77,133 @@ class TorchUnit:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.place: dict[str, int] = {}
         self.name_of = _kernel_names(template)
-        program, calls = self.unit.forward.program, CallBuilder(self.unit, architecture, rank, dtype, narrow)
+        program, builder = self.unit.forward.program, CallBuilder(self.unit, architecture, rank, dtype, narrow)
         self.weight_of = self._gradients(Role.WEIGHT)
         self.input = self._hidden_state(program, program.inputs)
         self.output = self._hidden_state(program, program.outputs)
         self.loss = next((name for name in program.outputs if name != self.output), None)
         self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
-        saved = {*(calls.key(*one) for one in self.unit.saved.items()), *program.outputs, ROUTER_STATISTICS}
-        forward = self._build_calls(calls, template.passes["forward"], ("forward",))
-        self.forward_calls = self._compile_calls(calls, list(write_gradients(forward, self.weight_of)), saved)
+        saved = {
+            *(builder.key(*name_and_spec) for name_and_spec in self.unit.saved.items()),
+            *program.outputs,
+            ROUTER_STATISTICS,
+        }
+        forward = self._build_calls(builder, template.passes["forward"], ("forward",))
+        self.forward_calls = self._compile_calls(builder, list(write_gradients(forward, self.weight_of)), saved)
         self.forward = self._steps(self.forward_calls, saved)
-        self.backward = {**self._full_backward(calls), **(self._split_backward(calls) if split else {})}
-        self.batch_parts = {key: cut for key, cut in calls.batch_parts.items() if key in self.place}
+        self.backward = {**self._full_backward(builder), **(self._split_backward(builder) if split else {})}
+        self.batch_parts = {key: cut for key, cut in builder.batch_parts.items() if key in self.place}
 
-    def _full_backward(self, calls: CallBuilder) -> dict[str, BackwardCalls]:
-        """The backward pass at once."""
-        given = {self.gradient_of_input or ""}
-        made = self._build_calls(calls, self.template.passes["backward"], BACKWARD_PHASES)
-        giving = write_gradients_last if self.compiled else write_gradients
-        joined = self._compile_calls(calls, list(giving(made, self.weight_of)), given)
-        steps, border = self._steps(joined, given), sum(call.phase == "recompute" for call in joined)
-        return {FULL_BACKWARD: BackwardCalls(steps[:border], steps[border:])}
+    def _full_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
+        """Return the backward pass in one part."""
+        read_after = {self.gradient_of_input or ""}
+        backward_calls = self._build_calls(builder, self.template.passes["backward"], BACKWARD_PHASES)
+        write = write_gradients_last if self.compiled else write_gradients
+        compiled = self._compile_calls(builder, list(write(backward_calls, self.weight_of)), read_after)
+        steps, num_recompute = self._steps(compiled, read_after), sum(call.phase == "recompute" for call in compiled)
+        return {FULL_BACKWARD: BackwardCalls(steps[:num_recompute], steps[num_recompute:])}
 
-    def _split_backward(self, calls: CallBuilder) -> dict[str, BackwardCalls]:
-        """In two: all gradients of weights are given away in the second part, also those that the first makes beside."""
-        given = {self.gradient_of_input or ""}
-        inputs = self._build_calls(calls, self.template.backward_input, BACKWARD_PHASES)
-        weights = self._build_calls(calls, self.template.backward_weight, BACKWARD_PHASES)
-        beside = {name for call in inputs for name in call.writes if name in self.weight_of}
-        giving = write_gradients_last if self.compiled else write_gradients
-        later = [*deliver_gradients(inputs, self.weight_of), *giving(weights, self.weight_of)]
+    def _split_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
+        """Return the backward pass in two parts; the second delivers all weight gradients, also those made in the
+        first."""
+        read_after = {self.gradient_of_input or ""}
+        inputs = self._build_calls(builder, self.template.backward_input, BACKWARD_PHASES)
+        weights = self._build_calls(builder, self.template.backward_weight, BACKWARD_PHASES)
+        early_gradients = {name for call in inputs for name in call.writes if name in self.weight_of}
+        write = write_gradients_last if self.compiled else write_gradients
+        later = [*deliver_gradients(inputs, self.weight_of), *write(weights, self.weight_of)]
         read = {name for call in later for name in call.reads}
-        first = self._compile_calls(calls, inputs, given | beside | read)
-        second = self._compile_calls(calls, later, set())
-        steps, border = self._steps([*first, *second], given), sum(call.phase == "recompute" for call in first)
+        first = self._compile_calls(builder, inputs, read_after | early_gradients | read)
+        second = self._compile_calls(builder, later, set())
+        steps, num_recompute = (
+            self._steps([*first, *second], read_after),
+            sum(call.phase == "recompute" for call in first),
+        )
         return {
-            BACKWARD_INPUT: BackwardCalls(steps[:border], steps[border : len(first)]), BACKWARD_WEIGHT:
+            BACKWARD_INPUT: BackwardCalls(steps[:num_recompute], steps[num_recompute : len(first)]), BACKWARD_WEIGHT:
             BackwardCalls(steps=steps[len(first) :]),
         }  # fmt: skip
 
     @staticmethod
     def _build_calls(
-        calls: CallBuilder, instructions: Iterable[Instruction], phases: Sequence[str]
+        builder: CallBuilder, instructions: Iterable[Instruction], phases: Sequence[str]
     ) -> list[KernelCall]:
-        """The calls of instructions."""
         return [
             call
-            for phase in _split_into_phases(substitute_rings(calls, instructions), phases)
-            for call in build_phase_calls(calls, phase)
+            for phase in _split_into_phases(substitute_rings(builder, instructions), phases)
+            for call in build_phase_calls(builder, phase)
         ]
 
-    def _compile_calls(self, calls: CallBuilder, made: list[KernelCall], stays: Set[str]) -> list[KernelCall]:
-        """Calls, compiled together where the unit is; `stays` is read after them."""
+    def _compile_calls(
+        self, builder: CallBuilder, kernel_calls: list[KernelCall], read_after: Set[str]
+    ) -> list[KernelCall]:
+        """Return calls, compiled together where the unit is; `read_after` are tensors read after them."""
         if not self.compiled:
-            return made
-        sights = {key for key, (name, _) in calls.batch_parts.items() if name == MASK}
-        return compile_runs(made, stays, {calls.gates, TRAINS, *sights})
+            return kernel_calls
+        masks = {key for key, (name, _) in builder.batch_parts.items() if name == MASK}
+        return compile_runs(kernel_calls, read_after, {builder.gates, TRAINS, *masks})
 
     @staticmethod
     def _hidden_state(program: Program, names: Iterable[str]) -> str | None:
-        """The hidden state among some of a program's tensors."""
+        """Return the hidden state among some of a program's tensors."""
         return next((name for name in names if program.tensors[name].role is Role.RESIDUAL), None)
 
     def _gradients(self, role: Role) -> dict[str, str]:
-        """The gradients that the backward pass gives of the unit's tensors with a role, and whose they are."""
+        """Return the gradients that the backward pass makes of tensors with a role, each with the name of its tensor."""
         tensors, backward = self.unit.tensors, self.unit.backward.program
-        found = {name: tensors[name].gradient_of for name in backward.outputs}
-        return {name: own for name, own in found.items() if tensors[own].role is role}
+        primals = {name: tensors[name].gradient_of for name in backward.outputs}
+        return {name: primal for name, primal in primals.items() if tensors[primal].role is role}
 
     def forward_until(self, name: str) -> tuple[SlotCall, ...]:
-        """The forward pass up to a tensor."""
-        made = next(number for number, call in enumerate(self.forward_calls) if name in call.writes)
-        return self._steps(self.forward_calls[: made + 1], {name})
+        """Return the forward pass up to the call that writes a tensor."""
+        last = next(number for number, call in enumerate(self.forward_calls) if name in call.writes)
+        return self._steps(self.forward_calls[: last + 1], {name})
 
     def at(self, name: str) -> int:
-        """The place of a tensor."""
+        """Return the slot of a tensor; a new one on first use."""
         return self.place.setdefault(name, len(self.place))
 
     def empty_slots(self) -> Slots:
-        """Nothing yet."""
+        """Return empty slots for one micro-batch."""
         return [None] * len(self.place)
 
-    def _steps(self, calls: Sequence[KernelCall], stays: Set[str]) -> tuple[SlotCall, ...]:
-        """Calls with their slots. A tensor is freed after its last use, or written over where it is this pass's own."""
-        last = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
-        own = {gradient_name(self.output or "")}
+    def _steps(self, calls: Sequence[KernelCall], read_after: Set[str]) -> tuple[SlotCall, ...]:
+        """Bind calls to slots. A tensor is freed after its last use, or overwritten there where this pass made it."""
+        last_use = {name: number for number, call in enumerate(calls) for name in (*call.writes, *call.reads)}
+        # Tensors that this pass made alone: a kernel may overwrite one of them on its last use. A view shares memory with
+        # what it reads, so neither may be overwritten.
+        writable = {gradient_name(self.output or "")}
         steps = []
         for number, call in enumerate(calls):
-            ends = {
-                name for name in (*call.reads, *call.writes) if last[name] == number and self._is_local_to_pass(name)
+            freed = {
+                name
+                for name in (*call.reads, *call.writes)
+                if last_use[name] == number and self._is_local_to_pass(name)
             }
-            ends -= stays
+            freed -= read_after
             kernel = next(
-                (call.over[i] for i, n in enumerate(call.reads) if i in call.over and n in own & ends), call.kernel
+                (call.over[i] for i, n in enumerate(call.reads) if i in call.over and n in writable & freed),
+                call.kernel,
             )
-            own = (own - set(call.reads)) if call.is_view else (own | set(call.writes))
+            writable = (writable - set(call.reads)) if call.is_view else (writable | set(call.writes))
             get = _slot_reader([self.at(n) for n in call.reads])
-            steps.append(SlotCall(kernel, get, self._put(call), self._places(ends), self._identity(call)))
+            steps.append(SlotCall(kernel, get, self._put(call), self._places(freed), self._identity(call)))
         return tuple(steps)
 
     def _identity(self, call: KernelCall) -> InstructionId:
-        """By the names of the unit's list; what makes the results of several kernels has the names of all."""
+        """Return the instruction that a call stands for, named as in the unit's list; a call for several kernels has
+        all their names."""
         if call.traffic is not None:
             return InstructionId(START if MOVING_PREFIX in call.writes[0] else WAIT, call.traffic.name, call.phase)
-        names = dict.fromkeys(self.name_of.get((call.phase, made), made) for made in call.results)
+        names = dict.fromkeys(self.name_of.get((call.phase, output), output) for output in call.results)
         return InstructionId(KERNEL, " + ".join(names) or "slice", call.phase, call.results)
 
     def _put(self, call: KernelCall) -> int | tuple[int, ...]:
-        places = tuple(self.at(name) for name in call.writes)
-        return places[0] if len(places) == 1 else places
+        slots = tuple(self.at(name) for name in call.writes)
+        return slots[0] if len(slots) == 1 else slots
 
     def _is_local_to_pass(self, key: str) -> bool:
-        """Whether a tensor comes and goes within a pass: no weight, no part of the batch, and nothing else from outside."""
+        """Return whether a tensor lives within one pass: no weight, no part of the batch, nothing from outside."""
         name, tensors = key.split(" ")[0], self.unit.tensors
         return name == MOVING_PREFIX or (name in tensors and tensors[name].role not in (Role.WEIGHT, Role.CONSTANT))
 
@@ -194,45 +212,47 @@ class TorchUnit:
 
 
 def _kernel_names(template: UnitInstructions) -> dict[tuple[str, str], str]:
-    """The name of the kernel that makes each result, by phase and result."""
-    return {(kernel.phase, made): kernel.name for kernel in template.kernels for made in kernel.outputs}
+    """Return the name of the kernel that makes each result, by phase and result."""
+    return {(kernel.phase, output): kernel.name for kernel in template.kernels for output in kernel.outputs}
 
 
 def _split_into_phases(instructions: Iterable[Instruction | RingStep], names: Sequence[str]) -> list[PhaseSteps]:
-    """The instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
+    """Return the instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
     parts: dict[str, list[ComputeStep | CollectiveInstruction | RingStep]] = {name: [] for name in names}
     phase = names[0]
-    for one in instructions:
-        match one:
+    for instruction in instructions:
+        match instruction:
             case KernelLaunch():
-                phase = one.kernel.phase
-                parts[phase] += one.kernel.steps
+                phase = instruction.kernel.phase
+                parts[phase] += instruction.kernel.steps
             case RingAttentionStep():
-                parts[phase].append(one)
+                parts[phase].append(instruction)
             case StartCollective() | CollectiveMatmul():
-                phase = max(phase, one.collective.phase, key=lambda name: names.index(name) if name in names else -1)
-                parts[phase].append(one)
+                phase = max(
+                    phase, instruction.collective.phase, key=lambda name: names.index(name) if name in names else -1
+                )
+                parts[phase].append(instruction)
             case WaitCollective() | LocalSlice():
-                parts[phase].append(one)
-    return [PhaseSteps(name, of_phase) for name, of_phase in parts.items()]
+                parts[phase].append(instruction)
+    return [PhaseSteps(name, phase_parts) for name, phase_parts in parts.items()]
 
 
-def _slot_reader(places: Sequence[int]) -> Callable[[Slots], tuple[Any, ...]]:
-    if len(places) == 1:
-        (only,) = places
-        return lambda held: (held[only],)
-    return itemgetter(*places)
+def _slot_reader(indices: Sequence[int]) -> Callable[[Slots], tuple[Any, ...]]:
+    if len(indices) == 1:
+        (index,) = indices
+        return lambda slots: (slots[index],)
+    return itemgetter(*indices)
 
 
-def run_calls(steps: Iterable[SlotCall], held: Slots) -> None:
-    """Run steps on what a unit holds."""
+def run_calls(steps: Iterable[SlotCall], slots: Slots) -> None:
+    """Run calls on the slots of a unit."""
     for kernel, get, put, frees, _ in steps:
-        made = kernel(*get(held))
+        outputs = kernel(*get(slots))
         if put.__class__ is int:
-            held[put] = made
+            slots[put] = outputs
         elif put:
-            for place, one in zip(put, made, strict=True):  # type: ignore[arg-type]
-                held[place] = one
-        made = one = None  # or what is freed would stay
-        for place in frees:
-            held[place] = None
+            for slot, tensor in zip(put, outputs, strict=True):  # type: ignore[arg-type]
+                slots[slot] = tensor
+        outputs = tensor = None  # a local reference would keep freed tensors until the next kernel has run
+        for slot in frees:
+            slots[slot] = None
