@@ -65,7 +65,7 @@ def _write_to_target(call: KernelCall, weight: str) -> KernelCall:
     kernel, into = call.kernel, call.into
     assert into is not None
 
-    def give(gradients: GradientSink, *operands: Any) -> None:
+    def deliver(gradients: GradientSink, *operands: Any) -> None:
         target, add = gradients.target(weight)
         if target is None:
             gradients.deliver(weight, kernel(*operands))
@@ -73,7 +73,7 @@ def _write_to_target(call: KernelCall, weight: str) -> KernelCall:
             into(target, *operands, add=add)
             gradients.deliver(weight, None)
 
-    return KernelCall(give, (GRADIENTS, *call.reads), (), call.phase, results=call.results)
+    return KernelCall(deliver, (GRADIENTS, *call.reads), (), call.phase, results=call.results)
 
 
 def _write_to_targets(call: KernelCall, weight_of: Mapping[str, str]) -> KernelCall:
@@ -81,7 +81,7 @@ def _write_to_targets(call: KernelCall, weight_of: Mapping[str, str]) -> KernelC
     into, weights = call.into_each, [weight_of.get(name) for name in call.writes]
     assert into is not None
 
-    def give(gradients: GradientSink, *operands: Any) -> Any:
+    def deliver(gradients: GradientSink, *operands: Any) -> Any:
         targets = [gradients.target(weight) if weight else NO_TARGET for weight in weights]
         tensors = into(targets, *operands)
         for weight, (target, _), gradient in zip(weights, targets, tensors, strict=True):
@@ -92,7 +92,7 @@ def _write_to_targets(call: KernelCall, weight_of: Mapping[str, str]) -> KernelC
 
     remaining_names = tuple(name for name in call.writes if name not in weight_of)
     return KernelCall(
-        give, (GRADIENTS, *call.reads), remaining_names, call.phase, never_compiled=True, results=call.results
+        deliver, (GRADIENTS, *call.reads), remaining_names, call.phase, never_compiled=True, results=call.results
     )
 
 

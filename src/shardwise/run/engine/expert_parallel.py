@@ -67,7 +67,7 @@ class DispatchedRows(ExpertRows):
 
     @cached_property
     def order(self) -> Tensor:
-        """For each row sorted by expert, its index among the received rows, which are in the order of the ranks [R]."""
+        """Index of each row (sorted by expert) among the received rows, which are in the order of the ranks [R]."""
         lengths = self.matrix.t().flatten()
         offsets = self.matrix.cumsum(dim=1) - self.matrix
         rows = self.matrix.sum(dim=1)
@@ -82,7 +82,7 @@ class DispatchedRows(ExpertRows):
 
     @cached_property
     def places(self) -> Tensor:
-        """For each received row, its index after sorting by expert: the inverse of `order`."""
+        """Index of each received row after sorting by expert: the inverse of `order`."""
         return self.order.argsort()
 
     def start(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:

@@ -217,12 +217,12 @@ def _local_row_lookup(builder: CallBuilder, table: Spec, dim: str) -> LocalRowLo
     size = builder.sizes[dim] // parts
     first = builder.rank.position(table.axes_of(dim)) * size
 
-    def own(index: Tensor) -> tuple[Tensor, Tensor]:
+    def look_up(index: Tensor) -> tuple[Tensor, Tensor]:
         local_index = index - first
         is_local = (local_index >= 0) & (local_index < size)
         return local_index.mul_(is_local), is_local
 
-    return own
+    return look_up
 
 
 def _scatter(builder: CallBuilder, step: ComputeStep, operation: Scatter) -> KernelCall:
