@@ -1,14 +1,13 @@
-"""Causal attention of grouped queries, forward and backward. Letters: B, T, K, G, H and U as in `model/decoder.py`, S
-keys.
+"""Causal grouped-query attention, forward and backward. Letters: B, T, K, G, H and U as in `model/decoder.py`, S keys.
 
-The kernels are PyTorch's own, called by name: a forward and a backward one for each kind of device, so that what lies
-between the two passes is what the derivation says: queries, keys, values, the output and a log-sum-exp for each query.
-Where a query sees less than all keys up to its own, queries go in blocks, each over the keys that any of them sees: no
-mask is as large as T x T. Scores with a cap, and sinks, are in no kernel: for these the scores of a block are made
-here.
+PyTorch's fused kernels are called by name, one forward and one backward for each kind of device. What is kept between
+the two passes is therefore what the derivation says: queries, keys, values, the output and a log-sum-exp for each
+query. Where a query sees fewer than all keys up to its own, queries run in blocks, each over the keys that any of them
+sees; no mask is as large as T x T. No fused kernel has capped scores or sinks; for these the scores of a block are
+computed here.
 
-Of the kernels by name queries are [B, K·G, T, H], keys and values [B, K, S, H]. `mask` is what is added to the scores,
-[T, S] or [B, 1, T, S]; None: a query sees the keys up to its own, or all.
+Kernels by name take queries [B, K·G, T, H], keys and values [B, K, S, H]. `mask` is added to the scores, [T, S] or [B,
+1, T, S]; None: a query sees the keys up to its own, or all.
 """
 
 from __future__ import annotations
@@ -28,58 +27,65 @@ from shardwise.run.kernels.device_dispatch import at_least_fp32
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention with a model's scale and cap. `sinks` [K, G] are logits of a key that every query of a head sees, without a
-    value."""
+    """Attention with a model's scale and score cap. `sinks` [K, G] are logits of a key without a value that every query
+    of a head sees."""
 
     scale: float
     cap: float | None
 
     @classmethod
     def of(cls, numerics: Numerics, width: int) -> Attention:
+        """Build it from a model's numerics, for heads of a width."""
         return cls(
             width**-0.5 if numerics.attention_scale is None else numerics.attention_scale, numerics.attention_cap
         )
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, sight: AttentionMask, sinks: Tensor | None = None
+        self, q: Tensor, k: Tensor, v: Tensor, attention_mask: AttentionMask, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K, U]."""
-        keys, values = (sight.sort_keys(one, 1).transpose(1, 2) for one in (k, pad_head_dim(v, k)))
-        out, lse = self.attend_blocks(to_head_layout(q), keys, values, sight, sinks)
+        """Return output [B, T, K, G, U] and log-sum-exp [B, T, K, G] of q [B, T, K, G, H], k [B, S, K, H], v [B, S, K,
+        U]."""
+        keys, values = (attention_mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in (k, pad_head_dim(v, k)))
+        out, lse = self.attend_blocks(to_head_layout(q), keys, values, attention_mask, sinks)
         return to_query_layout(out, q, v), lse_by_query(lse, q)
 
     def attend_blocks(
-        self, query: Tensor, key: Tensor, value: Tensor, sight: AttentionMask, sinks: Tensor | None = None
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: AttentionMask, sinks: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T] over keys and values [B, K, S, H] that are in order; nothing and
-        minus infinity for a query that sees no key."""
-        in_steps = self.cap is not None or sinks is not None
-        if sight.is_plain and sight.is_whole and not in_steps:
+        """Return output [B, K·G, T, H] and log-sum-exp [B, K·G, T] over sorted keys and values [B, K, S, H].
+
+        A query that sees no key has zeros and minus infinity. On GPUs a kernel may pad T of its log-sum-exp; the
+        padding is cut off where blocks are merged.
+        """
+        is_unfused = self.cap is not None or sinks is not None
+        if attention_mask.is_plain and attention_mask.is_whole and not is_unfused:
             return fused_forward(query, key, value, None, self.scale)
-        out, lse, begun = torch.zeros_like(query), None, set[int]()
-        for one in sight.blocks(query.shape[2], key.shape[2], masked=in_steps):
-            own, seen = query[:, :, one.rows], (key[:, :, one.keys], value[:, :, one.keys])
-            mask = sight.mask(one, query.dtype, query.device) if one.masked else None
-            if in_steps:
+        out, lse, written_rows = torch.zeros_like(query), None, set[int]()
+        for block in attention_mask.blocks(query.shape[2], key.shape[2], masked=is_unfused):
+            queries, keys_and_values = query[:, :, block.rows], (key[:, :, block.keys], value[:, :, block.keys])
+            mask = attention_mask.mask(block, query.dtype, query.device) if block.masked else None
+            if is_unfused:
                 assert mask is not None
-                found = self._attend_unfused(own, *seen, mask, sinks)
+                part = self._attend_unfused(queries, *keys_and_values, mask, sinks)
             else:
-                found = fused_forward(own, *seen, mask, self.scale, causal=one.causal)
-            if mask is not None and sight.keys is not None:  # of a rank's keys a query may see none
-                none = (
+                part = fused_forward(queries, *keys_and_values, mask, self.scale, causal=block.causal)
+            # A query may see none of a rank's keys: its softmax is 0 / 0, so its output becomes 0 and its log-sum-exp minus
+            # infinity, which is weight 0 in a merge. A GPU's log-sum-exps are padded (LSE_PADDING): cut them to the rows.
+            if mask is not None and attention_mask.keys is not None:
+                sees_nothing = (
                     mask.amax(dim=-1).isneginf()[..., None] if mask.dim() > 2 else mask.amax(dim=-1).isneginf()[:, None]
                 )
-                rows = found[1][..., : own.shape[2]]
-                found = found[0].masked_fill(none, 0.0), rows.masked_fill(none[..., 0], float("-inf"))
+                part_lse = part[1][..., : queries.shape[2]]
+                part = part[0].masked_fill(sees_nothing, 0.0), part_lse.masked_fill(sees_nothing[..., 0], float("-inf"))
             if lse is None:
-                lse = found[1].new_full((*query.shape[:2], query.shape[2]), float("-inf"))
-            whole = out[:, :, one.rows], lse[:, :, one.rows]
-            if one.rows.start in begun:
-                merge_attention(whole, found)
+                lse = part[1].new_full((*query.shape[:2], query.shape[2]), float("-inf"))
+            target = out[:, :, block.rows], lse[:, :, block.rows]
+            if block.rows.start in written_rows:  # these rows have attended to other keys: merge the two softmaxes
+                merge_attention(target, part)
             else:
-                begun.add(one.rows.start)
-                whole[0].copy_(found[0])
-                whole[1].copy_(found[1][..., : whole[1].shape[-1]])
+                written_rows.add(block.rows.start)
+                target[0].copy_(part[0])
+                target[1].copy_(part[1][..., : target[1].shape[-1]])
         return out, query.new_full(
             query.shape[:3], float("-inf"), dtype=at_least_fp32(query.dtype)
         ) if lse is None else lse
@@ -89,56 +95,59 @@ class Attention:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        sight: AttentionMask,
+        attention_mask: AttentionMask,
         out: Tensor,
         lse: Tensor,
         dy: Tensor,
         *sinks: Tensor,
     ) -> QkvGradients:
-        """Gradients of q, k and v."""
-        keys, values = (sight.sort_keys(one, 1).transpose(1, 2) for one in (k, pad_head_dim(v, k)))
-        parts = (
+        """Return the gradients of q, k and v."""
+        keys, values = (attention_mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in (k, pad_head_dim(v, k)))
+        operands = (
             to_head_layout(pad_head_dim(dy, k)),
             to_head_layout(q),
             keys,
             values,
             to_head_layout(pad_head_dim(out, k)),
         )
-        dq, dk, dv = self.attend_blocks_backward(*parts, lse_by_head(lse), sight, has_sinks=bool(sinks))
-        dk, dv = (sight.unsort_keys(one.transpose(1, 2), 1) for one in (dk, dv[..., : v.shape[-1]]))
+        dq, dk, dv = self.attend_blocks_backward(*operands, lse_by_head(lse), attention_mask, has_sinks=bool(sinks))
+        dk, dv = (attention_mask.unsort_keys(gradient.transpose(1, 2), 1) for gradient in (dk, dv[..., : v.shape[-1]]))
         return to_query_layout(dq, q, q), dk, dv
 
     def attend_blocks_backward(
-        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, sight: AttentionMask, *,
-        has_sinks: bool = False,
+        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
+        attention_mask: AttentionMask, *, has_sinks: bool = False,
     ) -> QkvGradients:  # fmt: skip
-        """Gradients over keys and values that are in order; `out` and `lse` are those over all keys there are."""
-        in_steps = self.cap is not None or has_sinks
-        if sight.is_plain and sight.is_whole and not in_steps:
+        """Return gradients over sorted keys and values; `out` and `lse` are those over all keys that a query sees, here
+        or on other ranks."""
+        is_unfused = self.cap is not None or has_sinks
+        if attention_mask.is_plain and attention_mask.is_whole and not is_unfused:
             return fused_backward(dy, query, key, value, out, lse, None, self.scale)
         dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
-        for one in sight.blocks(query.shape[2], key.shape[2], masked=in_steps):
-            rows, seen = one.rows, one.keys
-            parts = (
-                dy[:, :, rows],
-                query[:, :, rows],
-                key[:, :, seen],
-                value[:, :, seen],
-                out[:, :, rows],
-                lse[:, :, rows],
+        for block in attention_mask.blocks(query.shape[2], key.shape[2], masked=is_unfused):
+            query_rows, key_rows = block.rows, block.keys
+            operands = (
+                dy[:, :, query_rows],
+                query[:, :, query_rows],
+                key[:, :, key_rows],
+                value[:, :, key_rows],
+                out[:, :, query_rows],
+                lse[:, :, query_rows],
             )
-            mask = sight.mask(one, query.dtype, query.device) if one.masked else None
-            if in_steps:
+            mask = attention_mask.mask(block, query.dtype, query.device) if block.masked else None
+            if is_unfused:
                 assert mask is not None
-                found = self._attend_unfused_backward(*parts, mask, self.scale)
+                gradients = self._attend_unfused_backward(*operands, mask, self.scale)
             else:
-                found = fused_backward(*parts, mask, self.scale, causal=one.causal)
-            for whole, part, at in zip((dq, dk, dv), found, (rows, seen, seen), strict=True):
-                whole[:, :, at] += part
+                gradients = fused_backward(*operands, mask, self.scale, causal=block.causal)
+            for total, gradient, block_rows in zip(
+                (dq, dk, dv), gradients, (query_rows, key_rows, key_rows), strict=True
+            ):
+                total[:, :, block_rows] += gradient
         return dq, dk, dv
 
     def _scores(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
-        """[B, K·G, T, S], with cap and mask, in float32 at least."""
+        """Return scores [B, K·G, T, S] with cap and mask, in float32 or wider."""
         scores = query @ repeat_kv_heads(query, key).transpose(-1, -2) * self.scale
         scores = scores.to(at_least_fp32(scores.dtype))
         if self.cap is not None:
@@ -148,7 +157,7 @@ class Attention:
     def _attend_unfused(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, sinks: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp of a block."""
+        """Return output and log-sum-exp of a block."""
         scores = self._scores(query, key, mask)
         lse = torch.logsumexp(scores, dim=-1)
         if sinks is not None:
@@ -167,12 +176,12 @@ class Attention:
         mask: Tensor,
         scale: float,
     ) -> QkvGradients:
-        """A block's scores again, and with them its gradients (Dao et al. 2022, algorithm 4)."""
+        """Compute a block's scores again, and from them its gradients (Dao et al. 2022, algorithm 4)."""
         groups = query.shape[1] // key.shape[1]
         scores = self._scores(query, key, mask)
         shares = (scores - lse[..., None]).exp_()
-        row = (dy.to(lse.dtype) * out).sum(dim=-1, keepdim=True)
-        dscores = (dy @ repeat_kv_heads(query, value).transpose(-1, -2)).to(lse.dtype).sub_(row).mul_(shares)
+        dy_out = (dy.to(lse.dtype) * out).sum(dim=-1, keepdim=True)
+        dscores = (dy @ repeat_kv_heads(query, value).transpose(-1, -2)).to(lse.dtype).sub_(dy_out).mul_(shares)
         if self.cap is not None:
             dscores.mul_(1.0 - torch.where(shares > 0, scores / self.cap, 0.0).square_())
         dscores = dscores.mul_(scale).to(query.dtype)
@@ -180,60 +189,61 @@ class Attention:
         return dscores @ repeat_kv_heads(query, key), sum_query_heads(dk, groups), sum_query_heads(dv, groups)
 
 
-def merge_attention(whole: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
-    """Make attention over some keys that over others too: outputs [.., T, H] and log-sum-exps [.., T], the first pair in place
-    (online softmax, Milakov et al. 2018)."""
-    (out, lse), (further, own) = whole, part
-    own = own[..., : lse.shape[-1]]
-    both = torch.logaddexp(lse, own)
-    shares = [torch.exp(one - both).nan_to_num_(nan=0.0)[..., None] for one in (lse, own)]
-    out.copy_(out * shares[0] + further * shares[1])
-    lse.copy_(both)
+def merge_attention(total: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -> None:
+    """Merge attention over other keys into `total`, in place: outputs [.., T, H] and log-sum-exps [.., T] (online
+    softmax, Milakov et al. 2018)."""
+    (out, lse), (part_out, part_lse) = total, part
+    part_lse = part_lse[..., : lse.shape[-1]]
+    merged_lse = torch.logaddexp(lse, part_lse)
+    shares = [torch.exp(partial_lse - merged_lse).nan_to_num_(nan=0.0)[..., None] for partial_lse in (lse, part_lse)]
+    out.copy_(out * shares[0] + part_out * shares[1])
+    lse.copy_(merged_lse)
 
 
 def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Of sinks [K, G]: their share of each query's weights times the row sum of dy · out, which the softmax's Jacobian leaves."""
+    """Return the gradient of sinks [K, G]: minus the sum over queries of the sink's attention weight times the row sum
+    of dy · out."""
     shares = torch.exp(sinks.to(lse.dtype) - lse)  # [B, T, K, G]
     return -(shares * (dy * out).sum(dim=-1, dtype=lse.dtype)).sum(dim=(0, 1)).to(sinks.dtype)
 
 
 def lse_by_query(lse: Tensor, q: Tensor) -> Tensor:
-    """[B, K·G, T] as [B, T, K, G], as the program has it, without what a kernel pads T with: a view."""
+    """Return log-sum-exps [B, K·G, T] as a view [B, T, K, G], as the program has it, without a kernel's padding of T."""
     return torch.unflatten(lse[..., : q.shape[1]].transpose(1, 2), 2, q.shape[2:4])
 
 
 def lse_by_head(lse: Tensor) -> Tensor:
-    """[B, T, K, G] as [B, K·G, T], as kernels have it."""
+    """Return log-sum-exps [B, T, K, G] as [B, K·G, T], as kernels take them."""
     return lse.flatten(2, 3).transpose(1, 2)
 
 
 def to_head_layout(x: Tensor) -> Tensor:
-    """[B, T, K, G, H] as [B, K·G, T, H]."""
+    """Return [B, T, K, G, H] as [B, K·G, T, H]."""
     return x.flatten(2, 3).transpose(1, 2)
 
 
 def to_query_layout(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
-    """[B, K·G, T, H] as [B, T, K, G, U], as wide as a value."""
-    found = torch.unflatten(x.transpose(1, 2), 2, q.shape[2:4])
-    return found if found.shape[-1] == v.shape[-1] else found[..., : v.shape[-1]].contiguous()
+    """Return [B, K·G, T, H] as [B, T, K, G, U], cut to the width of a value."""
+    output = torch.unflatten(x.transpose(1, 2), 2, q.shape[2:4])
+    return output if output.shape[-1] == v.shape[-1] else output[..., : v.shape[-1]].contiguous()
 
 
 def pad_head_dim(x: Tensor, k: Tensor) -> Tensor:
-    """x with zeros up to the width of a key: kernels take heads of one width."""
+    """Pad x with zeros to the width of a key: fused kernels take heads of one width."""
     return x if x.shape[-1] == k.shape[-1] else F.pad(x, (0, k.shape[-1] - x.shape[-1]))
 
 
 aten = torch.ops.aten
 QkvGradients = tuple[Tensor, Tensor, Tensor]
-# Of PyTorch's memory-efficient attention on a GPU: its log-sum-exps are padded to a multiple of so many queries, and rows of what
-# is added to scores are aligned to so many elements (attention.cu, pad_bias in attention.cpp).
+# PyTorch's memory-efficient attention on a GPU pads log-sum-exps to a multiple of LSE_PADDING queries, and needs rows of the mask
+# aligned to MASK_ALIGNMENT elements (attention.cu, pad_bias in attention.cpp).
 LSE_PADDING, MASK_ALIGNMENT = 32, 16
 
 
 def fused_forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, K·G, T, H] and log-sum-exp [B, K·G, T], of which a GPU pads T.
+    """Return output [B, K·G, T, H] and log-sum-exp [B, K·G, T], whose T a GPU kernel pads.
 
     `causal`: a query sees the keys up to its own (None: where there is no mask).
     """
@@ -257,14 +267,14 @@ def fused_backward(
     dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, *,
     causal: bool | None = None,
 ) -> QkvGradients:  # fmt: skip
-    """Gradients of queries, keys and values."""
+    """Return the gradients of queries, keys and values."""
     causal = mask is None if causal is None else causal
     if not device_dispatch.on_gpu(query):
         on_cpu: QkvGradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
             dy, query, key, value, out, lse.contiguous(), 0.0, causal, attn_mask=mask, scale=scale
         )
         return on_cpu
-    unused = torch.empty(0, dtype=torch.int64, device=query.device)  # seeds of a dropout that there is not
+    unused = torch.empty(0, dtype=torch.int64, device=query.device)  # seeds of dropout
     if _has_flash(query, mask):
         lengths = query.shape[2], key.shape[2]
         flash: QkvGradients = aten._scaled_dot_product_flash_attention_backward(
@@ -272,22 +282,23 @@ def fused_backward(
         )
         return flash
     groups = query.shape[1] // key.shape[1]
-    wanted = [True, True, True, False]
+    needs_gradient = [True, True, True, False]
     heads = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
     lse = F.pad(lse, (0, -lse.shape[-1] % LSE_PADDING), value=float("inf")).contiguous()
     dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        dy, query, *heads, _expand_mask(mask, query), out, lse, unused, unused, 0.0, wanted, causal, scale=scale
+        dy, query, *heads, _expand_mask(mask, query), out, lse, unused, unused, 0.0, needs_gradient, causal, scale=scale
     )
     return dq, sum_query_heads(dk, groups), sum_query_heads(dv, groups)
 
 
 def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
-    """Whether PyTorch's flash attention takes these on a GPU: 16 bits, causal, heads of at most 256 (sdp_utils.cpp)."""
+    """Return whether PyTorch's flash attention on a GPU takes these: 16 bits, causal, heads of at most 256
+    (sdp_utils.cpp)."""
     return mask is None and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
 
 
 def _expand_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """A mask for every sequence and head, its rows aligned."""
+    """Return a mask for every sequence and head, with aligned rows."""
     if mask is None:
         return None
     rows = F.pad(mask, (0, -mask.shape[-1] % MASK_ALIGNMENT))[..., : mask.shape[-1]]
@@ -295,10 +306,10 @@ def _expand_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
 
 
 def repeat_kv_heads(query: Tensor, key: Tensor) -> Tensor:
-    """Keys or values as often as there are query heads for each."""
+    """Return keys or values repeated for each query head of their group."""
     return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
 
 
 def sum_query_heads(x: Tensor, groups: int) -> Tensor:
-    """[B, K·G, S, H] added up over the query heads of each key-value head."""
+    """Sum [B, K·G, S, H] over the query heads of each key-value head."""
     return torch.unflatten(x, 1, (-1, groups)).sum(dim=2)

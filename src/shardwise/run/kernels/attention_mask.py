@@ -1,4 +1,5 @@
-"""What queries see of keys, where a rank has parts of a sequence of either. Letters: B sequences, T queries, S keys."""
+"""Attention masks between parts of a sequence: causal, windowed, limited to documents. Letters: B sequences, T queries,
+S keys."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PositionRange = tuple[int, int]  # neighbouring places of a sequence: the first one, and how many
-MIN_QUERY_BLOCK = 512  # queries that go together at least, where they go in blocks
+PositionRange = tuple[int, int]  # consecutive positions of a sequence: the first one, and how many
+MIN_QUERY_BLOCK = 512  # queries of a block at least, where queries run in blocks
 
 
 class QueryBlock(NamedTuple):
-    """Queries of a range of rows, which begin at a place, and the keys of a range of rows, which are in order.
+    """Queries in a range of rows, the first at position `place`, and keys in a range of sorted rows.
 
-    `causal`: the first query sees the first key, and each sees one more than the one before. `masked`: a mask says what is seen.
-    Otherwise all is.
+    `causal`: the first query sees the first key, and each query one key more than the one before. `masked`: a mask
+    tensor says what is visible. Otherwise all keys are.
     """
 
     rows: slice
@@ -29,8 +30,11 @@ class QueryBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
-    """What queries see of the keys up to their own: those less than `window` away (None: all), of the same document by
-    `documents` [B, whole sequence] (None: all). `queries` and `keys` are the places of either (None: all, in order)."""
+    """Which keys up to its own position each query sees.
+
+    Those less than `window` positions away (None: all), in the same document by `documents` [B, full sequence] (None:
+    all). `queries` and `keys` are their position ranges (None: the full sequence, in order).
+    """
 
     window: int | None = None
     documents: Tensor | None = None
@@ -39,95 +43,108 @@ class AttentionMask:
 
     @property
     def is_plain(self) -> bool:
-        """Whether every query sees all keys up to its own."""
+        """True if every query sees all keys up to its own position."""
         return self.window is None and self.documents is None
 
     @property
     def is_whole(self) -> bool:
-        """Whether queries and keys are those of the whole sequence, in order."""
+        """True if queries and keys cover the full sequence, in order."""
         return self.queries is None and self.keys is None
 
     def sort_keys(self, keys: Tensor, dim: int) -> Tensor:
-        """Keys, or values, by their places."""
-        parts = _rows_if_unsorted(self.keys or ())
-        return keys if parts is None else torch.cat([keys.narrow(dim, *parts[one]) for one in sorted(parts)], dim=dim)
+        """Return keys, or values, sorted by position along `dim`."""
+        rows_of = _rows_if_unsorted(self.keys or ())
+        return (
+            keys
+            if rows_of is None
+            else torch.cat([keys.narrow(dim, *rows_of[key_range]) for key_range in sorted(rows_of)], dim=dim)
+        )
 
     def unsort_keys(self, keys: Tensor, dim: int) -> Tensor:
-        """Keys, or values, by their places as they came."""
-        parts = _rows_if_unsorted(self.keys or ())
-        if parts is None:
+        """Return sorted keys, or values, in the order of `keys` again."""
+        rows_of = _rows_if_unsorted(self.keys or ())
+        if rows_of is None:
             return keys
-        begins = _first_rows(sorted(self.keys or ()))
-        return torch.cat([keys.narrow(dim, begins[one], one[1]) for one in self.keys or ()], dim=dim)
+        first_rows = _first_rows(sorted(self.keys or ()))
+        return torch.cat(
+            [keys.narrow(dim, first_rows[key_range], key_range[1]) for key_range in self.keys or ()], dim=dim
+        )
 
-    def blocks(self, queries: int, keys: int, *, masked: bool) -> Iterator[QueryBlock]:
-        """All queries in blocks, of which those of the same rows see different keys; with `masked` those of any rows are one.
-        Queries that see no key are in none of them."""
-        own, other = self.queries or ((0, queries),), sorted(self.keys or ((0, keys),))
+    def blocks(self, num_queries: int, num_keys: int, *, masked: bool) -> Iterator[QueryBlock]:
+        """Yield all queries in blocks; blocks of the same rows see disjoint keys. With `masked`, each range of rows is
+        in one block only.
+
+        Queries that see no key are in no block.
+        """
+        query_ranges, key_ranges = self.queries or ((0, num_queries),), sorted(self.keys or ((0, num_keys),))
         row = 0
-        for place, length in own:
+        for position, length in query_ranges:
             if masked or not self.is_plain:
                 size = max(MIN_QUERY_BLOCK, self.window or 0)
                 for start in range(0, length, size):
                     stop = min(start + size, length)
-                    first = 0 if self.window is None else max(place + start - self.window + 1, 0)
-                    seen = slice(_num_before(other, first), _num_before(other, place + stop))
-                    if seen.start < seen.stop:  # kernels take no block without a key
-                        yield QueryBlock(slice(row + start, row + stop), place + start, seen, masked=True)
+                    first_key = 0 if self.window is None else max(position + start - self.window + 1, 0)
+                    key_rows = slice(_num_before(key_ranges, first_key), _num_before(key_ranges, position + stop))
+                    if key_rows.start < key_rows.stop:  # kernels need at least one key
+                        yield QueryBlock(slice(row + start, row + stop), position + start, key_rows, masked=True)
             else:
-                yield from _causal_blocks(slice(row, row + length), place, other)
+                yield from _causal_blocks(slice(row, row + length), position, key_ranges)
             row += length
 
     def mask(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """What is added to a block's scores, [T, S] or [B, 1, T, S]: minus infinity for what is not seen."""
+        """Return what is added to a block's scores, [T, S] or [B, 1, T, S]: minus infinity where a key is not visible."""
         queries = torch.arange(block.place, block.place + block.rows.stop - block.rows.start, device=device)
         keys = self._places(block.keys, device)
         distance = queries[:, None] - keys
-        seen = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+        visible = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
         if self.documents is not None:
-            own, other = self.documents[:, queries], self.documents[:, keys]
-            seen = (seen & (own[:, :, None] == other[:, None, :]))[:, None]
-        return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill_(~seen, float("-inf"))
+            query_documents, key_documents = self.documents[:, queries], self.documents[:, keys]
+            visible = (visible & (query_documents[:, :, None] == key_documents[:, None, :]))[:, None]
+        return torch.zeros(visible.shape, dtype=dtype, device=device).masked_fill_(~visible, float("-inf"))
 
     def _places(self, rows: slice, device: torch.device) -> Tensor:
-        """Of keys that are in order."""
+        """Return the positions of sorted keys."""
         if self.keys is None:
             return torch.arange(rows.start, rows.stop, device=device)
-        runs = [torch.arange(place, place + length, device=device) for place, length in sorted(self.keys)]
-        return torch.cat(runs)[rows]
+        ranges = [torch.arange(position, position + length, device=device) for position, length in sorted(self.keys)]
+        return torch.cat(ranges)[rows]
 
 
-def _causal_blocks(rows: slice, place: int, keys: Sequence[PositionRange]) -> Iterator[QueryBlock]:
-    """Queries of neighbouring places: all keys before them, and those of their own places."""
-    before, own = _num_before(keys, place), _num_before(keys, place + rows.stop - rows.start)
-    if before:
-        yield QueryBlock(rows, place, slice(0, before))
-    if own > before:
-        is_square = own - before == rows.stop - rows.start
-        yield QueryBlock(rows, place, slice(before, own), causal=is_square, masked=not is_square)
+def _causal_blocks(rows: slice, position: int, key_ranges: Sequence[PositionRange]) -> Iterator[QueryBlock]:
+    """Yield two blocks of queries at consecutive positions: one with all earlier keys, one with keys of the same
+    positions."""
+    num_earlier, num_visible = (
+        _num_before(key_ranges, position),
+        _num_before(key_ranges, position + rows.stop - rows.start),
+    )
+    if num_earlier:
+        yield QueryBlock(rows, position, slice(0, num_earlier))
+    if num_visible > num_earlier:
+        is_square = num_visible - num_earlier == rows.stop - rows.start
+        yield QueryBlock(rows, position, slice(num_earlier, num_visible), causal=is_square, masked=not is_square)
 
 
-def _num_before(runs: Sequence[PositionRange], place: int) -> int:
-    """How many places of some runs are before a place."""
-    return sum(min(max(place - start, 0), length) for start, length in runs)
+def _num_before(ranges: Sequence[PositionRange], position: int) -> int:
+    """Return how many positions of some ranges are before a position."""
+    return sum(min(max(position - start, 0), length) for start, length in ranges)
 
 
-def _first_rows(runs: Sequence[PositionRange]) -> dict[PositionRange, int]:
-    """At which row each of some runs begins."""
-    found, row = {}, 0
-    for one in runs:
-        found[one] = row
-        row += one[1]
-    return found
+def _first_rows(ranges: Sequence[PositionRange]) -> dict[PositionRange, int]:
+    """Return the first row of each range."""
+    first_rows, row = {}, 0
+    for position_range in ranges:
+        first_rows[position_range] = row
+        row += position_range[1]
+    return first_rows
 
 
-def _rows_if_unsorted(runs: Sequence[PositionRange]) -> dict[PositionRange, tuple[int, int]] | None:
-    """Rows of each run, first and number, where they are not in order."""
-    if list(runs) == sorted(runs):
+def _rows_if_unsorted(ranges: Sequence[PositionRange]) -> dict[PositionRange, tuple[int, int]] | None:
+    """Return first row and number of rows of each range; None where the ranges are sorted."""
+    if list(ranges) == sorted(ranges):
         return None
-    return {one: (row, one[1]) for one, row in _first_rows(runs).items()}
+    return {position_range: (row, position_range[1]) for position_range, row in _first_rows(ranges).items()}
 
 
-def list_positions(runs: Sequence[PositionRange], device: torch.device) -> Tensor:
-    """The places [n] of some runs."""
-    return torch.cat([torch.arange(start, start + length, device=device) for start, length in runs])
+def list_positions(ranges: Sequence[PositionRange], device: torch.device) -> Tensor:
+    """Return the positions [n] of some ranges."""
+    return torch.cat([torch.arange(start, start + length, device=device) for start, length in ranges])

@@ -1,10 +1,9 @@
-"""Cross-entropy over the vocabulary, in place over the logits: on a rank that has all words, and on one that has a
-part of them.
+"""Cross-entropy over the vocabulary, in place over the logits; on one rank, or vocabulary-parallel.
 
-Letters: N rows of tokens, B sequences, T positions, V words. Between the steps of a vocabulary that is split over
-ranks the largest logit, the sum of the exponentials and the target's logit of each token are made whole over the
-ranks. Logits stay until the backward pass writes their gradient over them. Those of padding behind the last word are
--inf from the first step on, and so their gradient is zero.
+Letters: N rows of tokens, B sequences, T positions, V words. Where ranks have a part of the vocabulary each,
+collectives reduce three statistics of each token between the steps: the largest logit, the sum of exponentials and the
+target's logit. Logits stay until the backward pass overwrites them with their gradient. Logits of padding after the
+last word are -inf from the first step on, and so their gradient is zero.
 """
 
 from __future__ import annotations
@@ -19,108 +18,109 @@ from torch import Tensor
 from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 
-# The loss is made for a part of the rows at a time: at most so many parts, so that a GPU launches few kernels and what is in
-# float32 is 1/16 byte for each logit, ...
-MAX_PARTS = 128
-# ... and of at least so many logits: 128 KiB in float32 stay in the second-level cache of a core.
-MIN_LOGITS = 2**15
+# The loss is computed for some rows at a time: in at most MAX_PARTS parts, so that a GPU launches few kernels and the float32
+# copies take 4/128 byte for each logit, and of at least MIN_LOGITS logits, whose 128 KiB in float32 stay in a core's L2 cache.
+MAX_PARTS, MIN_LOGITS = 128, 2**15
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, scale: float | Tensor, cap: float | None, *, replace: bool
 ) -> Tensor:
-    """Added up over targets [..., N] of logits [..., N, V], times `scale`.
+    """Sum the losses of targets [..., N] over logits [..., N, V], times `scale`.
 
-    Targets of `IGNORE_INDEX` do not count; `cap` bends logits.
-    With `replace` the logits' gradient is written over them, so that one value in their format is held for each.
+    Targets of `IGNORE_INDEX` do not count; `cap` is a soft cap on logits. With `replace`, the gradient of the logits
+    overwrites them.
     """
-    rows, wanted = logits.flatten(0, -2), targets.flatten()
+    rows, flat_targets = logits.flatten(0, -2), targets.flatten()
     count = rows_at_once(len(rows), rows.shape[-1])
     loss = torch.zeros((), dtype=at_least_fp32(logits.dtype), device=logits.device)
-    for part, of_part in zip(torch.split(rows, count), torch.split(wanted, count), strict=True):
-        loss += _rows_loss(part, of_part, cap, scale, replace=replace)
+    for part, part_targets in zip(torch.split(rows, count), torch.split(flat_targets, count), strict=True):
+        loss += _rows_loss(part, part_targets, cap, scale, replace=replace)
     return loss
 
 
-def rows_at_once(rows: int, words: int) -> int:
-    """How many rows of logits go at a time."""
-    return max(-(-rows // MAX_PARTS), MIN_LOGITS // words, 1)
+def rows_at_once(num_rows: int, num_words: int) -> int:
+    """Return how many rows of logits are processed at a time."""
+    return max(-(-num_rows // MAX_PARTS), MIN_LOGITS // num_words, 1)
 
 
 def cap_logits(logits: Tensor, cap: float | None) -> Tensor:
-    """Logits in float32 at least, bent by their cap."""
+    """Return logits in float32 or wider, with their soft cap applied."""
     values = logits.to(at_least_fp32(logits.dtype))
     return values if cap is None else cap * torch.tanh(values / cap)
 
 
 def _rows_loss(logits: Tensor, targets: Tensor, cap: float | None, scale: float | Tensor, *, replace: bool) -> Tensor:
-    """The loss of some rows, scaled; with `replace` their logits become their gradient."""
+    """Return the scaled loss of some rows; with `replace` their logits become their gradient."""
     counted = (targets != IGNORE_INDEX)[:, None]
-    places, fine = torch.where(counted, targets[:, None], 0), at_least_fp32(logits.dtype)
-    values = logits if cap is None else torch.tanh(logits.to(fine) / cap)
-    logs = torch.log_softmax(values if cap is None else values * cap, dim=-1, dtype=fine)
-    loss = -torch.where(counted, logs.gather(-1, places), 0.0).sum()
+    columns, sum_dtype = torch.where(counted, targets[:, None], 0), at_least_fp32(logits.dtype)
+    values = logits if cap is None else torch.tanh(logits.to(sum_dtype) / cap)
+    logs = torch.log_softmax(values if cap is None else values * cap, dim=-1, dtype=sum_dtype)
+    loss = -torch.where(counted, logs.gather(-1, columns), 0.0).sum()
     if replace:
-        shares = logs.exp_().scatter_add_(-1, places, logs.new_full(places.shape, -1.0)).mul_(counted)
-        # scaled here, where they are fine: a factor in the format of the logits would be rounded, once for the whole gradient
+        shares = logs.exp_().scatter_add_(-1, columns, logs.new_full(columns.shape, -1.0)).mul_(counted)
+        # Scaled here, in float32: a factor in the dtype of the logits would be rounded.
         logits.copy_((shares if cap is None else shares.mul_(1.0 - values.square())).mul_(scale))
     return loss * scale
 
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelCrossEntropy:
-    """A rank's `words` from `first` on; what further logits it has is padding. `cap` bends logits."""
+    """Loss on a rank that has `words` words of the vocabulary from `first` on; further columns of its logits are
+    padding. `cap` is a soft cap on logits."""
 
     first: int
     words: int
     cap: float | None
 
     def largest(self, logits: Tensor) -> Tensor:
-        """Of each token [B, T], in float32 at least: a cap keeps the order. Padding is left out from here on."""
+        """Return each token's largest logit [B, T] in float32 or wider, after setting padding to -inf. The cap is
+        monotonic, so it can follow."""
         if self.words < logits.shape[-1]:
             logits[..., self.words :] = -math.inf
         return cap_logits(logits.amax(dim=-1), self.cap)
 
     def sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
-        """Of each token [B, T]."""
-        found = torch.empty_like(largest)
-        for part, top, out in _iterate_rows(logits, largest[..., None], found[..., None]):
+        """Return each token's sum of exponentials over this rank's words [B, T]."""
+        sums = torch.empty_like(largest)
+        for part, top, out in _iterate_rows(logits, largest[..., None], sums[..., None]):
             out.copy_((cap_logits(part, self.cap) - top).exp_()[..., : self.words].sum(dim=-1, keepdim=True))
-        return found
+        return sums
 
     def target_logit(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Of each token [B, T]; zero where another rank has the word, or the target is ignored."""
-        places, has = self._own(targets)
-        return torch.where(has, cap_logits(logits.gather(-1, places[..., None])[..., 0], self.cap), 0.0)
+        """Return each token's target logit [B, T]; zero where another rank has the word, or the target is ignored."""
+        columns, is_local = self._own(targets)
+        return torch.where(is_local, cap_logits(logits.gather(-1, columns[..., None])[..., 0], self.cap), 0.0)
 
     def loss(self, total: Tensor, largest: Tensor, target: Tensor, targets: Tensor, scale: float | Tensor) -> Tensor:
-        """Added up over the targets that are not ignored, times `scale`."""
+        """Return the sum of losses over the targets that are not ignored, times `scale`."""
         losses = (total.log() + largest - target).mul_(targets != IGNORE_INDEX)
-        found: Tensor = losses.sum() * scale
-        return found
+        loss: Tensor = losses.sum() * scale
+        return loss
 
     def gradient(
         self, logits: Tensor, largest: Tensor, total: Tensor, targets: Tensor, scale: float | Tensor
     ) -> Tensor:
-        """That of the logits, over them."""
+        """Overwrite the logits with their gradient."""
         logs, counted = (largest + total.log())[..., None], (targets != IGNORE_INDEX)[..., None]
-        places, has = (one[..., None] for one in self._own(targets))
-        for part, log, counts, place, hit in _iterate_rows(logits, logs, counted, places, has):
+        columns, is_local = (tensor[..., None] for tensor in self._own(targets))
+        for part, log, counts, column, hits in _iterate_rows(logits, logs, counted, columns, is_local):
             values = part if self.cap is None else torch.tanh(part.to(log.dtype) / self.cap)
             shares = ((values if self.cap is None else values * self.cap) - log).exp_()
-            shares.scatter_add_(-1, place, -hit.to(shares.dtype)).mul_(counts)
+            shares.scatter_add_(-1, column, -hits.to(shares.dtype)).mul_(counts)
             part.copy_((shares if self.cap is None else shares.mul_(1.0 - values.square())).mul_(scale))
         return logits
 
     def _own(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers of the targets among this rank's words, and which are among them."""
-        found = targets - self.first
-        has = (found >= 0) & (found < self.words) & (targets != IGNORE_INDEX)
-        return torch.where(has, found, 0), has
+        """Return the column of each target, and which targets are among this rank's words."""
+        local_index = targets - self.first
+        is_local = (local_index >= 0) & (local_index < self.words) & (targets != IGNORE_INDEX)
+        return torch.where(is_local, local_index, 0), is_local
 
 
-def _iterate_rows(logits: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Some rows of logits [.., V] at a time, and of others [.., n]: so much is in float32."""
-    flat = [one.flatten(0, -2) for one in (logits, *others)]
+def _iterate_rows(logits: Tensor, *statistics: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yield some rows of logits [.., V] at a time, with the same rows of statistics [.., n], to limit what is in
+    float32."""
+    flat = [tensor.flatten(0, -2) for tensor in (logits, *statistics)]
     count = rows_at_once(len(flat[0]), logits.shape[-1])
-    yield from zip(*(torch.split(one, count) for one in flat), strict=True)
+    yield from zip(*(torch.split(tensor, count) for tensor in flat), strict=True)

@@ -1,4 +1,4 @@
-"""Which kernels the device of a tensor has, what it tells the host, and the dtype in which sums are made."""
+"""Dispatch by a tensor's device, counts on the host, and the dtype of sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def on_gpu(x: Tensor) -> bool:
-    """Whether a tensor is where PyTorch has its fused kernels for GPUs.
+    """Return whether a tensor is on a device for which PyTorch has its fused GPU kernels.
 
     >>> import torch
     >>> on_gpu(torch.zeros(1))
@@ -19,19 +19,19 @@ def on_gpu(x: Tensor) -> bool:
 
 
 def on_host(counts: Tensor, even_total: int) -> list[int]:
-    """The numbers [n] of a tensor on the host, which waits for them; of a tensor without data even shares of a total.
+    """Copy counts [n] to the host, which waits for them; for a tensor without data, return even shares of a total.
 
     >>> import torch
     >>> on_host(torch.tensor([1, 6]), 8), on_host(torch.empty(3, device="meta"), 8)
     ([1, 6], [2, 3, 3])
     """
     if not counts.is_meta:
-        found: list[int] = counts.tolist()
-        return found
+        host_counts: list[int] = counts.tolist()
+        return host_counts
     ends = [even_total * number // len(counts) for number in range(len(counts) + 1)]
     return [end - begin for begin, end in itertools.pairwise(ends)]
 
 
 def at_least_fp32(dtype: torch.dtype) -> torch.dtype:
-    """The format of statistics: float32, or float64 where the model is in it."""
+    """Return the dtype of statistics: float32, or float64 where the model is in it."""
     return torch.promote_types(dtype, torch.float32)

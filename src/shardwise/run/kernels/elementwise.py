@@ -1,7 +1,8 @@
-"""Elementwise functions of a decoder by the names that its program has for them; `model/operations/elementwise.py` cites each.
+"""Elementwise functions of a decoder by their names in the program; `model/operations/elementwise.py` cites the source
+of each.
 
-Operands come aligned, so that they broadcast. What may be written over is said where a function is called, never here: each makes
-its result again.
+Operands come aligned, so that they broadcast. A function never overwrites an operand; where that is allowed, the call
+says so.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ def _gelu(x: Tensor) -> Tensor:
 
 
 def _gelu_dx(dy: Tensor, x: Tensor) -> Tensor:
-    found: Tensor = aten.gelu_backward(dy, x, approximate="tanh")
-    return found
+    gradient: Tensor = aten.gelu_backward(dy, x, approximate="tanh")
+    return gradient
 
 
 def _silu_dx(dy: Tensor, x: Tensor) -> Tensor:
-    found: Tensor = aten.silu_backward(dy, x)
-    return found
+    gradient: Tensor = aten.silu_backward(dy, x)
+    return gradient
 
 
 def _clamped_gate(gate: Tensor) -> Tensor:
@@ -49,7 +50,6 @@ def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
     return dy * x * (share * (1.0 - share))
 
 
-# Elementwise over aligned operands.
 FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "add": lambda *terms: sum(terms[2:], terms[0] + terms[1]),
     "add_vector": torch.add,

@@ -1,12 +1,10 @@
 """RMS and layer norms over the last dims of a tensor, forward and backward.
 
-`NORMS` has them as one kernel each. In the place of the sums that the program names, these keep what the backward pass
-makes of them: the inverse of the root mean square, or the mean and the inverse of the deviation; a number for each
-row.
+`NORMS` has them as one kernel each. Instead of the sums that the program names, these keep, for each row, what the
+backward pass needs: the inverse of the root mean square, or the mean and the inverse of the standard deviation.
 
-`NORM_STEPS` has the steps of norms whose sums are moved between them, with the sums as the program has them: a sum over a
-split dim is made whole over the ranks, and a result that is cut needs a part of the sums. `width` is the size of the
-dims that a norm is taken over. Operands of a step come aligned, in float32 at least.
+`NORM_STEPS` has norms in steps, for sums that collectives reduce in between. `width` is the number of elements that a
+norm is taken over. Operands of a step come aligned, in float32 or wider.
 """
 
 from __future__ import annotations
@@ -26,21 +24,24 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class NormKernels:
-    """`forward(x, weight, epsilon)` gives y and what is kept; `backward(dy, x, *kept, weight, needs_weight)` gives dx and, where
-    it is needed, dweight. The last dims of x are those of the weight."""
+    """Kernels of a norm.
+
+    `forward(x, weight, epsilon)` returns y and what is saved; `backward(dy, x, *saved, weight, needs_weight)` returns
+    dx and, if needed, dweight. The last dims of x are those of the weight.
+    """
 
     forward: Callable[..., tuple[Tensor, ...]]
     backward: Callable[..., tuple[Tensor, Tensor | None]]
 
 
 def rms_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """x / sqrt(mean of x² + epsilon) · weight, and the factor of each row [rows, 1]."""
+    """Return x / sqrt(mean of x² + epsilon) · weight, and the factor of each row [rows, 1]."""
     if device_dispatch.on_gpu(x):
         fused: tuple[Tensor, Tensor] = aten._fused_rms_norm(x, weight.shape, weight, epsilon)
         return fused
-    width, fine = weight.numel(), at_least_fp32(x.dtype)
+    width, sum_dtype = weight.numel(), at_least_fp32(x.dtype)
     rows = x.reshape(-1, width)
-    squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=fine).square_()
+    squares = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=sum_dtype).square_()
     scale = squares.div_(width).add_(epsilon).rsqrt_()
     y: Tensor = (rows * scale).mul_(weight.flatten())
     return y.to(x.dtype).view(x.shape), scale
@@ -49,38 +50,46 @@ def rms_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tens
 def rms_backward(
     dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor, *, needs_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dx, and the gradient of the weight. A tensor without data stands for one on a GPU, whose kernel has no tensors beside."""
+    """Return dx, and the gradient of the weight. A meta tensor takes the GPU's branch, whose kernel allocates no other
+    tensors."""
     if device_dispatch.on_gpu(x) or x.is_meta:
-        given, factor = dy.contiguous(), scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape))
+        dy_contiguous, factor = (
+            dy.contiguous(),
+            scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape)),
+        )
         fused: tuple[Tensor, Tensor | None] = aten._fused_rms_norm_backward(
-            given, x, weight.shape, factor, weight, [True, needs_weight]
+            dy_contiguous, x, weight.shape, factor, weight, [True, needs_weight]
         )
         return fused
-    width, fine = weight.numel(), scale.dtype
-    rows, given, factors = x.reshape(-1, width).to(fine), dy.reshape(-1, width).to(fine), weight.flatten().to(fine)
-    products = given * rows
+    width, sum_dtype = weight.numel(), scale.dtype
+    rows, dy_rows, factors = (
+        x.reshape(-1, width).to(sum_dtype),
+        dy.reshape(-1, width).to(sum_dtype),
+        weight.flatten().to(sum_dtype),
+    )
+    products = dy_rows * rows
     dweight = (scale.t() @ products).to(weight.dtype).view(weight.shape) if needs_weight else None
     shared = (products @ factors)[:, None] * scale.square().div_(width)
-    dx = torch.mul(given, factors, out=products).addcmul_(rows, shared, value=-1.0).mul_(scale)
+    dx = torch.mul(dy_rows, factors, out=products).addcmul_(rows, shared, value=-1.0).mul_(scale)
     return dx.to(x.dtype).view(x.shape), dweight
 
 
 def layer_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    """(x - mean) / sqrt(variance + epsilon) · weight; the mean and the inverse deviation of each row."""
-    found: tuple[Tensor, Tensor, Tensor] = torch.native_layer_norm(x, weight.shape, weight, None, epsilon)
-    return found
+    """Return (x - mean) / sqrt(variance + epsilon) · weight; the mean and the inverse deviation of each row."""
+    outputs: tuple[Tensor, Tensor, Tensor] = torch.native_layer_norm(x, weight.shape, weight, None, epsilon)
+    return outputs
 
 
 def layer_backward(
     dy: Tensor, x: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor, *, needs_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """dx, and the gradient of the weight."""
-    wanted = [True, needs_weight, False]
-    dx, dweight, _ = aten.native_layer_norm_backward(dy, x, weight.shape, mean, inverse, weight, None, wanted)
+    """Return dx, and the gradient of the weight."""
+    needs_gradient = [True, needs_weight, False]
+    dx, dweight, _ = aten.native_layer_norm_backward(dy, x, weight.shape, mean, inverse, weight, None, needs_gradient)
     return dx, dweight
 
 
-# By the function of the norm in the program; what it keeps, in the order of the sums among its operands.
+# By the norm's function in the program; a kernel saves as many numbers of each row as the function has sums, in that order.
 NORMS: Mapping[str, NormKernels] = {
     "rms_norm": NormKernels(rms_forward, rms_backward),
     "layer_norm": NormKernels(layer_forward, layer_backward),
@@ -141,13 +150,13 @@ STEPS_WITH_WEIGHT = ("norm", "norm_dx", "norm_dsum", "norm_dsquares")  # as thei
 
 
 def norm_step(function: str, width: int, epsilon: float, offset: float) -> ElementwiseFunction:
-    """A step of a norm; `offset` is added to its weight."""
-    step, weighs = NORM_STEPS[function], function.endswith(STEPS_WITH_WEIGHT)
+    """Return the function of a step of a norm; `offset` is added to its weight."""
+    step, has_weight = NORM_STEPS[function], function.endswith(STEPS_WITH_WEIGHT)
 
     def kernel(*operands: Tensor) -> Tensor:
-        fine = [one.to(at_least_fp32(one.dtype)) for one in operands]
-        if weighs and offset:
-            fine[-1] = fine[-1] + offset
-        return step(*fine, width=width, epsilon=epsilon)
+        widened = [operand.to(at_least_fp32(operand.dtype)) for operand in operands]
+        if has_weight and offset:
+            widened[-1] = widened[-1] + offset
+        return step(*widened, width=width, epsilon=epsilon)
 
     return kernel

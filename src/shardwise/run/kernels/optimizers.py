@@ -1,8 +1,7 @@
-"""Optimizers as PyTorch runs them: by a kernel of its own where there is one, else by their formulas
-(`shardwise.optimizer`).
+"""Optimizers on tensors: by PyTorch's fused kernel where there is one, else by their formulas (`model.optimizers`).
 
-Moments may rest in 8 bits with a scale for each block, as `floats.dynamic` defines them, or in a narrow format with
-one scale for all elements, as FP8 recipes keep gradients and moments.
+Moments may be stored in 8 bits with a scale for each block (`values.quantization.DynamicTreeFormat`), or in a narrow
+format with one scale for all elements, as FP8 recipes keep gradients and moments.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from shardwise.values.quantization import get_dynamic_tree_format
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockwiseMoment:
-    """Elements [n] as `codes` [n] of a format, by its name, and the `scales` of its blocks, counted from the first element.
+    """A moment [n] stored as 8-bit `codes` [n] of a format, given by name, and one of `scales` per block of elements.
 
-    What the formulas of optimizers need of a tensor it has too: a part of it, its values in a format, and other values in place.
+    It has the parts of a tensor's interface that formulas of optimizers use: slices, conversion to a dtype, and
+    `copy_`.
     """
 
     codes: Tensor
@@ -36,7 +36,7 @@ class BlockwiseMoment:
 
     @classmethod
     def zeros(cls, size: int, format: str, device: torch.device) -> BlockwiseMoment:
-        """So many elements of 0."""
+        """Return `size` elements of 0."""
         numbers = get_dynamic_tree_format(format)
         (zero,) = (numbers.values == 0.0).nonzero()[0]
         codes = torch.full((size,), int(zero), dtype=torch.uint8, device=device)
@@ -44,19 +44,19 @@ class BlockwiseMoment:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the values which it stands for."""
+        """Dtype of the values that it stands for."""
         return self.scales.dtype
 
     @property
     def block(self) -> int:
-        """Elements that share a scale."""
+        """Number of elements that share a scale."""
         return get_dynamic_tree_format(self.format).blocks.size
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, part: slice) -> BlockwiseMoment:
-        """Some elements from the beginning of a block on, as views."""
+        """Return views of some elements; the first must be the first of a block."""
         start, stop, _ = part.indices(len(self))
         if start % self.block:
             raise ValueError(f"a part begins at element {start}; a multiple of {self.block} is required")
@@ -65,12 +65,12 @@ class BlockwiseMoment:
         )
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        """The values [n]."""
+        """Return the values [n]."""
         numbers, _ = _number_tables(self.format, self.codes.device)
         return (numbers[self.codes.int()] * self._expand_scales(self.scales)).to(dtype)
 
     def copy_(self, values: Tensor) -> BlockwiseMoment:
-        """Take on other values [n]."""
+        """Quantize other values [n] in place."""
         _, limits = _number_tables(self.format, self.codes.device)
         values = values.to(self.dtype)
         padded = F.pad(values, (0, -len(values) % self.block)).view(-1, self.block)
@@ -80,13 +80,16 @@ class BlockwiseMoment:
         return self
 
     def _expand_scales(self, scales: Tensor) -> Tensor:
-        """The scale of each element [n]."""
+        """Return the scale of each element [n]."""
         return scales.repeat_interleave(self.block)[: len(self)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScaledTensor:
-    """Elements [n] of a floating-point format, and the `scale` [1] that all of them are multiplied by.
+    """Elements [n] in a floating-point format, and the `scale` [1] by which all are multiplied.
+
+    It has the parts of a tensor's interface that formulas of optimizers use: conversion to a dtype, and `copy_`. It has
+    no slices, for its scale depends on all values.
 
     What the formulas of optimizers need of a tensor it has too: its values in a format, and other values in place. It has no
     parts, for a scale follows from all values.
@@ -101,18 +104,19 @@ class ScaledTensor:
 
     @classmethod
     def zeros(cls, size: int, dtype: torch.dtype, device: torch.device) -> ScaledTensor:
-        """So many elements of 0."""
+        """Return `size` elements of 0."""
         return cls(torch.zeros(size, dtype=dtype, device=device), torch.ones(1, device=device))
 
     def __len__(self) -> int:
         return len(self.elements)
 
     def to(self, dtype: torch.dtype) -> Tensor:
-        """The values [n]."""
+        """Return the values [n]."""
         return (self.elements.float() * self.scale).to(dtype)
 
     def copy_(self, values: Tensor) -> ScaledTensor:
-        """Take on other values [n]: the largest size becomes the format's largest number, and what is not finite NaN."""
+        """Store other values [n]: the largest absolute value becomes the format's largest number; non-finite values
+        become NaN."""
         values, largest = values.float(), torch.finfo(self.elements.dtype).max
         encode = torch.full_like(self.scale, largest) / values.abs().amax().clamp(min=LEAST_AMAX)
         self.scale.copy_(1.0 / encode)
@@ -121,16 +125,18 @@ class ScaledTensor:
 
 
 MomentTensor = Tensor | BlockwiseMoment | ScaledTensor
-WeightState = dict[str, Any]  # of a weight: its moments, and the steps that they have seen
-GroupSettings = dict[str, Any]  # of weights that are updated alike, as torch.optim has them
-# Elements that formulas take at once. On a CPU what is between two of their operations stays in its cache; a GPU is kept busy.
+WeightState = dict[str, Any]  # the moments of a weight, and its number of steps
+GroupSettings = dict[str, Any]  # weights with the same settings, as in torch.optim
+# Elements that formulas take at once: on a CPU intermediate results stay in its cache, and a GPU is kept busy.
 BLOCK_ELEMENTS, GPU_BLOCK_ELEMENTS = 2**15, 2**24
 
 
 class FusedKernel(NamedTuple):
-    """An optimizer of PyTorch's: the `fields` that it has, by our names, its `settings` by PyTorch's, and its kernel, which takes
-    the weights [n] of a group, their gradients, state and settings. An optimizer of the table with other fields than these is
-    another one, and runs by its formulas."""
+    """A fused optimizer kernel of PyTorch.
+
+    `fields` are the hyperparameters that it has, by our names; `settings` maps them to PyTorch's. `update` takes the
+    weights [n] of a group, their gradients, states and settings. An optimizer with other fields runs by its formulas.
+    """
 
     fields: frozenset[str]
     settings: Callable[[Mapping[str, float]], GroupSettings]
@@ -140,7 +146,7 @@ class FusedKernel(NamedTuple):
 def _update_adamw(
     weights: list[Tensor], gradients: list[Tensor], states: list[WeightState], settings: GroupSettings
 ) -> None:
-    """The kernel of torch.optim.AdamW(fused=True)."""
+    """Run the kernel of torch.optim.AdamW(fused=True)."""
     averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
     torch._foreach_add_(steps, 1)
     torch._fused_adamw_(
@@ -159,9 +165,10 @@ FUSED_KERNELS: Mapping[str, FusedKernel] = {
 
 
 class TorchOptimizer(ABC):
-    """Groups of weights with their settings, `lr` among them, and the state of each weight, as torch.optim.Optimizer has them.
+    """Groups of weights with their settings (`lr` among them) and the state of each weight, in the layout of
+    torch.optim.Optimizer.
 
-    It is not one: to make one loads torch._dynamo, a fifth of what it takes a rank to start.
+    It is no subclass: to construct one loads torch._dynamo, a fifth of a rank's start-up time.
     """
 
     def __init__(self, groups: Sequence[GroupSettings]) -> None:
@@ -174,7 +181,7 @@ class TorchOptimizer(ABC):
 
 
 class FusedOptimizer(TorchOptimizer):
-    """An optimizer that PyTorch has a kernel for."""
+    """An optimizer that runs by a fused kernel of PyTorch."""
 
     def __init__(self, groups: Sequence[GroupSettings], kernel: FusedKernel) -> None:
         super().__init__(groups)
@@ -189,8 +196,11 @@ class FusedOptimizer(TorchOptimizer):
 
 
 class FormulaOptimizer(TorchOptimizer):
-    """An optimizer of the table, a block of elements at a time, in float32 at least. The `step` of a weight is on the CPU, for
-    formulas take a number. `gradients` [n] take the place of those of weights, whose format they need not have."""
+    """An optimizer that runs by its formulas, a block of elements at a time, in float32 or wider.
+
+    The `step` of a weight is on the CPU, for formulas take a number. `gradients` [n] replace those of weights, from
+    whose dtype they may differ.
+    """
 
     def __init__(self, groups: Sequence[GroupSettings], optimizer: Optimizer) -> None:
         super().__init__(groups)
@@ -199,90 +209,107 @@ class FormulaOptimizer(TorchOptimizer):
 
     @torch.no_grad()
     def step(self) -> None:
-        assert not self.optimizer.reduces_means, "a mean is no matter of blocks (train.parallel.means)"
+        assert not self.optimizer.reduces_means, "a mean is no matter of blocks (run.parallel.factored_update)"
         for group in self.param_groups:
             fields = {name: group[name] for name in self.optimizer.fields}
             for weight in group["params"]:
                 state = self.state[weight]
                 state["step"] += 1
-                values = formula_values(fields, learning_rate=group["lr"], step=int(state["step"]))
+                formula_inputs = formula_values(fields, learning_rate=group["lr"], step=int(state["step"]))
                 moments = {name: state[name] for name in self.optimizer.moments}
-                self._update(values, {MASTER: weight, GRADIENT: self.gradients.get(weight, weight.grad), **moments})
+                self._update(
+                    formula_inputs, {MASTER: weight, GRADIENT: self.gradients.get(weight, weight.grad), **moments}
+                )
 
-    def _update(self, values: Any, tensors: Mapping[str, MomentTensor]) -> None:
+    def _update(self, formula_inputs: Any, tensors: Mapping[str, MomentTensor]) -> None:
         weight = tensors[MASTER]
         assert isinstance(weight, Tensor)
-        format = at_least_fp32(weight.dtype)
+        dtype = at_least_fp32(weight.dtype)
         for block in _split_into_blocks(tensors, block_elements(weight)):
-            fine = {name: part.to(format) for name, part in block.items()}
-            for name, updated in self.optimizer.step(values, fine).items():
+            widened = {name: part.to(dtype) for name, part in block.items()}
+            for name, updated in self.optimizer.step(formula_inputs, widened).items():
                 block[name].copy_(updated)
 
 
 def _split_into_blocks(tensors: Mapping[str, MomentTensor], size: int) -> Iterator[Mapping[str, MomentTensor]]:
-    """Tensors [n] in blocks of so many elements; whole, where one has a scale for all of them."""
-    divisible = {name: one for name, one in tensors.items() if not isinstance(one, ScaledTensor)}
+    """Yield tensors [n] in blocks of `size` elements; undivided where one has a scale for all of them."""
+    divisible = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, ScaledTensor)}
     if len(divisible) < len(tensors):
         yield tensors
         return
     for start in range(0, len(divisible[MASTER]), size):
-        yield {name: one[start : start + size] for name, one in divisible.items()}
+        yield {name: tensor[start : start + size] for name, tensor in divisible.items()}
 
 
 def block_elements(weight: Tensor) -> int:
-    """How many elements formulas take at once on a weight's device."""
+    """Return how many elements formulas take at once on a weight's device."""
     return BLOCK_ELEMENTS if weight.device.type == "cpu" else GPU_BLOCK_ELEMENTS
 
 
 def build_torch_optimizer(
     name: str,
     matrices: Sequence[nn.Parameter],
-    others: Sequence[nn.Parameter],
+    non_matrices: Sequence[nn.Parameter],
     fields: Mapping[str, float],
     formats: tuple[torch.dtype, torch.dtype] | None = None,
     *,
     scaled: bool = False,
     products: bool = False,
 ) -> TorchOptimizer:
-    """The optimizer of a table's name over flat weights [n] of matrices and of all else, with the values of its fields.
+    """Build a named optimizer over flat weights [n], matrices and others apart, with the values of its fields.
 
-    `formats` are those of its moments and of the moments of squares, but for moments that have their own; None: those of the
-    weights. With `scaled` each moment of a weight in FP8 or fp16 has a scale. With `products` the weights are matrices of
-    products, which an optimizer may update otherwise than all else.
+    `formats` are the dtypes of its moments and of its second moments, except of moments that define their own; None:
+    those of the weights. With `scaled`, moments in FP8 or fp16 have a scale. With `products`, the weights are matrices
+    of products, which some optimizers update by another rule.
 
-    Matrices that one takes whole are updated in `run.parallel.whole_matrix_update`; one that takes means runs in
-    `run.parallel.factored_update`. The state is there at once and not after the first step, so that memory is the same in every
-    step. Raises `InputError` for an optimizer that is not known, or values that it does not have.
+    Optimizers that need whole matrices are in `run.parallel.whole_matrix_update`, those that need means over rows and
+    columns in `run.parallel.factored_update`. The state is allocated here and not after the first step, so that memory
+    is the same in every step. Raises `InputError` for an unknown optimizer, or for hyperparameters that it lacks.
     """
-    values, one = (
+    hyperparameters, optimizer = (
         get_optimizer(name).resolve_hyperparameters(fields),
         get_optimizer(name).for_weight(is_matrix=products),
     )
-    values = {field: values[field] for field in one.fields}
-    kernel = next((kernel for known, kernel in FUSED_KERNELS.items() if OPTIMIZERS[known] is one), None)
-    kernel = kernel if kernel and kernel.fields == set(one.fields) else None
+    hyperparameters = {field: hyperparameters[field] for field in optimizer.fields}
+    kernel = next(
+        (kernel for registered_name, kernel in FUSED_KERNELS.items() if OPTIMIZERS[registered_name] is optimizer), None
+    )
+    kernel = kernel if kernel and kernel.fields == set(optimizer.fields) else None
     moment_dtypes = {
-        moment: formats[update.is_second_moment] if formats else None for moment, update in one.moments.items()
+        moment: formats[update.is_second_moment] if formats else None for moment, update in optimizer.moments.items()
     }
-    every = (*matrices, *others)
-    if len({weight.dtype for weight in every} | ({*moment_dtypes.values()} - {None})) > 1:
-        kernel = None  # PyTorch's take one format
+    all_weights = (*matrices, *non_matrices)
+    if len({weight.dtype for weight in all_weights} | ({*moment_dtypes.values()} - {None})) > 1:
+        kernel = None  # PyTorch's fused kernels take one dtype
     groups = []
-    for weights, matrix in ((matrices, True), (others, False)):
-        own = one.hyperparameters_for(values, matrix=matrix)
-        groups += [{"params": list(weights), "lr": 0.0, **(kernel.settings(own) if kernel else own)}] if weights else []
-    made = FusedOptimizer(groups, kernel) if kernel else FormulaOptimizer(groups, one)
-    for weight in every:
+    for weights, matrix in ((matrices, True), (non_matrices, False)):
+        group_hyperparameters = optimizer.hyperparameters_for(hyperparameters, matrix=matrix)
+        groups += (
+            [
+                {
+                    "params": list(weights),
+                    "lr": 0.0,
+                    **(kernel.settings(group_hyperparameters) if kernel else group_hyperparameters),
+                }
+            ]
+            if weights
+            else []
+        )
+    torch_optimizer = FusedOptimizer(groups, kernel) if kernel else FormulaOptimizer(groups, optimizer)
+    for weight in all_weights:
         device = weight.device if kernel else "cpu"
-        made.state[weight] = {
+        torch_optimizer.state[weight] = {
             "step": torch.zeros((), dtype=torch.float32, device=device),
-            **{m: _zero_moment(weight, update, moment_dtypes[m], scaled=scaled) for m, update in one.moments.items()},
+            **{
+                m: _zero_moment(weight, update, moment_dtypes[m], scaled=scaled)
+                for m, update in optimizer.moments.items()
+            },
         }
-    return made
+    return torch_optimizer
 
 
 def _zero_moment(weight: Tensor, update: StateUpdate, dtype: torch.dtype | None, *, scaled: bool) -> MomentTensor:
-    """A moment of a weight [n] as it is at first."""
+    """Return a weight's initial moment [n]."""
     if update.format is None:
         if scaled and dtype in SHORT_OF_RANGE:
             return ScaledTensor.zeros(len(weight), dtype, weight.device)
@@ -306,13 +333,13 @@ def step_optimizer(optimizer: TorchOptimizer, gradients: Mapping[nn.Parameter, T
 
 @lru_cache
 def _number_tables(format: str, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The numbers of a format, and the limits between them, on a device."""
+    """Return the numbers of a format and its rounding boundaries, on a device."""
     numbers = get_dynamic_tree_format(format)
     return torch.from_numpy(numbers.values).to(device), torch.from_numpy(numbers.rounding_boundaries).to(device)
 
 
-# Formats whose range moments do not fit in without a scale. (In bf16 and fp32 they do.)
+# Formats whose range is too small for moments without a scale.
 SHORT_OF_RANGE = frozenset({torch.float8_e4m3fn, torch.float8_e5m2, torch.float16})
-# The least largest size that is brought to the format's largest number, so that scales stay finite: squares of small gradients
-# are far below `values.quantization.MIN_AMAX`.
+# Smallest amax that is scaled to the format's largest number, so that scales stay finite: squares of small gradients are far
+# below `values.quantization.MIN_AMAX`.
 LEAST_AMAX = 2.0**-100

@@ -1,7 +1,7 @@
-"""Matrices in narrow formats with a scale for each block, as `floats.scaling` defines them, on tensors; their products,
-summed in float32; and weights that rest so, a scale for each tile, and are taken by products as they rest.
+"""Matrices in narrow formats with block scales, as `values.quantization` defines them, as tensors; their products,
+summed in float32; and weights stored in FP8 with a scale for each tile.
 
-Letters: M and N rows of the two operands, K what is summed over, R and C blocks of rows and of columns.
+Letters: M and N rows of the two operands, K the summed dim, R and C blocks of rows and of columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 class QuantizedTensor(NamedTuple):
-    """A matrix as elements in a narrow format [M, K], in float32, the scale of each block [R, C], and one for the whole."""
+    """A matrix in a narrow format: its elements [M, K] in float32, the scale of each block [R, C], and one scale of the
+    whole matrix."""
 
     elements: Tensor
     scales: Tensor
@@ -29,7 +30,7 @@ class QuantizedTensor(NamedTuple):
 
 
 def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
-    """The nearest numbers of a format, saturated, in float32: by PyTorch's cast where it has one."""
+    """Return the nearest numbers of a format, saturated, in float32; by PyTorch's cast where it has one."""
     if to.name in CASTS:
         return values.clamp(-to.max, to.max).to(CASTS[to.name]).float()
     _, exponents = torch.frexp(values)
@@ -41,12 +42,15 @@ def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
 def quantize_matrix(
     matrix: Tensor, to: NumberFormat, block: ScaleBlock, kind: ScaleKind, factor: Tensor | None = None
 ) -> QuantizedTensor:
-    """A matrix [M, K] in blocks of a format. `factor`: by what the whole matrix is multiplied, from earlier steps."""
+    """Cast a matrix [M, K] to a format with block scales. `factor`: scale factor of the whole matrix, from earlier
+    steps (delayed scaling)."""
     values = matrix.float()
-    encode, scales, whole = (
+    encode, scales, tensor_scale = (
         _scales(block_amax(values, block), to, kind) if factor is None else _scales_of_factor(factor)
     )
-    return QuantizedTensor(round_to_format(values * expand_scales(encode, values.shape, block), to), scales, whole)
+    return QuantizedTensor(
+        round_to_format(values * expand_scales(encode, values.shape, block), to), scales, tensor_scale
+    )
 
 
 def _scales_of_factor(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,42 +58,42 @@ def _scales_of_factor(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return encode, 1.0 / encode, torch.ones((), device=factor.device)
 
 
-def _scales(sizes: Tensor, to: NumberFormat, kind: ScaleKind) -> tuple[Tensor, Tensor, Tensor]:
-    one = torch.ones((), device=sizes.device)
+def _scales(amax: Tensor, to: NumberFormat, kind: ScaleKind) -> tuple[Tensor, Tensor, Tensor]:
+    unscaled = torch.ones((), device=amax.device)
     if kind == "e8m0":
-        exponents = (_floor_log2(sizes) - _exponent(to.max)).clamp(-127, 127)
-        return power_of_two(-exponents), power_of_two(exponents), one
+        exponents = (_floor_log2(amax) - _exponent(to.max)).clamp(-127, 127)
+        return power_of_two(-exponents), power_of_two(exponents), unscaled
     if kind == "e4m3":
-        return _scales_in_e4m3(sizes, to)
-    encode = _ratio(to.max, sizes.clamp(min=MIN_AMAX))
+        return _scales_in_e4m3(amax, to)
+    encode = _ratio(to.max, amax.clamp(min=MIN_AMAX))
     if kind == "power_of_two":
         encode = power_of_two(_floor_log2(encode))
-    return encode, 1.0 / encode, one
+    return encode, 1.0 / encode, unscaled
 
 
-def _scales_in_e4m3(sizes: Tensor, to: NumberFormat) -> tuple[Tensor, Tensor, Tensor]:
+def _scales_in_e4m3(amax: Tensor, to: NumberFormat) -> tuple[Tensor, Tensor, Tensor]:
     scale_format = NUMBER_FORMATS["e4m3"]
-    encode = _ratio(scale_format.max * to.max, sizes.max().clamp(min=MIN_AMAX))
+    encode = _ratio(scale_format.max * to.max, amax.max().clamp(min=MIN_AMAX))
     decode = 1.0 / encode
-    scales = round_to_format(sizes / torch.full_like(sizes, to.max) * encode, scale_format)
+    scales = round_to_format(amax / torch.full_like(amax, to.max) * encode, scale_format)
     return torch.where(scales > 0, 1.0 / (scales * decode), 0.0), scales, decode
 
 
-def block_amax(values: Tensor, block: ScaleBlock) -> Tensor:
-    """The largest size in each block [R, C]."""
-    found = values.abs()
+def block_amax(matrix: Tensor, block: ScaleBlock) -> Tensor:
+    """Return the largest absolute value of each block [R, C]."""
+    amax = matrix.abs()
     for dim, width in enumerate(block):
         if width == 1:
             continue
-        size = found.shape[dim]
-        over = -size % (width or size)
-        found = F.pad(found, (0, over) if dim else (0, 0, 0, over)) if over else found
-        found = torch.unflatten(found, dim, (-1, width or size)).amax(dim + 1)
-    return found
+        size = amax.shape[dim]
+        padding = -size % (width or size)
+        amax = F.pad(amax, (0, padding) if dim else (0, 0, 0, padding)) if padding else amax
+        amax = torch.unflatten(amax, dim, (-1, width or size)).amax(dim + 1)
+    return amax
 
 
 def expand_scales(scales: Tensor, shape: torch.Size, block: ScaleBlock) -> Tensor:
-    """One for each block as one for each element, or broadcast to that."""
+    """Return the scales of blocks as scales of elements, or in a shape that broadcasts to them."""
     for dim, width in enumerate(block):
         if width is not None and width > 1:
             scales = scales.repeat_interleave(width, dim).narrow(dim, 0, shape[dim])
@@ -99,24 +103,28 @@ def expand_scales(scales: Tensor, shape: torch.Size, block: ScaleBlock) -> Tenso
 def scaled_product(
     left: QuantizedTensor, left_block: ScaleBlock, right: QuantizedTensor, right_block: ScaleBlock, *, is_local: bool
 ) -> Tensor:
-    """left [M, K] times right [N, K], summed over K: [M, N] in float32.
+    """Multiply left [M, K] by right [N, K] transposed: [M, N] in float32.
 
-    Elements are multiplied, which is exact in float32, and summed; scales follow the sum of each of their blocks of K, so that of
-    blocks of 128 every 128 products make a sum (DeepSeek-V3, section 3.3.2). `is_local`: scales of few bits go with the elements.
+    Products of elements are exact in float32. Scales are applied to the sum over each of their blocks of K, so that
+    with blocks of 128 every 128 products make a sum (DeepSeek-V3, section 3.3.2). `is_local`: scales of few bits are
+    applied to the elements instead.
     """
     if is_local:
-        first, second = (_apply_scales(*one) for one in ((left, left_block), (right, right_block)))
+        first, second = (
+            _apply_scales(*operand_and_block) for operand_and_block in ((left, left_block), (right, right_block))
+        )
         return first @ second.t() * (left.whole * right.whole)
     shapes = left.elements.shape[0], right.elements.shape[0]
     rows = _scales_by_row(left.scales, left_block, shapes[0])
     columns = _scales_by_row(right.scales, right_block, shapes[1])
     width = left_block[1] or left.elements.shape[1]
     total: Tensor | None = None
-    pairs = zip(*(torch.split(one.elements, width, 1) for one in (left, right)), strict=True)
-    for at, (one, other) in enumerate(pairs):
-        part = one @ other.t()
-        part = part.mul_(rows[:, min(at, rows.shape[1] - 1), None]).mul_(
-            columns[None, :, min(at, columns.shape[1] - 1)]
+    # The scales of a block of K are applied to its sum, as the hardware does; a side with wider blocks has fewer scales.
+    pairs = zip(*(torch.split(operand.elements, width, 1) for operand in (left, right)), strict=True)
+    for block_index, (left_columns, right_columns) in enumerate(pairs):
+        part = left_columns @ right_columns.t()
+        part = part.mul_(rows[:, min(block_index, rows.shape[1] - 1), None]).mul_(
+            columns[None, :, min(block_index, columns.shape[1] - 1)]
         )
         total = part if total is None else total.add_(part)
     assert total is not None, "a product sums over something"
@@ -126,8 +134,11 @@ def scaled_product(
 def can_run_on_tensor_cores(
     left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
 ) -> bool:
-    """Whether `torch._scaled_mm` takes two matrices: FP8, one at most in E5M2, both in E4M3 where rows have scales, and sizes
-    that 16 divides. Source: PyTorch, aten/src/ATen/native/cuda/ScaledBlas.cpp."""
+    """Return whether `torch._scaled_mm` takes two matrices.
+
+    Both in FP8, at most one in E5M2, none where rows have scales; sizes divisible by 16. Source: PyTorch,
+    aten/src/ATen/native/cuda/ScaledBlas.cpp.
+    """
     allowed = {"e4m3"} if by_row else set(CASTS)
     sizes = (*left.elements.shape[1:], *right.elements.shape[:1])
     return set(formats) <= allowed and "e4m3" in formats and all(size % 16 == 0 for size in sizes)
@@ -136,34 +147,39 @@ def can_run_on_tensor_cores(
 def tensor_core_product(
     left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
 ) -> Tensor:
-    """The same product by `torch._scaled_mm`, with a scale of each tensor or row, in float32; rows are rounded to bf16."""
-    first, second = (one.elements.to(CASTS[name]) for one, name in zip((left, right), formats, strict=True))
+    """Return the product from `torch._scaled_mm`, with a scale of each tensor or row, in float32; with row scales it is
+    rounded to bf16."""
+    first, second = (operand.elements.to(CASTS[name]) for operand, name in zip((left, right), formats, strict=True))
     scales = (left.scales, right.scales.t()) if by_row else (left.scales.view(()), right.scales.view(()))
     out = torch.bfloat16 if by_row else torch.float32
-    made: Tensor = torch._scaled_mm(first, second.t(), scale_a=scales[0], scale_b=scales[1].contiguous(), out_dtype=out)
-    return made.float()
+    product: Tensor = torch._scaled_mm(
+        first, second.t(), scale_a=scales[0], scale_b=scales[1].contiguous(), out_dtype=out
+    )
+    return product.float()
 
 
-def _apply_scales(one: QuantizedTensor, block: ScaleBlock) -> Tensor:
-    return one.elements * expand_scales(one.scales, one.elements.shape, block)
+def _apply_scales(tensor: QuantizedTensor, block: ScaleBlock) -> Tensor:
+    return tensor.elements * expand_scales(tensor.scales, tensor.elements.shape, block)
 
 
 def _scales_by_row(scales: Tensor, block: ScaleBlock, num_rows: int) -> Tensor:
-    """The scales of each row [num_rows, C]."""
+    """Return the scales of each row [num_rows, C]."""
     height = block[0] or num_rows
     return scales.repeat_interleave(height, 0).narrow(0, 0, num_rows) if height > 1 else scales
 
 
-def _ratio(value: float, by: Tensor) -> Tensor:
-    """A number over tensors in one rounding: PyTorch multiplies by reciprocals where one side is no tensor."""
-    return torch.full_like(by, value) / by
+def _ratio(numerator: float, divisor: Tensor) -> Tensor:
+    """Divide a number by a tensor with one rounding: PyTorch multiplies by reciprocals where one side is no tensor."""
+    return torch.full_like(divisor, numerator) / divisor
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """2 to each of them, -149 to 127, as float32 has it: PyTorch's own powers may be off by a bit."""
-    whole = exponents.to(torch.int32)
-    found: Tensor = torch.where(whole < -126, 1 << (whole + 149).clamp(min=0), (whole + 127) << 23).to(torch.int32)
-    return found.view(torch.float32)
+    """Return 2**exponents for -149 to 127 in float32, built from its bits: PyTorch's own powers may be off by a bit."""
+    integers = exponents.to(torch.int32)
+    bits: Tensor = torch.where(integers < -126, 1 << (integers + 149).clamp(min=0), (integers + 127) << 23).to(
+        torch.int32
+    )
+    return bits.view(torch.float32)
 
 
 def _floor_log2(values: Tensor) -> Tensor:
@@ -171,14 +187,17 @@ def _floor_log2(values: Tensor) -> Tensor:
     return exponents - 1
 
 
-def _exponent(value: float) -> int:
-    return int(torch.frexp(torch.tensor(value, dtype=torch.float64)).exponent) - 1
+def _exponent(number: float) -> int:
+    return int(torch.frexp(torch.tensor(number, dtype=torch.float64)).exponent) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TiledWeight:
-    """A weight of a `shape`: `elements` [.., M, K] in a narrow format, and the `scales` [.., R, C] of its tiles; of a stack of
-    matrices it has all. `turned`: where it is used rows and columns are exchanged."""
+    """A weight stored in a narrow format with a scale for each tile: `elements` [.., M, K] and `scales` [.., R, C].
+
+    `shape` is that of the weight; leading dims are a stack of matrices. `turned`: rows and columns are exchanged where
+    it is used.
+    """
 
     shape: torch.Size
     elements: Tensor
@@ -191,7 +210,8 @@ class TiledWeight:
     def zeros(
         cls, shape: torch.Size, num_stacked: int, num_rows: int, to: NumberFormat, scaling: Scaling, device: torch.device
     ) -> TiledWeight:  # fmt: skip
-        """One of zeros: of a shape the first dims are those of a stack, the next those of its rows."""
+        """Return a weight of zeros; the first `num_stacked` dims of `shape` are a stack, the next `num_rows` dims are
+        its rows."""
         stack, rows = shape[:num_stacked], shape[num_stacked : num_stacked + num_rows].numel()
         columns = shape[num_stacked + num_rows :].numel()
         blocks = (-(-size // (tile or size)) for size, tile in zip((rows, columns), scaling.weight_block, strict=True))
@@ -207,28 +227,30 @@ class TiledWeight:
         return self.elements.device
 
     def to(self, dtype: torch.dtype) -> TiledWeight:
-        """Itself: products take it as it is, in whatever format the others are used."""
+        """Return itself: products take it as it is, whatever the dtype of the activations."""
         return self
 
     def transpose(self, first: int, second: int) -> TiledWeight:
-        """With rows and columns of each matrix of a stack exchanged."""
+        """Return it with rows and columns of each matrix exchanged."""
         shape = torch.Size((*self.shape[:first], self.shape[second], self.shape[first]))
         return replace(self, shape=shape, turned=not self.turned)
 
     def __iter__(self) -> Iterator[TiledWeight]:
-        """The matrices of a stack."""
+        """Yield the matrices of a stack."""
         for elements, scales in zip(self.elements, self.scales, strict=True):
             yield replace(self, shape=self.shape[1:], elements=elements, scales=scales)
 
     def store(self, values: Tensor) -> None:
-        """Cast values of its shape."""
-        elements, scales = (one.view(-1, *one.shape[-2:]) for one in (self.elements, self.scales))
-        for matrix, into, its_scales in zip(values.reshape(elements.shape), elements, scales, strict=True):
+        """Quantize a tensor of its shape."""
+        elements, scales = (tensor.view(-1, *tensor.shape[-2:]) for tensor in (self.elements, self.scales))
+        for matrix, target, target_scales in zip(values.reshape(elements.shape), elements, scales, strict=True):
             cast = quantize_matrix(matrix, self.to_format, self.scaling.weight_block, self.scaling.kind)
-            into.copy_(cast.elements)
-            its_scales.copy_(cast.scales)
+            target.copy_(cast.elements)
+            target_scales.copy_(cast.scales)
 
     def operand(self, *, by_columns: bool) -> QuantizedTensor:
-        """As a product takes one matrix: by its rows, or by its columns as rows."""
-        one = QuantizedTensor(self.elements.float(), self.scales, torch.ones((), device=self.device))
-        return QuantizedTensor(one.elements.t(), one.scales.t(), one.whole) if by_columns else one
+        """Return one matrix as an operand of a product, by its rows, or by its columns as rows."""
+        quantized = QuantizedTensor(self.elements.float(), self.scales, torch.ones((), device=self.device))
+        return (
+            QuantizedTensor(quantized.elements.t(), quantized.scales.t(), quantized.whole) if by_columns else quantized
+        )
