@@ -1,8 +1,9 @@
-"""What each collective does with the shards of one group of virtual devices, and what each device receives by it.
+"""Collectives among the shards of virtual devices, with the number of elements that each device receives; ring
+attention.
 
-In ring attention keys and values go around, and so do their gradients: each device merges attention over one block of
-keys after the other. On the way back the gradients of a block travel with it and end where the block rests. What moves
-is what the gathers and scatters would have moved, as permutes.
+In ring attention keys and values travel around, and so do their gradients: each device merges attention over one block
+of keys after the other. In the backward pass the gradients of a block travel with it and end at the device that stores
+the block. The traffic is that of the AllGathers and ReduceScatters that the ring replaces, counted as permutes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Shards = list[Array]
 
 
 def _changed_dim(collective: Collective) -> int:
-    """Position of the dim whose axes the collective changes (for an all-to-all: the dim that is gathered)."""
+    """Return the index of the dim whose axes the collective changes (for an AllToAll: the dim that is gathered)."""
     pairs = list(zip(collective.before.axes, collective.after.axes, strict=True))
     return next(i for i, (old, new) in enumerate(pairs) if len(old) > len(new)) if any(
         len(old) > len(new) for old, new in pairs
@@ -40,10 +41,10 @@ def _changed_dim(collective: Collective) -> int:
 
 
 def _all_gather(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
-    whole = np.concatenate(shards, axis=_changed_dim(collective))
+    gathered = np.concatenate(shards, axis=_changed_dim(collective))
     for shard in shards:
-        devices.count(collective, whole.size - shard.size)
-    return [whole] * len(shards)
+        devices.count(collective, gathered.size - shard.size)
+    return [gathered] * len(shards)
 
 
 def _reduce(collective: Collective, shards: Shards) -> Array:
@@ -59,7 +60,8 @@ def _reduce_scatter(devices: VirtualDevices, collective: Collective, shards: Sha
 
 
 def _all_reduce(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
-    """A ring: reduce-scatter of the flattened array in as even chunks as it allows, then all-gather of the chunks."""
+    """Reduce as a ring does: ReduceScatter of the flattened array in chunks as even as possible, then AllGather of the
+    chunks."""
     total = _reduce(collective, shards)
     chunks = np.array_split(total.ravel(), len(shards))
     for chunk in chunks:
@@ -95,19 +97,21 @@ COLLECTIVES: Mapping[CollectiveKind, Callable[[VirtualDevices, Collective, Shard
 
 
 def ring_positions(steps: Sequence[ProgramStep], family: ShardingScheme) -> dict[int, list[int]]:
-    """Positions of the attentions that run in a ring, each with those of the collectives that it takes the place of."""
-    found: dict[int, list[int]] = {}
-    for one in find_overlapped_collectives(steps, family):
-        for position in one.compute_indices:
+    """Return the positions of attentions that run in a ring, each with those of the collectives that it replaces."""
+    positions: dict[int, list[int]] = {}
+    for overlap in find_overlapped_collectives(steps, family):
+        for position in overlap.compute_indices:
             step = steps[position]
             if isinstance(step, ComputeStep) and isinstance(step.operation, (Scan, ScanGradient)):
-                found.setdefault(position, []).append(one.collective_index)
-    return found
+                positions.setdefault(position, []).append(overlap.collective_index)
+    return positions
 
 
-def run_ring(devices: VirtualDevices, program: Program, step: ComputeStep, moved: Sequence[CollectiveStep]) -> None:
-    """Run one attention, or its gradient, in place of the collectives `moved`."""
-    operands = _ring_operands(devices, program, step, moved)
+def run_ring(
+    devices: VirtualDevices, program: Program, step: ComputeStep, collectives: Sequence[CollectiveStep]
+) -> None:
+    """Run one attention, or its gradient, in place of its collectives."""
+    operands = _ring_operands(devices, program, step, collectives)
     attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
     for group in devices.groups(RING_AXES):
@@ -115,30 +119,34 @@ def run_ring(devices: VirtualDevices, program: Program, step: ComputeStep, moved
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
                 result[device] = array
-        for one in moved:
+        for collective_step in collectives:
             position = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
-            array = ([*operands[:3], *results])[position[one.tensor.name]][group[0]]
+            array = ([*operands[:3], *results])[position[collective_step.tensor.name]][group[0]]
             devices.moved[CollectiveKind.PERMUTE, RING_AXES] += array.size * len(group) * (len(group) - 1)
-    at = {
-        one.tensor.name: one.collective.after for one in moved if one.collective.kind is CollectiveKind.REDUCE_SCATTER
+    result_specs = {
+        collective_step.tensor.name: collective_step.collective.after
+        for collective_step in collectives
+        if collective_step.collective.kind is CollectiveKind.REDUCE_SCATTER
     }
     for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
-        devices.held[name, at.get(name, spec)] = result
+        devices.held[name, result_specs.get(name, spec)] = result
 
 
 def _ring_operands(
-    devices: VirtualDevices, program: Program, step: ComputeStep, moved: Sequence[CollectiveStep]
+    devices: VirtualDevices, program: Program, step: ComputeStep, collectives: Sequence[CollectiveStep]
 ) -> list[list[Array]]:
-    """Operands as they lie before anything goes around: keys, values and the keys' positions in blocks."""
-    before: Mapping[str, Spec] = {one.tensor.name: one.collective.before for one in moved}
+    """Return the operands before anything moves: keys, values and the keys' positions in blocks."""
+    before: Mapping[str, Spec] = {
+        collective_step.tensor.name: collective_step.collective.before for collective_step in collectives
+    }
     names, specs = step.operation.operands, step.placed.inputs
-    found = [devices.shards(program, name, before.get(name, spec)) for name, spec in zip(names, specs, strict=True)]
-    found[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING_AXES)))
-    return found
+    shards = [devices.shards(program, name, before.get(name, spec)) for name, spec in zip(names, specs, strict=True)]
+    shards[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING_AXES)))
+    return shards
 
 
 def _ring_forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-    """(q, k, v, positions, positions of the keys, sinks if any) of each device in the ring -> (output, log-sum-exp) of each."""
+    """Return (output, log-sum-exp) of each device, from its (q, k, v, positions, positions of the keys, sinks if any)."""
     count = len(shards)
     results = []
     for index, (q, _, _, queries, _, *sinks) in enumerate(shards):
@@ -153,10 +161,10 @@ def _ring_forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]
 
 
 def _ring_gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-    """The operands of a gradient on each device -> (dq, dk, dv) of each, the latter two of the block that rests there."""
-    dq = [np.zeros_like(one[0]) for one in shards]
-    dk = [np.zeros_like(one[1]) for one in shards]
-    dv = [np.zeros_like(one[2]) for one in shards]
+    """Return (dq, dk, dv) of each device, from its operands of a gradient; dk and dv are of the block that it stores."""
+    dq = [np.zeros_like(operands[0]) for operands in shards]
+    dk = [np.zeros_like(operands[1]) for operands in shards]
+    dv = [np.zeros_like(operands[2]) for operands in shards]
     for turn in range(1, len(shards) + 1):  # a block starts at the next device and comes home on the last turn
         for index, (q, _, _, queries, _, out, lse, dy) in enumerate(shards):
             block = (index - turn) % len(shards)

@@ -1,4 +1,4 @@
-"""Virtual devices in NumPy: the shards of each device are arrays, collectives move them, and what moves is counted.
+"""Virtual devices in NumPy: shards are arrays, collectives move them, and the elements that move are counted.
 
 An operation runs on one device after the other.
 """
@@ -56,12 +56,11 @@ MovedElements = Counter[tuple[CollectiveKind, Axes]]
 
 
 class VirtualDevices:
-    """The devices of a mesh and what they hold: for each tensor and sharding, one array a device.
+    """The devices of a mesh and their shards: for each tensor and sharding, one array per device.
 
-    `sizes` are those of the dims as they hold them (`pad_vocabulary`), `true_sizes` those of whole arrays. `moved`
-    counts the elements
-    that all devices together have received, by kind and axes of the collective. `scores` are those of a router's experts, by the
-    name of its gates and the device, as long as there are gates.
+    `sizes` are those of dims with padding (`pad_vocabulary`), `true_sizes` those without. `moved` counts the elements
+    that all devices together have received, by kind and axes of the collective. `scores` are those of a router's
+    experts, by the name of its gates and the device, while the gates exist.
     """
 
     def __init__(
@@ -83,27 +82,27 @@ class VirtualDevices:
         self.scores: dict[tuple[str, int], Array] = {}
         self.arriving: dict[int, dict[tuple[str, Spec], Shards]] = {}
 
-    def scatter_array(self, name: str, spec: Spec, whole: Array) -> None:
-        """Distribute an array, padded with zeros; along partial axes the first device gets all of it and the others nothing."""
-        held = np.zeros([self.sizes[dim] for dim in spec.dims], whole.dtype)
-        held[tuple(map(slice, whole.shape))] = whole
+    def scatter_array(self, name: str, spec: Spec, array: Array) -> None:
+        """Distribute an array, padded with zeros; along partial axes the first device gets all of it, the others zeros."""
+        padded = np.zeros([self.sizes[dim] for dim in spec.dims], array.dtype)
+        padded[tuple(map(slice, array.shape))] = array
         shards = []
         for coordinate in self.coordinates:
             first = self.mesh.position(coordinate, spec.partial) == 0
-            shards.append(self.local_part(held, spec, coordinate) * (1 if first else 0))
+            shards.append(self.local_part(padded, spec, coordinate) * (1 if first else 0))
         self.held[name, spec] = shards
 
     def gather_array(self, name: str, spec: Spec) -> Array:
-        """Put the array together from all devices' shards, without what pads it."""
+        """Return the full array of all devices' shards, without padding."""
         shards = self.held[name, spec]
-        whole = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
+        array = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
         copies = spec.replication(self.mesh)
         for coordinate, shard in zip(self.coordinates, shards, strict=True):
-            whole[self.window(spec, coordinate)] += shard / copies
-        return whole[tuple(slice(self.true_sizes[dim]) for dim in spec.dims)]
+            array[self.window(spec, coordinate)] += shard / copies
+        return array[tuple(slice(self.true_sizes[dim]) for dim in spec.dims)]
 
     def window(self, spec: Spec, coordinate: Mapping[str, int]) -> tuple[slice, ...]:
-        """The part of the whole array that a device holds."""
+        """Return the slices of the full array that a device has."""
         window = []
         for dim, axes, local in zip(spec.dims, spec.axes, spec.local_shape(self.mesh, self.sizes), strict=True):
             start = self.mesh.position(coordinate, axes) * local
@@ -111,13 +110,13 @@ class VirtualDevices:
             window.append(slice(start, start + local))
         return tuple(window)
 
-    def local_part(self, whole: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
-        return np.array(whole[self.window(spec, coordinate)])
+    def local_part(self, array: Array, spec: Spec, coordinate: Mapping[str, int]) -> Array:
+        return np.array(array[self.window(spec, coordinate)])
 
     def shards(self, program: Program, name: str, spec: Spec) -> Shards:
         if program.tensors[name].role is Role.CONSTANT:
-            _, whole = self.constants[name]
-            return [self.local_part(whole, spec, coordinate) for coordinate in self.coordinates]
+            _, array = self.constants[name]
+            return [self.local_part(array, spec, coordinate) for coordinate in self.coordinates]
         return self.held[name, spec]
 
     def run(self, program: Program, steps: tuple[ProgramStep, ...]) -> None:
@@ -129,56 +128,61 @@ class VirtualDevices:
                 self.communicate(step.tensor.name, step.collective)
 
     def run_instructions(self, program: Program, instructions: Sequence[Instruction]) -> None:
-        """Do what a list says. What a collective brings is there when it has been waited for, what is freed is there no more.
+        """Run an instruction list. A collective's result appears at its wait; a freed tensor is gone.
 
-        Where the family has a ring, attention runs around it in place of the collectives that it runs beside.
+        Where the family has a ring, attention runs around it in place of the collectives that it overlaps.
         """
-        around = self.rings(instructions)
-        in_pieces = {id(step) for moved in around.values() for step in moved}
-        for one in instructions:
-            match one:
+        ring_collectives = self.rings(instructions)
+        replaced = {id(step) for collectives in ring_collectives.values() for step in collectives}
+        for instruction in instructions:
+            match instruction:
                 case KernelLaunch():
-                    for step in one.kernel.steps:
-                        moved = around.get(step.operation.outputs[0])
-                        run_ring(self, program, step, moved) if moved else self.compute(program, step)
+                    for step in instruction.kernel.steps:
+                        collectives = ring_collectives.get(step.operation.outputs[0])
+                        run_ring(self, program, step, collectives) if collectives else self.compute(program, step)
                 case LocalSlice():
-                    self.communicate(one.step.tensor.name, one.step.collective)
+                    self.communicate(instruction.step.tensor.name, instruction.step.collective)
                 case StartCollective():
                     self.start(
-                        [step for step in one.collective.derived if id(step) not in in_pieces], id(one.collective)
+                        [step for step in instruction.collective.derived if id(step) not in replaced],
+                        id(instruction.collective),
                     )
                 case WaitCollective():
-                    self.held |= self.arriving.pop(id(one.collective))
+                    self.held |= self.arriving.pop(id(instruction.collective))
                 case FreeTensors():
-                    for held in one.held:
-                        self.free(*held)
+                    for tensor_key in instruction.held:
+                        self.free(*tensor_key)
 
     def free(self, name: str, spec: Spec) -> None:
         """Free a tensor in a sharding; with the last of a router's gates, the scores of their experts are freed too."""
         self.held.pop((name, spec), None)
-        if not any(name == other for other, _ in self.held):
+        if not any(name == held_name for held_name, _ in self.held):
             for device in range(len(self.coordinates)):
                 self.scores.pop((name, device), None)
 
     def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[CollectiveStep]]:
-        """By its first result each attention that runs in a ring, with the collectives that it takes the place of."""
-        found: dict[str, list[CollectiveStep]] = {}
+        """Return the collectives that each attention in a ring replaces, by the attention's first result."""
+        collectives_of: dict[str, list[CollectiveStep]] = {}
         if self.family and self.family.is_ring:
-            for one in instructions:
-                if isinstance(one, StartCollective) and one.collective.axes == RING_AXES:
-                    for result in one.collective.chunked_with:
-                        found.setdefault(result, []).extend(one.collective.derived)
-        return found
+            for instruction in instructions:
+                if isinstance(instruction, StartCollective) and instruction.collective.axes == RING_AXES:
+                    for result in instruction.collective.chunked_with:
+                        collectives_of.setdefault(result, []).extend(instruction.collective.derived)
+        return collectives_of
 
     def start(self, steps: Iterable[CollectiveStep], key: int) -> None:
-        """Move tensors; what arrives is put aside until it is waited for."""
+        """Move tensors; results are kept aside until the wait."""
         self.arriving[key] = {}
         for step in steps:
-            for held in [each for each in self.arriving[key] if each == (step.tensor.name, step.collective.before)]:
-                self.held[held] = self.arriving[key].pop(held)
+            for tensor_key in [
+                arriving_key
+                for arriving_key in self.arriving[key]
+                if arriving_key == (step.tensor.name, step.collective.before)
+            ]:
+                self.held[tensor_key] = self.arriving[key].pop(tensor_key)
             self.communicate(step.tensor.name, step.collective)
-            held = step.tensor.name, step.collective.after
-            self.arriving[key][held] = self.held.pop(held)
+            tensor_key = step.tensor.name, step.collective.after
+            self.arriving[key][tensor_key] = self.held.pop(tensor_key)
 
     def compute(self, program: Program, step: ComputeStep) -> None:
         operation, placed = step.operation, step.placed
@@ -195,7 +199,7 @@ class VirtualDevices:
                 self._hide_padding(spec, result)
 
     def _hide_padding(self, logits: Spec, shards: Shards) -> None:
-        """What is no word has no part in the loss, and its gradient is zero."""
+        """Set logits of padding to minus infinity: they have no part in the loss, and their gradient is zero."""
         for coordinate, shard in zip(self.coordinates, shards, strict=True):
             first = self.mesh.position(coordinate, logits.axes_of("V")) * shard.shape[-1]
             shard[..., max(self.true_sizes["V"] - first, 0) :] = -np.inf
@@ -209,13 +213,13 @@ class VirtualDevices:
             return
         after: Shards = list(before)
         for group in self.groups(collective.axes):
-            moved = COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
-            for device, array in zip(group, moved, strict=True):
+            received = COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
+            for device, array in zip(group, received, strict=True):
                 after[device] = array
         self.held[name, collective.after] = after
 
     def permute(self, collective: Collective, shards: Shards) -> Shards:
-        """Each device hands one part of its shard to one device."""
+        """Send one part of each device's shard to one device."""
         ratios = permute_split_factors(collective, self.mesh)
         after: Shards = list(shards)
         for source, send in enumerate(permute_sends(collective, self.mesh)):
@@ -226,22 +230,22 @@ class VirtualDevices:
         return after
 
     def groups(self, axes: Axes) -> list[list[int]]:
-        """Device numbers of each group along `axes`, in the order of the axes."""
-        found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        """Return the device numbers of each group along `axes`, in the order of the axes."""
+        members_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
         for device, coordinate in enumerate(self.coordinates):
-            others = tuple(index for axis, index in coordinate.items() if axis not in axes)
-            found.setdefault(others, []).append((self.mesh.position(coordinate, axes), device))
-        return [[device for _, device in sorted(members)] for members in found.values()]
+            group_key = tuple(index for axis, index in coordinate.items() if axis not in axes)
+            members_of.setdefault(group_key, []).append((self.mesh.position(coordinate, axes), device))
+        return [[device for _, device in sorted(members)] for members in members_of.values()]
 
-    def count(self, collective: Collective, elements: int) -> None:
-        self.moved[collective.kind, collective.axes] += elements
+    def count(self, collective: Collective, num_elements: int) -> None:
+        self.moved[collective.kind, collective.axes] += num_elements
 
 
 DIMS = "EBTVFMSKGHIRUCQJPrD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:
-    """One operation, on each device in turn: what is the same on all of them is found once."""
+    """One operation, run on each device in turn; what is the same on all devices is computed once."""
 
     def __init__(self, devices: VirtualDevices, step: ComputeStep) -> None:
         self.devices, self.device = devices, 0
@@ -292,60 +296,62 @@ class DeviceKernel:
 
     @cached_property
     def dims(self) -> list[str]:
-        """Those of the operands and of the result, in one order."""
-        every = {dim for spec in (*self.placed.outputs, *self.placed.inputs) for dim in spec.dims}
-        return sorted(every, key=DIMS.index)
+        """Dims of the operands and of the result, in one order."""
+        all_dims = {dim for spec in (*self.placed.outputs, *self.placed.inputs) for dim in spec.dims}
+        return sorted(all_dims, key=DIMS.index)
 
     @cached_property
     def alignment(self) -> list[tuple[list[int], list[int]]]:
-        """For each operand the order of its dims, and the places of the dims that it lacks."""
+        """Order of the dims of each operand, and indices of the dims that it lacks."""
         return [
             (
                 [spec.dims.index(dim) for dim in self.dims if dim in spec.dims],
-                [place for place, dim in enumerate(self.dims) if dim not in spec.dims],
+                [i for i, dim in enumerate(self.dims) if dim not in spec.dims],
             )
             for spec in self.placed.inputs
         ]
 
     @cached_property
     def local(self) -> dict[str, int]:
-        """The result's sizes on a device."""
+        """Sizes of the result's dims on a device."""
         out = self.placed.outputs[0]
         return dict(zip(out.dims, out.local_shape(self.devices.mesh, self.devices.sizes), strict=True))
 
     @cached_property
     def width(self) -> int:
-        """Elements that a reduction of the whole tensor goes over."""
+        """Number of elements that a reduction of the whole tensor covers."""
         return math.prod(self.devices.true_sizes[dim] for dim in getattr(self.operation, "over", ()))
 
     @cached_property
     def cuts(self) -> list[tuple[int, Axes]]:
-        """Places of dims whose sums over all devices are cut along a flat array (`derive.sharded_program`), and over
+        """Indices of dims whose sums over all devices are cut along a flat array (`derive.sharded_program`), and over
         which axes."""
         out, mesh = self.placed.outputs[0], self.devices.mesh
-        found = []
-        for place, dim in enumerate(dim for dim in self.dims if dim in out.dims):
+        cuts = []
+        for position, dim in enumerate(dim for dim in self.dims if dim in out.dims):
             axes = next((spec.axes_of(dim) for spec in self.placed.inputs if dim in spec.dims), ())
             cut = tuple(axis for axis in axes if axis in out.partial)
-            found += [(place, cut)] if mesh.size(cut) > 1 else []
-        return found
+            cuts += [(position, cut)] if mesh.size(cut) > 1 else []
+        return cuts
 
     def contract(self, *arrays: Array) -> Array:
         return np.array(np.einsum(self.subscripts, *arrays))
 
     def of_matrix(self, operation: MatrixFunction, arrays: list[Array]) -> Array:
-        """Of each matrix of a stack [..., rows, columns], whose dims may be several, and of squares [..., rows, rows] of its
-        sides, each of which is one dim."""
+        """Apply a function to each matrix of a stack [..., rows, columns], whose sides may be several dims.
+
+        Squares [..., rows, rows] of its sides have one dim each.
+        """
         front, out = len(operation.stack), self.placed.outputs[0]
-        taken = [
+        matrices = [
             array.reshape(*array.shape[:front], *self.matrix_sides(operation, array.shape[front:])) for array in arrays
         ]
-        found: Array = kernels.get_map(operation.function)(*taken, width=1)
-        return found.reshape(out.local_shape(self.devices.mesh, self.devices.sizes))
+        output: Array = kernels.get_map(operation.function)(*matrices, width=1)
+        return output.reshape(out.local_shape(self.devices.mesh, self.devices.sizes))
 
     @staticmethod
     def matrix_sides(operation: MatrixFunction, sizes: tuple[int, ...]) -> tuple[int, int]:
-        """Those of a matrix with these sizes of its dims."""
+        """Return the numbers of rows and columns of a matrix with these dim sizes."""
         if len(sizes) == 1:
             return math.isqrt(sizes[0]), math.isqrt(sizes[0])
         rows = len(operation.rows)
@@ -354,40 +360,40 @@ class DeviceKernel:
     def map(self, operation: Map, arrays: list[Array]) -> Array:
         out = self.placed.outputs[0]
         aligned = [
-            np.expand_dims(np.transpose(array, order), lacking)
-            for array, (order, lacking) in zip(arrays, self.alignment, strict=True)
+            np.expand_dims(np.transpose(array, order), missing)
+            for array, (order, missing) in zip(arrays, self.alignment, strict=True)
         ]
         if operation.function == "add":
             result = sum(aligned[1:], aligned[0])
         else:
             result = kernels.get_map(operation.function)(*aligned, width=self.width)
-        summed = tuple(place for place, dim in enumerate(self.dims) if dim not in out.dims)
+        summed = tuple(i for i, dim in enumerate(self.dims) if dim not in out.dims)
         if summed:
             reduce = lookup({"sum": np.add, "max": np.maximum}, operation.reduction, "reduction").reduce
             result = reduce(result, axis=summed)
-        kept = [dim for dim in self.dims if dim in out.dims]
-        result = np.broadcast_to(self.pad_cut_sums(result), [self.local[dim] for dim in kept])
-        return np.array(np.transpose(result, [kept.index(dim) for dim in out.dims]))
+        result_dims = [dim for dim in self.dims if dim in out.dims]
+        result = np.broadcast_to(self.pad_cut_sums(result), [self.local[dim] for dim in result_dims])
+        return np.array(np.transpose(result, [result_dims.index(dim) for dim in out.dims]))
 
     def pad_cut_sums(self, result: Array) -> Array:
-        """Of sums over all devices that are cut what this device adds: nothing to those that it has no part of."""
-        for place, cut in self.cuts:
-            size, number = result.shape[place], self.devices.mesh.position(self.coordinate, cut)
-            front = number * size, (self.devices.mesh.size(cut) - number - 1) * size
-            result = np.pad(result, [front if other == place else (0, 0) for other in range(result.ndim)])
+        """Return this device's contribution to sums that are cut over all devices, with zeros for the other parts."""
+        for position, cut in self.cuts:
+            size, index = result.shape[position], self.devices.mesh.position(self.coordinate, cut)
+            padding = index * size, (self.devices.mesh.size(cut) - index - 1) * size
+            result = np.pad(result, [padding if i == position else (0, 0) for i in range(result.ndim)])
         return result
 
     def join(self, operation: Concatenate, arrays: list[Array]) -> Array:
-        """Repeat each operand along the result's dims that it lacks, then put them one after the other."""
+        """Repeat each operand along the result's dims that it lacks, then concatenate them."""
         out, local = self.placed.outputs[0], self.local
         (joined,) = (i for i, d in enumerate(out.dims) if all(d not in spec.dims for spec in self.placed.inputs))
         repeated = []
-        for spec, own, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):
-            dims = [own if i == joined else d for i, d in enumerate(out.dims)]
+        for spec, part_dim, array in zip(self.placed.inputs, operation.parts, arrays, strict=True):
+            dims = [part_dim if i == joined else d for i, d in enumerate(out.dims)]
             shape = [array.shape[spec.dims.index(d)] if d in spec.dims else 1 for d in dims]
             order = [spec.dims.index(d) for d in dims if d in spec.dims]
-            whole = [shape[i] if i == joined else local[d] for i, d in enumerate(out.dims)]
-            repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), whole))
+            full_shape = [shape[i] if i == joined else local[d] for i, d in enumerate(out.dims)]
+            repeated.append(np.broadcast_to(np.transpose(array, order).reshape(shape), full_shape))
         return np.concatenate(repeated, axis=joined)
 
     def part(self, operation: ConcatenateGradient, dy: Array) -> Array:
@@ -395,35 +401,35 @@ class DeviceKernel:
         sizes = [self.devices.sizes[dim] for dim in operation.parts]
         start = sum(sizes[: operation.position])
         joined = spec.dims.index(operation.joined)
-        own = operation.parts[operation.position]
-        taken = dy[(slice(None),) * joined + (slice(start, start + sizes[operation.position]),)]
-        dims = [own if d == operation.joined else d for d in spec.dims]
-        summed = taken.sum(axis=tuple(i for i, d in enumerate(dims) if d not in like.dims))
-        kept = [d for d in dims if d in like.dims]
-        return np.array(np.transpose(summed, [kept.index(d) for d in like.dims]))
+        part_dim = operation.parts[operation.position]
+        part = dy[(slice(None),) * joined + (slice(start, start + sizes[operation.position]),)]
+        dims = [part_dim if d == operation.joined else d for d in spec.dims]
+        summed = part.sum(axis=tuple(i for i, d in enumerate(dims) if d not in like.dims))
+        result_dims = [d for d in dims if d in like.dims]
+        return np.array(np.transpose(summed, [result_dims.index(d) for d in like.dims]))
 
     def rows(self, table: Spec, dim: str, index: Array, size: int) -> tuple[Array, Array]:
-        """Row numbers within this device's part of the table, and which of them it has."""
+        """Return row numbers within this device's part of the table, and which of them it has."""
         local = index - self.devices.mesh.position(self.coordinate, table.axes_of(dim)) * size
-        mine = (local >= 0) & (local < size)
-        return np.where(mine, local, 0), mine
+        is_local = (local >= 0) & (local < size)
+        return np.where(is_local, local, 0), is_local
 
     def lookup(self, operation: Lookup, table: Array, index: Array) -> Array:
         spec = self.placed.inputs[0]
-        where = spec.dims.index(operation.dim)
-        rows, mine = self.rows(spec, operation.dim, index, table.shape[where])
-        if where == 0:
-            return np.array(table[rows] * mine[..., None])
-        return np.where(mine, np.take_along_axis(table, rows[..., None], axis=-1)[..., 0], 0.0)
+        dim_index = spec.dims.index(operation.dim)
+        rows, is_local = self.rows(spec, operation.dim, index, table.shape[dim_index])
+        if dim_index == 0:
+            return np.array(table[rows] * is_local[..., None])
+        return np.where(is_local, np.take_along_axis(table, rows[..., None], axis=-1)[..., 0], 0.0)
 
     def scatter(self, operation: Scatter, dy: Array, index: Array) -> Array:
         spec = self.placed.outputs[0]
         shape = spec.local_shape(self.devices.mesh, self.devices.sizes)
-        where = spec.dims.index(operation.dim)
-        rows, mine = self.rows(spec, operation.dim, index, shape[where])
+        dim_index = spec.dims.index(operation.dim)
+        rows, is_local = self.rows(spec, operation.dim, index, shape[dim_index])
         result = np.zeros(shape, dtype=dy.dtype)
-        if where == 0:
-            np.add.at(result, rows.ravel(), (dy * mine[..., None]).reshape(-1, dy.shape[-1]))
+        if dim_index == 0:
+            np.add.at(result, rows.ravel(), (dy * is_local[..., None]).reshape(-1, dy.shape[-1]))
         else:
-            np.put_along_axis(result, rows[..., None], (dy * mine)[..., None], axis=-1)
+            np.put_along_axis(result, rows[..., None], (dy * is_local)[..., None], axis=-1)
         return result

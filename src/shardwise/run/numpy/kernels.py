@@ -1,7 +1,7 @@
-"""What each operation computes on the arrays of one device, in NumPy, with gradients.
+"""Kernels in NumPy on the arrays of one device, with gradients.
 
 Arrays of a map come aligned: every operand has the union of the operands' dims, of size 1 where it lacks one. `width`
-is the size of the dims that a norm is taken over. Arrays of a router are dense over the experts, [B, T, E], with zero
+is the number of elements that a norm is taken over. Arrays of a router are dense over the experts, [B, T, E], with zero
 for those that were not chosen.
 """
 
@@ -31,7 +31,7 @@ from shardwise.model.optimizers.registry import get_optimizer
 
 Array = NDArray[Any]
 
-LEARNING_RATE = 1e-2  # of the update; any serves, the sharded and the unsharded run share it
+LEARNING_RATE = 1e-2  # any serves: the sharded and the unsharded run share it
 
 
 def _inverse_rms(squares: Array, width: int) -> Array:
@@ -39,13 +39,13 @@ def _inverse_rms(squares: Array, width: int) -> Array:
 
 
 def _rms_slope(squares: Array, width: int) -> Array:
-    """How the inverse root mean square changes with the sum of squares."""
+    """Return the derivative of the inverse root mean square by the sum of squares."""
     slope: Array = (-0.5 / width) * _inverse_rms(squares, width) ** 3
     return slope
 
 
 def _centre(x: Array, total: Array, squares: Array, width: int) -> tuple[Array, Array]:
-    """x without its mean, and the inverse standard deviation."""
+    """Return x minus its mean, and the inverse standard deviation."""
     mean = total / width
     return x - mean, 1.0 / np.sqrt(squares / width - mean**2 + NORM_EPSILON)
 
@@ -92,8 +92,8 @@ def _clamped_gate(gate: Array) -> Array:
 def _clamped_swiglu_dgate(dy: Array, gate: Array, up: Array, width: int) -> Array:
     s = _sigmoid(CLAMPED_SWIGLU_SLOPE * np.minimum(gate, SWIGLU_CLAMP))
     slope = s * (1.0 + CLAMPED_SWIGLU_SLOPE * gate * (1.0 - s))
-    grown: Array = dy * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0) * slope * (gate <= SWIGLU_CLAMP)
-    return grown
+    gradient: Array = dy * (np.clip(up, -SWIGLU_CLAMP, SWIGLU_CLAMP) + 1.0) * slope * (gate <= SWIGLU_CLAMP)
+    return gradient
 
 
 _C = math.sqrt(2.0 / math.pi)
@@ -161,33 +161,37 @@ MAPS: Mapping[str, Callable[..., Array]] = {
 
 
 def get_map(function: str) -> Callable[..., Array]:
-    """What a map computes; one that updates a tensor of an optimizer's state is called "optimizer.tensor", of what is no matrix
-    "optimizer.others.tensor" where these have updates of their own."""
-    optimizer, *others, tensor = function.split(".") if "." in function else (function, function)
+    """Return the function of a map.
+
+    One that updates a tensor of an optimizer's state is called "optimizer.tensor"; for weights that are no matrices,
+    "optimizer.others.tensor" where the optimizer has updates of their own for these.
+    """
+    optimizer, *non_matrix, tensor = function.split(".") if "." in function else (function, function)
     if tensor == function:
         return MAPS[function]
-    return partial(_apply_update, get_optimizer(optimizer).for_weight(is_matrix=not others), tensor)
+    return partial(_apply_update, get_optimizer(optimizer).for_weight(is_matrix=not non_matrix), tensor)
 
 
 def _apply_update(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
-    """The first step, with whatever moments there are, of a matrix; fields have their defaults. Of a mean over `width` elements
-    it is what each adds to it."""
-    values = formula_values(optimizer.resolve_hyperparameters({}), learning_rate=LEARNING_RATE, step=1)
-    found: Array = optimizer.updates[tensor].formula(values, *arrays) / width
-    return found
+    """Return an update at the first step, with default hyperparameters. For a mean over `width` elements, return what
+    each element adds to it."""
+    formula_inputs = formula_values(optimizer.resolve_hyperparameters({}), learning_rate=LEARNING_RATE, step=1)
+    updated: Array = optimizer.updates[tensor].formula(formula_inputs, *arrays) / width
+    return updated
 
 
-MASKED = -1e300  # of a score that a query may not see, and the log-sum-exp of a query that sees none of the keys
+MASKED = -1e300  # score of a masked key, and log-sum-exp of a query that sees no key
 
 
 def _scores(q: Array, k: Array, queries: Array, keys: Array) -> Array:
-    """[B,K,G,T,S]; a query sees the keys at its own position and before."""
+    """Return scores [B,K,G,T,S]; a query sees the keys at its own position and before."""
     scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
     return np.where(queries[:, None] >= keys[None, :], scores, MASKED)
 
 
 def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
-    """Causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G]; zero and MASKED for a query that sees no key."""
+    """Return causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G]; zero and MASKED for a query that sees no
+    key."""
     scores = _scores(q, k, queries, keys)
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
@@ -200,24 +204,26 @@ def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tupl
 def attention_gradient(
     q: Array, k: Array, v: Array, queries: Array, keys: Array, out: Array, lse: Array, dy: Array
 ) -> tuple[Array, Array, Array]:
-    """dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
+    """Return dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et
+    al. 2022)."""
     weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
     dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
     dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
-    row = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]
-    dscores = weights * (dweights - row) / math.sqrt(q.shape[-1])
+    dy_out = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]
+    dscores = weights * (dweights - dy_out) / math.sqrt(q.shape[-1])
     return np.einsum("bkgts,bskh->btkgh", dscores, k), np.einsum("bkgts,btkgh->bskh", dscores, q), dv
 
 
 def merge_attention(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et al. 2018)."""
+    """Return attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et
+    al. 2018)."""
     lse = np.logaddexp(first[1], second[1])
     shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
     return first[0] * shares[0] + second[0] * shares[1], lse
 
 
 def add_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
-    """Attention that also sees a key with the logits `sinks` [K,G] and no value."""
+    """Return attention that also sees a key with the logits `sinks` [K,G] and no value."""
     out, lse = part
     return merge_attention(part, (np.zeros_like(out), np.broadcast_to(sinks, lse.shape)))
 
@@ -231,11 +237,12 @@ class Router:
 
     @classmethod
     def of(cls, numerics: Numerics) -> Router:
-        """A model's."""
+        """Return the router of a model."""
         return cls(numerics.gating, numerics.normalised_gates)
 
     def route(self, logits: Array, num_chosen: int) -> tuple[Array, Array]:
-        """Gates [B, T, E], zero for experts that a token does not take, and the scores of all, which the way back reads.
+        """Return gates [B, T, E], zero for experts that a token does not take, and all scores, which the gradient
+        needs.
 
         >>> gates, scores = Router(Gating(groups=2, chosen_groups=1)).route(np.log([[[4.0, 1.0, 3.0, 2.0]]]), 2)
         >>> gates.round(6).tolist(), scores.round(6).tolist()
@@ -247,7 +254,7 @@ class Router:
         return self.gating.scale * (gates / gates.sum(axis=-1, keepdims=True) if self.normalised else gates), scores
 
     def _allowed(self, scores: Array) -> Array:
-        """Which experts are of a group that a token may take from."""
+        """Return which experts are in a group that a token may choose from."""
         gating = self.gating
         grouped = scores.reshape(*scores.shape[:-1], gating.groups, -1)
         best = np.sort(grouped, axis=-1)[..., -gating.votes :].sum(axis=-1)
@@ -255,7 +262,7 @@ class Router:
         return allowed
 
     def gradient(self, dgates: Array, gates: Array, scores: Array) -> Array:
-        """The gradient of the logits; experts that were not chosen get a part of it through a softmax alone."""
+        """Return the gradient of the logits; experts that were not chosen get one through a softmax only."""
         dchosen = dgates * self.gating.scale
         if self.normalised:
             mean = (dgates * gates).sum(axis=-1, keepdims=True)
@@ -266,16 +273,16 @@ class Router:
         return np.array(scores * (1.0 - scores) * dscores)
 
 
-DEFAULT_ROUTER = Router()  # of a model that says nothing else
+DEFAULT_ROUTER = Router()
 
 
 def _softmax(logits: Array) -> Array:
-    grown = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return np.array(grown / grown.sum(axis=-1, keepdims=True))
+    exponentials = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    return np.array(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
-def _top_mask(values: Array, count: int) -> Array:
-    """Which of the last dim are the largest, as many as asked for."""
-    found = np.zeros(values.shape, dtype=bool)
-    np.put_along_axis(found, np.argsort(-values, axis=-1, kind="stable")[..., :count], True, axis=-1)
-    return found
+def _top_mask(scores: Array, count: int) -> Array:
+    """Return a mask of the `count` largest in the last dim."""
+    mask = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(mask, np.argsort(-scores, axis=-1, kind="stable")[..., :count], True, axis=-1)
+    return mask

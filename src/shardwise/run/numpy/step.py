@@ -1,4 +1,5 @@
-"""One training step of a unit's instruction list on virtual devices, with accumulation, and what it moved."""
+"""One training step of a unit's instruction list on virtual devices, with gradient accumulation, and the elements that
+it moved."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class UnitStepResult:
-    """What one step gave: the loss, every gradient, every updated weight and state, and the elements moved by phase."""
+    """Results of one step: the loss, every gradient, every updated weight and state, and the elements moved by scope
+    ("micro_batch", "step")."""
 
     loss: float
     gradients: Mapping[str, Array]
@@ -50,8 +52,8 @@ def run_step(
 ) -> UnitStepResult:
     """Run the unit's forward and backward on each micro-batch, then its update.
 
-    `state` maps each weight, and of one that is trained each tensor of the optimizer's state (`w.master`, ...), to whole arrays;
-    each batch maps the program's constants to whole arrays. `router` says how experts are chosen.
+    `state` maps each weight, and each tensor of the optimizer's state of a trained weight (`w.master`, ...), to full
+    arrays; each batch maps the program's constants to full arrays. `router` says how experts are chosen.
     """
     devices, template = VirtualDevices(mesh, sizes, family, router=router), lower_derived_unit(unit, IssuePolicy())
     _load_state(devices, unit, family, state)
@@ -78,45 +80,45 @@ def _load_state(devices: VirtualDevices, unit: ShardedUnit, family: ShardingSche
 
 
 def _run_micro_batch(devices: VirtualDevices, template: UnitInstructions, batch: Mapping[str, Array]) -> None:
-    """One forward and backward; loss and gradients are added to those of earlier micro-batches where they rest."""
+    """Run one forward and backward; loss and gradients are added to those of earlier micro-batches."""
     unit = template.unit
     program = unit.forward.program
     (loss,) = program.outputs
-    resting = [(loss, loss_spec(unit)), *((g, unit.backward.specs[g]) for g in unit.gradients.values())]
-    earlier = {key: devices.held[key] for key in resting if key in devices.held}
+    accumulated = [(loss, loss_spec(unit)), *((g, unit.backward.specs[g]) for g in unit.gradients.values())]
+    earlier = {key: devices.held[key] for key in accumulated if key in devices.held}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
     devices.run_instructions(program, template.passes["forward"])
-    own = devices.held[resting[0]]
+    loss_shards = devices.held[accumulated[0]]
     devices.scatter_array(f"d.{loss}", unit.forward.specs[loss], np.ones(()))
     devices.run_instructions(unit.backward.program, template.passes["backward"])
-    devices.held[resting[0]] = own
+    devices.held[accumulated[0]] = loss_shards
     for key, shards in earlier.items():
         devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
 
 
 def loss_spec(unit: ShardedUnit) -> Spec:
-    """How the loss lies before it is summed, which is once per step."""
+    """Return the sharding of the loss before it is summed, which happens once per step."""
     (loss,) = unit.forward.program.outputs
-    moved = (step.collective for step in unit.forward.communication if step.tensor.name == loss)
-    return next((one.before for one in moved), unit.forward.specs[loss])
+    collectives = (step.collective for step in unit.forward.communication if step.tensor.name == loss)
+    return next((collective.before for collective in collectives), unit.forward.specs[loss])
 
 
 def derived_traffic(
     unit: ShardedUnit, mesh: Mesh, sizes: Mapping[str, int], num_micro_batches: int
 ) -> Mapping[str, MovedElements]:
-    """What the derivation says that all devices together receive in one step, by scope, kind and axes.
+    """Return the elements that all devices together receive in one step by the derivation, by scope, kind and axes.
 
-    What goes around a ring counts as permutes.
+    Traffic around a ring counts as permutes.
     """
     values = SymbolValues({**sizes, **dict(mesh.axes)})
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for phase, steps in unit.phases().items():
-        around = {moved for ring in ring_positions(steps, unit.family).values() for moved in ring}
+        in_ring = {position for ring in ring_positions(steps, unit.family).values() for position in ring}
         for position, step in enumerate(steps):
             if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 per_step = phase == "update" or not step.tensor.dims  # the loss is summed once
                 scope, times = ("step", 1) if per_step else ("micro_batch", num_micro_batches)
-                kind = CollectiveKind.PERMUTE if position in around else step.collective.kind
+                kind = CollectiveKind.PERMUTE if position in in_ring else step.collective.kind
                 received = step.collective.received_elements.evaluate(values) * mesh.num_devices
                 moved[scope][kind, step.collective.axes] += round(received * times)
     return moved
