@@ -1,1 +1,7 @@
-"""Data parallelism and ZeRO: flat groups of parameters, gathered and reduced, and the update of each process's part."""
+"""Sharded state of a model on one rank: parameters, gradients and optimizer state in flat arrays (data parallelism,
+ZeRO), and every collective that the engine issues.
+
+Entry points: `world.World`, `collectives.MeshCollectives`, `flat_parameters.build_flat_groups`,
+`gradient_reducer.GradientReducer`, `sharded_optimizer.ShardedOptimizer`. May import `run.kernels`, `run.transport`,
+`run.faults` and the rooms below `run`.
+"""

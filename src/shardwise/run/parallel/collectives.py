@@ -1,4 +1,4 @@
-"""Collectives on flat arrays. Every one that the engine issues is issued here."""
+"""Collectives over mesh axes. Every one that the engine issues is issued here."""
 
 from __future__ import annotations
 
@@ -21,34 +21,37 @@ IssueCollective = Callable[[], Sequence[IssuedWork]]
 
 
 class TrafficLabel(NamedTuple):
-    """What a collective on a flat array carries: its role (`price.simulation.streams`), and the path of the unit
-    that it belongs to."""
+    """What a collective on a flat array carries: its role (`price.simulation.streams`), and the path of the unit that
+    it belongs to."""
 
     role: str
     path: str
 
 
 class RecordedWork(Protocol):
-    """A collective that a recorder has seen begin."""
+    """A collective whose start a recorder has seen."""
 
     def follow(self, works: Sequence[IssuedWork]) -> None:
-        """It has been issued, and goes on as these."""
+        """Take the issued operations of the collective."""
 
     def record_wait(self) -> AbstractContextManager[None]:
-        """Entered around the wait for it."""
+        """Return a context that is entered around the wait for it."""
 
 
 class CollectiveRecorder(Protocol):
-    """What watches collectives."""
+    """Records collectives as they are issued."""
 
     def begins(self, kind: str, num_bytes: int, axes: Axes, carries: TrafficLabel | None) -> RecordedWork:
-        """One is about to be issued."""
+        """Record that a collective is about to be issued."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """A collective of `num_bytes` on its way over `axes`. Waiting for it counts for the parallel axis that it goes over, or for
-    control. `noted` is what a recorder knows of it, where one watches."""
+    """A collective of `num_bytes` over `axes` that has been issued.
+
+    The time of its wait counts for `term`: the parallel axis that it goes over, or control. `noted` is a recorder's
+    record of it.
+    """
 
     works: Sequence[IssuedWork]
     term: str
@@ -60,11 +63,11 @@ class PendingWork:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is known to be done; a transport may not say before it is waited for (gloo does not, NCCL does)."""
+        """True if it is known to be done; some transports know only after the wait (gloo; NCCL knows before)."""
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
-        """Until it is done. Raises `LostRankError` where it fails."""
+        """Wait until it is done. Raises `LostRankError` where it fails."""
         with (
             nullcontext() if self.noted is None else self.noted.record_wait(),
             self.clock(self.term),
@@ -75,70 +78,76 @@ class PendingWork:
 
 
 class MeshCollectives:
-    """Collectives over axes of the mesh, in the background. `carries` says what a flat array has, for whoever watches: what moves
-    activations is given by the call that moves it."""
+    """Collectives over axes of the mesh, in the background.
+
+    `carries` labels a flat array for recorders; activations are labelled by the call that moves them.
+    """
 
     def __init__(self, world: World, clock: StepClock) -> None:
         self.world, self.clock = world, clock
         self.recorder: CollectiveRecorder | None = None
 
-    def all_gather(self, whole: Tensor, part: Tensor, axes: Axes, carries: TrafficLabel | None = None) -> PendingWork:
-        """Parts [n] of all processes, one after the other, into `whole` [degree · n]."""
+    def all_gather(self, full: Tensor, part: Tensor, axes: Axes, carries: TrafficLabel | None = None) -> PendingWork:
+        """Gather the parts [n] of all ranks into `full` [degree · n]."""
         group = self.world.group(axes)
-        return self._issue("AllGather", lambda: [group.all_gather(whole, part)], [whole], axes, carries)
+        return self._issue("AllGather", lambda: [group.all_gather(full, part)], [full], axes, carries)
 
     def reduce_scatter(
-        self, part: Tensor, whole: Tensor, axes: Axes, carries: TrafficLabel | None = None
+        self, part: Tensor, full: Tensor, axes: Axes, carries: TrafficLabel | None = None
     ) -> PendingWork:
-        """The sum of all processes' `whole` [degree · n], each process its `part` [n]."""
+        """Sum `full` [degree · n] over all ranks, and write this rank's `part` [n]."""
         group = self.world.group(axes)
-        return self._issue("ReduceScatter", lambda: [group.reduce_scatter(part, whole)], [whole], axes, carries)
+        return self._issue("ReduceScatter", lambda: [group.reduce_scatter(part, full)], [full], axes, carries)
 
     def all_reduce(
-        self, values: Tensor, axes: Axes, reduction: str = "sum", carries: TrafficLabel | None = None
+        self, tensor: Tensor, axes: Axes, reduction: str = "sum", carries: TrafficLabel | None = None
     ) -> PendingWork:
-        """The sum, or the maximum, over all processes, in place."""
+        """Sum over all ranks, or take their maximum, in place."""
         group = self.world.group(axes)
-        return self._issue("AllReduce", lambda: [group.all_reduce(values, reduction)], [values], axes, carries)
+        return self._issue("AllReduce", lambda: [group.all_reduce(tensor, reduction)], [tensor], axes, carries)
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, axes: Axes, rows: tuple[Sequence[int], Sequence[int]] | None = None
     ) -> PendingWork:
-        """The parts of `sent` each to its process; into `received` what comes from each. `rows` are those of each part of either;
-        None: parts are even."""
-        into, out_of = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
+        """Send each part of `sent` to its rank, and write what each rank sends into `received`.
+
+        `rows` are the number of rows of each part of `received` and of `sent`; None: all parts are equal.
+        """
+        received_rows, sent_rows = (None, None) if rows is None else (list(rows[0]), list(rows[1]))
         group = self.world.group(axes)
-        return self._issue("AllToAll", lambda: [group.all_to_all(received, sent, into, out_of)], [sent], axes)
+        return self._issue(
+            "AllToAll", lambda: [group.all_to_all(received, sent, received_rows, sent_rows)], [sent], axes
+        )
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> PendingWork:
-        """Tensors to the next process, the last one's to the first; those of the process before into `received`."""
-        group, place, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
-        onward, back = (place + 1) % degree, (place - 1) % degree
-        sending = [PeerTensor(values, onward) for values in sent]
-        receiving = [PeerTensor(values, back) for values in received]
+        """Send tensors to the next rank, the last rank's to the first; write those of the rank before into `received`."""
+        group, position, degree = self.world.group(axes), self.world.position(axes), self.world.mesh.size(axes)
+        next_position, previous_position = (position + 1) % degree, (position - 1) % degree
+        sending = [PeerTensor(tensor, next_position) for tensor in sent]
+        receiving = [PeerTensor(tensor, previous_position) for tensor in received]
         return self._issue("Permute", lambda: group.exchange(sending, receiving), sent, axes)
 
-    def send(self, values: Tensor, peer: int, axes: Axes) -> PendingWork:
-        """To the process at the place `peer` along the axes."""
+    def send(self, tensor: Tensor, peer: int, axes: Axes) -> PendingWork:
+        """Send a tensor to the rank at position `peer` along the axes."""
         group = self.world.group(axes, onward=peer > self.world.position(axes))
-        return self._issue("Send", lambda: [group.send(values, peer)], [values], axes)
+        return self._issue("Send", lambda: [group.send(tensor, peer)], [tensor], axes)
 
-    def receive(self, values: Tensor, peer: int, axes: Axes) -> PendingWork:
-        """Into `values` from the process at the place `peer` along the axes, in the order in which it sends."""
+    def receive(self, tensor: Tensor, peer: int, axes: Axes) -> PendingWork:
+        """Receive a tensor from the rank at position `peer` along the axes, in the order in which it sends."""
         group = self.world.group(axes, onward=peer < self.world.position(axes))
-        return self._issue("Receive", lambda: [group.receive(values, peer)], [values], axes)
+        return self._issue("Receive", lambda: [group.receive(tensor, peer)], [tensor], axes)
 
-    def sum_and_wait(self, values: Tensor, axes: Axes) -> Tensor:
-        """Control traffic: a sum that is waited for, in place."""
+    def sum_and_wait(self, tensor: Tensor, axes: Axes) -> Tensor:
+        """Control traffic: sum a tensor over all ranks in place, and wait."""
         if axes:
-            replace(self.all_reduce(values, axes, carries=TrafficLabel(CONTROL, "")), term=CONTROL).wait()
-        return values
+            replace(self.all_reduce(tensor, axes, carries=TrafficLabel(CONTROL, "")), term=CONTROL).wait()
+        return tensor
 
-    def max_and_wait(self, values: Tensor, axes: Axes) -> Tensor:
-        """Control traffic: the largest of each that any process has, in place."""
+    def max_and_wait(self, tensor: Tensor, axes: Axes) -> Tensor:
+        """Control traffic: take the maximum over all ranks in place, and wait."""
         if axes:
-            replace(self.all_reduce(values, axes, "max", TrafficLabel(CONTROL, "")), term=CONTROL).wait()
-        return values
+            replace(self.all_reduce(tensor, axes, "max", TrafficLabel(CONTROL, "")), term=CONTROL).wait()
+        return tensor
 
     def _issue(
         self,
@@ -148,10 +157,10 @@ class MeshCollectives:
         axes: Axes,
         carries: TrafficLabel | None = None,
     ) -> PendingWork:
-        num_bytes = sum(one.numel() * one.element_size() for one in payloads)
+        num_bytes = sum(payload.numel() * payload.element_size() for payload in payloads)
         if self.recorder is None:
             return PendingWork(issue(), charged_axis(axes), self.clock, kind, axes, num_bytes)
-        noted = self.recorder.begins(kind, num_bytes, axes, carries)
+        recorded = self.recorder.begins(kind, num_bytes, axes, carries)
         works = issue()
-        noted.follow(works)
-        return PendingWork(works, charged_axis(axes), self.clock, kind, axes, num_bytes, noted)
+        recorded.follow(works)
+        return PendingWork(works, charged_axis(axes), self.clock, kind, axes, num_bytes, recorded)

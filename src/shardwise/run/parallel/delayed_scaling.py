@@ -1,7 +1,7 @@
-"""Scales of products from the largest sizes of earlier steps, as `floats.delayed` defines them, equal on all ranks.
+"""FP8 scales of products from the amax of earlier steps (`values.precision.DelayedScaling`), equal on all ranks.
 
-A tensor that products with weights take has one scale in a step: that of all its casts, in whichever pass and
-micro-batch, of all experts together, and on all ranks. Letters: N tensors of the model, S steps of their history.
+A tensor that products with weights take has one scale in a step: for all its casts, in whichever pass and micro-batch,
+of all experts, on all ranks. Letters: N tensors of the model, S steps of their history.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shardwise.values.precision import DelayedScaling
 
 
 class AmaxScaler:
-    """Those of a whole model, the same on every rank: `factors` [N], which this step's casts multiply by, the `history` [N, S] of
-    largest sizes with the newest first, and what this rank has `seen` [N] in this step.
+    """Scales of a whole model, equal on every rank.
 
-    Differs from Transformer Engine, whose history has an entry for each micro-batch: here it is the step's, so that the scales do
-    not depend on how a batch is cut.
+    `factors` [N] multiply this step's casts; `history` [N, S] has the amax of earlier steps, newest first; `seen` [N]
+    is the amax on this rank in this step. Differs from Transformer Engine, whose history has an entry for each
+    micro-batch: here it has one for each step, so that scales do not depend on the number of micro-batches.
     """
 
     def __init__(self, rows: Mapping[str, Mapping[str, int]], largest: Tensor, delayed: DelayedScaling) -> None:
@@ -38,57 +38,61 @@ class AmaxScaler:
         self.history = torch.zeros(len(largest), delayed.history, device=largest.device)
 
     def of(self, path: str) -> UnitScales | None:
-        """Those of the unit at a path; None: it has none."""
+        """Return the scales of the unit at a path; None: it has none."""
         return UnitScales(self, self.rows[path]) if path in self.rows else None
 
-    def end_step(self, seen: Tensor) -> None:
-        """Take the largest sizes [N] that all ranks have seen in a step into the history."""
-        sizes = torch.where(seen.isfinite(), seen, 0.0)
-        self.history.copy_(torch.cat([sizes[:, None], self.history[:, :-1]], dim=1))
-        amax = self.history.amax(dim=1) if self.delayed.algorithm == "max" else sizes
+    def end_step(self, step_amax: Tensor) -> None:
+        """Push the amax [N] over all ranks in a step onto the history, and compute the next factors."""
+        finite_amax = torch.where(step_amax.isfinite(), step_amax, 0.0)
+        self.history.copy_(torch.cat([finite_amax[:, None], self.history[:, :-1]], dim=1))
+        amax = self.history.amax(dim=1) if self.delayed.algorithm == "max" else finite_amax
         fresh = (self.largest / amax).clamp(max=torch.finfo(torch.float32).max)
         self.factors.copy_(torch.where(amax > 0, fresh, self.factors))
 
     def state(self) -> dict[str, Tensor]:
-        """What a run goes on with, by name."""
+        """Return the tensors that a checkpoint keeps, by name."""
         return {"scale_factors": self.factors, "amax_history": self.history}
 
 
 @dataclass(frozen=True, slots=True)
 class UnitScales:
-    """Those of one unit, by the names of its tensors (`run.kernels.matmul.OperandScales`)."""
+    """Scales of one unit, by the names of its tensors (`run.kernels.matmul.OperandScales`)."""
 
     model: AmaxScaler
     rows: Mapping[str, int]
 
-    def factor(self, name: str, values: Tensor) -> Tensor:
-        """By what a tensor is multiplied, whose values are seen."""
+    def factor(self, name: str, tensor: Tensor) -> Tensor:
+        """Return the scale factor of a tensor, and record its amax for later steps."""
         row = self.rows[name]
-        seen = self.model.seen[row]
-        torch.maximum(seen, values.abs().amax().float(), out=seen)
+        amax = self.model.seen[row]
+        torch.maximum(amax, tensor.abs().amax().float(), out=amax)
         return self.model.factors[row]
 
 
 def build_amax_scaler(instance: RankProgram, delayed: DelayedScaling, device: torch.device) -> AmaxScaler | None:
-    """Those of a model before its first step: factors of 1, as Transformer Engine begins. None where scales do not follow from
-    earlier steps."""
-    narrow = product_formats(instance.precision)
-    if narrow is None or not narrow.scaling.is_delayed:
+    """Return the scales of a model before its first step: factors of 1, as in Transformer Engine. None without delayed
+    scaling."""
+    formats = product_formats(instance.precision)
+    if formats is None or not formats.scaling.is_delayed:
         return None
     names, numbers = operands_by_path(instance.architecture), count()
     kinds = dict(unit_paths(instance.architecture))
-    rows = {path: dict(zip(of_unit, numbers, strict=False)) for path, of_unit in names.items()}
-    largest = [one for path, of_unit in names.items() for one in _format_maxima(instance, narrow, kinds[path], of_unit)]
-    return AmaxScaler(rows, torch.tensor(largest, device=device), delayed)
+    rows = {path: dict(zip(unit_names, numbers, strict=False)) for path, unit_names in names.items()}
+    maxima = [
+        maximum
+        for path, unit_names in names.items()
+        for maximum in _format_maxima(instance, formats, kinds[path], unit_names)
+    ]
+    return AmaxScaler(rows, torch.tensor(maxima, device=device), delayed)
 
 
-def _format_maxima(instance: RankProgram, narrow: ProductFormats, unit: str, names: Iterable[str]) -> list[float]:
+def _format_maxima(instance: RankProgram, formats: ProductFormats, unit: str, names: Iterable[str]) -> list[float]:
     tensors = instance.unit(unit).tensors
-    return [narrow.of(tensors[name]).to.max for name in names]
+    return [formats.of(tensors[name]).to.max for name in names]
 
 
 class SharedAmaxScaler:
-    """Those of a run, in the `model`; None: its precision recipe has no such scales, and nothing is done."""
+    """Scales of a run, in `model`; None: its precision recipe has no delayed scaling, and nothing is done."""
 
     def __init__(self, instance: RankProgram, recipe: TrainingRecipe, exchange: MeshCollectives) -> None:
         self.model = build_amax_scaler(instance, recipe.delayed, exchange.world.device)
@@ -96,20 +100,20 @@ class SharedAmaxScaler:
         self.control = DTYPES[instance.control_dtype]
 
     def of(self, path: str) -> UnitScales | None:
-        """Those of the unit at a path."""
+        """Return the scales of the unit at a path."""
         return None if self.model is None else self.model.of(path)
 
     def begin_step(self) -> None:
-        """What was seen outside of a step does not count."""
+        """Forget amax values from outside of a step, such as an evaluation."""
         if self.model is not None:
             self.model.seen.zero_()
 
     def end_step(self) -> None:
-        """The scales of the next step follow from the largest sizes that any process has seen."""
+        """Compute the next step's scales from the amax over all ranks."""
         if self.model is not None:
-            seen = self.exchange.max_and_wait(self.model.seen.to(self.control), self.axes)
-            self.model.end_step(seen.float())
+            amax = self.exchange.max_and_wait(self.model.seen.to(self.control), self.axes)
+            self.model.end_step(amax.float())
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of them, by name."""
+        """Return the tensors that a checkpoint keeps, by name."""
         return {} if self.model is None else self.model.state()

@@ -1,8 +1,7 @@
-"""Groups of parameters as flat arrays: the weights of a group, the part of them that this rank updates, and their
-gradients.
+"""Groups of parameters as flat arrays: the weights of a group, the part that this rank updates, and their gradients.
 
-In a tiled group those that products take rest in a narrow format, a scale for each tile, beside a master copy. Weights
-that rest in parts (ZeRO-3) are gathered before a unit runs, one unit ahead of it, and freed behind it.
+In a tiled group, weights of products are stored in FP8 with a scale for each tile, beside a master copy. Sharded
+weights (ZeRO-3) are gathered one unit ahead and freed after the unit.
 """
 
 from __future__ import annotations
@@ -27,8 +26,10 @@ from shardwise.values.boxes import Box, Shape, interval_boxes
 
 
 class ParameterShard(NamedTuple):
-    """What of a parameter is this process's to update: `size` elements from `offset` of the flattened part that it uses, at
-    `start` of its shard. That part is the `window` of the parameter."""
+    """The part of a parameter that this rank updates: `size` elements from `offset` of the flattened part that it uses.
+
+    They are at `start` of the rank's flat shard. The part that the rank uses is the `window` of the parameter.
+    """
 
     member: GroupMember
     offset: int
@@ -38,33 +39,33 @@ class ParameterShard(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The parameter's full name."""
+        """Full name of the parameter."""
         return self.member.parameter.name
 
     @property
     def whole(self) -> Shape:
-        """The parameter's shape."""
+        """Shape of the full parameter."""
         return self.member.global_shape
 
     @property
     def covers_parameter(self) -> bool:
-        """Whether the process uses all of the parameter."""
+        """True if the rank uses all of the parameter."""
         return self.window.lengths == self.whole
 
     def boxes(self) -> Iterator[Box]:
-        """Where it lies in the whole parameter, in order."""
+        """Yield the boxes of the full parameter that it covers, in order."""
         for box in interval_boxes(self.window.lengths, self.offset, self.offset + self.size):
             yield Box(tuple(map(sum, zip(box.offsets, self.window.offsets, strict=True))), box.lengths)
 
 
 class FlatParameterGroup:
-    """The flat arrays of a group on this process.
+    """Flat arrays of a group on this rank.
 
-    `weights` [padded] are what the model's parameters are views of, the `views` by name; with `splits_weights` they have memory
-    only while they are gathered. `shard` [shard] is this process's part of them, `state` [shard] what the optimizer updates: the
-    master copy where there is one, otherwise `shard` itself. `gradients` rest whole [padded], or with `scatters` [shard];
-    `gradient_shard` is this process's part, `update` [shard] a copy of it for the update, where the recipe has one. Frozen groups
-    have no gradients.
+    The model's parameters are `views`, by name, of `weights` [padded]; with `splits_weights` these have memory only
+    while gathered. `shard` [shard] is this rank's part of them, and `state` [shard] what the optimizer updates: the
+    master copy where there is one, otherwise `shard` itself. `gradients` are stored in full [padded], or with
+    `scatters` as [shard]; `gradient_shard` is this rank's part, `update` [shard] a copy of it for the update, where the
+    recipe has one. Frozen groups have no gradients.
     """
 
     def __init__(self, group: ParameterGroup, formats: TrainingDtypes, world: World) -> None:
@@ -73,7 +74,7 @@ class FlatParameterGroup:
         self.splits_weights, self.scatters = bool(sync.gather), bool(sync.scatter)
         self.begin = world.position(sync.shard) * group.shard_size
         self.weights_carried, self.gradients_carried = (TrafficLabel(role, group.path) for role in (GATHER, GRADIENT))
-        self.on_resize: Callable[[Tensor], None] = lambda weights: None  # called whenever gathered weights come and go
+        self.on_resize: Callable[[Tensor], None] = lambda weights: None  # called when weights are allocated or freed
         self._make_weights()
         self.views = self._views()
         if self.splits_weights:
@@ -83,18 +84,18 @@ class FlatParameterGroup:
 
     @property
     def sync(self) -> WeightSync:
-        """The axes that it is gathered and reduced over."""
+        """Axes over which the group is gathered and reduced."""
         return self.group.sync
 
     def zeros(self, size: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=self.world.device)
 
     def local_slice(self, flat: Tensor) -> Tensor:
-        """This process's part of a flat array."""
+        """Return this rank's part of a flat array."""
         return flat[self.begin : self.begin + self.group.shard_size]
 
     def view(self, flat: Tensor, member: GroupMember) -> Tensor:
-        """A parameter's part of a flat array, in its shape."""
+        """Return a parameter's part of a flat array, in its shape."""
         return flat[member.start : member.stop].view(member.shape)
 
     def _make_weights(self) -> None:
@@ -106,11 +107,11 @@ class FlatParameterGroup:
         self.whole = True
 
     def _views(self) -> dict[str, Any]:
-        """What the model uses of each parameter."""
+        """Return the tensors of the parameters that the model uses."""
         return {member.parameter.name: self.view(self.weights, member) for member in self.group.members}
 
     def stored_tensors(self) -> Iterator[Tensor]:
-        """The weights as they rest."""
+        """Yield the weights that are stored between steps."""
         yield self.shard
 
     def _make_gradients(self) -> None:
@@ -121,19 +122,19 @@ class FlatParameterGroup:
         self.gradient_shard = self.gradients if self.scatters else self.local_slice(self.gradients)
 
     def allocate(self) -> None:
-        """Give the gathered weights their memory; the views are of it again."""
+        """Give the gathered weights their memory; views refer to it again."""
         self.weights.untyped_storage().resize_(self.group.padded_size * self.weights.element_size())
         self.whole = True
         self.on_resize(self.weights)
 
     def release(self) -> None:
-        """Take it away. Whatever views a unit holds are good again once the weights are gathered."""
+        """Free it. Views that a unit has become valid again when the weights are gathered."""
         self.weights.untyped_storage().resize_(0)
         self.whole = False
         self.on_resize(self.weights)
 
     def intervals(self) -> Iterator[ParameterShard]:
-        """This process's part of each parameter; parameters that it has nothing of are left out."""
+        """Yield this rank's part of each parameter; parameters of which it has nothing are left out."""
         end = self.begin + self.group.shard_size
         for member in self.group.members:
             window = self.window(member)
@@ -142,25 +143,27 @@ class FlatParameterGroup:
                 yield ParameterShard(member, low - member.start, low - self.begin, high - low, window)
 
     def local_runs(self) -> Iterator[tuple[frozenset[str], slice]]:
-        """Rows of this process's part whose parameters are split over the same axes where they are used, with these."""
-        return _group_runs((one.member, one.start, one.size) for one in self.intervals())
+        """Yield runs of rows of this rank's part whose parameters are split over the same axes, with these axes."""
+        return _group_runs((shard.member, shard.start, shard.size) for shard in self.intervals())
 
     def full_runs(self) -> Iterator[tuple[frozenset[str], slice]]:
-        """The same rows of a whole array."""
+        """Yield the same runs of a full array."""
         return _group_runs((member, member.start, self.window(member).volume) for member in self.group.members)
 
-    def copies(self, axes: Collection[str], among: Axes) -> int:
-        """How many processes along `among`, and of the opposite stage, have the same part of gradients whose parameters are split
-        over some axes."""
-        copies = self.world.mesh.size([axis for axis in among if axis not in axes and axis not in self.sync.shard])
+    def copies(self, axes: Collection[str], reduced_axes: Axes) -> int:
+        """Return how many ranks along `reduced_axes`, and of the opposite stage, have the same gradients of parameters
+        that are split over `axes`."""
+        copies = self.world.mesh.size(
+            [axis for axis in reduced_axes if axis not in axes and axis not in self.sync.shard]
+        )
         return copies * (2 if self.group.mirrored else 1)
 
     def window(self, member: GroupMember) -> Box:
-        """The part of a parameter that this process uses; what pads it is behind its last row, and so no part of an interval."""
-        places = (self.world.position(axes) for axes in member.parameter.use.axes)
+        """Return the part of a parameter that this rank uses, without padding, which follows its last row."""
+        positions = (self.world.position(axes) for axes in member.parameter.use.axes)
         starts = tuple(
-            min(place * length, size)
-            for place, length, size in zip(places, member.shape, member.global_shape, strict=True)
+            min(position * length, size)
+            for position, length, size in zip(positions, member.shape, member.global_shape, strict=True)
         )
         lengths = (
             min(length, size - start)
@@ -169,28 +172,31 @@ class FlatParameterGroup:
         return Box(starts, tuple(lengths))
 
     @torch.no_grad()
-    def set_weights(self, value: Callable[[ParameterShard], Tensor]) -> None:
-        """Set this process's part, interval by interval [size]; `publish` hands it to the weights."""
-        for one in self.intervals():
-            self.state[one.start : one.start + one.size] = value(one).to(self.state)
+    def set_weights(self, weight_of: Callable[[ParameterShard], Tensor]) -> None:
+        """Set this rank's part, one shard of a parameter [size] after the other; `publish` copies it to the weights."""
+        for shard in self.intervals():
+            self.state[shard.start : shard.start + shard.size] = weight_of(shard).to(self.state)
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Hand what was updated to this process's part of the weights."""
+        """Copy what was updated to this rank's part of the weights."""
         if self.has_master:
             self.shard.copy_(self.state)
 
 
-def _group_runs(places: Iterable[tuple[GroupMember, int, int]]) -> Iterator[tuple[frozenset[str], slice]]:
-    """Of parameters, each with where it starts and its size, those in a row that the same axes split."""
-    for axes, run in itertools.groupby(places, key=lambda place: place[0].parameter.use.sharded_axes):
-        found = list(run)
-        yield axes, slice(found[0][1], found[-1][1] + found[-1][2])
+def _group_runs(members: Iterable[tuple[GroupMember, int, int]]) -> Iterator[tuple[frozenset[str], slice]]:
+    """Yield runs of consecutive parameters that the same axes split; each parameter comes with its start and size."""
+    for axes, run in itertools.groupby(members, key=lambda member: member[0].parameter.use.sharded_axes):
+        run_members = list(run)
+        yield axes, slice(run_members[0][1], run_members[-1][1] + run_members[-1][2])
 
 
 class TiledParameterGroup(FlatParameterGroup):
-    """A group whose `weights` [padded] are flat but for those of `cast`, parameters by their full names, which have tensors of
-    their own. The master copy is whole on each process, so that each casts whole tiles."""
+    """A group whose `weights` [padded] are flat, except the parameters of `cast`, by full name, which have tensors of
+    their own.
+
+    The master copy is full on each rank, so that each casts whole tiles.
+    """
 
     def __init__(self, group: ParameterGroup, formats: TrainingDtypes, world: World, cast: Set[str]) -> None:
         self.cast = cast
@@ -201,7 +207,7 @@ class TiledParameterGroup(FlatParameterGroup):
         self.weights = self.shard = self.zeros(plain, self.formats.weights)
         self.state = self.zeros(self.group.shard_size, self.formats.state)
         self.has_master = self.whole = True
-        assert len(self.state) == self.group.padded_size, "the master copy is whole (planning.runnable)"
+        assert len(self.state) == self.group.padded_size, "the master copy is whole (layout.rules.engine)"
 
     def _views(self) -> dict[str, Any]:
         views: dict[str, Any] = {}
@@ -218,16 +224,16 @@ class TiledParameterGroup(FlatParameterGroup):
         return member.parameter.name in self.cast
 
     def _tiled(self, member: GroupMember) -> TiledWeight:
-        matrix, narrow = member.parameter.matrix, self.formats.tiled
+        matrix, tiled_format = member.parameter.matrix, self.formats.tiled
         assert matrix is not None
-        assert narrow is not None
+        assert tiled_format is not None
         shape = torch.Size(member.shape)
         return TiledWeight.zeros(
-            shape, len(matrix.stack), len(matrix.rows), narrow.operand, narrow.scaling, self.world.device
+            shape, len(matrix.stack), len(matrix.rows), tiled_format.operand, tiled_format.scaling, self.world.device
         )
 
     def stored_tensors(self) -> Iterator[Tensor]:
-        """The weights as they rest, with the scales of their tiles."""
+        """Yield the stored weights, and the scales of their tiles."""
         yield self.weights
         for view in self.views.values():
             if isinstance(view, TiledWeight):
@@ -237,58 +243,61 @@ class TiledParameterGroup(FlatParameterGroup):
     def publish(self) -> None:
         """Cast what was updated."""
         for member in self.group.members:
-            view, values = self.views[member.parameter.name], self.view(self.state, member)
+            view, master = self.views[member.parameter.name], self.view(self.state, member)
             if isinstance(view, TiledWeight):
-                view.store(values)
+                view.store(master)
             else:
-                view.copy_(values)
+                view.copy_(master)
 
 
 def build_flat_groups(instance: RankProgram, formats: TrainingDtypes, world: World) -> list[FlatParameterGroup]:
-    """Those of a process, in the order in which their gradients are ready."""
+    """Return the groups of a rank, in the order in which their gradients are ready."""
     if formats.tiled is None:
         return [FlatParameterGroup(group, formats, world) for group in instance.groups]
-    cast = frozenset(one.name for one in instance.parameters if one.weight in instance.operands(one.unit))
+    cast = frozenset(
+        parameter.name for parameter in instance.parameters if parameter.weight in instance.operands(parameter.unit)
+    )
     return [TiledParameterGroup(group, formats, world, cast) for group in instance.groups]
 
 
 class WeightGatherer:
-    """What is done around the units of a model (`run.engine.model.WeightMovement`), by their places in the forward pass.
+    """Gathers and frees weights around the units of a model (`run.engine.model.WeightMovement`), by their index in the
+    forward pass.
 
-    `forward` and `backward` are the groups that each unit needs gathered in a pass, `kept` the units that keep them from the
-    one until the other.
+    `forward` and `backward` are the groups that each unit needs gathered in a pass; units in `kept` keep them from the
+    forward to the backward pass.
     """
 
     def __init__(
-        self, forward: Sequence[Sequence[FlatParameterGroup]], backward: Sequence[Sequence[FlatParameterGroup]], kept: Set[int],
-        exchange: MeshCollectives,
+        self, forward: Sequence[Sequence[FlatParameterGroup]], backward: Sequence[Sequence[FlatParameterGroup]],
+        kept_units: Set[int], exchange: MeshCollectives,
     ) -> None:  # fmt: skip
-        self.forward, self.backward, self.kept, self.exchange = forward, backward, kept, exchange
+        self.forward, self.backward, self.kept, self.exchange = forward, backward, kept_units, exchange
         self.pending: dict[int, PendingWork] = {}
 
-    def before_forward(self, place: int, following: int | None) -> None:
-        """The unit's weights are there, and the next one's are on their way."""
-        self._require(self.forward[place])
-        if following is not None:
-            self._start(self.forward[following])
+    def before_forward(self, unit_index: int, next_unit: int | None) -> None:
+        """Wait for the unit's weights, and start to gather the next unit's."""
+        self._require(self.forward[unit_index])
+        if next_unit is not None:
+            self._start(self.forward[next_unit])
 
-    def after_forward(self, place: int) -> None:
-        """They leave, unless the backward pass follows at once."""
-        for group in self.forward[place] if place not in self.kept else ():
+    def after_forward(self, unit_index: int) -> None:
+        """Free them, unless the backward pass follows at once."""
+        for group in self.forward[unit_index] if unit_index not in self.kept else ():
             group.release()
 
-    def before_backward(self, place: int, done: int | None, following: int | None) -> None:
-        """The unit before has run backward."""
-        if done is not None:
-            self._free_after_use(done)
-        self._require(self.backward[place])
-        if following is not None:
-            self._start(self.backward[following])
+    def before_backward(self, unit_index: int, previous_unit: int | None, next_unit: int | None) -> None:
+        """Free the weights of the unit that has run backward, wait for this unit's, and start to gather the next one's."""
+        if previous_unit is not None:
+            self._free_after_use(previous_unit)
+        self._require(self.backward[unit_index])
+        if next_unit is not None:
+            self._start(self.backward[next_unit])
 
-    def _free_after_use(self, done: int) -> None:
-        """Those that are still there: frozen weights have no gradient that says when they are done with, and lent ones have not
-        yet all of theirs."""
-        for group in (*self.forward[done], *self.backward[done]):
+    def _free_after_use(self, unit_index: int) -> None:
+        """Free the weights of a unit that are still there."""
+        for group in (*self.forward[unit_index], *self.backward[unit_index]):
+            # Frozen weights have no gradient whose arrival would free them, and shared ones still wait for other units'.
             if group.whole and id(group) not in self.pending:
                 group.release()
 
@@ -303,8 +312,8 @@ class WeightGatherer:
         for group in groups:
             if not group.whole:
                 group.allocate()
-                gathered = group.weights, group.shard, group.sync.gather, group.weights_carried
-                self.pending[id(group)] = self.exchange.all_gather(*gathered)
+                arguments = group.weights, group.shard, group.sync.gather, group.weights_carried
+                self.pending[id(group)] = self.exchange.all_gather(*arguments)
 
     def end(self) -> None:
         """Free everything at the end of a pass."""

@@ -1,7 +1,7 @@
-"""The gradients of a group: into its flat arrays as they become ready, and from there over the mesh and back.
+"""Gradients of a group: written to flat arrays as they become ready, then reduced over the mesh.
 
 A step's loss is divided by the targets of the whole step, so gradients are summed, never averaged. Where gradients are
-added up in another format than products give them in, a staging copy has the latter.
+accumulated in another dtype than products return, a staging copy has the latter.
 """
 
 from __future__ import annotations
@@ -21,54 +21,60 @@ from shardwise.step.parameters import GroupMember
 
 
 class GradientBuffer:
-    """The gradients of one group in one backward pass after the other."""
+    """The gradients of one group, through all backward passes of a step."""
 
     def __init__(self, flat: FlatParameterGroup, exchange: MeshCollectives) -> None:
         self.flat, self.exchange = flat, exchange
         self.members = {member.parameter.name: member for member in flat.group.members}
-        self.fresh = True  # nothing has been scattered in this step yet
+        # Where a gradient goes, by pass of the step:
+        # - accumulated in full (no `scatters`): the first pass writes `flat.gradients`, later ones add; sent in the last pass
+        #   (or in each, see `GradientReducer`). With a measured norm, passes after the first write `moving`, then fold it.
+        # - scattered (`scatters`): every pass writes `moving` and sends it; the first sum received is copied to
+        #   `flat.gradients` (`fresh`), later ones are added.
+        self.fresh = True  # no scattered gradient has been received in this step yet
         self.begun: set[str] = set()  # members that have a gradient from an earlier pass of this step
         self.uses = Counter[str]()  # how many units of this pass give a gradient of each member
-        self.absent = Counter[str]()  # of these gradients
-        self.left = 0  # passes of this step that are still to come
+        self.absent = Counter[str]()  # gradients of this pass that are still missing
+        self.left = 0  # remaining passes of this step
         self.measured = False  # the norm of each pass's gradients is taken
         formats = flat.formats
         self.given = None if formats.accumulated is None or flat.scatters else GradientStaging(flat)
         self.moving: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: PendingWork | None = None
-        self.on_allocated: Callable[[Tensor], None] = lambda part: (
+        self.on_allocated: Callable[[Tensor], None] = lambda tensor: (
             None
-        )  # called with what is scattered, and with what arrives
+        )  # called with each buffer made for a reduction
 
     def begin_step(self, num_passes: int, *, measured: bool) -> None:
-        """So many passes will give gradients of the group. `measured`: the norm of those of each is taken."""
+        """Start a step in which `num_passes` passes give gradients of the group. `measured`: the norm of each pass's
+        gradients is taken."""
         self.fresh, self.begun, self.left, self.measured = True, set(), num_passes, measured
 
     def begin_pass(self, uses: Counter[str]) -> None:
-        """So many units are going to give a gradient of each member."""
+        """Start a pass; `uses` counts the units that will give a gradient of each member."""
         self.uses, self.absent = uses, Counter(uses)
         self.left -= 1
 
     def end_pass(self) -> None:
-        """All have been given."""
+        """Mark the members of this pass as having a gradient."""
         self.begun |= set(self.uses)
 
     @property
     def last(self) -> bool:
-        """Whether this pass is the step's last that gives gradients of the group."""
+        """True in the step's last pass that gives gradients of the group."""
         return self.left == 0
 
     @property
     def uses_separate_buffer(self) -> bool:
-        """Whether this pass's gradients have an array of their own: those that are scattered, and behind the first pass those
-        whose norm is taken."""
+        """True if this pass's gradients have an array of their own: if they are scattered, or, after the first pass, if
+        their norm is taken."""
         is_first = not self.begun and len(self.uses) == len(self.members)
         return self.flat.scatters or (self.measured and not is_first)
 
     @property
     def array(self) -> Tensor:
-        """Where this micro-batch's gradients are put, or added up."""
+        """The array that this pass's gradients are written or added to; allocated on first use."""
         flat = self.flat
         if not self.uses_separate_buffer:
             return flat.gradients
@@ -79,12 +85,13 @@ class GradientBuffer:
         return self.moving
 
     def accumulates(self, name: str) -> bool:
-        """Whether a gradient is added to what is there."""
+        """Return whether a gradient is added to what is in the array."""
         first = self.absent[name] == self.uses[name]
         return not first or (name in self.begun and not self.uses_separate_buffer)
 
     def target(self, name: str) -> tuple[Tensor | None, bool]:
-        """Where products may write a parameter's gradient, and whether they add it; nowhere, where formats differ."""
+        """Return the tensor to which products may write a parameter's gradient, and whether they add; None where dtypes
+        differ."""
         member, formats = self.members[name], self.flat.formats
         if self.given is not None:
             return self.given.target(member), False
@@ -93,28 +100,30 @@ class GradientBuffer:
         return self.flat.view(self.array, member), self.accumulates(name)
 
     def accept(self, name: str, gradient: Tensor | None) -> bool:
-        """A parameter's gradient is ready (None: at its target). Whether it was the last of the group's."""
+        """Take a parameter's gradient (None: it is at its target). Returns whether the group now has all its gradients."""
         member = self.members[name]
         if self.given is not None:
             gradient = self.given.accept(member, gradient)
         if gradient is not None:
-            resting = self.flat.view(self.array, member)
-            resting.add_(gradient) if self.accumulates(name) else resting.copy_(gradient)
+            target = self.flat.view(self.array, member)
+            target.add_(gradient) if self.accumulates(name) else target.copy_(gradient)
         self.absent[name] -= 1
-        self.absent += Counter()  # what is there of is not absent
+        self.absent += Counter()  # drops members whose count is 0
         return not self.absent
 
     def fold_separate_buffer(self) -> None:
-        """What had an array of its own for its norm's sake is added to where gradients rest."""
+        """Add a buffer that was separate only for its norm to the accumulated gradients."""
         if self.moving is None or self.flat.scatters:
             return
         for name in self.uses:
-            resting, given = (self.flat.view(one, self.members[name]) for one in (self.flat.gradients, self.moving))
-            resting.add_(given) if name in self.begun else resting.copy_(given)
+            target, separate = (
+                self.flat.view(buffer, self.members[name]) for buffer in (self.flat.gradients, self.moving)
+            )
+            target.add_(separate) if name in self.begun else target.copy_(separate)
         self.moving = None
 
     def send(self) -> None:
-        """All are there: begin to sum them over the mesh."""
+        """Start the reduction of the group over the mesh."""
         flat = self.flat
         if flat.scatters:
             self._scatter(self.array, flat.sync.scatter)
@@ -124,16 +133,16 @@ class GradientBuffer:
             self.arriving = flat.gradients.to(flat.formats.reduced)
             self.pending = self._summed(self.arriving, flat.sync.reduce)
 
-    def _scatter(self, whole: Tensor, axes: tuple[str, ...]) -> None:
+    def _scatter(self, gradients: Tensor, axes: tuple[str, ...]) -> None:
         self.arriving = self.flat.zeros(self.flat.group.shard_size, self.flat.formats.reduced)
         self.on_allocated(self.arriving)
-        self.pending = self.exchange.reduce_scatter(self.arriving, whole, axes, self.flat.gradients_carried)
+        self.pending = self.exchange.reduce_scatter(self.arriving, gradients, axes, self.flat.gradients_carried)
 
-    def _summed(self, values: Tensor, axes: Axes) -> PendingWork:
-        return self.exchange.all_reduce(values, axes, carries=self.flat.gradients_carried)
+    def _summed(self, gradients: Tensor, axes: Axes) -> PendingWork:
+        return self.exchange.all_reduce(gradients, axes, carries=self.flat.gradients_carried)
 
     def receive(self) -> None:
-        """Wait for the sum, and put it where gradients rest."""
+        """Wait for the reduction, and add or copy its result to the accumulated gradients."""
         if self.pending is None or self.arriving is None:
             return
         self.pending.wait()
@@ -147,14 +156,14 @@ class GradientBuffer:
         self.fresh = self.fresh and not flat.scatters
 
     def reduce_shards(self) -> None:
-        """Begin to sum what was scattered over the axes that replicate it."""
+        """Start to sum scattered gradients over the axes that replicate them."""
         flat = self.flat
         if flat.sync.reduce and (flat.scatters or flat.sync.step_scatter):
             self.arriving = flat.gradient_shard.to(flat.formats.reduced)
             self.pending = self._summed(self.arriving, flat.sync.reduce)
 
     def receive_shards(self) -> None:
-        """Wait for these."""
+        """Wait for that sum."""
         if self.pending is not None and self.arriving is not None:
             self.pending.wait()
             if self.arriving.data_ptr() != self.flat.gradient_shard.data_ptr():
@@ -162,29 +171,30 @@ class GradientBuffer:
         self.arriving = self.pending = None
 
     def sum_shared_copies(self) -> None:
-        """Where another stage has a copy of the parameters, the sum of both."""
+        """Sum the gradients of parameters of which another stage has a copy (tied embeddings)."""
         flat = self.flat
         if flat.group.mirrored:
-            both = flat.gradient_shard.to(flat.formats.reduced, copy=True)
-            self._summed(both, MIRROR_RANKS).wait()
-            flat.gradient_shard.copy_(both)
+            total = flat.gradient_shard.to(flat.formats.reduced, copy=True)
+            self._summed(total, MIRROR_RANKS).wait()
+            flat.gradient_shard.copy_(total)
 
     def keep_local_once(self) -> None:
-        """After a sum that is not the step's last: of what was summed one process keeps each part, so that it is counted once."""
+        """After a sum that is not the step's last, keep each part of it on one rank only, so that it is counted once."""
         flat, world = self.flat, self.flat.world
         if flat.scatters:
             return
-        kept = flat.gradient_shard.clone() if world.position(flat.sync.reduce) == 0 else None
+        local_part = flat.gradient_shard.clone() if world.position(flat.sync.reduce) == 0 else None
         if flat.sync.reduce or flat.sync.step_scatter:
             flat.gradients.zero_()
-            if kept is not None:
-                flat.gradient_shard.copy_(kept)
+            if local_part is not None:
+                flat.gradient_shard.copy_(local_part)
 
 
 class GradientStaging:
-    """That of a group: `values` [padded]; in a format of one byte each parameter's have a scale, that of the last pass.
+    """Gradients of a group as products return them: `values` [padded]; in a one-byte format each parameter has a scale,
+    from its last pass.
 
-    It rests, as S1's 20 bytes have it; recipes that keep fp32 gradients alone need none.
+    It stays allocated between steps. Recipes that keep only fp32 gradients have none.
     """
 
     def __init__(self, flat: FlatParameterGroup) -> None:
@@ -192,26 +202,27 @@ class GradientStaging:
         self.values = flat.zeros(flat.group.padded_size, flat.formats.gradients)
         self.scaled: dict[str, ScaledTensor] = {}
         if self.values.element_size() == 1:
-            self.scaled = {one.parameter.name: self._scaled(one) for one in flat.group.members}
+            self.scaled = {member.parameter.name: self._scaled(member) for member in flat.group.members}
 
     def _scaled(self, member: GroupMember) -> ScaledTensor:
         scale = torch.ones(1, device=self.values.device)
         return ScaledTensor(self.values[member.start : member.stop], scale)
 
     def target(self, member: GroupMember) -> Tensor | None:
-        """Where products write a parameter's gradient; None: nowhere, for it is cast when all of it is known."""
+        """Return the tensor to which products write a parameter's gradient; None where it must be complete before it is
+        cast."""
         return None if self.scaled else self.flat.view(self.values, member)
 
     def accept(self, member: GroupMember, gradient: Tensor | None) -> Tensor:
-        """A parameter's gradient is ready (None: at its target): as it rests here, to be added up."""
+        """Take a parameter's gradient (None: it is at its target), and return it as stored here, for accumulation."""
         if gradient is None:
             return self.flat.view(self.values, member)
         if self.scaled:
-            kept = self.scaled[member.parameter.name].copy_(gradient.reshape(-1))
-            return kept.to(torch.float32).view(member.shape)
+            scaled = self.scaled[member.parameter.name].copy_(gradient.reshape(-1))
+            return scaled.to(torch.float32).view(member.shape)
         return self.flat.view(self.values, member).copy_(gradient)
 
     def stored_tensors(self) -> Iterator[Tensor]:
-        """The values, and the scales of narrow ones."""
+        """Yield the values, and the scales of one-byte formats."""
         yield self.values
-        yield from (one.scale for one in self.scaled.values())
+        yield from (scaled.scale for scaled in self.scaled.values())

@@ -1,9 +1,10 @@
-"""When gradients are summed over the mesh: as soon as a group of them is ready, in one order on every rank, or later.
+"""Reduction of gradients over the mesh: as soon as a group of them is ready, in one order on every rank, or later.
 
-For the gradient noise scale (`batch.noise`) the norm of the gradient of each micro-batch of each replica is taken, as
-the backward pass has just made it, before replicas are added up. Where ranks have parts of the same sequences'
-gradient (`Sync.within`: context parallelism, experts, norms under sequence parallelism) these are summed first, since
-squares of parts do not add up; all else is one sum of squares, to which each rank adds its own part of the parameters.
+For the gradient noise scale (`batch_size`) the norm of the gradient of each micro-batch of each replica is taken as
+soon as the backward pass has made it, before replicas are summed. Where ranks have parts of the same sequences'
+gradient (`WeightSync.within`: context parallelism, experts, norms under sequence parallelism) these are summed first,
+since squares of parts do not add up. All else is one sum of squares, to which each rank adds its part of the
+parameters.
 """
 
 from __future__ import annotations
@@ -26,14 +27,12 @@ from shardwise.step.issued_collectives import partial_gradient_names
 from shardwise.step.rank_program import RankProgram
 
 UnitPaths = tuple[str, ...]
-WeightNames = Mapping[
-    str, Mapping[str, str]
-]  # by unit's path, of each trained weight that it uses the parameter's full name
+WeightNames = Mapping[str, Mapping[str, str]]  # by unit path: the full parameter name of each trained weight it uses
 
 
 @dataclass(frozen=True, slots=True)
 class UnitGradientSink:
-    """Where one unit's gradients go (`engine.torch.calls.Gradients`)."""
+    """Destination of one unit's gradients (`run.engine.call_rewrites.GradientSink`)."""
 
     reducer: GradientReducer
     names: Mapping[str, str]
@@ -47,10 +46,12 @@ class UnitGradientSink:
 
 
 class GradientReducer:
-    """The gradients of all groups. `groups` in the order in which they are ready; they are sent in this order on every process.
+    """The gradients of all groups; `groups` are in the order in which they are ready, and are sent in this order on
+    every rank.
 
-    `names` are those of the weights whose gradients each unit gives. `reduction`: "after" the backward pass, or as soon as a
-    group is ready. `each_pass`: not only in a step's last. `norms` takes those of each pass, before anything is sent.
+    `names` are the weights whose gradients each unit gives. `reduction`: "after" the backward pass, or as soon as a
+    group is ready. `each_pass`: reduce in every pass, not only in a step's last. `norms` takes the norm of each pass
+    before anything is sent.
     """
 
     def __init__(
@@ -58,94 +59,102 @@ class GradientReducer:
         reduction: str, each_pass: bool,
     ) -> None:  # fmt: skip
         self.groups = [GradientBuffer(group, exchange) for group in groups]
-        self.group_of = {name: one for one in self.groups for name in one.members}
+        self.group_of = {name: buffer for buffer in self.groups for name in buffer.members}
         self.names, self.norms = names, norms
         self.after, self.each_pass = reduction == "after", each_pass
-        self.passing: list[GradientBuffer] = []  # those that this pass gives gradients of
+        self.passing: list[GradientBuffer] = []  # groups of which this pass gives gradients
         self.num_sent = 0
 
     def of_unit(self, path: str) -> UnitGradientSink:
-        """Where the gradients of the unit at a path go."""
+        """Return the destination of the gradients of the unit at a path."""
         return UnitGradientSink(self, self.names[path])
 
     def accept(self, name: str, gradient: Tensor | None) -> None:
-        """A parameter's gradient is ready; None: at its target."""
-        one = self.group_of[name]
-        if one.accept(name, gradient):
-            self._ready(one)
+        """Take a parameter's gradient; None: it is at its target."""
+        buffer = self.group_of[name]
+        if buffer.accept(name, gradient):
+            self._ready(buffer)
 
     def begin_step(self, passes: Counter[UnitPaths]) -> None:
-        """`passes`: how often each of some sets of units gives gradients in the step, by their paths."""
-        found: Counter[int] = Counter()
+        """Start a step; `passes` counts the passes of each set of unit paths."""
+        num_passes: Counter[int] = Counter()
         for paths, times in passes.items():
-            found.update({id(one): times for one, _ in self._buffers_of_units(paths)})
-        for one in self.groups:
-            one.begin_step(found[id(one)], measured=self.norms.measures)
+            num_passes.update({id(buffer): times for buffer, _ in self._buffers_of_units(paths)})
+        for buffer in self.groups:
+            buffer.begin_step(num_passes[id(buffer)], measured=self.norms.measures)
 
     def begin_pass(self, paths: UnitPaths, micro_batch: int) -> None:
-        """The units at these paths are going to give their gradients of a micro-batch."""
-        given = self._buffers_of_units(paths)
+        """Start a pass of a micro-batch in which the units at these paths give their gradients."""
+        buffers = self._buffers_of_units(paths)
         self.norms.micro_batch = micro_batch
-        self.passing, self.num_sent = [one for one, _ in given], 0
-        for one, uses in given:
-            one.begin_pass(uses)
+        self.passing, self.num_sent = [buffer for buffer, _ in buffers], 0
+        for buffer, uses in buffers:
+            buffer.begin_pass(uses)
 
     def _buffers_of_units(self, paths: UnitPaths) -> list[tuple[GradientBuffer, Counter[str]]]:
-        """The groups that units give gradients of, and how many units give that of each member."""
+        """Return the groups that units give gradients of, with the number of units that use each member."""
         uses = Counter(name for path in paths for name in self.names[path].values())
-        found = [(one, Counter({name: uses[name] for name in one.members if name in uses})) for one in self.groups]
-        return [(one, of_group) for one, of_group in found if of_group]
+        buffers = [
+            (buffer, Counter({name: uses[name] for name in buffer.members if name in uses})) for buffer in self.groups
+        ]
+        return [(buffer, group_uses) for buffer, group_uses in buffers if group_uses]
 
-    def _ready(self, one: GradientBuffer) -> None:
-        self.norms.accept(one)
-        one.fold_separate_buffer()
-        if one.flat.splits_weights:
-            one.flat.release()
-        if one.flat.scatters or not self.after:
+    def _ready(self, buffer: GradientBuffer) -> None:
+        self.norms.accept(buffer)
+        buffer.fold_separate_buffer()
+        if buffer.flat.splits_weights:
+            buffer.flat.release()
+        if buffer.flat.scatters or not self.after:
             self._send_ready()
 
-    def _sends(self, one: GradientBuffer) -> bool:
-        return one.flat.scatters or one.last or self.each_pass
+    def _sends(self, buffer: GradientBuffer) -> bool:
+        return buffer.flat.scatters or buffer.last or self.each_pass
 
     def _send_ready(self) -> None:
-        """Send the groups that are ready, in their order; of scattered ones the one before has arrived by then."""
+        """Send the ready groups, in their order."""
+        # Every rank issues its collectives in the order of `passing`, or they would deadlock: a group that is ready early
+        # waits for those before it.
         while self.num_sent < len(self.passing) and not self.passing[self.num_sent].absent:
-            one = self.passing[self.num_sent]
-            if one.flat.scatters and self.num_sent:
+            buffer = self.passing[self.num_sent]
+            if buffer.flat.scatters and self.num_sent:  # at most two unsharded gradient buffers exist at a time
                 self.passing[self.num_sent - 1].receive()
-            if self._sends(one):
-                one.send()
+            if self._sends(buffer):
+                buffer.send()
             self.num_sent += 1
 
     def end_pass(self) -> None:
-        """Send what is left. What is scattered is waited for, and what is summed again in a later pass; what is reduced once per
-        step is on its way beside the passes that follow."""
+        """Send the remaining groups.
+
+        Scattered gradients are waited for, and so are those that a later pass sums again; a reduction that happens once
+        per step overlaps with the passes that follow.
+        """
         self._send_ready()
-        for one in self.passing:
-            if one.flat.scatters or not one.last:
-                one.receive()
-            one.end_pass()
+        for buffer in self.passing:
+            if buffer.flat.scatters or not buffer.last:
+                buffer.receive()
+            buffer.end_pass()
         if self.each_pass:
-            again = [one for one in self.passing if not (one.last or one.flat.scatters)]
-            _sum_shards(again)
-            for one in again:
-                one.keep_local_once()
+            summed_again = [buffer for buffer in self.passing if not (buffer.last or buffer.flat.scatters)]
+            _sum_shards(summed_again)
+            for buffer in summed_again:
+                buffer.keep_local_once()
 
     def end_step(self) -> None:
-        """Each process has the whole sum of its part; of parameters of which another stage has a copy, that of both."""
-        for one in self.groups:
-            one.receive()
+        """Complete all reductions: each rank then has the full sum of its part, of shared parameters that over both
+        stages."""
+        for buffer in self.groups:
+            buffer.receive()
         _sum_shards(self.groups)
-        for one in self.groups:
-            one.sum_shared_copies()
+        for buffer in self.groups:
+            buffer.sum_shared_copies()
 
 
-def _sum_shards(groups: Sequence[GradientBuffer]) -> None:
-    """Over the axes that replicate what was scattered."""
-    for one in groups:
-        one.reduce_shards()
-    for one in groups:
-        one.receive_shards()
+def _sum_shards(buffers: Sequence[GradientBuffer]) -> None:
+    """Sum scattered gradients over the axes that replicate them."""
+    for buffer in buffers:
+        buffer.reduce_shards()
+    for buffer in buffers:
+        buffer.receive_shards()
 
 
 class MicroBatchNorms:
@@ -161,49 +170,50 @@ class MicroBatchNorms:
         self._parts: dict[FlatParameterGroup, dict[int, Tensor]] = {}
 
     def begin_step(self, *, measures: bool) -> None:
-        """A step begins in which norms are taken, or not."""
+        """Start a step, in which norms are taken or not."""
         self.measures = measures
         self._squares, self._parts = [], {}
 
-    def accept(self, one: GradientBuffer) -> None:
-        """A group's gradients of the micro-batch are there, or the part of them that one pass gives."""
+    def accept(self, buffer: GradientBuffer) -> None:
+        """Add a group's gradients of the micro-batch, or the part that one pass gives."""
         if not self.measures:
             return
-        flat, within = one.flat, one.flat.sync.within(self.replicas)
-        whole = self._summed(flat, one.array, within) if within else one.array
-        if self.divided.isdisjoint(one.members):
-            self._square(flat, whole)
+        flat, partial_axes = buffer.flat, buffer.flat.sync.within(self.replicas)
+        gradients = self._summed(flat, buffer.array, partial_axes) if partial_axes else buffer.array
+        if self.divided.isdisjoint(buffer.members):
+            self._square(flat, gradients)
             return
         parts = self._parts.setdefault(flat, {})
         earlier = parts.get(self.micro_batch)
-        parts[self.micro_batch] = whole.clone() if earlier is None else earlier.add_(whole)
+        parts[self.micro_batch] = gradients.clone() if earlier is None else earlier.add_(gradients)
 
     def end_step(self) -> Tensor | None:
-        """The sum over all micro-batches of all replicas, a scalar, the same on every rank; None where none was taken."""
+        """Return the sum over all micro-batches of all replicas, a scalar, equal on every rank; None where none was
+        taken."""
         if not self.measures:
             return None
         for flat, parts in self._parts.items():
-            for _, values in sorted(parts.items()):
+            for _, gradients in sorted(parts.items()):
                 if flat.group.mirrored:
-                    self._square(flat, self._summed(flat, values, MIRROR_RANKS), num_ends=2)
+                    self._square(flat, self._summed(flat, gradients, MIRROR_RANKS), num_ends=2)
                 else:
-                    self._square(flat, values)
+                    self._square(flat, gradients)
         total = torch.stack(self._squares).sum().to(self.control)
         self._squares, self._parts = [], {}
         return self.exchange.sum_and_wait(total, self.axes)
 
-    def _summed(self, flat: FlatParameterGroup, values: Tensor, axes: Axes) -> Tensor:
-        """The sum over ranks that have parts of the same gradient."""
-        found = values.to(flat.formats.reduced, copy=True)
-        self.exchange.all_reduce(found, axes, carries=flat.gradients_carried).wait()
-        return found
+    def _summed(self, flat: FlatParameterGroup, gradients: Tensor, axes: Axes) -> Tensor:
+        """Return the sum over ranks that have parts of the same gradient."""
+        total = gradients.to(flat.formats.reduced, copy=True)
+        self.exchange.all_reduce(total, axes, carries=flat.gradients_carried).wait()
+        return total
 
-    def _square(self, flat: FlatParameterGroup, values: Tensor, num_ends: int = 1) -> None:
-        """Add the squares of a gradient that so many ends of the pipeline have alike."""
+    def _square(self, flat: FlatParameterGroup, gradients: Tensor, num_ends: int = 1) -> None:
+        """Add the squares of a gradient that `num_ends` stages have alike."""
         for split, rows in flat.full_runs():
-            self._squares.append(sum_of_squares(values[rows]) / (num_ends * self._copies(split)))
+            self._squares.append(sum_of_squares(gradients[rows]) / (num_ends * self._copies(split)))
 
     def _copies(self, split: Collection[str]) -> int:
-        """Of the ranks that add up squares, those that have the same gradient of a parameter split over some axes."""
-        apart = {"pp", *self.replicas, *split}
-        return self.mesh.size([axis for axis in self.axes if axis not in apart])
+        """Return how many of the ranks that sum squares have the same gradient, of a parameter split over some axes."""
+        excluded = {"pp", *self.replicas, *split}
+        return self.mesh.size([axis for axis in self.axes if axis not in excluded])

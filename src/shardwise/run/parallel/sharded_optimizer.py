@@ -1,12 +1,10 @@
-"""The optimizer's step on this rank's part of each group, with gradients clipped to a norm; and moments as checkpoints
-keep them.
+"""The optimizer's step on this rank's part of each group, with gradient clipping; and moments as checkpoints keep them.
 
-Of moments with scales a checkpoint keeps what they multiply and the scales. A block is of 256 elements in a row of
-what a rank uses of a parameter (`dtypes.BLOCKS`), and flat arrays are cut between blocks, so neither ZeRO nor
-pipelines change what a block is of. Tensor parallelism does not either, if its parts of the rows are whole blocks:
-scales then have the place of their blocks in the parameter, and any layout reads them. Where it does cut blocks, the
-scales are those of one degree, and their name has the parts. So has that of a moment with one scale for what a rank
-uses of a parameter.
+A checkpoint keeps quantized moments as codes and scales. A scale block is 256 consecutive elements of what a rank uses
+of a parameter, and flat arrays are cut between blocks, so neither ZeRO nor pipelines change the blocks. Tensor
+parallelism does not either, if its parts of the rows are whole blocks: scales then have the place of their blocks in
+the parameter, and any layout reads them. Where it does cut blocks, the scales belong to one degree, and their name has
+the number of parts. The same holds for a moment with one scale for what a rank uses of a parameter.
 """
 
 from __future__ import annotations
@@ -43,14 +41,12 @@ from shardwise.step.parameters import GroupMember
 from shardwise.values.boxes import Box, Shape
 
 NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
-NORM_BLOCK = (
-    2**8
-)  # elements that are added up in float32, a few in each lane of a vector; blocks are added up in float64
+NORM_BLOCK = 2**8  # elements summed in float32, a few in each vector lane; block sums are added in float64
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerSlot:
-    """A parameter's part on this process as the optimizer has it."""
+    """A parameter's part on this rank, as the optimizer has it."""
 
     interval: ParameterShard
     weight: nn.Parameter
@@ -65,7 +61,7 @@ class ElementwiseUpdate(NamedTuple):
 
 
 class ShardedOptimizer:
-    """The optimizer for the groups of a model, one for each group, so that weights can leave as soon as they are new.
+    """The optimizers of a model's groups, one for each group, so that weights can be sent as soon as they are updated.
 
     Clips as torch.nn.utils.clip_grad_norm_ does.
     """
@@ -80,76 +76,102 @@ class ShardedOptimizer:
         self.means = self._means(traffic) if get_optimizer(optimizer).reduces_means else {}
         self.whole = [self._whole(group) for group in groups]
         self.by_element = [
-            list(self._by_element(group, list(self._elementwise(group, whole))))
-            for group, whole in zip(groups, self.whole, strict=True)
+            list(self._by_element(group, list(self._elementwise(group, matrix_update))))
+            for group, matrix_update in zip(groups, self.whole, strict=True)
         ]
 
     def _means(self, traffic: Callable[[str], Iterable[UnitCollective]]) -> dict[str, FactoredUpdate]:
-        """What updates the weights of each unit by an optimizer that takes means of them, by the unit's path."""
-        one = get_optimizer(self.name)
-        fields = one.resolve_hyperparameters(self.recipe.optimizer)
+        """Return the updates of units' weights by an optimizer that takes means of them, by the unit's path."""
+        optimizer = get_optimizer(self.name)
+        fields = optimizer.resolve_hyperparameters(self.recipe.optimizer)
         weights: dict[str, list[FactoredWeight]] = {}
         for group in self.groups:
             for member in group.group.members:
-                own = one.for_weight(is_matrix=member.parameter.matrix is not None)
-                given = one.hyperparameters_for(fields, matrix=member.parameter.is_matrix)
-                weights.setdefault(group.group.path, []).append(FactoredWeight(group, member, own, given))
+                weight_optimizer = optimizer.for_weight(is_matrix=member.parameter.matrix is not None)
+                hyperparameters = optimizer.hyperparameters_for(fields, matrix=member.parameter.is_matrix)
+                weights.setdefault(group.group.path, []).append(
+                    FactoredWeight(group, member, weight_optimizer, hyperparameters)
+                )
         return {
             path: FactoredUpdate(
-                every, (m for m in traffic(every[0].member.parameter.unit) if m.role is Role.MEAN), self.exchange
+                unit_weights,
+                (
+                    collective
+                    for collective in traffic(unit_weights[0].member.parameter.unit)
+                    if collective.role is Role.MEAN
+                ),
+                self.exchange,
             )
-            for path, every in weights.items()
+            for path, unit_weights in weights.items()
         }
 
-    def _elementwise(self, group: FlatParameterGroup, whole: WholeMatrixUpdate | None) -> Iterator[ParameterShard]:
-        """The parameters of a group that are updated one element by itself."""
-        for one in group.intervals() if group.group.path not in self.means else ():
-            if whole is None or one not in whole.moments:
-                yield one
+    def _elementwise(
+        self, group: FlatParameterGroup, matrix_update: WholeMatrixUpdate | None
+    ) -> Iterator[ParameterShard]:
+        """Yield the parameters of a group that are updated element by element."""
+        for shard in group.intervals() if group.group.path not in self.means else ():
+            if matrix_update is None or shard not in matrix_update.moments:
+                yield shard
 
     def _whole(self, group: FlatParameterGroup) -> WholeMatrixUpdate | None:
-        """What updates matrices that the optimizer takes whole; None: all of the group's parameters are updated elementwise."""
-        one = get_optimizer(self.name)
-        if not one.updates_whole_matrices or not any(member.parameter.matrix for member in group.group.members):
+        """Return the update of matrices that the optimizer takes whole; None: all of the group's parameters are updated
+        elementwise."""
+        optimizer = get_optimizer(self.name)
+        if not optimizer.updates_whole_matrices or not any(member.parameter.matrix for member in group.group.members):
             return None
-        own = [interval for interval in group.intervals() if interval.member.parameter.matrix]
-        fields = one.hyperparameters_for(one.resolve_hyperparameters(self.recipe.optimizer), matrix=True)
-        return WholeMatrixUpdate(group, own, self.exchange, one, fields)
+        shards = [shard for shard in group.intervals() if shard.member.parameter.matrix]
+        fields = optimizer.hyperparameters_for(optimizer.resolve_hyperparameters(self.recipe.optimizer), matrix=True)
+        return WholeMatrixUpdate(group, shards, self.exchange, optimizer, fields)
 
     def _by_element(
-        self, group: FlatParameterGroup, intervals: Sequence[ParameterShard]
+        self, group: FlatParameterGroup, all_shards: Sequence[ParameterShard]
     ) -> Iterator[ElementwiseUpdate]:
-        """What updates intervals of a group: matrices of products by themselves, where another one updates all else."""
-        one = get_optimizer(self.name)
-        for products in (False,) if one.fallback is None else (True, False):
-            own = (i for i in intervals if one.fallback is None or (i.member.parameter.matrix is not None) is products)
-            slots = [self._slot(group, interval) for interval in own]
+        """Yield the elementwise updates of a group: matrices apart, where another optimizer updates all else."""
+        optimizer = get_optimizer(self.name)
+        for products in (False,) if optimizer.fallback is None else (True, False):
+            shards = (
+                shard
+                for shard in all_shards
+                if optimizer.fallback is None or (shard.member.parameter.matrix is not None) is products
+            )
+            slots = [self._slot(group, shard) for shard in shards]
             if slots:
-                moments = tuple(one.for_weight(is_matrix=products).moments)
+                moments = tuple(optimizer.for_weight(is_matrix=products).moments)
                 yield ElementwiseUpdate(slots, self._optimizer(slots, products=products), moments)
 
-    def _slot(self, group: FlatParameterGroup, one: ParameterShard) -> OptimizerSlot:
-        return OptimizerSlot(one, nn.Parameter(group.state[one.start : one.start + one.size], requires_grad=True))
+    def _slot(self, group: FlatParameterGroup, shard: ParameterShard) -> OptimizerSlot:
+        return OptimizerSlot(
+            shard, nn.Parameter(group.state[shard.start : shard.start + shard.size], requires_grad=True)
+        )
 
     def _optimizer(self, slots: Sequence[OptimizerSlot], *, products: bool) -> TorchOptimizer:
-        matrices, others = ([slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False))
+        matrices, non_matrices = (
+            [slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False)
+        )
         formats = self.groups[0].formats
-        own = formats.moments, formats.squares
+        moment_formats = formats.moments, formats.squares
         return build_torch_optimizer(
-            self.name, matrices, others, self.recipe.optimizer, own, scaled=formats.scales_moments, products=products
+            self.name,
+            matrices,
+            non_matrices,
+            self.recipe.optimizer,
+            moment_formats,
+            scaled=formats.scales_moments,
+            products=products,
         )
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """The norm of all gradients together, each element counted once: of what several processes have each counts its share."""
-        among = tuple(axis for axis in self.norm_axes if axis != "pp")  # stages have parameters of their own
+        """Return the norm of all gradients, with each element counted once: of copies on several ranks each counts a
+        share."""
+        reduced_axes = tuple(axis for axis in self.norm_axes if axis != "pp")  # stages have parameters of their own
         total = sum(
-            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, among)
+            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, reduced_axes)
             for group in self.groups
             for axes, rows in group.local_runs()
         )
         assert isinstance(total, Tensor)
-        # exchanged in the format of the realised list
+        # in the control dtype of the instruction list (`RankProgram.control_dtype`)
         control = torch.promote_types(self.groups[0].gradient_shard.dtype, torch.float32)
         return self.exchange.sum_and_wait(total.to(control), self.norm_axes).sqrt()
 
@@ -157,22 +179,23 @@ class ShardedOptimizer:
     def step(
         self, learning_rate: float, norm: Tensor, *, loss_scale: float = 1.0, is_update: bool = True
     ) -> list[PendingWork]:
-        """Update every group; the new weights are then on their way to the other processes.
+        """Update every group, and start to send the new weights to the other ranks.
 
-        Gradients are those of the loss times `loss_scale`, `norm` is that of the loss alone. Without `is_update` weights stay.
+        Gradients are those of the loss times `loss_scale`, `norm` is that of the loss alone. Without `is_update`
+        weights stay.
         """
         scale = self._scale(norm, loss_scale)
         pending: list[PendingWork] = []
         for path, update in self.means.items() if is_update else ():
-            own = [group for group in self.groups if group.group.path == path]
-            update.step({group: self._gradients(group, scale) for group in own}, learning_rate)
-        for group, by_element, whole in zip(self.groups, self.by_element, self.whole, strict=True):
-            if is_update and (by_element or whole is not None):
+            unit_groups = [group for group in self.groups if group.group.path == path]
+            update.step({group: self._gradients(group, scale) for group in unit_groups}, learning_rate)
+        for group, elementwise_updates, matrix_update in zip(self.groups, self.by_element, self.whole, strict=True):
+            if is_update and (elementwise_updates or matrix_update is not None):
                 gradients = self._gradients(group, scale)
-                for one in by_element:
-                    self._update(gradients, one.slots, one.optimizer, learning_rate)
-                if whole is not None:
-                    whole.step(gradients, learning_rate)
+                for elementwise in elementwise_updates:
+                    self._update(gradients, elementwise.slots, elementwise.optimizer, learning_rate)
+                if matrix_update is not None:
+                    matrix_update.step(gradients, learning_rate)
             group.publish()
             if group.sync.step_gather:
                 part = group.shard.clone() if group.shard.device.type == "cpu" else group.shard
@@ -182,7 +205,7 @@ class ShardedOptimizer:
         return pending
 
     def _scale(self, norm: Tensor, loss_scale: float) -> Tensor | float | None:
-        """By what gradients are multiplied; None: by nothing."""
+        """Return the factor of the gradients; None: 1."""
         limit, unscaled = self.recipe.clip_norm, None if loss_scale == 1.0 else 1.0 / loss_scale
         if limit is None:
             return unscaled
@@ -191,9 +214,9 @@ class ShardedOptimizer:
 
     @staticmethod
     def _gradients(group: FlatParameterGroup, scale: Tensor | float | None) -> Tensor:
-        """This process's part of a group's gradients [shard] as the update takes them."""
-        fine = at_least_fp32(group.state.dtype)
-        gradients = group.gradient_shard.to(fine) if group.update is None else group.update.copy_(group.gradient_shard)
+        """Return this rank's part of a group's gradients [shard] in the dtype of the update."""
+        dtype = at_least_fp32(group.state.dtype)
+        gradients = group.gradient_shard.to(dtype) if group.update is None else group.update.copy_(group.gradient_shard)
         return gradients if scale is None else gradients.mul_(scale)
 
     @staticmethod
@@ -202,32 +225,37 @@ class ShardedOptimizer:
     ) -> None:
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
-        own = {one.weight: gradients[one.interval.start : one.interval.start + one.interval.size] for one in slots}
-        step_optimizer(optimizer, own)
+        gradient_of = {
+            slot.weight: gradients[slot.interval.start : slot.interval.start + slot.interval.size] for slot in slots
+        }
+        step_optimizer(optimizer, gradient_of)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
-        """The moments by name, this process's part of each parameter's; of blocks their codes, and their scales."""
-        for one in chain.from_iterable(self.by_element):
-            for slot, moment in product(one.slots, one.moments):
-                yield from moment_tensors(moment, slot.interval, one.optimizer.state[slot.weight][moment])
+        """Yield the moments by name, with this rank's part of each parameter; codes and scales of quantized ones."""
+        for elementwise in chain.from_iterable(self.by_element):
+            for slot, moment in product(elementwise.slots, elementwise.moments):
+                yield from moment_tensors(moment, slot.interval, elementwise.optimizer.state[slot.weight][moment])
         for update in self.means.values():
             for weight in update.weights.values():
                 yield from weight.checkpoint_tensors()
-        for whole in self.whole:
-            yield from whole.checkpoint_tensors() if whole is not None else ()
+        for matrix_update in self.whole:
+            yield from matrix_update.checkpoint_tensors() if matrix_update is not None else ()
 
     def set_steps(self, steps: int) -> None:
-        """How many steps the moments have seen."""
-        for one in chain.from_iterable(self.by_element):
-            for slot in one.slots:
-                one.optimizer.state[slot.weight]["step"].fill_(float(steps))
+        """Set the number of steps of the moments."""
+        for elementwise in chain.from_iterable(self.by_element):
+            for slot in elementwise.slots:
+                elementwise.optimizer.state[slot.weight]["step"].fill_(float(steps))
         for update in (*self.means.values(), *self.whole):
             if update is not None:
                 update.steps = steps
 
 
-def sum_of_squares(values: Tensor) -> Tensor:
-    """The sum of the squares of `values` [n], a scalar in float64, whatever their format.
+def sum_of_squares(tensor: Tensor) -> Tensor:
+    """Return the sum of the squares of `tensor` [n], a scalar in float64, whatever the dtype.
+
+    In blocks because PyTorch's norms of float32 accumulate in float32: over 10^8 equal elements the norm on a CPU is
+    5.6% off. All in float64 would take five times as long.
 
     In blocks because PyTorch's norms of float32 add up in float32: over 10^8 equal elements the norm of a CPU is 5.6% off. All in
     float64 they would take five times as long.
@@ -235,25 +263,25 @@ def sum_of_squares(values: Tensor) -> Tensor:
     >>> sum_of_squares(torch.full((4,), 2.0)).item()
     16.0
     """
-    whole = len(values) // NORM_BLOCK * NORM_BLOCK
-    fine = torch.promote_types(values.dtype, torch.float32)
-    norms = torch.linalg.vector_norm(values[:whole].view(-1, NORM_BLOCK), dim=1, dtype=fine)
-    rest = torch.linalg.vector_norm(values[whole:], dtype=torch.float64)
-    found: Tensor = norms.to(torch.float64).square().sum() + rest.square()
-    return found
+    num_in_blocks = len(tensor) // NORM_BLOCK * NORM_BLOCK
+    block_dtype = torch.promote_types(tensor.dtype, torch.float32)
+    norms = torch.linalg.vector_norm(tensor[:num_in_blocks].view(-1, NORM_BLOCK), dim=1, dtype=block_dtype)
+    rest = torch.linalg.vector_norm(tensor[num_in_blocks:], dtype=torch.float64)
+    total: Tensor = norms.to(torch.float64).square().sum() + rest.square()
+    return total
 
 
 def _is_matrix(slot: OptimizerSlot) -> bool:
     return slot.interval.member.parameter.is_matrix
 
 
-SCALES_SUFFIX = "_scales"  # what the name of a moment is followed by, or `PARTIAL_SCALES` with the parts of each dim
+SCALES_SUFFIX = "_scales"  # follows the name of a moment; or `PARTIAL_SCALES` with the number of parts of each dim
 
 
 def moment_tensors(
     name: str, interval: ParameterShard, moment: MomentTensor
 ) -> Iterator[tuple[str, ParameterShard, Tensor]]:
-    """The tensors of a moment, each with its name and the part of the parameter's that it is."""
+    """Yield the tensors of a moment, each with its name and the part of the parameter's that it is."""
     if isinstance(moment, BlockwiseMoment):
         yield name, interval, moment.codes
         suffix, scales = scales_shard(interval, moment.block)
@@ -267,10 +295,14 @@ def moment_tensors(
 
 
 def scales_shard(interval: ParameterShard, block: int) -> tuple[str, ParameterShard]:
-    """Which of all blocks' scales those of an interval are, and what the name of the moment is followed by in theirs."""
+    """Return the name suffix of a moment's scales, and the part of all scales that those of a parameter shard are."""
     member, window = interval.member, interval.window
-    split = [dim for dim, (own, whole) in enumerate(zip(member.shape, member.global_shape, strict=True)) if own < whole]
-    inner = split[-1] if split else 0  # from here on blocks are counted; dims before it are as the parameter has them
+    split = [
+        dim
+        for dim, (local_size, full_size) in enumerate(zip(member.shape, member.global_shape, strict=True))
+        if local_size < full_size
+    ]
+    inner = split[-1] if split else 0  # blocks are counted from this dim on; earlier dims keep their coordinates
     row = math.prod(member.global_shape[inner + 1 :])
     cuts = [member.shape[inner] * row] if split else []
     cuts += [member.global_shape[inner] * row] if math.prod(member.global_shape[:inner]) > 1 else []
@@ -280,30 +312,38 @@ def scales_shard(interval: ParameterShard, block: int) -> tuple[str, ParameterSh
     def counted(sizes: Shape) -> Shape:
         return *sizes[:inner], -(-sizes[inner] * row // block)
 
-    own = Box(counted(window.offsets), counted(window.lengths))
-    return SCALES_SUFFIX, _scales_of_shard(interval, counted(member.global_shape), counted(member.shape), own, block)
-
-
-def _per_part_scales(interval: ParameterShard, block: int | None) -> tuple[str, ParameterShard]:
-    """Of a parameter whose parts have blocks of their own: those of one part behind those of another. None: a part is one."""
-    member, own_size = interval.member, interval.window.volume
-    assert block is not None or interval.size == own_size, "what has one scale is not split (planning.runnable)"
-    counts = [-(-whole // own) for own, whole in zip(member.shape, member.global_shape, strict=True)]
-    before, total = 0, 0
-    for places in product(*map(range, counts)):
-        starts = tuple(place * own for place, own in zip(places, member.shape, strict=True))
-        volume = math.prod(
-            min(own, whole - start) for own, whole, start in zip(member.shape, member.global_shape, starts, strict=True)
-        )
-        before = total if starts == interval.window.offsets else before
-        total += -(-volume // (block or volume))
-    blocks = -(-own_size // (block or own_size))
-    own = Box((before,), (blocks,))
-    return PARTIAL_SCALES + "x".join(map(str, counts)), _scales_of_shard(
-        interval, (total,), (blocks,), own, block or own_size
+    local_window = Box(counted(window.offsets), counted(window.lengths))
+    return SCALES_SUFFIX, _scales_of_shard(
+        interval, counted(member.global_shape), counted(member.shape), local_window, block
     )
 
 
-def _scales_of_shard(interval: ParameterShard, whole: Shape, shape: Shape, window: Box, block: int) -> ParameterShard:
-    member = GroupMember(interval.member.parameter, whole, shape, 0)
+def _per_part_scales(interval: ParameterShard, block: int | None) -> tuple[str, ParameterShard]:
+    """Return name suffix and shard of the scales where each part of a parameter has blocks of its own, one part after
+    the other. `block` None: a part is one block."""
+    member, local_size = interval.member, interval.window.volume
+    assert block is not None or interval.size == local_size, "what has one scale is not split (layout.rules.engine)"
+    counts = [
+        -(-full_size // part_size) for part_size, full_size in zip(member.shape, member.global_shape, strict=True)
+    ]
+    before, total = 0, 0
+    for part_index in product(*map(range, counts)):
+        starts = tuple(index * part_size for index, part_size in zip(part_index, member.shape, strict=True))
+        volume = math.prod(
+            min(part_size, full_size - start)
+            for part_size, full_size, start in zip(member.shape, member.global_shape, starts, strict=True)
+        )
+        before = total if starts == interval.window.offsets else before
+        total += -(-volume // (block or volume))
+    blocks = -(-local_size // (block or local_size))
+    window = Box((before,), (blocks,))
+    return PARTIAL_SCALES + "x".join(map(str, counts)), _scales_of_shard(
+        interval, (total,), (blocks,), window, block or local_size
+    )
+
+
+def _scales_of_shard(
+    interval: ParameterShard, global_shape: Shape, shape: Shape, window: Box, block: int
+) -> ParameterShard:
+    member = GroupMember(interval.member.parameter, global_shape, shape, 0)
     return ParameterShard(member, interval.offset // block, 0, -(-interval.size // block), window)

@@ -1,4 +1,4 @@
-"""The update of a group's matrices by an optimizer that takes them whole, such as Muon or Shampoo."""
+"""Updates of a group's matrices by an optimizer that takes them whole, such as Muon or Shampoo."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from shardwise.values.boxes import Box
 
 
 class WholeMatrixUpdate:
-    """What makes of this process's part of the gradients the step of its part of the weights, and the state for that.
+    """Turns this rank's part of the gradients into the step of its part of the weights, and keeps the state for that.
 
-    What is elementwise is done on the part. What functions of whole matrices read is gathered: over ZeRO's axes as one flat
-    array, over those of tensor parallelism matrix by matrix. Each process works out the matrices that it has a part of. The
-    `squares`, which have numbers for two rows or columns, every process has of every matrix that it uses, and updates alike.
+    Elementwise formulas run on the part. What functions of whole matrices read is gathered: over ZeRO's axes as one
+    flat array, over those of tensor parallelism matrix by matrix. Each rank computes the matrices of which it has a
+    part. `squares`, the state with a number for each pair of rows or columns, is the same on every rank that uses the
+    matrix, and is updated on each.
     """
 
     def __init__(
@@ -34,116 +35,127 @@ class WholeMatrixUpdate:
         self.before, self.after = optimizer.rounds
         formats = group.formats
         dtypes = {
-            n: formats.squares if update.is_second_moment else formats.moments
-            for n, update in optimizer.moments.items()
+            name: formats.squares if update.is_second_moment else formats.moments
+            for name, update in optimizer.moments.items()
         }
-        of_elements = {
+        element_dtypes = {
             name: dtype for name, dtype in dtypes.items() if optimizer.granularity(name) is Granularity.ELEMENT
         }
         self.moments = {
-            one: {name: group.zeros(one.size, dtype) for name, dtype in of_elements.items()} for one in slots
+            shard: {name: group.zeros(shard.size, dtype) for name, dtype in element_dtypes.items()} for shard in slots
         }
         self.steps = 0
-        # every other process of the group gathers as often, whichever parameters it has a part of
+        # All ranks of the group gather every matrix, in one order, whichever of them they have a part of.
         self.members = [member for member in group.group.members if member.parameter.matrix]
         self.squares = {
-            member: {name: self._square(member, name) for name in dtypes if name not in of_elements}
+            member: {name: self._square(member, name) for name in dtypes if name not in element_dtypes}
             for member in self.members
         }
 
     def step(self, gradients: Tensor, learning_rate: float) -> None:
         """Update the weights and the moments from the gradients [shard]."""
         self.steps += 1
-        values = formula_values(self.fields, learning_rate=learning_rate, step=self.steps)
+        formula_inputs = formula_values(self.fields, learning_rate=learning_rate, step=self.steps)
         direction = self.group.zeros(self.group.group.shard_size, self.group.formats.activations)
-        for one, moments in self.moments.items():
-            rows = slice(one.start, one.start + one.size)
-            direction[rows] = self._update_direction(values, self.group.state[rows], gradients[rows], moments)
-        whole = self._gathered(direction)
+        for shard, moments in self.moments.items():
+            rows = slice(shard.start, shard.start + shard.size)
+            direction[rows] = self._update_direction(formula_inputs, self.group.state[rows], gradients[rows], moments)
+        directions = self._gathered(direction)
         for member in self.members:
-            matrices = self._matrices(whole, member)
-            own = [one for one in self.moments if one.member is member]
-            made = self._functions(values, member, matrices, needed=bool(own))
-            for one in own:
-                self._apply_whole(values, one, made)
+            matrices = self._matrices(directions, member)
+            shards = [shard for shard in self.moments if shard.member is member]
+            outputs = self._functions(formula_inputs, member, matrices, has_shard=bool(shards))
+            for shard in shards:
+                self._apply_whole(formula_inputs, shard, outputs)
 
-    def _update_direction(self, values: Any, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor]) -> Tensor:
-        """The moments after the step, in place, and what the function of whole matrices reads."""
-        fine = at_least_fp32(weight.dtype)
-        found = {name: one.to(fine) for name, one in {MASTER: weight, GRADIENT: gradient, **moments}.items()}
-        self._elementwise(values, self.before, found, moments)
-        return found[self.read]
+    def _update_direction(
+        self, formula_inputs: Any, weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor]
+    ) -> Tensor:
+        """Update the moments in place, and return what the function of whole matrices reads."""
+        dtype = at_least_fp32(weight.dtype)
+        tensors = {name: tensor.to(dtype) for name, tensor in {MASTER: weight, GRADIENT: gradient, **moments}.items()}
+        self._elementwise(formula_inputs, self.before, tensors, moments)
+        return tensors[self.read]
 
     def _elementwise(
-        self, values: Any, names: Iterable[str], found: dict[str, Tensor], kept: Mapping[str, Tensor]
+        self, formula_inputs: Any, names: Iterable[str], tensors: dict[str, Tensor], stored: Mapping[str, Tensor]
     ) -> None:
-        """Make the elementwise ones of some updates of what is `found`; those that are `kept` are put in place."""
+        """Compute the elementwise formulas of some updates into `tensors`; write those that are `stored` in place."""
         for name in names:
             update = self.optimizer.updates[name]
             if not update.takes_whole_matrix:
-                found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
-                if name in kept:
-                    kept[name].copy_(found[f"{name}'"])
+                tensors[f"{name}'"] = update.formula(formula_inputs, *(tensors[read] for read in update.reads))
+                if name in stored:
+                    stored[name].copy_(tensors[f"{name}'"])
 
     def _gathered(self, direction: Tensor) -> Tensor:
-        """The parts [shard] of all processes along ZeRO's axes [padded]."""
+        """Gather the parts [shard] of all ranks along ZeRO's axes into [padded]."""
         axes = self.group.sync.whole_gather
         if not axes:
             return direction
-        whole = self.group.zeros(self.group.group.padded_size, direction.dtype)
-        self.exchange.all_gather(whole, direction, axes).wait()
-        return whole
+        gathered = self.group.zeros(self.group.group.padded_size, direction.dtype)
+        self.exchange.all_gather(gathered, direction, axes).wait()
+        return gathered
 
-    def _matrices(self, whole: Tensor, member: GroupMember) -> Tensor:
-        """A parameter's matrices, of a stack this process's, with all their rows and columns, in the dims of the parameter."""
-        found = self.group.view(whole, member)
-        for place, axes in enumerate(self._split(member)):
+    def _matrices(self, directions: Tensor, member: GroupMember) -> Tensor:
+        """Return a parameter's matrices (of a stack this rank's) with all their rows and columns, in the dims of the
+        parameter."""
+        matrices = self.group.view(directions, member)
+        for dim, axes in enumerate(self._split(member)):
             if axes:
-                parts = found.new_empty((self.group.world.mesh.size(axes), *found.shape))
-                self.exchange.all_gather(parts.view(-1), found.reshape(-1), axes).wait()
-                found = torch.cat(parts.unbind(), dim=place)
-        return found
+                parts = matrices.new_empty((self.group.world.mesh.size(axes), *matrices.shape))
+                self.exchange.all_gather(parts.view(-1), matrices.reshape(-1), axes).wait()
+                matrices = torch.cat(parts.unbind(), dim=dim)
+        return matrices
 
     def _split(self, member: GroupMember) -> Iterator[tuple[str, ...]]:
-        """The axes of several processes that split the rows and columns, dim by dim; none of a stack's."""
+        """Yield the nontrivial axes that split the rows and columns, dim by dim; none for the dims of a stack."""
         use, matrix = member.parameter.use, member.parameter.matrix
         assert matrix is not None
         for dim, axes in zip(use.dims, use.axes, strict=True):
-            several = tuple(axis for axis in axes if self.group.world.mesh.size(axis) > 1)
-            yield () if dim in matrix.stack else several
+            nontrivial = tuple(axis for axis in axes if self.group.world.mesh.size(axis) > 1)
+            yield () if dim in matrix.stack else nontrivial
 
-    def _functions(self, values: Any, member: GroupMember, matrices: Tensor, *, needed: bool) -> dict[str, Tensor]:
-        """What functions of a parameter's whole matrices make, in the dims of the parameter; squares in place, and of the rest
-        nothing where it is not `needed`."""
+    def _functions(
+        self, formula_inputs: Any, member: GroupMember, matrices: Tensor, *, has_shard: bool
+    ) -> dict[str, Tensor]:
+        """Return the results of functions of a parameter's whole matrices, in the dims of the parameter.
+
+        Squares are updated in place; the rest is computed only with `has_shard`.
+        """
         (stack, rows, _), squares = _fold_dims(member, matrices.shape), self.squares[member]
         if matrices.device.type == "cpu" or squares:  # PyTorch's products of 16 bits are slow where a CPU has none
             matrices = matrices.to(at_least_fp32(matrices.dtype))
-        found = {self.read: matrices.reshape(*stack, rows, -1)}
-        found |= {name: square.to(matrices.dtype) for name, square in squares.items()}
+        tensors = {self.read: matrices.reshape(*stack, rows, -1)}
+        tensors |= {name: square.to(matrices.dtype) for name, square in squares.items()}
         for name in self.after:
             update = self.optimizer.updates[name]
-            if update.takes_whole_matrix and (name in squares or needed):
-                found[f"{name}'"] = update.formula(values, *(found[read] for read in update.reads))
-            if name in squares:  # at once, so that no more than one is there twice; none reads it as it was
-                found[f"{name}'"] = squares[name].copy_(found.pop(f"{name}'")).to(matrices.dtype)
-                del found[name]
-        made = self.optimizer.direction_tensors - {self.read}
-        return {name: found[name].reshape(matrices.shape) for name in found if name in made}
+            if update.takes_whole_matrix and (name in squares or has_shard):
+                tensors[f"{name}'"] = update.formula(formula_inputs, *(tensors[read] for read in update.reads))
+            if name in squares:  # replaced at once, so that at most one exists twice; no formula reads the old one
+                tensors[f"{name}'"] = squares[name].copy_(tensors.pop(f"{name}'")).to(matrices.dtype)
+                del tensors[name]
+        direction_names = self.optimizer.direction_tensors - {self.read}
+        return {name: tensors[name].reshape(matrices.shape) for name in tensors if name in direction_names}
 
-    def _apply_whole(self, values: Any, one: ParameterShard, made: Mapping[str, Tensor]) -> None:
-        """Update this process's part of a parameter, and its moments, from what was `made` of whole matrices."""
-        matrix, moments = one.member.parameter.matrix, self.moments[one]
+    def _apply_whole(self, formula_inputs: Any, shard: ParameterShard, outputs: Mapping[str, Tensor]) -> None:
+        """Update this rank's part of a parameter, and its moments, from the results on whole matrices."""
+        matrix, moments = shard.member.parameter.matrix, self.moments[shard]
         assert matrix is not None
         stack = len(matrix.stack)
-        window = Box((*(0 for _ in matrix.stack), *one.window.offsets[stack:]), one.window.lengths)
-        weight = self.group.state[one.start : one.start + one.size]
-        parts = {name: all[window.slices].reshape(-1)[one.offset : one.offset + one.size] for name, all in made.items()}
-        fine = at_least_fp32(weight.dtype)
-        found = {name: part.to(fine) for name, part in {MASTER: weight, **moments, **parts}.items()}
-        self._elementwise(values, self.after, found, {MASTER: weight, **moments})
+        window = Box((*(0 for _ in matrix.stack), *shard.window.offsets[stack:]), shard.window.lengths)
+        weight = self.group.state[shard.start : shard.start + shard.size]
+        parts = {
+            name: output[window.slices].reshape(-1)[shard.offset : shard.offset + shard.size]
+            for name, output in outputs.items()
+        }
+        dtype = at_least_fp32(weight.dtype)
+        tensors = {name: part.to(dtype) for name, part in {MASTER: weight, **moments, **parts}.items()}
+        self._elementwise(formula_inputs, self.after, tensors, {MASTER: weight, **moments})
 
     def _square(self, member: GroupMember, name: str) -> Tensor:
-        """A tensor of the state [stack, rows, rows] of a parameter's rows or columns; empty where there are too many of them."""
+        """Return a tensor of the state [stack, rows, rows] of a parameter's rows or columns; empty where there are too
+        many of them."""
         stack, *sides = _fold_dims(
             member, member.shape[: _num_stacked(member)] + member.global_shape[_num_stacked(member) :]
         )
@@ -153,21 +165,21 @@ class WholeMatrixUpdate:
         return self.group.zeros(math.prod(stack) * side * side, dtype).view(*stack, side, side)
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
-        """The moments by name, each with the part of the parameter's that it is."""
-        for one, kept in self.moments.items():
-            yield from ((name, one, values) for name, values in kept.items())
+        """Yield the moments by name, each with the part of the parameter's that it is."""
+        for shard, moments in self.moments.items():
+            yield from ((name, shard, moment) for name, moment in moments.items())
         for member, squares in self.squares.items():
             for name, square in squares.items():
                 if square.numel():
                     yield name, self._whole_sides(member, square), square.view(-1)
 
     def _whole_sides(self, member: GroupMember, square: Tensor) -> ParameterShard:
-        """Where a square is: with this process's part of a stack, and whole in its sides."""
+        """Return the shard that a square is: this rank's part of a stack, with full sides."""
         stacked, window = _num_stacked(member), self.group.window(member)
         sides = tuple(square.shape[stacked:])
-        whole = GroupMember(member.parameter, (*member.global_shape[:stacked], *sides), tuple(square.shape), 0)
+        full_member = GroupMember(member.parameter, (*member.global_shape[:stacked], *sides), tuple(square.shape), 0)
         offsets = (*window.offsets[:stacked], 0, 0)
-        return ParameterShard(whole, 0, 0, square.numel(), Box(offsets, tuple(square.shape)))
+        return ParameterShard(full_member, 0, 0, square.numel(), Box(offsets, tuple(square.shape)))
 
 
 def _num_stacked(member: GroupMember) -> int:
@@ -177,7 +189,7 @@ def _num_stacked(member: GroupMember) -> int:
 
 
 def _fold_dims(member: GroupMember, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
-    """Of a parameter's matrices in some shape the sizes of the stack, and the rows and columns of each."""
+    """Return the sizes of the stack, and the number of rows and of columns, of a parameter's matrices in some shape."""
     matrix, stacked = member.parameter.matrix, _num_stacked(member)
     assert matrix is not None
     rows = stacked + len(matrix.rows)

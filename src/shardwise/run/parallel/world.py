@@ -1,4 +1,4 @@
-"""The ranks of a run on its mesh, the process groups of its axes, and the device that each rank trains on."""
+"""The ranks of a run on its mesh, the process groups of its axes, and the device of each rank."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ RENDEZVOUS_TIMEOUT = timedelta(minutes=10)  # between the starts of the first an
 
 
 class World:
-    """This rank among those of a mesh; groups are made when they are first asked for, by all ranks alike.
+    """This rank among those of a mesh; groups are made when first asked for, by all ranks in the same order.
 
-    `transport` is how it reaches the others, by default the one of this process or thread. No collective waits longer than
-    `timeout`. Raises `InputError` where there are more or fewer ranks than the mesh has devices.
+    `transport` is how it reaches the others, by default that of this process or thread. No collective waits longer than
+    `timeout`. Raises `InputError` where the number of ranks differs from the mesh's devices.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class World:
 
     @property
     def stage(self) -> int:
-        """This rank's place in its pipeline."""
+        """Index of this rank's pipeline stage."""
         return self.coordinate.get("pp", 0)
 
     def position(self, axes: Iterable[str]) -> int:
-        """This rank's place in its group over some axes, the first axis the major one."""
+        """Return this rank's index in its group over some axes, the first axis the major one."""
         return self.mesh.position(self.coordinate, tuple(axes))
 
     def group(self, axes: Axes, *, onward: bool = True) -> CollectiveGroup:
-        """The group of this rank over some axes, its ranks in the order of these axes.
+        """Return the group of this rank over some axes, its ranks in the order of these axes.
 
-        Messages to ranks that come before have another one than those `onward`: NCCL runs what is sent and what is received
-        within a group one after the other, and two ranks that send to one another would wait for ever.
+        Messages to earlier ranks have another group than those `onward`: NCCL runs sends and receives of one group one
+        after the other, so two ranks that send to each other would deadlock.
         """
         key = axes, onward
         if key not in self._groups:
@@ -73,32 +73,33 @@ class World:
         self._groups.clear()
 
     def axes_of(self, group: CollectiveGroup) -> Axes:
-        """The axes that a group is over. Raises `KeyError` for one that was not made here."""
-        return {made: axes for (axes, _), made in self._groups.items()}[group]
+        """Return the axes of a group. Raises `KeyError` for one that was not made here."""
+        return {member_group: axes for (axes, _), member_group in self._groups.items()}[group]
 
     def _members(self, axes: Axes) -> list[list[int]]:
-        """Ranks of each group over some axes."""
+        """Return the ranks of each group over some axes."""
         if axes == MIRROR_RANKS:
             pipelines, last = self._members(("pp",)), self.mesh.size("pp") - 1
-            pairs = [sorted({place, last - place}) for place in range(last // 2 + 1)]  # one in the middle is alone
-            return [[ranks[place] for place in pair] for ranks in pipelines for pair in pairs]
-        others = tuple(name for name in self.mesh.names if name not in axes)
-        found: dict[int, dict[int, int]] = {}
+            pairs = [sorted({stage, last - stage}) for stage in range(last // 2 + 1)]  # one in the middle is alone
+            return [[ranks[stage] for stage in pair] for ranks in pipelines for pair in pairs]
+        other_axes = tuple(name for name in self.mesh.names if name not in axes)
+        ranks_by_group: dict[int, dict[int, int]] = {}
         for rank, coordinate in enumerate(self.mesh.coordinates()):
-            place = self.mesh.position(coordinate, axes)
-            found.setdefault(self.mesh.position(coordinate, others), {})[place] = rank
-        return [[places[place] for place in sorted(places)] for places in found.values()]
+            position = self.mesh.position(coordinate, axes)
+            ranks_by_group.setdefault(self.mesh.position(coordinate, other_axes), {})[position] = rank
+        return [[ranks[position] for position in sorted(ranks)] for ranks in ranks_by_group.values()]
 
 
-def join_world(asked: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Rendezvous | None]:
-    """Join the processes that torchrun started, if it did: gloo on CPUs, NCCL on GPUs. This one's device, and the meeting.
+def join_world(requested: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.device, Rendezvous | None]:
+    """Join the processes that torchrun started, if any: gloo on CPUs, NCCL on GPUs. Returns this rank's device, and the
+    rendezvous.
 
     Raises `InputError` where GPUs are asked for and there are too few, and `LostRankError` where ranks do not come.
     """
-    here, meeting = Peer.of_this_process(visible_gpus(asked)), None
+    peer, meeting = Peer.of_this_process(visible_gpus(requested)), None
     if "RANK" in os.environ and not dist.is_initialized():
-        meeting = join_rendezvous(here, RENDEZVOUS_TIMEOUT)
-    device = choose_device(asked, (here,) if meeting is None else meeting.peers, here)
+        meeting = join_rendezvous(peer, RENDEZVOUS_TIMEOUT)
+    device = choose_device(requested, (peer,) if meeting is None else meeting.peers, peer)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
@@ -123,39 +124,45 @@ def leave_world() -> None:
         dist.destroy_process_group()
 
 
-def visible_gpus(asked: Device) -> tuple[str, ...]:
-    """The ids of the GPUs that this process sees, none where they are not wanted."""
-    if asked == "cpu" or not torch.cuda.is_available():
+def visible_gpus(requested: Device) -> tuple[str, ...]:
+    """Return the ids of the GPUs that this process sees; none where the CPU is requested."""
+    if requested == "cpu" or not torch.cuda.is_available():
         return ()
     return tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count()))
 
 
-def choose_device(asked: Device, peers: Sequence[Peer], here: Peer) -> torch.device:
-    """The device of `here`, one of the ranks `peers`: with `auto` a GPU where every rank can have one of its own, else the CPU.
+def choose_device(requested: Device, peers: Sequence[Peer], own_peer: Peer) -> torch.device:
+    """Return the device of `own_peer`, one of the ranks `peers`: with `auto` a GPU where every rank can have one of its
+    own, else the CPU.
 
-    On a host whose ranks all see its GPUs each has that of its local rank. Where a launcher lets each rank see GPUs of its own
-    (CUDA_VISIBLE_DEVICES), each has the first that it sees. Raises `InputError` where `cuda` is asked for and some have none.
+    On a host whose ranks all see its GPUs each has that of its local rank. Where a launcher lets each rank see GPUs of
+    its own (CUDA_VISIBLE_DEVICES), each has the first that it sees. Raises `InputError` where `cuda` is asked for and
+    some have none.
     """
-    if asked == "cpu":
+    if requested == "cpu":
         return torch.device("cpu")
     hosts: dict[str, list[Peer]] = {}
     for peer in peers:
         hosts.setdefault(peer.host, []).append(peer)
     numbers = {host: _gpu_numbers(ranks) for host, ranks in hosts.items()}
-    lacking = [host for host, found in numbers.items() if found is None]
-    if lacking and asked == "cuda":
-        ranks = hosts[lacking[0]]
-        seen = {gpu for peer in ranks for gpu in peer.gpus}
+    hosts_without_gpus = [host for host, host_numbers in numbers.items() if host_numbers is None]
+    if hosts_without_gpus and requested == "cuda":
+        ranks = hosts[hosts_without_gpus[0]]
+        gpus = {gpu for peer in ranks for gpu in peer.gpus}
         raise InputError(
-            f"--device: found {len(ranks)} ranks on {lacking[0]}, which see {len(seen)} GPUs; a GPU for each rank is required, "
-            "or --device cpu"
+            f"--device: found {len(ranks)} ranks on {hosts_without_gpus[0]}, which see {len(gpus)} GPUs; "
+            "a GPU for each rank is required, or --device cpu"
         )
-    found = numbers[here.host]
-    return torch.device("cpu") if lacking or found is None else torch.device("cuda", found[here.rank])
+    gpu_of_rank = numbers[own_peer.host]
+    return (
+        torch.device("cpu")
+        if hosts_without_gpus or gpu_of_rank is None
+        else torch.device("cuda", gpu_of_rank[own_peer.rank])
+    )
 
 
 def _gpu_numbers(ranks: Sequence[Peer]) -> dict[int, int] | None:
-    """Of each rank of a host the number of its GPU among those that it sees; None where two would share one."""
+    """Return the GPU index of each rank of a host, among those that it sees; None where two would share one."""
     for numbers in ({peer.rank: peer.local_rank for peer in ranks}, {peer.rank: 0 for peer in ranks}):
         if all(numbers[peer.rank] < len(peer.gpus) for peer in ranks):
             chosen = {peer.gpus[numbers[peer.rank]] for peer in ranks}
