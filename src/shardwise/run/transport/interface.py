@@ -43,30 +43,30 @@ class CollectiveGroup(Protocol):
     @property
     def ranks(self) -> tuple[int, ...]: ...
 
-    def all_reduce(self, values: Tensor, reduction: str = "sum") -> IssuedWork:
-        """Reduce `values` over all ranks, in place; `reduction` is "sum" or "max"."""
+    def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> IssuedWork:
+        """Reduce `tensor` over all ranks, in place; `reduction` is "sum" or "max"."""
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> IssuedWork:
-        """Gather the parts of all ranks, [n] each, into `whole` [size · n]."""
+    def all_gather(self, full: Tensor, part: Tensor) -> IssuedWork:
+        """Gather the parts of all ranks, [n] each, into `full` [size · n]."""
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor) -> IssuedWork:
-        """Sum `whole` [size · n] over all ranks, and write this rank's part [n] of the sum."""
+    def reduce_scatter(self, part: Tensor, full: Tensor) -> IssuedWork:
+        """Sum `full` [size · n] over all ranks, and write this rank's part [n] of the sum."""
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
     ) -> IssuedWork:
         """Send each part of `sent` to its rank. Rows are those of the first dimension for each peer; None: even parts."""
 
-    def send(self, values: Tensor, peer: int) -> IssuedWork:
+    def send(self, tensor: Tensor, peer: int) -> IssuedWork:
         """Send a tensor to a peer."""
 
-    def receive(self, values: Tensor, peer: int) -> IssuedWork:
+    def receive(self, tensor: Tensor, peer: int) -> IssuedWork:
         """Receive a tensor from a peer, in the order in which it sends."""
 
     def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> Sequence[IssuedWork]:
         """Send and receive tensors in one batch, so that ranks that send to each other do not wait for each other."""
 
-    def broadcast(self, values: Tensor, source: int) -> IssuedWork:
+    def broadcast(self, tensor: Tensor, source: int) -> IssuedWork:
         """Copy the tensor of one rank to all."""
 
     def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> IssuedWork:

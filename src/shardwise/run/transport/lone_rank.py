@@ -43,17 +43,17 @@ class LoneGroup:
     ranks: tuple[int, ...]
     transport: LoneRank
 
-    def all_reduce(self, values: Tensor, reduction: str = "sum") -> DoneWork:
-        """Leave `values` as they are."""
-        return self._issue(CollectiveKind.ALL_REDUCE, values, [])
+    def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> DoneWork:
+        """Leave `tensor` as they are."""
+        return self._issue(CollectiveKind.ALL_REDUCE, tensor, [])
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> DoneWork:
+    def all_gather(self, full: Tensor, part: Tensor) -> DoneWork:
         """Copy the part of a lone rank."""
-        return self._issue(CollectiveKind.ALL_GATHER, whole, [(whole, part)])
+        return self._issue(CollectiveKind.ALL_GATHER, full, [(full, part)])
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor) -> DoneWork:
+    def reduce_scatter(self, part: Tensor, full: Tensor) -> DoneWork:
         """Copy the sum of a lone rank."""
-        return self._issue(CollectiveKind.REDUCE_SCATTER, whole, [(part, whole)])
+        return self._issue(CollectiveKind.REDUCE_SCATTER, full, [(part, full)])
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
@@ -61,21 +61,21 @@ class LoneGroup:
         """Copy what a lone rank sends to itself."""
         return self._issue(CollectiveKind.ALL_TO_ALL, sent, [(received, sent)])
 
-    def send(self, values: Tensor, peer: int) -> DoneWork:
+    def send(self, tensor: Tensor, peer: int) -> DoneWork:
         """Send nothing."""
-        return self._issue(CollectiveKind.SEND, values, [])
+        return self._issue(CollectiveKind.SEND, tensor, [])
 
-    def receive(self, values: Tensor, peer: int) -> DoneWork:
-        """Leave `values` as they are."""
-        return self._issue(CollectiveKind.RECEIVE, values, [])
+    def receive(self, tensor: Tensor, peer: int) -> DoneWork:
+        """Leave `tensor` as they are."""
+        return self._issue(CollectiveKind.RECEIVE, tensor, [])
 
     def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> list[DoneWork]:
         """Send nothing, and leave what is received as it is."""
         sending = [self.send(*message) for message in sent]
         return sending + [self.receive(*message) for message in received]
 
-    def broadcast(self, values: Tensor, source: int) -> DoneWork:
-        """Leave `values` as they are."""
+    def broadcast(self, tensor: Tensor, source: int) -> DoneWork:
+        """Leave `tensor` as they are."""
         return DONE_WORK
 
     def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> DoneWork:

@@ -37,17 +37,17 @@ class ProcessGroup:
         """Ranks of the processes, in the order of the group."""
         return tuple(dist.get_process_group_ranks(self.group))
 
-    def all_reduce(self, values: Tensor, reduction: str = "sum") -> IssuedWork:
-        """Reduce `values` over all processes, in place."""
-        return _require_work(dist.all_reduce(values, REDUCTIONS[reduction], group=self.group, async_op=True))
+    def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> IssuedWork:
+        """Reduce `tensor` over all processes, in place."""
+        return _require_work(dist.all_reduce(tensor, REDUCTIONS[reduction], group=self.group, async_op=True))
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> IssuedWork:
-        """Gather the parts of all processes into `whole`."""
-        return _require_work(dist.all_gather_single(whole, part, group=self.group, async_op=True))
+    def all_gather(self, full: Tensor, part: Tensor) -> IssuedWork:
+        """Gather the parts of all processes into `full`."""
+        return _require_work(dist.all_gather_single(full, part, group=self.group, async_op=True))
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor) -> IssuedWork:
-        """Sum `whole` over all processes, and write this one's part."""
-        return _require_work(dist.reduce_scatter_single(part, whole, group=self.group, async_op=True))
+    def reduce_scatter(self, part: Tensor, full: Tensor) -> IssuedWork:
+        """Sum `full` over all processes, and write this one's part."""
+        return _require_work(dist.reduce_scatter_single(part, full, group=self.group, async_op=True))
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
@@ -57,23 +57,23 @@ class ProcessGroup:
             dist.all_to_all_single(received, sent, received_rows, sent_rows, group=self.group, async_op=True)
         )
 
-    def send(self, values: Tensor, peer: int) -> IssuedWork:
+    def send(self, tensor: Tensor, peer: int) -> IssuedWork:
         """Send a tensor to a peer."""
-        return _require_work(dist.isend(values, group=self.group, group_dst=peer))
+        return _require_work(dist.isend(tensor, group=self.group, group_dst=peer))
 
-    def receive(self, values: Tensor, peer: int) -> IssuedWork:
+    def receive(self, tensor: Tensor, peer: int) -> IssuedWork:
         """Receive a tensor from a peer."""
-        return _require_work(dist.irecv(values, group=self.group, group_src=peer))
+        return _require_work(dist.irecv(tensor, group=self.group, group_src=peer))
 
     def exchange(self, sent: Sequence[PeerTensor], received: Sequence[PeerTensor]) -> Sequence[IssuedWork]:
         """Send and receive in one batch: NCCL runs the operations of a batch at once, and others one after the other."""
-        operations = [dist.P2POp(dist.isend, values, group=self.group, group_peer=peer) for values, peer in sent]
-        operations += [dist.P2POp(dist.irecv, values, group=self.group, group_peer=peer) for values, peer in received]
+        operations = [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=peer) for tensor, peer in sent]
+        operations += [dist.P2POp(dist.irecv, tensor, group=self.group, group_peer=peer) for tensor, peer in received]
         return dist.batch_isend_irecv(operations)
 
-    def broadcast(self, values: Tensor, source: int) -> IssuedWork:
+    def broadcast(self, tensor: Tensor, source: int) -> IssuedWork:
         """Copy the tensor of one process to all."""
-        return _require_work(dist.broadcast(values, group=self.group, group_src=source, async_op=True))
+        return _require_work(dist.broadcast(tensor, group=self.group, group_src=source, async_op=True))
 
     def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> IssuedWork:
         """Gather the parts of all processes on the first one."""
@@ -103,9 +103,9 @@ class ProcessTransport:
     def new_group(self, groups: Sequence[Sequence[int]], timeout: timedelta = TIMEOUT) -> ProcessGroup:
         """Make process groups, and return this process's. Every process makes all of them, in one order."""
         for ranks in groups:
-            made = dist.new_group(list(ranks), timeout=timeout, sort_ranks=False)
+            process_group = dist.new_group(list(ranks), timeout=timeout, sort_ranks=False)
             if self.rank in ranks:
-                group = self._groups[made] = ProcessGroup(made)
+                group = self._groups[process_group] = ProcessGroup(process_group)
         return group
 
     def host_group(self, timeout: timedelta = TIMEOUT) -> ProcessGroup:
@@ -134,20 +134,20 @@ class _ObserveDispatch(DispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _observe(self, name: str, args: tuple[Any, ...]) -> None:
-        issued_over = dist.ProcessGroup.unbox(next(one for one in args if isinstance(one, torch.ScriptObject)))
+        issued_over = dist.ProcessGroup.unbox(next(boxed for boxed in args if isinstance(boxed, torch.ScriptObject)))
         if issued_over == dist.group.WORLD:
             return  # control traffic (`run.faults.agreement`), over no axes of the mesh
         if name not in OPERATIONS:
             raise RuntimeError(f"capture: {name} is a collective that the engine does not issue")
-        kind, argument = OPERATIONS[name]
-        self.observer(kind, list(_tensors(args[argument])), self.groups[issued_over])
+        kind, payload_index = OPERATIONS[name]
+        self.observer(kind, list(_tensors(args[payload_index])), self.groups[issued_over])
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
+def _tensors(argument: Any) -> Iterator[Tensor]:
+    if isinstance(argument, Tensor):
+        yield argument
     else:
-        yield from value
+        yield from argument
 
 
 def _require_work(work: IssuedWork | None) -> IssuedWork:

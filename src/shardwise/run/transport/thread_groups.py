@@ -25,7 +25,7 @@ from shardwise.sharding.collectives import CollectiveKind
 
 REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": Tensor.add_,
-    "max": lambda total, other: torch.maximum(total, other, out=total),
+    "max": lambda total, part: torch.maximum(total, part, out=total),
 }
 
 
@@ -162,35 +162,35 @@ class ThreadGroup:
         self._num_calls = 0
         self._num_messages: dict[tuple[int, int], int] = defaultdict(int)
 
-    def all_reduce(self, values: Tensor, reduction: str = "sum") -> ThreadWork:
-        """Reduce `values` over all ranks, in place."""
-        self._observe(CollectiveKind.ALL_REDUCE, values)
+    def all_reduce(self, tensor: Tensor, reduction: str = "sum") -> ThreadWork:
+        """Reduce `tensor` over all ranks, in place."""
+        self._observe(CollectiveKind.ALL_REDUCE, tensor)
 
         def finish(call: SharedCall) -> None:
-            values.copy_(
-                call.compute_once(lambda: _reduce_in_rank_order(reduction, call.contributions)).view(values.shape)
+            tensor.copy_(
+                call.compute_once(lambda: _reduce_in_rank_order(reduction, call.contributions)).view(tensor.shape)
             )
 
-        signature = "all_reduce", reduction, *_format_and_size(values)
-        return self._collective(signature, _copy(values), finish, writes=[values])
+        signature = "all_reduce", reduction, *_format_and_size(tensor)
+        return self._collective(signature, _copy(tensor), finish, writes=[tensor])
 
-    def all_gather(self, whole: Tensor, part: Tensor) -> ThreadWork:
-        """Gather the parts of all ranks into `whole`."""
-        self._observe(CollectiveKind.ALL_GATHER, whole)
-        self._require_multiple(whole, part)
+    def all_gather(self, full: Tensor, part: Tensor) -> ThreadWork:
+        """Gather the parts of all ranks into `full`."""
+        self._observe(CollectiveKind.ALL_GATHER, full)
+        self._require_multiple(full, part)
 
         def finish(call: SharedCall) -> None:
             parts = [call.contributions[position] for position in range(len(self.ranks))]
-            whole.copy_(call.compute_once(lambda: torch.cat(parts)).view(whole.shape))
+            full.copy_(call.compute_once(lambda: torch.cat(parts)).view(full.shape))
 
-        reads = [] if _share_storage(part, whole) else [part]
+        reads = [] if _share_storage(part, full) else [part]
         signature = "all_gather", *_format_and_size(part)
-        return self._collective(signature, _copy(part).reshape(-1), finish, reads=reads, writes=[whole])
+        return self._collective(signature, _copy(part).reshape(-1), finish, reads=reads, writes=[full])
 
-    def reduce_scatter(self, part: Tensor, whole: Tensor) -> ThreadWork:
-        """Sum `whole` over all ranks, and write this rank's part."""
-        self._observe(CollectiveKind.REDUCE_SCATTER, whole)
-        self._require_multiple(whole, part)
+    def reduce_scatter(self, part: Tensor, full: Tensor) -> ThreadWork:
+        """Sum `full` over all ranks, and write this rank's part."""
+        self._observe(CollectiveKind.REDUCE_SCATTER, full)
+        self._require_multiple(full, part)
 
         def finish(call: SharedCall) -> None:
             total = call.compute_once(lambda: _reduce_in_rank_order("sum", call.contributions)).view(
@@ -198,9 +198,9 @@ class ThreadGroup:
             )
             part.copy_(total[self.position].view(part.shape))
 
-        reads = [] if _share_storage(part, whole) else [whole]
-        signature = "reduce_scatter", *_format_and_size(whole)
-        return self._collective(signature, _copy(whole).reshape(-1), finish, reads=reads, writes=[part])
+        reads = [] if _share_storage(part, full) else [full]
+        signature = "reduce_scatter", *_format_and_size(full)
+        return self._collective(signature, _copy(full).reshape(-1), finish, reads=reads, writes=[part])
 
     def all_to_all(
         self, received: Tensor, sent: Tensor, received_rows: list[int] | None, sent_rows: list[int] | None
@@ -215,25 +215,25 @@ class ThreadGroup:
 
         def finish(call: SharedCall) -> None:
             for peer, (num_rows, target) in enumerate(zip(receiving, torch.split(received, receiving), strict=True)):
-                values, rows = call.contributions[peer]
+                peer_tensor, rows = call.contributions[peer]
                 if rows[self.position] != num_rows:
                     raise MismatchError(
                         f"all_to_all of {self}: rank {self.ranks[peer]} sends {rows[self.position]} rows to rank "
                         f"{self.transport.rank}, which expects {num_rows}"
                     )
-                target.copy_(torch.split(values, rows)[self.position])
+                target.copy_(torch.split(peer_tensor, rows)[self.position])
 
         signature = "all_to_all", _dtype(sent), tuple(sent.shape[1:])
         return self._collective(signature, (_copy(sent), sending), finish, reads=[sent], writes=[received])
 
-    def broadcast(self, values: Tensor, source: int) -> ThreadWork:
+    def broadcast(self, tensor: Tensor, source: int) -> ThreadWork:
         """Copy the tensor of one rank to all."""
-        contribution = _copy(values) if self.position == source else None
+        contribution = _copy(tensor) if self.position == source else None
 
         def finish(call: SharedCall) -> None:
-            values.copy_(call.contributions[source])
+            tensor.copy_(call.contributions[source])
 
-        return self._collective(("broadcast", source, *_format_and_size(values)), contribution, finish)
+        return self._collective(("broadcast", source, *_format_and_size(tensor)), contribution, finish)
 
     def gather(self, parts: Sequence[Tensor] | None, part: Tensor) -> ThreadWork:
         """Gather the parts of all ranks on the first one."""
@@ -246,7 +246,7 @@ class ThreadGroup:
 
     def scatter(self, part: Tensor, parts: Sequence[Tensor] | None) -> ThreadWork:
         """Give each rank its part, from the first one."""
-        contribution = None if parts is None else [_copy(values) for values in parts]
+        contribution = None if parts is None else [_copy(peer_part) for peer_part in parts]
 
         def finish(call: SharedCall) -> None:
             part.copy_(call.contributions[0][self.position])
@@ -258,41 +258,41 @@ class ThreadGroup:
         sending = [self.send(*message) for message in sent]
         return sending + [self.receive(*message) for message in received]
 
-    def send(self, values: Tensor, peer: int) -> ThreadWork:
+    def send(self, tensor: Tensor, peer: int) -> ThreadWork:
         """Send a tensor to a peer. The wait ends when that rank has issued its receive, as with gloo."""
-        self._observe(CollectiveKind.SEND, values)
+        self._observe(CollectiveKind.SEND, tensor)
         message, number = self._message(self.position, peer)
         with self.transport.scheduler.lock:
-            message.values = _copy(values)
+            message.values = _copy(tensor)
             self.transport.scheduler.notify()
 
         def describe() -> str:
-            return f"waits to send message {number} of {self}, {_shape(values)}, to rank {self.ranks[peer]}"
+            return f"waits to send message {number} of {self}, {_shape(tensor)}, to rank {self.ranks[peer]}"
 
-        return self._work(lambda: message.has_receiver, describe, lambda: None, reads=[values], has_future=False)
+        return self._work(lambda: message.has_receiver, describe, lambda: None, reads=[tensor], has_future=False)
 
-    def receive(self, values: Tensor, peer: int) -> ThreadWork:
+    def receive(self, tensor: Tensor, peer: int) -> ThreadWork:
         """Receive a tensor from a peer, in the order in which it sends."""
-        self._observe(CollectiveKind.RECEIVE, values)
+        self._observe(CollectiveKind.RECEIVE, tensor)
         message, number = self._message(peer, self.position)
         with self.transport.scheduler.lock:
             message.has_receiver = True
             self.transport.scheduler.notify()
 
         def describe() -> str:
-            return f"waits to receive message {number} of {self}, {_shape(values)}, from rank {self.ranks[peer]}"
+            return f"waits to receive message {number} of {self}, {_shape(tensor)}, from rank {self.ranks[peer]}"
 
         def finish() -> None:
             assert message.values is not None
-            if _format_and_size(message.values) != _format_and_size(values):
+            if _format_and_size(message.values) != _format_and_size(tensor):
                 raise MismatchError(
                     f"message {number} of {self}: rank {self.ranks[peer]} sent {_shape(message.values)}, "
-                    f"rank {self.transport.rank} expects {_shape(values)}"
+                    f"rank {self.transport.rank} expects {_shape(tensor)}"
                 )
-            values.copy_(message.values.view(values.shape))
+            tensor.copy_(message.values.view(tensor.shape))
             del self.shared.messages[peer, self.position][number]
 
-        return self._work(lambda: message.values is not None, describe, finish, writes=[values], has_future=False)
+        return self._work(lambda: message.values is not None, describe, finish, writes=[tensor], has_future=False)
 
     def close(self) -> None:
         """Do nothing: a group ends with the world."""
@@ -364,9 +364,9 @@ class ThreadGroup:
             for observer in self.transport.observers:
                 observer(kind, [payload], self)
 
-    def _require_multiple(self, whole: Tensor, part: Tensor) -> None:
-        if whole.numel() != part.numel() * len(self.ranks):
-            raise MismatchError(f"{self}: {_shape(whole)} is not {len(self.ranks)} times {_shape(part)}")
+    def _require_multiple(self, full: Tensor, part: Tensor) -> None:
+        if full.numel() != part.numel() * len(self.ranks):
+            raise MismatchError(f"{self}: {_shape(full)} is not {len(self.ranks)} times {_shape(part)}")
 
 
 def _reduce_in_rank_order(reduction: str, contributions: Mapping[int, Tensor]) -> Tensor:

@@ -153,12 +153,12 @@ class ThreadScheduler:
             self.fail(DeadlockError(f"deadlock: every rank waits\n{self.table()}"))
 
     def _in_turn(self) -> Iterator[RankThread]:
-        """The ranks, beginning with the one after the last that ran."""
+        """Return the ranks, beginning with the one after the last that ran."""
         size = len(self.ranks)
         return (self.ranks[(self._last_rank + 1 + offset) % size] for offset in range(size))
 
     def _is_deadlock(self) -> bool:
-        """Whether a rank is blocked, while none runs and no thread beside them could let one go on."""
+        """Return whether a rank is blocked while none runs, and no other thread could let one go on."""
         working = any(
             thread.is_alive() and state.state is not ThreadState.BLOCKED for thread, state in self.background.items()
         )
