@@ -24,18 +24,14 @@ from shardwise.sharding.spec import Axes, Spec
 from shardwise.step.instructions import UnitCollective
 from shardwise.step.kernel_fusion import BATCH_DIMS
 
-# What a call may read beside the tensors of the program: cosines and sines, the attention mask (both by parts of the sequence;
-# in a ring one mask for the block of each rank), a router's balance bias, the gradient that a balance loss adds, whether a
-# backward pass follows, and the `GradientSink` of the unit.
-ANGLES, MASK, RING_MASKS, BALANCE_BIAS, PENALTY, TRAINS, GRADIENTS = (
-    "@angles",
-    "@sight",
-    "@sights",
-    "@balance",
-    "@penalty",
-    "@trains",
-    "@gradients",
-)
+# What a call may read besides the tensors of the program.
+ANGLES = "@angles"  # cosines and sines, by parts of the sequence
+MASK = "@sight"  # the attention mask, by parts of the sequence
+RING_MASKS = "@sights"  # in a ring, one mask for the block of each rank
+BALANCE_BIAS = "@balance"  # a router's bias
+PENALTY = "@penalty"  # gradient of a router's scores from a balance loss
+TRAINS = "@trains"  # whether a backward pass follows
+GRADIENTS = "@gradients"  # the unit's `GradientSink`
 EXPERT_ROWS = "@rows"  # description of the rows that a rank has, where they are not those of its own tokens
 ROUTER_STATISTICS = "@routed"  # written by a router: rows asked for and sum of probabilities of each expert, [2, E]
 

@@ -232,11 +232,9 @@ def expert_row_call(builder: CallBuilder, instruction: CollectiveInstruction, ph
 def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) -> KernelCall:
     """Return the call by which each rank of a group with the same tokens keeps the rows of its own experts; of the
     router's choice, it makes their description."""
-    (before, after), name, exchange = (
-        _specs_around(builder, local_slice),
-        local_slice.step.tensor.name,
-        builder.rank.exchange,
-    )
+    before, after = _specs_around(builder, local_slice)
+    name = local_slice.step.tensor.name
+    exchange = builder.rank.exchange
     axes = after.axes_of("E")[len(before.axes_of("E")) :]
     position, parts = builder.rank.position(axes), builder.rank.mesh.size(axes)
     key, cut = builder.key(name, before), builder.key(name, after)
@@ -260,16 +258,12 @@ def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, s
     """Return the call that starts, or waits for, the exchange of row counts, which comes before the rows."""
     exchange = builder.rank.exchange
     before, after, name = endpoints(builder, traffic)
-    routing_key, received_key, arriving_key = (
-        builder.rows(before),
-        builder.rows(after),
-        f"{MOVING_PREFIX} rows of {builder.key(name, after)}",
-    )
-    axes, to_all, dtype = (
-        builder.rank.nontrivial_axes(traffic.axes),
-        traffic.kind is CollectiveKind.ALL_GATHER,
-        builder.statistics,
-    )
+    routing_key = builder.rows(before)
+    received_key = builder.rows(after)
+    arriving_key = f"{MOVING_PREFIX} rows of {builder.key(name, after)}"
+    axes = builder.rank.nontrivial_axes(traffic.axes)
+    to_all = traffic.kind is CollectiveKind.ALL_GATHER
+    dtype = builder.statistics
     ranks = builder.rank.mesh.size(axes)
     assert exchange is not None, "a rank of several has an exchange"
 

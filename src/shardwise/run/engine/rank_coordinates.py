@@ -91,10 +91,8 @@ class Rank:
         if parts == pieces == 1:
             return None
         order = [number for rank in range(ranks) for number in _chunks_of_rank(rank, ranks, pieces)]
-        width, first = (
-            length // count,
-            (self.position(split_axes) if rank_index is None else rank_index) * (length // parts),
-        )
+        width = length // count
+        first = (self.position(split_axes) if rank_index is None else rank_index) * (length // parts)
         return tuple(
             _merge_ranges(_slice_ranges([(number * width, width) for number in order], first, first + length // parts))
         )

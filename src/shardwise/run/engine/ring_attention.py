@@ -82,12 +82,10 @@ class RingAttention:
         self, q: Tensor, k: Tensor, v: Tensor, masks: Sequence[AttentionMask], out: Tensor, lse: Tensor, dy: Tensor
     ) -> QkvGradients:
         """Return the gradients of q, and of this rank's k and v."""
-        lse, query, dy_heads, out_heads = (
-            lse_by_head(lse),
-            to_head_layout(q),
-            to_head_layout(pad_head_dim(dy, k)),
-            to_head_layout(pad_head_dim(out, k)),
-        )
+        lse = lse_by_head(lse)
+        query = to_head_layout(q)
+        dy_heads = to_head_layout(pad_head_dim(dy, k))
+        out_heads = to_head_layout(pad_head_dim(out, k))
         count, dq, blocks = len(masks), torch.zeros_like(query), [k, v]
         incoming: RingTransfer | None = None  # gradients of the block at hand, as the ranks before have left them
         arrived_block = RingTransfer(self.exchange, self.axes, blocks).wait() if count > 1 else blocks

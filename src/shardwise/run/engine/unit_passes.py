@@ -115,10 +115,8 @@ class TorchUnit:
         read = {name for call in later for name in call.reads}
         first = self._compile_calls(builder, inputs, read_after | early_gradients | read)
         second = self._compile_calls(builder, later, set())
-        steps, num_recompute = (
-            self._steps([*first, *second], read_after),
-            sum(call.phase == "recompute" for call in first),
-        )
+        steps = self._steps([*first, *second], read_after)
+        num_recompute = sum(call.phase == "recompute" for call in first)
         return {
             BACKWARD_INPUT: BackwardCalls(steps[:num_recompute], steps[num_recompute : len(first)]), BACKWARD_WEIGHT:
             BackwardCalls(steps=steps[len(first) :]),

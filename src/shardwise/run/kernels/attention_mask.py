@@ -113,10 +113,8 @@ class AttentionMask:
 def _causal_blocks(rows: slice, position: int, key_ranges: Sequence[PositionRange]) -> Iterator[QueryBlock]:
     """Yield two blocks of queries at consecutive positions: one with all earlier keys, one with keys of the same
     positions."""
-    num_earlier, num_visible = (
-        _num_before(key_ranges, position),
-        _num_before(key_ranges, position + rows.stop - rows.start),
-    )
+    num_earlier = _num_before(key_ranges, position)
+    num_visible = _num_before(key_ranges, position + rows.stop - rows.start)
     if num_earlier:
         yield QueryBlock(rows, position, slice(0, num_earlier))
     if num_visible > num_earlier:

@@ -275,10 +275,8 @@ class QuantizedMatmul:
 
     def _on_tensor_cores(self, first: QuantizedTensor, second: QuantizedTensor) -> Tensor | None:
         """Return the product of matrices with one scale for each tensor or row; None for others."""
-        blocks, formats = (
-            [operand.block for operand in self.operands],
-            (self.operands[0].to.name, self.operands[1].to.name),
-        )
+        blocks = [operand.block for operand in self.operands]
+        formats = (self.operands[0].to.name, self.operands[1].to.name)
         by_row = blocks == [(1, None)] * 2
         if not (by_row or blocks == [WHOLE_MATRIX] * 2) or not can_run_on_tensor_cores(
             first, second, formats, by_row=by_row

@@ -53,20 +53,16 @@ def rms_backward(
     """Return dx, and the gradient of the weight. A meta tensor takes the GPU's branch, whose kernel allocates no other
     tensors."""
     if device_dispatch.on_gpu(x) or x.is_meta:
-        dy_contiguous, factor = (
-            dy.contiguous(),
-            scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape)),
-        )
+        dy_contiguous = dy.contiguous()
+        factor = scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape))
         fused: tuple[Tensor, Tensor | None] = aten._fused_rms_norm_backward(
             dy_contiguous, x, weight.shape, factor, weight, [True, needs_weight]
         )
         return fused
     width, sum_dtype = weight.numel(), scale.dtype
-    rows, dy_rows, factors = (
-        x.reshape(-1, width).to(sum_dtype),
-        dy.reshape(-1, width).to(sum_dtype),
-        weight.flatten().to(sum_dtype),
-    )
+    rows = x.reshape(-1, width).to(sum_dtype)
+    dy_rows = dy.reshape(-1, width).to(sum_dtype)
+    factors = weight.flatten().to(sum_dtype)
     products = dy_rows * rows
     dweight = (scale.t() @ products).to(weight.dtype).view(weight.shape) if needs_weight else None
     shared = (products @ factors)[:, None] * scale.square().div_(width)

@@ -266,10 +266,8 @@ def build_torch_optimizer(
     columns in `run.parallel.factored_update`. The state is allocated here and not after the first step, so that memory
     is the same in every step. Raises `InputError` for an unknown optimizer, or for hyperparameters that it lacks.
     """
-    hyperparameters, optimizer = (
-        get_optimizer(name).resolve_hyperparameters(fields),
-        get_optimizer(name).for_weight(is_matrix=products),
-    )
+    hyperparameters = get_optimizer(name).resolve_hyperparameters(fields)
+    optimizer = get_optimizer(name).for_weight(is_matrix=products)
     hyperparameters = {field: hyperparameters[field] for field in optimizer.fields}
     kernel = next(
         (kernel for registered_name, kernel in FUSED_KERNELS.items() if OPTIMIZERS[registered_name] is optimizer), None
