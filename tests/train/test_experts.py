@@ -65,7 +65,7 @@ def test_an_expert_takes_the_first_rows_up_to_its_capacity(factor: float) -> Non
     assert torch.equal(routing.order, kept)
     assert routing.num_rows == len(kept) <= N * K
     torch.testing.assert_close(routing.gates, every.gates)  # of what is left no gate is larger
-    assert torch.equal(routing.wanted, every.counts)
+    assert torch.equal(routing.requested, every.counts)
 
 
 def test_what_is_dropped_adds_nothing_and_gets_no_gradient() -> None:
@@ -125,7 +125,7 @@ def test_rows_are_in_the_order_of_their_experts() -> None:
     owners = routing.choices.flatten()[routing.order]
     assert owners.tolist() == sorted(owners.tolist())
     assert all(part.tolist() == sorted(part.tolist()) for part in routing.order.split(routing.sizes))
-    assert torch.equal(routing.order[routing.places], torch.arange(N * K))
+    assert torch.equal(routing.order[routing.inverse_order], torch.arange(N * K))
     assert routing.ends.tolist() == [sum(routing.sizes[: expert + 1]) for expert in range(E)]
     assert torch.equal(routing.repeat_per_row(torch.arange(E)[:, None])[:, 0], owners)
 

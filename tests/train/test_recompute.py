@@ -186,7 +186,7 @@ def test_the_first_layers_alone_are_run_again(num_layers: int | None) -> None:
     assert len(run_again(weights, "full", num_layers)) == wanted
     executor = Executor(weights, "full", num_layers=num_layers)
     passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=True)
-    kept = [sum(isinstance(one, Tensor) for one in held) for held in list(passes.held.values())[1:-1]]
+    kept = [sum(isinstance(one, Tensor) for one in held) for held in list(passes.slots.values())[1:-1]]
     assert kept == sorted(kept)
     assert len(set(kept)) == (1 if wanted == SMALL["num_layers"] else 2)
 
@@ -196,7 +196,7 @@ def test_without_gradients_nothing_is_run_again_or_held() -> None:
     executor = Executor(weights, "selective", recomputing=found.clock)
     passes = executor.model.forward(batch_of(IDS, TARGETS), IDS.numel(), trains=False)
     torch.testing.assert_close(passes.loss, Executor(weights).train(IDS, TARGETS, IDS.numel()), rtol=1e-14, atol=0)
-    assert not passes.held
+    assert not passes.slots
     assert not found.slices
     assert not executor.gradients.found
 

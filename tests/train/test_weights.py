@@ -63,7 +63,7 @@ def test_every_unit_is_given_the_weights_that_it_has(structure: str) -> None:
     architecture = small(structure)
     model = model_of(architecture)
     for layer in model.layers:
-        assert set(layer.weights) == set(layer.unit.unit.forward.program.weights) <= set(layer.unit.place)
+        assert set(layer.weights) == set(layer.unit.unit.forward.program.weights) <= set(layer.unit.slot_of)
     assert len({id(layer.unit) for layer in model.layers}) == len(unit_counts(architecture))
     given = [tensor.data_ptr() for layer in model.layers for tensor in layer.weights.values()]
     lent = {

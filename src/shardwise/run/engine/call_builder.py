@@ -116,7 +116,7 @@ class CallBuilder:
         """Return the dtype of a tensor; statistics are kept in float32 or wider."""
         return self.statistics if self.unit.tensors[name].role is Role.STATISTIC else self.dtype
 
-    def key(self, name: str, spec: Spec) -> str:
+    def tensor_key(self, name: str, spec: Spec) -> str:
         """Return the slot name of a tensor in a sharding."""
         # The same tensor in another sharding is another slot. A scalar has no sharding, and a gradient of a weight goes to
         # its sink, which knows one name.
@@ -124,7 +124,7 @@ class CallBuilder:
         if tensor is None or not tensor.dims or tensor.role is Role.WEIGHT_GRADIENT:
             return name
         if tensor.role is Role.CONSTANT:
-            return self.cut(name, spec.axes_of("T"))
+            return self.batch_part(name, spec.axes_of("T"))
         used, home = self.rank.sharding(spec), self.rank.sharding(self._home_spec(name))
         return name if used == home else f"{name} {used}"
 
@@ -136,7 +136,7 @@ class CallBuilder:
         forward, backward = self.unit.forward.specs, self.unit.backward.specs
         return forward[name] if name in forward else backward[name]
 
-    def cut(self, name: str, *axes: Axes) -> str:
+    def batch_part(self, name: str, *axes: Axes) -> str:
         """Register a part of the micro-batch whose sequences `axes` split, and return its key. A part of two kinds
         (queries and keys) has two tuples of axes."""
         split = tuple(self.rank.nontrivial_axes(part_axes) for part_axes in axes)
@@ -158,7 +158,7 @@ class CallBuilder:
         for step in steps:
             operands = zip(step.operation.operands, step.placed.inputs, strict=False)
             for name, spec in (*zip(step.operation.outputs, step.placed.outputs, strict=True), *operands):
-                keys.setdefault(name, self.key(name, spec))
+                keys.setdefault(name, self.tensor_key(name, spec))
         reads, writes = (tuple(keys.get(name, name) for name in names) for names in (call.reads, call.writes))
         return replace(call, reads=reads, writes=writes)
 

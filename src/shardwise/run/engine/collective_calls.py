@@ -52,7 +52,7 @@ def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ke
     before, after, name = endpoints(builder, traffic)
     start = START_KERNELS[traffic.kind](before, after, exchange, axes, builder)
     return KernelCall(
-        start, (builder.key(name, before),), (_arriving_key(builder, traffic),), phase, never_compiled=True
+        start, (builder.tensor_key(name, before),), (_arriving_key(builder, traffic),), phase, never_compiled=True
     )
 
 
@@ -65,9 +65,9 @@ def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ker
         return to_layout(transfer.arriving)
 
     # The wait reads what is sent, so that its slot is freed only after it; an AllReduce works on a copy.
-    sent = () if traffic.kind is CollectiveKind.ALL_REDUCE else (builder.key(name, before),)
+    sent = () if traffic.kind is CollectiveKind.ALL_REDUCE else (builder.tensor_key(name, before),)
     return KernelCall(
-        wait, (_arriving_key(builder, traffic), *sent), (builder.key(name, after),), phase, never_compiled=True
+        wait, (_arriving_key(builder, traffic), *sent), (builder.tensor_key(name, after),), phase, never_compiled=True
     )
 
 
@@ -83,7 +83,7 @@ def endpoints(builder: CallBuilder, traffic: UnitCollective) -> tuple[Spec, Spec
 
 def _arriving_key(builder: CallBuilder, traffic: UnitCollective) -> str:
     _, after, name = endpoints(builder, traffic)
-    return f"{MOVING_PREFIX} {builder.key(name, after)}"
+    return f"{MOVING_PREFIX} {builder.tensor_key(name, after)}"
 
 
 def _slice_calls(builder: CallBuilder, step: CollectiveStep, phase: str) -> list[KernelCall]:
@@ -104,7 +104,9 @@ def _slice_calls(builder: CallBuilder, step: CollectiveStep, phase: str) -> list
         return x
 
     name = step.tensor.name
-    return [KernelCall(kernel, (builder.key(name, before),), (builder.key(name, after),), phase, is_view=True)]
+    return [
+        KernelCall(kernel, (builder.tensor_key(name, before),), (builder.tensor_key(name, after),), phase, is_view=True)
+    ]
 
 
 def _dim_losing_axes(before: Spec, after: Spec) -> int:

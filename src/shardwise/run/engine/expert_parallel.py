@@ -35,7 +35,7 @@ class DispatchedRows(ExpertRows):
     """Rows that a rank has received for its experts, and how they are sent and returned.
 
     `matrix` [n, E] counts the rows from each rank of the group for each of this rank's experts. `sent` counts the rows
-    that this rank sends to each rank (AllToAll); None where all ranks get all rows (AllGather). `own` counts all rows
+    that this rank sends to each rank (AllToAll); None where all ranks get all rows (AllGather). `num_local_rows` counts all rows
     that this rank has to send.
     """
 
@@ -43,7 +43,7 @@ class DispatchedRows(ExpertRows):
     axes: Axes
     matrix: Tensor
     sent: list[int] | None
-    own: int
+    num_local_rows: int
 
     @cached_property
     def counts(self) -> Tensor:  # type: ignore[override]
@@ -53,7 +53,7 @@ class DispatchedRows(ExpertRows):
     @cached_property
     def received(self) -> list[int]:
         """Number of rows from each rank."""
-        from_all = self.own if self.sent is not None else self.own * len(self.matrix)
+        from_all = self.num_local_rows if self.sent is not None else self.num_local_rows * len(self.matrix)
         return on_host(self.matrix.sum(dim=1), from_all)
 
     @property
@@ -81,7 +81,7 @@ class DispatchedRows(ExpertRows):
         return shifts + torch.arange(self.num_rows, device=shifts.device)
 
     @cached_property
-    def places(self) -> Tensor:
+    def inverse_order(self) -> Tensor:
         """Index of each received row after sorting by expert: the inverse of `order`."""
         return self.order.argsort()
 
@@ -95,7 +95,7 @@ class DispatchedRows(ExpertRows):
         arriving = x.new_empty(self.num_rows, x.shape[1])
         return self.exchange.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
 
-    def arrived(self, arriving: Tensor) -> Tensor:
+    def sort_received(self, arriving: Tensor) -> Tensor:
         """Sort received rows by expert."""
         return arriving.index_select(0, self.order)
 
@@ -105,13 +105,13 @@ class DispatchedRows(ExpertRows):
             padded = x.new_zeros(len(self.received) * self.max_received, x.shape[1]).index_copy_(0, self.order, x)
             part = x.new_empty(self.max_received, x.shape[1])
             return self.exchange.reduce_scatter(part, padded, self.axes), part
-        arriving = x.new_empty(self.own, x.shape[1])
-        rows = x.index_select(0, self.places)
+        arriving = x.new_empty(self.num_local_rows, x.shape[1])
+        rows = x.index_select(0, self.inverse_order)
         return self.exchange.all_to_all(arriving, rows, self.axes, (self.sent, self.received)), arriving
 
     def sort_returned(self, arriving: Tensor) -> Tensor:
         """Return this rank's rows in the order in which they were sent."""
-        return arriving[: self.own]
+        return arriving[: self.num_local_rows]
 
 
 @dataclass(frozen=True)
@@ -123,33 +123,33 @@ class LocalExpertRows(ExpertRows):
 
     exchange: CollectiveOps
     axes: Axes
-    whole: ExpertRows
+    all_rows: ExpertRows
     place: int
     parts: int
 
     @cached_property
     def counts(self) -> Tensor:  # type: ignore[override]
         """Number of rows of each of this rank's experts [E]."""
-        return self.whole.counts.view(self.parts, -1)[self.place]
+        return self.all_rows.counts.view(self.parts, -1)[self.place]
 
     @cached_property
     def lengths(self) -> list[int]:
         """Number of rows of each part."""
-        width = len(self.whole.counts) // self.parts
-        return [sum(self.whole.sizes[part * width :][:width]) for part in range(self.parts)]
+        width = len(self.all_rows.counts) // self.parts
+        return [sum(self.all_rows.sizes[part * width :][:width]) for part in range(self.parts)]
 
     @property
     def num_rows(self) -> int:
         return self.lengths[self.place]
 
-    def cut(self, x: Tensor) -> Tensor:
+    def local_part(self, x: Tensor) -> Tensor:
         """Return this rank's rows, a view of all rows."""
         return x.narrow(0, sum(self.lengths[: self.place]), self.num_rows)
 
-    def put(self, x: Tensor) -> Tensor:
+    def pad_to_all_experts(self, x: Tensor) -> Tensor:
         """Return all rows, with zeros for those of other ranks."""
-        full = x.new_zeros(self.whole.num_rows, x.shape[1])
-        self.cut(full).copy_(x)
+        full = x.new_zeros(self.all_rows.num_rows, x.shape[1])
+        self.local_part(full).copy_(x)
         return full
 
     def start_return(self, x: Tensor) -> tuple[CollectiveHandle, Tensor]:
@@ -169,8 +169,8 @@ class LocalExpertRows(ExpertRows):
 def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Tensor:
     """Add up, for each token, the gradients of the rows that this rank has, in one order on any device."""
     if isinstance(routing, LocalExpertRows):
-        assert isinstance(routing.whole, experts.Routing), "what is shared is a router's choice"
-        return dispatch_dx(routing.put(drows), routing.whole)
+        assert isinstance(routing.all_rows, experts.Routing), "what is shared is a router's choice"
+        return dispatch_dx(routing.pad_to_all_experts(drows), routing.all_rows)
     return experts.dispatch_dx(drows, routing)
 
 
@@ -237,7 +237,7 @@ def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) 
     exchange = builder.rank.exchange
     axes = after.axes_of("E")[len(before.axes_of("E")) :]
     position, parts = builder.rank.position(axes), builder.rank.mesh.size(axes)
-    key, cut = builder.key(name, before), builder.key(name, after)
+    key, cut = builder.tensor_key(name, before), builder.tensor_key(name, after)
     assert exchange is not None, "a rank of several has an exchange"
 
     def share(routing: ExpertRows) -> LocalExpertRows:
@@ -245,7 +245,7 @@ def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) 
 
     def rows(x: Tensor, routing: ExpertRows) -> tuple[LocalExpertRows, Tensor]:
         local_rows = share(routing)
-        return local_rows, local_rows.cut(x)
+        return local_rows, local_rows.local_part(x)
 
     if name == builder.gates:
         return KernelCall(share, (key,), (cut,), phase, never_compiled=True)
@@ -260,7 +260,7 @@ def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, s
     before, after, name = endpoints(builder, traffic)
     routing_key = builder.rows(before)
     received_key = builder.rows(after)
-    arriving_key = f"{MOVING_PREFIX} rows of {builder.key(name, after)}"
+    arriving_key = f"{MOVING_PREFIX} rows of {builder.tensor_key(name, after)}"
     axes = builder.rank.nontrivial_axes(traffic.axes)
     to_all = traffic.kind is CollectiveKind.ALL_GATHER
     dtype = builder.statistics
@@ -286,7 +286,7 @@ def _returns_rows(before: Spec, after: Spec, kind: CollectiveKind) -> bool:
 def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
     before, after, name = endpoints(builder, traffic)
     returns = _returns_rows(before, after, traffic.kind)
-    key, routing_key = builder.key(name, before), builder.rows(before if returns else after)
+    key, routing_key = builder.tensor_key(name, before), builder.rows(before if returns else after)
 
     def start(
         x: Tensor, dispatched: DispatchedRows
@@ -294,7 +294,7 @@ def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ke
         return ArrivingTensor(*(dispatched.start_return(x) if returns else dispatched.start(x)))
 
     return KernelCall(
-        start, (key, routing_key), (f"{MOVING_PREFIX} {builder.key(name, after)}",), phase, never_compiled=True
+        start, (key, routing_key), (f"{MOVING_PREFIX} {builder.tensor_key(name, after)}",), phase, never_compiled=True
     )
 
 
@@ -305,7 +305,7 @@ def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ker
 
     def wait(transfer: ArrivingTensor, x: Tensor, dispatched: DispatchedRows) -> Tensor:
         transfer.pending.wait()
-        return dispatched.sort_returned(transfer.arriving) if returns else dispatched.arrived(transfer.arriving)
+        return dispatched.sort_returned(transfer.arriving) if returns else dispatched.sort_received(transfer.arriving)
 
-    reads = (f"{MOVING_PREFIX} {builder.key(name, after)}", builder.key(name, before), routing_key)
-    return KernelCall(wait, reads, (builder.key(name, after),), phase, never_compiled=True)
+    reads = (f"{MOVING_PREFIX} {builder.tensor_key(name, after)}", builder.tensor_key(name, before), routing_key)
+    return KernelCall(wait, reads, (builder.tensor_key(name, after),), phase, never_compiled=True)

@@ -219,7 +219,7 @@ def _parallel_loss(builder: CallBuilder, group: list[Operation], logits: str, ax
     yield FusedCall(KernelCall(vocabulary.largest, largest.inputs, largest.outputs, "forward"), (largest,))
     yield FusedCall(KernelCall(vocabulary.sum_exp, total.inputs, total.outputs, "forward"), (total,))
     yield FusedCall(KernelCall(vocabulary.target_logit, target.inputs, target.outputs, "forward"), (target,))
-    targets = builder.key(target.inputs[1], builder.unit.forward.specs[target.outputs[0]])
+    targets = builder.tensor_key(target.inputs[1], builder.unit.forward.specs[target.outputs[0]])
     reads = (*token.inputs, targets, last.inputs[1])
     yield FusedCall(KernelCall(vocabulary.loss, reads, last.outputs, "forward"), (token, last))
 

@@ -256,7 +256,7 @@ def _scan(builder: CallBuilder, step: ComputeStep, operation: Scan) -> KernelCal
 def _mask_key(builder: CallBuilder, step: ComputeStep) -> str:
     """Return the key of the attention mask of this rank's queries and keys."""
     queries, keys = step.placed.inputs[3:5]
-    return builder.cut(MASK, queries.axes_of("T"), keys.axes_of("T"))
+    return builder.batch_part(MASK, queries.axes_of("T"), keys.axes_of("T"))
 
 
 def _scan_gradient(builder: CallBuilder, step: ComputeStep, operation: ScanGradient) -> KernelCall:
@@ -269,7 +269,9 @@ def _scan_gradient(builder: CallBuilder, step: ComputeStep, operation: ScanGradi
 
 def _rotary(function: Callable[..., Tensor], builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
     return KernelCall(
-        function, (operation.inputs[0], builder.cut(ANGLES, step.placed.inputs[1].axes_of("T"))), operation.outputs
+        function,
+        (operation.inputs[0], builder.batch_part(ANGLES, step.placed.inputs[1].axes_of("T"))),
+        operation.outputs,
     )
 
 
@@ -312,7 +314,7 @@ def route_call(builder: CallBuilder, step: ComputeStep, operation: Route) -> Ker
         routing = experts.route_tokens(
             logits, num_chosen, balance_bias, normalised=normalised, gating=gating, capacity_factor=factor
         )
-        return routing, torch.stack((routing.wanted.to(routing.scores.dtype), routing.shares.sum(dim=0)))
+        return routing, torch.stack((routing.requested.to(routing.scores.dtype), routing.shares.sum(dim=0)))
 
     return KernelCall(kernel, (*operation.inputs, BALANCE_BIAS), (*operation.outputs, ROUTER_STATISTICS))
 

@@ -41,7 +41,7 @@ class MicroBatch:
         return self.ids_BT.shape[-1] if self.length is None else self.length
 
     @property
-    def held(self) -> tuple[PositionRange, ...]:
+    def ranges(self) -> tuple[PositionRange, ...]:
         """Position ranges that ids and targets cover."""
         return self.runs or ((0, self.seq_len),)
 
@@ -66,7 +66,7 @@ class MicroBatch:
             )
             if position + length > first + count:
                 raise ValueError(
-                    f"places {position} to {position + length} of a sequence are required; {self.held} are there"
+                    f"places {position} to {position + length} of a sequence are required; {self.ranges} are there"
                 )
             row_ranges.append((row + position - first, length))
         return row_ranges
@@ -74,7 +74,7 @@ class MicroBatch:
     def _numbered(self) -> Iterator[tuple[int, int, int]]:
         """Yield each range with the number of its first row."""
         row = 0
-        for position, length in self.held:
+        for position, length in self.ranges:
             yield row, position, length
             row += length
 
@@ -114,7 +114,7 @@ class MicroBatchInputs:
         architecture.require_positions(batch.seq_len)
         self.architecture, self.batch, self.dtype, self.rank = architecture, batch, dtype, rank
         positions = document_positions(batch.seq_len, batch.documents_BT, batch.ids_BT.device)
-        self.held = {"ids": batch.ids_BT, "targets": batch.targets_BT, "positions": positions}
+        self.tensors = {"ids": batch.ids_BT, "targets": batch.targets_BT, "positions": positions}
         self._parts: dict[Axes, tuple[PositionRange, ...] | None] = {}
         self._cut: dict[tuple[str, Axes], Tensor] = {}
         self._angles: dict[tuple[Rotary, Axes], Rotation] = {}
@@ -122,7 +122,7 @@ class MicroBatchInputs:
     def unit_input(self, name: str, axes: tuple[Axes, ...], layer: int | None) -> Any:
         """Return what a unit reads under a name (`CallBuilder.batch_parts`): a part of the batch, or a layer's mask or
         angles."""
-        if name in self.held:
+        if name in self.tensors:
             return self.cut(name, *axes)
         assert layer is not None
         if name == RING_MASKS:
@@ -146,7 +146,7 @@ class MicroBatchInputs:
         """Return this rank's part of ids, targets or positions."""
         key, part = (name, axes), self.part(axes) or ((0, self.batch.seq_len),)
         if key not in self._cut:
-            tensor, rows = self.held[name], part if name == "positions" else self.batch.rows(part)
+            tensor, rows = self.tensors[name], part if name == "positions" else self.batch.rows(part)
             is_all = list(rows) == [(0, tensor.shape[-1])]
             self._cut[key] = tensor if is_all else torch.cat([tensor.narrow(-1, *run) for run in rows], dim=-1)
         return self._cut[key]

@@ -92,7 +92,7 @@ class ModelUnit:
 
     def put(self, slots: Slots, values: Mapping[str, Any]) -> None:
         """Put tensors in their slots, where the unit has any for them."""
-        slot_of = self.unit.place
+        slot_of = self.unit.slot_of
         for name, value in values.items():
             if name in slot_of:
                 slots[slot_of[name]] = value
@@ -102,7 +102,7 @@ class ModelUnit:
 class InFlightPass:
     """A micro-batch between the forward and the backward pass of a stage.
 
-    `places` are the indices of the stage's units; `further` the weighted losses of multi-token prediction; `held` the
+    `places` are the indices of the stage's units; `further` the weighted losses of multi-token prediction; `slots` the
     slots of each unit, and `routed` the statistics [2, E] of each router, by unit index; `output` the hidden state for
     the next stage.
     """
@@ -110,7 +110,7 @@ class InFlightPass:
     places: Sequence[int]
     loss: Tensor
     further: list[Tensor] = field(default_factory=list)
-    held: dict[int, Slots] = field(default_factory=dict)
+    slots: dict[int, Slots] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
     output: Tensor | None = None
 
@@ -118,17 +118,17 @@ class InFlightPass:
         """Collect the outputs of a unit's forward pass: its loss and its router's statistics; return the hidden state
         for the next unit."""
         unit = layer.unit
-        if ROUTER_STATISTICS in unit.place:
-            self.routed[unit_index] = slots[unit.place[ROUTER_STATISTICS]]
+        if ROUTER_STATISTICS in unit.slot_of:
+            self.routed[unit_index] = slots[unit.slot_of[ROUTER_STATISTICS]]
         if layer.predicts:
-            self.further.append(slots[unit.place[unit.loss or ""]])
+            self.further.append(slots[unit.slot_of[unit.loss or ""]])
         elif unit.loss is not None:
-            self.loss = slots[unit.place[unit.loss]]
+            self.loss = slots[unit.slot_of[unit.loss]]
         if unit.output is None:
             return None
-        output: Tensor = slots[unit.place[unit.output]]
+        output: Tensor = slots[unit.slot_of[unit.output]]
         if unit.output not in unit.unit.saved:
-            slots[unit.place[unit.output]] = None
+            slots[unit.slot_of[unit.output]] = None
         return output
 
 
@@ -192,7 +192,7 @@ class TorchModel:
             x, mtp_hidden = (x, hidden) if layer.predicts else (hidden, None)
             self.movement.after_forward(unit_index)
             if trains:
-                in_flight.held[unit_index] = slots
+                in_flight.slots[unit_index] = slots
         in_flight.output = x
         return in_flight
 
@@ -243,7 +243,7 @@ class TorchModel:
         layer.put(slots, shared)
         layer.put(slots, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias, SCALES_INPUT: layer.scales})
         for key, (name, axes) in layer.unit.batch_parts.items():
-            slots[layer.unit.place[key]] = inputs.unit_input(name, axes, layer.number)
+            slots[layer.unit.slot_of[key]] = inputs.unit_input(name, axes, layer.number)
         if layer.unit.input is not None:
             layer.put(slots, {layer.unit.input: x})
         return slots
@@ -266,10 +266,10 @@ class TorchModel:
         mtp_gradient: Tensor | None = None
         order = in_flight.places[::-1]
         for previous_unit, unit_index, next_unit in zip((None, *order[:-1]), order, (*order[1:], None), strict=True):
-            layer, slots = self.layers[unit_index], in_flight.held[unit_index]
+            layer, slots = self.layers[unit_index], in_flight.slots[unit_index]
             backward = layer.unit.backward.get(kind) or layer.unit.backward[FULL_BACKWARD]
             if kind == FULL_BACKWARD or BACKWARD_WEIGHT not in layer.unit.backward:  # nothing of it waits
-                del in_flight.held[unit_index]
+                del in_flight.slots[unit_index]
             self.movement.before_backward(unit_index, previous_unit, next_unit)
             layer.put_weights(slots, self.dtype)
             output_gradient = gradient_name(layer.unit.output or "")
@@ -289,9 +289,9 @@ class TorchModel:
     @torch.no_grad()
     def weights(self, in_flight: InFlightPass) -> None:
         """Deliver the gradients of layers' weights that a backward pass of kind I has left."""
-        for unit_index in sorted(in_flight.held, reverse=True):
+        for unit_index in sorted(in_flight.slots, reverse=True):
             layer = self.layers[unit_index]
-            self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, in_flight.held.pop(unit_index))
+            self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, in_flight.slots.pop(unit_index))
 
     def _gradients(self, unit_index: int, slots: Slots, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradient of the layers' hidden state (`dx` is what the head made of it) and that of the hidden
@@ -299,7 +299,7 @@ class TorchModel:
         layer = self.layers[unit_index]
         if layer.unit.gradient_of_input is None:
             return None, None
-        gradient = slots[layer.unit.place[layer.unit.gradient_of_input]]
+        gradient = slots[layer.unit.slot_of[layer.unit.gradient_of_input]]
         if layer.predicts and self.layers[unit_index - 1].predicts:
             return dx, gradient
         return (gradient if dx is None else gradient.add_(dx)), None
@@ -315,7 +315,7 @@ class TorchModel:
             slots = self._begin(layer, inputs, shared, x)
             is_last = next_unit is None
             run_calls(layer.unit.forward_until("logits") if is_last else layer.unit.forward, slots)
-            x = slots[layer.unit.place["logits" if is_last else layer.unit.output or ""]]
+            x = slots[layer.unit.slot_of["logits" if is_last else layer.unit.output or ""]]
             self.movement.after_forward(unit_index)
         assert x is not None
         return cap_logits(x, self.architecture.numerics.logit_cap)

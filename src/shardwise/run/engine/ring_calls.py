@@ -91,11 +91,17 @@ def _attention_call(builder: CallBuilder, ring: RingAttentionStep, phase: str) -
     )
     resting = {collective_step.tensor.name: collective_step.collective for collective_step in ring.moved}
     operands = zip(operation.operands, placed.inputs, strict=False)
-    keys = {name: builder.key(name, resting[name].before if name in resting else spec) for name, spec in operands}
+    keys = {
+        name: builder.tensor_key(name, resting[name].before if name in resting else spec) for name, spec in operands
+    }
     outputs = zip(operation.outputs, placed.outputs, strict=True)
-    writes = tuple(builder.key(name, resting[name].after if name in resting else spec) for name, spec in outputs)
+    writes = tuple(builder.tensor_key(name, resting[name].after if name in resting else spec) for name, spec in outputs)
     q, k, v, _, _, *rest = operation.operands
-    reads = (*(keys[name] for name in (q, k, v)), builder.cut(RING_MASKS, RING_AXES), *(keys[name] for name in rest))
+    reads = (
+        *(keys[name] for name in (q, k, v)),
+        builder.batch_part(RING_MASKS, RING_AXES),
+        *(keys[name] for name in rest),
+    )
     kernel = attention.forward if isinstance(operation, Scan) else attention.backward
     return KernelCall(kernel, reads, writes, phase, never_compiled=True)
 
@@ -108,7 +114,7 @@ def _matmul_call(builder: CallBuilder, ring: CollectiveMatmul, phase: str) -> Ke
     position, count = builder.rank.position(axes), builder.rank.mesh.size(axes)
     ring_blocks = RingBlocks(exchange, axes, position, count, ring.block.spec.dims.index(dim))
     products = [_blockwise_matmul(builder, step, dim) for step in ring.products]
-    writes = tuple(builder.key(*tensor) for tensor in ring.writes)
+    writes = tuple(builder.tensor_key(*tensor) for tensor in ring.writes)
     if not ring.is_gather:
         reads = (*(tensor for step in ring.products for tensor in operand_tensors(step)), *ring.terms)
         return KernelCall(
@@ -126,7 +132,7 @@ def _matmul_call(builder: CallBuilder, ring: CollectiveMatmul, phase: str) -> Ke
 
 
 def _tensor_keys(builder: CallBuilder, tensors: Iterable[ShardedTensor]) -> tuple[str, ...]:
-    return tuple(builder.key(*tensor) for tensor in tensors)
+    return tuple(builder.tensor_key(*tensor) for tensor in tensors)
 
 
 def _blockwise_matmul(builder: CallBuilder, step: ComputeStep, dim: str) -> BlockMatmul:

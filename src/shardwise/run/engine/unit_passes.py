@@ -63,7 +63,7 @@ class BackwardCalls(NamedTuple):
 class TorchUnit:
     """The passes of a unit, from its template.
 
-    `place` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
+    `slot_of` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
     `loss` the loss where the unit makes one. `backward` has the backward pass by kind (`pipeline.actions`): full (B),
     and with `split` also in two parts, of which the first makes the gradient of the input (I) and the second those of
     the weights (W). `compiled`: runs of calls are compiled together. `narrow`: formats to which products with the
@@ -75,7 +75,7 @@ class TorchUnit:
         compiled: bool = False, split: bool = False, narrow: ProductFormats | None = None,
     ) -> None:  # fmt: skip
         self.template, self.unit, self.compiled = template, template.unit, compiled
-        self.place: dict[str, int] = {}
+        self.slot_of: dict[str, int] = {}
         self.name_of = _kernel_names(template)
         program, builder = self.unit.forward.program, CallBuilder(self.unit, architecture, rank, dtype, narrow)
         self.weight_of = self._gradients(Role.WEIGHT)
@@ -84,7 +84,7 @@ class TorchUnit:
         self.loss = next((name for name in program.outputs if name != self.output), None)
         self.gradient_of_input = next(iter(self._gradients(Role.RESIDUAL)), None)
         saved = {
-            *(builder.key(*name_and_spec) for name_and_spec in self.unit.saved.items()),
+            *(builder.tensor_key(*name_and_spec) for name_and_spec in self.unit.saved.items()),
             *program.outputs,
             ROUTER_STATISTICS,
         }
@@ -92,7 +92,7 @@ class TorchUnit:
         self.forward_calls = self._compile_calls(builder, list(write_gradients(forward, self.weight_of)), saved)
         self.forward = self._steps(self.forward_calls, saved)
         self.backward = {**self._full_backward(builder), **(self._split_backward(builder) if split else {})}
-        self.batch_parts = {key: cut for key, cut in builder.batch_parts.items() if key in self.place}
+        self.batch_parts = {key: cut for key, cut in builder.batch_parts.items() if key in self.slot_of}
 
     def _full_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
         """Return the backward pass in one part."""
@@ -157,13 +157,13 @@ class TorchUnit:
         last = next(number for number, call in enumerate(self.forward_calls) if name in call.writes)
         return self._steps(self.forward_calls[: last + 1], {name})
 
-    def at(self, name: str) -> int:
+    def slot(self, name: str) -> int:
         """Return the slot of a tensor; a new one on first use."""
-        return self.place.setdefault(name, len(self.place))
+        return self.slot_of.setdefault(name, len(self.slot_of))
 
     def empty_slots(self) -> Slots:
         """Return empty slots for one micro-batch."""
-        return [None] * len(self.place)
+        return [None] * len(self.slot_of)
 
     def _steps(self, calls: Sequence[KernelCall], read_after: Set[str]) -> tuple[SlotCall, ...]:
         """Bind calls to slots. A tensor is freed after its last use, or overwritten there where this pass made it."""
@@ -184,7 +184,7 @@ class TorchUnit:
                 call.kernel,
             )
             writable = (writable - set(call.reads)) if call.is_view else (writable | set(call.writes))
-            get = _slot_reader([self.at(n) for n in call.reads])
+            get = _slot_reader([self.slot(n) for n in call.reads])
             steps.append(SlotCall(kernel, get, self._put(call), self._places(freed), self._identity(call)))
         return tuple(steps)
 
@@ -197,7 +197,7 @@ class TorchUnit:
         return InstructionId(KERNEL, " + ".join(names) or "slice", call.phase, call.results)
 
     def _put(self, call: KernelCall) -> int | tuple[int, ...]:
-        slots = tuple(self.at(name) for name in call.writes)
+        slots = tuple(self.slot(name) for name in call.writes)
         return slots[0] if len(slots) == 1 else slots
 
     def _is_local_to_pass(self, key: str) -> bool:
@@ -206,7 +206,7 @@ class TorchUnit:
         return name == MOVING_PREFIX or (name in tensors and tensors[name].role not in (Role.WEIGHT, Role.CONSTANT))
 
     def _places(self, names: Iterable[str]) -> tuple[int, ...]:
-        return tuple(sorted(self.at(name) for name in names))
+        return tuple(sorted(self.slot(name) for name in names))
 
 
 def _kernel_names(template: UnitInstructions) -> dict[tuple[str, str], str]:

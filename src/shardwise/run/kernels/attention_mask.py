@@ -15,14 +15,14 @@ MIN_QUERY_BLOCK = 512  # queries of a block at least, where queries run in block
 
 
 class QueryBlock(NamedTuple):
-    """Queries in a range of rows, the first at position `place`, and keys in a range of sorted rows.
+    """Queries in a range of rows, the first at `position`, and keys in a range of sorted rows.
 
     `causal`: the first query sees the first key, and each query one key more than the one before. `masked`: a mask
     tensor says what is visible. Otherwise all keys are.
     """
 
     rows: slice
-    place: int
+    position: int
     keys: slice
     causal: bool = False
     masked: bool = False
@@ -93,7 +93,7 @@ class AttentionMask:
 
     def mask(self, block: QueryBlock, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return what is added to a block's scores, [T, S] or [B, 1, T, S]: minus infinity where a key is not visible."""
-        queries = torch.arange(block.place, block.place + block.rows.stop - block.rows.start, device=device)
+        queries = torch.arange(block.position, block.position + block.rows.stop - block.rows.start, device=device)
         keys = self._places(block.keys, device)
         distance = queries[:, None] - keys
         visible = distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
@@ -141,8 +141,3 @@ def _rows_if_unsorted(ranges: Sequence[PositionRange]) -> dict[PositionRange, tu
     if list(ranges) == sorted(ranges):
         return None
     return {position_range: (row, position_range[1]) for position_range, row in _first_rows(ranges).items()}
-
-
-def list_positions(ranges: Sequence[PositionRange], device: torch.device) -> Tensor:
-    """Return the positions [n] of some ranges."""
-    return torch.cat([torch.arange(start, start + length, device=device) for start, length in ranges])

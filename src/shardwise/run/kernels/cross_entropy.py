@@ -66,25 +66,25 @@ def _rows_loss(logits: Tensor, targets: Tensor, cap: float | None, scale: float 
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelCrossEntropy:
-    """Loss on a rank that has `words` words of the vocabulary from `first` on; further columns of its logits are
+    """Loss on a rank that has `num_words` words of the vocabulary from `first` on; further columns of its logits are
     padding. `cap` is a soft cap on logits."""
 
     first: int
-    words: int
+    num_words: int
     cap: float | None
 
     def largest(self, logits: Tensor) -> Tensor:
         """Return each token's largest logit [B, T] in float32 or wider, after setting padding to -inf. The cap is
         monotonic, so it can follow."""
-        if self.words < logits.shape[-1]:
-            logits[..., self.words :] = -math.inf
+        if self.num_words < logits.shape[-1]:
+            logits[..., self.num_words :] = -math.inf
         return cap_logits(logits.amax(dim=-1), self.cap)
 
     def sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
         """Return each token's sum of exponentials over this rank's words [B, T]."""
         sums = torch.empty_like(largest)
         for part, top, out in _iterate_rows(logits, largest[..., None], sums[..., None]):
-            out.copy_((cap_logits(part, self.cap) - top).exp_()[..., : self.words].sum(dim=-1, keepdim=True))
+            out.copy_((cap_logits(part, self.cap) - top).exp_()[..., : self.num_words].sum(dim=-1, keepdim=True))
         return sums
 
     def target_logit(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class VocabParallelCrossEntropy:
     def _own(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the column of each target, and which targets are among this rank's words."""
         local_index = targets - self.first
-        is_local = (local_index >= 0) & (local_index < self.words) & (targets != IGNORE_INDEX)
+        is_local = (local_index >= 0) & (local_index < self.num_words) & (targets != IGNORE_INDEX)
         return torch.where(is_local, local_index, 0), is_local
 
 

@@ -60,9 +60,9 @@ class ExpertRows(ABC):
 class Routing(ExpertRows):
     """A router's choice for the tokens of one layer, of `shape` [B, T].
 
-    `scores` [N, E] are the softmax of its logits, or their sigmoids; `gates` and `choices` [N, k]. `wanted` [E] counts
+    `scores` [N, E] are the softmax of its logits, or their sigmoids; `gates` and `choices` [N, k]. `requested` [E] counts
     the rows that chose each expert, `counts` [E] those that it processes. `order` [R] is the (token, choice) pair of
-    each row; `places` [N·k] is its inverse, with R for pairs that are dropped (`dropped`: there may be some).
+    each row; `inverse_order` [N·k] is its inverse, with R for pairs that are dropped (`dropped`: there may be some).
     """
 
     shape: tuple[int, ...]
@@ -71,9 +71,9 @@ class Routing(ExpertRows):
     choices: Tensor
     counts: Tensor
     order: Tensor
-    places: Tensor
+    inverse_order: Tensor
     normalised: bool
-    wanted: Tensor
+    requested: Tensor
     dropped: bool = False
     gating: Gating = DEFAULT_NUMERICS.gating
 
@@ -85,13 +85,14 @@ class Routing(ExpertRows):
 
     def by_token(self, rows: Tensor) -> Tensor:
         """Return the rows [R, D] of each token as [N, k, D], with 0 for dropped ones."""
-        return torch.unflatten(self._with_dropped(rows).index_select(0, self.places), 0, (-1, self.num_chosen))
+        return torch.unflatten(self._with_dropped(rows).index_select(0, self.inverse_order), 0, (-1, self.num_chosen))
 
     def by_choice(self, rows: Tensor) -> Iterator[Tensor]:
         """Yield, choice by choice, the row of each token [N, D], which takes 1/k of the memory of `by_token`."""
         padded = self._with_dropped(rows)
         yield from (
-            padded.index_select(0, row_indices) for row_indices in self.places.view(-1, self.num_chosen).unbind(1)
+            padded.index_select(0, row_indices)
+            for row_indices in self.inverse_order.view(-1, self.num_chosen).unbind(1)
         )
 
     def _with_dropped(self, rows: Tensor) -> Tensor:
@@ -127,15 +128,15 @@ def route_tokens(
     order = choices.flatten().argsort(stable=True)
     requested = torch.zeros(logits.shape[-1], dtype=torch.long, device=logits.device)
     requested.scatter_add_(0, choices.flatten(), torch.ones_like(order))  # bincount would wait for a GPU
-    drops, counts, places = capacity_factor is not None, requested, None
+    drops, counts, inverse_order = capacity_factor is not None, requested, None
     if capacity_factor is not None:
         capacity = int(expert_capacity(len(order), len(requested), capacity_factor))
         order, counts = _drop_over_capacity(capacity, order, choices.flatten(), requested)
         numbers = torch.arange(len(order), device=order.device)
-        places = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
+        inverse_order = torch.full_like(choices.flatten(), len(order)).index_copy_(0, order, numbers)
     return Routing(
-        tuple(logits.shape[:-1]), scores, gates, choices, counts, order, order.argsort() if places is None else places,
-        normalised, requested, drops, gating,
+        tuple(logits.shape[:-1]), scores, gates, choices, counts, order,
+        order.argsort() if inverse_order is None else inverse_order, normalised, requested, drops, gating,
     )  # fmt: skip
 
 

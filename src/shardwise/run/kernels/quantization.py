@@ -26,7 +26,7 @@ class QuantizedTensor(NamedTuple):
 
     elements: Tensor
     scales: Tensor
-    whole: Tensor
+    tensor_scale: Tensor
 
 
 def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
@@ -113,7 +113,7 @@ def scaled_product(
         first, second = (
             _apply_scales(*operand_and_block) for operand_and_block in ((left, left_block), (right, right_block))
         )
-        return first @ second.t() * (left.whole * right.whole)
+        return first @ second.t() * (left.tensor_scale * right.tensor_scale)
     shapes = left.elements.shape[0], right.elements.shape[0]
     rows = _scales_by_row(left.scales, left_block, shapes[0])
     columns = _scales_by_row(right.scales, right_block, shapes[1])
@@ -252,5 +252,7 @@ class TiledWeight:
         """Return one matrix as an operand of a product, by its rows, or by its columns as rows."""
         quantized = QuantizedTensor(self.elements.float(), self.scales, torch.ones((), device=self.device))
         return (
-            QuantizedTensor(quantized.elements.t(), quantized.scales.t(), quantized.whole) if by_columns else quantized
+            QuantizedTensor(quantized.elements.t(), quantized.scales.t(), quantized.tensor_scale)
+            if by_columns
+            else quantized
         )
