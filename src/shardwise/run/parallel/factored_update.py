@@ -64,7 +64,7 @@ class FactoredWeight:
                 )
         if self.interval is not None and element_names:
             for box, block in self._blocks(self.interval):
-                self._update_block(element_names, formula_inputs, gradient, box, block)
+                self._update_block(self.interval, element_names, formula_inputs, gradient, box, block)
 
     def _read(self, name: str) -> set[Granularity]:
         return {self.optimizer.granularity(read) for read in self.optimizer.updates[name].reads}
@@ -94,7 +94,7 @@ class FactoredWeight:
         )
 
     def _update_block(
-        self, names: Sequence[str], formula_inputs: Any, gradient: Tensor, box: Box, block: slice
+        self, shard: ParameterShard, names: Sequence[str], formula_inputs: Any, gradient: Tensor, box: Box, block: slice
     ) -> None:
         """Compute updates on a block of elements: `block` of this rank's elements, `box` of the weight."""
         tensors: dict[str, Tensor] = {}
@@ -105,12 +105,12 @@ class FactoredWeight:
             return tensors[name]
 
         def load(name: str) -> Tensor:
-            base_name, (start, size) = name.removesuffix("'"), self._rows()
+            base_name = name.removesuffix("'")
             if self.optimizer.granularity(name) is not Granularity.ELEMENT:
                 statistic = self._row_or_column(name)
                 return statistic[index_in(box, statistic)]
             if name in (MASTER, GRADIENT):
-                flat = (self.group.state if name == MASTER else gradient)[start : start + size]
+                flat = (self.group.state if name == MASTER else gradient)[shard.rows]
             elif base_name in self.moments and (base_name == name or base_name not in names):
                 flat = self.moments[base_name]
             else:
@@ -126,18 +126,13 @@ class FactoredWeight:
             name: read(f"{name}'") if self.optimizer.granularity(name) is Granularity.ELEMENT else formula(name)
             for name in names
         }
-        start, size = self._rows()
         for name, result in updated.items():
             if self.optimizer.is_mean(name):
                 self._add(self.means[f"{name}'"], result, name, box)
             elif name == MASTER:
-                self.group.state[start : start + size][block].copy_(result.reshape(-1))
+                self.group.state[shard.rows][block].copy_(result.reshape(-1))
             elif self.optimizer.updates[name].is_state:
                 self.moments[name][block].copy_(result.reshape(-1))
-
-    def _rows(self) -> tuple[int, int]:
-        assert self.interval is not None
-        return self.interval.start, self.interval.size
 
     def _blocks(self, interval: ParameterShard) -> Iterator[tuple[Box, slice]]:
         """Yield boxes of [stack, rows, columns] with their slices of this rank's elements, each one contiguous."""
@@ -227,12 +222,12 @@ REDUCED_DIMS: Mapping[Granularity, tuple[int, ...]] = {  # dims of [stack, rows,
 
 @dataclass(frozen=True, slots=True)
 class MatrixExtents:
-    """A weight as [stack, rows, columns]: `shape` as it is used, with padding, `window` without, and `whole` the full
+    """A weight as [stack, rows, columns]: `shape` as it is used, with padding, `window` without, and `full` the full
     weight."""
 
     shape: Shape
     window: Shape
-    whole: Shape
+    full: Shape
 
     @classmethod
     def of(cls, member: GroupMember, window: Box) -> MatrixExtents:
@@ -263,7 +258,7 @@ class MatrixExtents:
     def count(self, granularity: Granularity, operands: Iterable[Granularity]) -> int:
         """Return how many numbers of some tensors one number of another is the mean of."""
         dims = {dim for operand in operands for dim in range(3) if dim not in REDUCED_DIMS[operand]}
-        return math.prod(self.whole[dim] for dim in REDUCED_DIMS[granularity] if dim in dims)
+        return math.prod(self.full[dim] for dim in REDUCED_DIMS[granularity] if dim in dims)
 
 
 def index_in(box: Box, statistic: Tensor) -> tuple[slice, ...]:

@@ -38,6 +38,11 @@ class ParameterShard(NamedTuple):
     window: Box
 
     @property
+    def rows(self) -> slice:
+        """Its elements in the rank's flat shard."""
+        return slice(self.start, self.start + self.size)
+
+    @property
     def name(self) -> str:
         """Full name of the parameter."""
         return self.member.parameter.name
@@ -175,7 +180,7 @@ class FlatParameterGroup:
     def set_weights(self, weight_of: Callable[[ParameterShard], Tensor]) -> None:
         """Set this rank's part, one shard of a parameter [size] after the other; `publish` copies it to the weights."""
         for shard in self.intervals():
-            self.state[shard.start : shard.start + shard.size] = weight_of(shard).to(self.state)
+            self.state[shard.rows] = weight_of(shard).to(self.state)
 
     @torch.no_grad()
     def publish(self) -> None:

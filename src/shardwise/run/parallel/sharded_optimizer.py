@@ -140,9 +140,7 @@ class ShardedOptimizer:
                 yield ElementwiseUpdate(slots, self._optimizer(slots, products=products), moments)
 
     def _slot(self, group: FlatParameterGroup, shard: ParameterShard) -> OptimizerSlot:
-        return OptimizerSlot(
-            shard, nn.Parameter(group.state[shard.start : shard.start + shard.size], requires_grad=True)
-        )
+        return OptimizerSlot(shard, nn.Parameter(group.state[shard.rows], requires_grad=True))
 
     def _optimizer(self, slots: Sequence[OptimizerSlot], *, products: bool) -> TorchOptimizer:
         matrices, non_matrices = (
@@ -225,10 +223,7 @@ class ShardedOptimizer:
     ) -> None:
         for settings in optimizer.param_groups:
             settings["lr"] = learning_rate
-        gradient_of = {
-            slot.weight: gradients[slot.interval.start : slot.interval.start + slot.interval.size] for slot in slots
-        }
-        step_optimizer(optimizer, gradient_of)
+        step_optimizer(optimizer, {slot.weight: gradients[slot.interval.rows] for slot in slots})
 
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """Yield the moments by name, with this rank's part of each parameter; codes and scales of quantized ones."""

@@ -58,7 +58,7 @@ class WholeMatrixUpdate:
         formula_inputs = formula_values(self.fields, learning_rate=learning_rate, step=self.steps)
         direction = self.group.zeros(self.group.group.shard_size, self.group.formats.activations)
         for shard, moments in self.moments.items():
-            rows = slice(shard.start, shard.start + shard.size)
+            rows = shard.rows
             direction[rows] = self._update_direction(formula_inputs, self.group.state[rows], gradients[rows], moments)
         directions = self._gathered(direction)
         for member in self.members:
@@ -144,7 +144,7 @@ class WholeMatrixUpdate:
         assert matrix is not None
         stack = len(matrix.stack)
         window = Box((*(0 for _ in matrix.stack), *shard.window.offsets[stack:]), shard.window.lengths)
-        weight = self.group.state[shard.start : shard.start + shard.size]
+        weight = self.group.state[shard.rows]
         parts = {
             name: output[window.slices].reshape(-1)[shard.offset : shard.offset + shard.size]
             for name, output in outputs.items()
