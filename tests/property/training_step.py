@@ -259,7 +259,7 @@ def unsharded(case: Case) -> Outcome:
     unit = derive_unit("whole", model_program(case.architecture), family, recompute="none")
     state, batches = case.inputs()
     one = Mesh(tuple((axis, 1) for axis in AXES))
-    outcome = _outcome(case, unit, run_step(unit, family, one, case.sizes, state, batches, case.router))
+    outcome = _outcome(case, unit, run_step(unit, one, case.sizes, state, batches, case.router))
     assert outcome.moved == {"micro_batch": {}, "step": {}}
     return outcome
 
@@ -269,7 +269,7 @@ def whole(case: Case, change: Change = lambda unit: unit) -> Outcome:
     unit = change(derive_unit("whole", model_program(case.architecture), case.family, recompute=case.recompute))
     state, batches = case.inputs()
     with mock.patch.object(step_module, "VirtualDevices", partial(StrictDevices, unit=unit)):
-        return _outcome(case, unit, run_step(unit, case.family, case.mesh, case.sizes, state, batches, case.router))
+        return _outcome(case, unit, run_step(unit, case.mesh, case.sizes, state, batches, case.router))
 
 
 def _outcome(case: Case, unit: ShardedUnit, result: UnitStepResult) -> Outcome:

@@ -125,7 +125,7 @@ def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: in
         own = {"ids": one.ids_BT.numpy(), "targets": one.targets_BT.numpy(), "loss_scale": np.array(scale)}
         batch |= {f"{prefix}{name}": array for name, array in own.items()}
     sizes, router = {**architecture.dims, "B": SEQS, "T": POSITIONS}, Router.of(architecture.numerics)
-    result = run_step(unit, family, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch], router)
+    result = run_step(unit, Mesh(tuple((axis, 1) for axis in AXES)), sizes, {**state, **zeros}, [batch], router)
     trained = {name: unit.gradients[whole] for name, whole in names.items() if whole in unit.gradients}
     assert len(result.gradients) == len(trained)
     return result.loss, {name: result.gradients[gradient] for name, gradient in trained.items()}

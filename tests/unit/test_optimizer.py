@@ -95,7 +95,7 @@ def test_pytorch_updates_as_a_plain_implementation_does(
 ) -> None:
     """By PyTorch's kernel where there is one, and by the formulas, over several blocks of them."""
     if not kernels:
-        monkeypatch.setattr(optimizers, "FUSED_KERNELS", {})
+        monkeypatch.setattr(optimizers, "ADAMW_SETTINGS", {})
     weights = [torch.nn.Parameter(first_weights()) for _ in range(2)]
     name, values = case.partition(",")[0], VALUES[case]
     made = build_torch_optimizer(name, weights[:1], weights[1:], values)

@@ -17,6 +17,7 @@ from torch import Tensor
 from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOps
 from shardwise.run.kernels.attention import (
     Attention,
+    BackwardInputs,
     QkvGradients,
     lse_by_head,
     lse_by_query,
@@ -93,17 +94,12 @@ class RingAttention:
             transfer = RingTransfer(self.exchange, self.axes, arrived_block) if turn + 1 < count else None
             mask = masks[(self.place - turn) % count]
             block = arrived_block if turn < count else blocks
-            keys, values = _sorted_block(mask, block)
-            dq_block, dk, dv = self.attention.attend_blocks_backward(
-                dy_heads, query, keys, values, out_heads, lse, mask
-            )
+            inputs = BackwardInputs(dy_heads, query, *_sorted_block(mask, block), out_heads, lse)
+            dq_block, dk, dv = self.attention.attend_blocks_backward(inputs, mask)
             dq += dq_block
             gradients = [mask.unsort_keys(gradient.transpose(1, 2), 1) for gradient in (dk, dv[..., : v.shape[-1]])]
             if incoming is not None:
-                gradients = [
-                    incoming_gradient.add_(gradient)
-                    for incoming_gradient, gradient in zip(incoming.wait(), gradients, strict=True)
-                ]
+                gradients = [total.add_(gradient) for total, gradient in zip(incoming.wait(), gradients, strict=True)]
             if turn < count:
                 incoming = RingTransfer(self.exchange, self.axes, gradients)
             arrived_block = transfer.wait() if transfer else arrived_block

@@ -13,7 +13,7 @@ Kernels by name take queries [B, K·G, T, H], keys and values [B, K, S, H]. `mas
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,23 @@ from shardwise.model.numerics import Numerics
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.device_dispatch import at_least_fp32
+
+
+class BackwardInputs(NamedTuple):
+    """Tensors that a backward kernel reads: dy, queries and output [B, K·G, T, H], keys and values [B, K, S, H], and the
+    log-sum-exp [B, K·G, T]. Output and log-sum-exp are those over all keys that a query sees, here or on other ranks."""
+
+    dy: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor
+    lse: Tensor
+
+    def block(self, rows: slice, keys: slice) -> BackwardInputs:
+        """Return those of some queries and keys, as views."""
+        dy, query, out, lse = (tensor[:, :, rows] for tensor in (self.dy, self.query, self.out, self.lse))
+        return BackwardInputs(dy, query, self.key[:, :, keys], self.value[:, :, keys], out, lse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,47 +120,32 @@ class Attention:
     ) -> QkvGradients:
         """Return the gradients of q, k and v."""
         keys, values = (attention_mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in (k, pad_head_dim(v, k)))
-        operands = (
-            to_head_layout(pad_head_dim(dy, k)),
-            to_head_layout(q),
-            keys,
-            values,
-            to_head_layout(pad_head_dim(out, k)),
-        )
-        dq, dk, dv = self.attend_blocks_backward(*operands, lse_by_head(lse), attention_mask, has_sinks=bool(sinks))
+        dy, out = to_head_layout(pad_head_dim(dy, k)), to_head_layout(pad_head_dim(out, k))
+        inputs = BackwardInputs(dy, to_head_layout(q), keys, values, out, lse_by_head(lse))
+        dq, dk, dv = self.attend_blocks_backward(inputs, attention_mask, has_sinks=bool(sinks))
         dk, dv = (attention_mask.unsort_keys(gradient.transpose(1, 2), 1) for gradient in (dk, dv[..., : v.shape[-1]]))
         return to_query_layout(dq, q, q), dk, dv
 
     def attend_blocks_backward(
-        self, dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor,
-        attention_mask: AttentionMask, *, has_sinks: bool = False,
-    ) -> QkvGradients:  # fmt: skip
-        """Return gradients over sorted keys and values; `out` and `lse` are those over all keys that a query sees, here
-        or on other ranks."""
+        self, inputs: BackwardInputs, attention_mask: AttentionMask, *, has_sinks: bool = False
+    ) -> QkvGradients:
+        """Return gradients over sorted keys and values."""
         is_unfused = self.cap is not None or has_sinks
         if attention_mask.is_plain and attention_mask.is_whole and not is_unfused:
-            return fused_backward(dy, query, key, value, out, lse, None, self.scale)
-        dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
+            return fused_backward(inputs, None, self.scale)
+        query, key = inputs.query, inputs.key
+        dq, dk, dv = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(inputs.value)
         for block in attention_mask.blocks(query.shape[2], key.shape[2], masked=is_unfused):
-            query_rows, key_rows = block.rows, block.keys
-            operands = (
-                dy[:, :, query_rows],
-                query[:, :, query_rows],
-                key[:, :, key_rows],
-                value[:, :, key_rows],
-                out[:, :, query_rows],
-                lse[:, :, query_rows],
-            )
+            block_inputs = inputs.block(block.rows, block.keys)
             mask = attention_mask.mask(block, query.dtype, query.device) if block.masked else None
             if is_unfused:
                 assert mask is not None
-                gradients = self._attend_unfused_backward(*operands, mask, self.scale)
+                gradients = self._attend_unfused_backward(block_inputs, mask)
             else:
-                gradients = fused_backward(*operands, mask, self.scale, causal=block.causal)
-            for total, gradient, block_rows in zip(
-                (dq, dk, dv), gradients, (query_rows, key_rows, key_rows), strict=True
-            ):
-                total[:, :, block_rows] += gradient
+                gradients = fused_backward(block_inputs, mask, self.scale, causal=block.causal)
+            block_rows = (block.rows, block.keys, block.keys)
+            for total, gradient, rows in zip((dq, dk, dv), gradients, block_rows, strict=True):
+                total[:, :, rows] += gradient
         return dq, dk, dv
 
     def _scores(self, query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
@@ -165,18 +167,9 @@ class Attention:
         shares = scores.sub_(lse[..., None]).exp_()
         return shares.to(value.dtype) @ repeat_kv_heads(query, value), lse
 
-    def _attend_unfused_backward(
-        self,
-        dy: Tensor,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        mask: Tensor,
-        scale: float,
-    ) -> QkvGradients:
+    def _attend_unfused_backward(self, inputs: BackwardInputs, mask: Tensor) -> QkvGradients:
         """Compute a block's scores again, and from them its gradients (Dao et al. 2022, algorithm 4)."""
+        dy, query, key, value, out, lse = inputs
         groups = query.shape[1] // key.shape[1]
         scores = self._scores(query, key, mask)
         shares = (scores - lse[..., None]).exp_()
@@ -184,7 +177,7 @@ class Attention:
         dscores = (dy @ repeat_kv_heads(query, value).transpose(-1, -2)).to(lse.dtype).sub_(dy_out).mul_(shares)
         if self.cap is not None:
             dscores.mul_(1.0 - torch.where(shares > 0, scores / self.cap, 0.0).square_())
-        dscores = dscores.mul_(scale).to(query.dtype)
+        dscores = dscores.mul_(self.scale).to(query.dtype)
         dk, dv = dscores.transpose(-1, -2) @ query, shares.to(dy.dtype).transpose(-1, -2) @ dy
         return dscores @ repeat_kv_heads(query, key), sum_query_heads(dk, groups), sum_query_heads(dv, groups)
 
@@ -264,10 +257,10 @@ def fused_forward(
 
 
 def fused_backward(
-    dy: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, mask: Tensor | None, scale: float, *,
-    causal: bool | None = None,
-) -> QkvGradients:  # fmt: skip
+    inputs: BackwardInputs, mask: Tensor | None, scale: float, *, causal: bool | None = None
+) -> QkvGradients:
     """Return the gradients of queries, keys and values."""
+    dy, query, key, value, out, lse = inputs
     causal = mask is None if causal is None else causal
     if not device_dispatch.on_gpu(query):
         on_cpu: QkvGradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,68 +92,70 @@ NORMS: Mapping[str, NormKernels] = {
     "layer_norm": NormKernels(layer_forward, layer_backward),
 }
 
-NormStep = Callable[..., Tensor]  # (*operands, width, epsilon)
+
+class NormSize(NamedTuple):
+    """The number of elements that a norm is taken over, and its epsilon."""
+
+    width: int
+    epsilon: float
 
 
-def _inverse_rms(squares: Tensor, width: int, epsilon: float) -> Tensor:
-    return torch.rsqrt(squares / width + epsilon)
+NormStep = Callable[..., Tensor]  # (*operands, size)
 
 
-def _inverse_deviation(total: Tensor, squares: Tensor, width: int, epsilon: float) -> Tensor:
-    return torch.rsqrt(squares / width - (total / width).square() + epsilon)
+def _inverse_rms(squares: Tensor, size: NormSize) -> Tensor:
+    return torch.rsqrt(squares / size.width + size.epsilon)
 
 
-def _layer_norm(x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, width: int, epsilon: float) -> Tensor:
-    return (x - total / width) * _inverse_deviation(total, squares, width, epsilon) * weight
+def _inverse_deviation(total: Tensor, squares: Tensor, size: NormSize) -> Tensor:
+    return torch.rsqrt(squares / size.width - (total / size.width).square() + size.epsilon)
 
 
-def _layer_norm_dsum(
-    dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, width: int, epsilon: float
-) -> Tensor:
-    mean, inverse = total / width, _inverse_deviation(total, squares, width, epsilon)
-    return dy * weight * ((x - mean) * mean * inverse**3 - inverse) / width
+def _layer_norm(x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, size: NormSize) -> Tensor:
+    return (x - total / size.width) * _inverse_deviation(total, squares, size) * weight
+
+
+def _layer_norm_dsum(dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, size: NormSize) -> Tensor:
+    mean, inverse = total / size.width, _inverse_deviation(total, squares, size)
+    return dy * weight * ((x - mean) * mean * inverse**3 - inverse) / size.width
 
 
 def _layer_norm_dsquares(
-    dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, width: int, epsilon: float
+    dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, weight: Tensor, size: NormSize
 ) -> Tensor:
-    inverse = _inverse_deviation(total, squares, width, epsilon)
-    return dy * weight * (x - total / width) * (-0.5 / width) * inverse**3
-
-
-def _layer_norm_dweight(dy: Tensor, x: Tensor, total: Tensor, squares: Tensor, width: int, epsilon: float) -> Tensor:
-    return dy * (x - total / width) * _inverse_deviation(total, squares, width, epsilon)
+    inverse = _inverse_deviation(total, squares, size)
+    return dy * weight * (x - total / size.width) * (-0.5 / size.width) * inverse**3
 
 
 NORM_STEPS: Mapping[str, NormStep] = {
-    "sum": lambda x, width, epsilon: x,
-    "sum_square": lambda x, width, epsilon: x.square(),
-    "sum_square_dx": lambda dy, x, width, epsilon: 2.0 * x * dy,
-    "rms_norm": lambda x, squares, weight, width, epsilon: x * _inverse_rms(squares, width, epsilon) * weight,
-    "rms_norm_dx": lambda dy, squares, weight, width, epsilon: dy * _inverse_rms(squares, width, epsilon) * weight,
-    "rms_norm_dsquares": lambda dy, x, squares, weight, width, epsilon: (
-        dy * x * weight * (-0.5 / width) * _inverse_rms(squares, width, epsilon) ** 3
+    "sum": lambda x, size: x,
+    "sum_square": lambda x, size: x.square(),
+    "sum_square_dx": lambda dy, x, size: 2.0 * x * dy,
+    "rms_norm": lambda x, squares, weight, size: x * _inverse_rms(squares, size) * weight,
+    "rms_norm_dx": lambda dy, squares, weight, size: dy * _inverse_rms(squares, size) * weight,
+    "rms_norm_dsquares": lambda dy, x, squares, weight, size: (
+        dy * x * weight * (-0.5 / size.width) * _inverse_rms(squares, size) ** 3
     ),
-    "rms_norm_dweight": lambda dy, x, squares, width, epsilon: dy * x * _inverse_rms(squares, width, epsilon),
+    "rms_norm_dweight": lambda dy, x, squares, size: dy * x * _inverse_rms(squares, size),
     "layer_norm": _layer_norm,
-    "layer_norm_dx": lambda dy, total, squares, weight, width, epsilon: (
-        dy * weight * _inverse_deviation(total, squares, width, epsilon)
-    ),
+    "layer_norm_dx": lambda dy, total, squares, weight, size: dy * weight * _inverse_deviation(total, squares, size),
     "layer_norm_dsum": _layer_norm_dsum,
     "layer_norm_dsquares": _layer_norm_dsquares,
-    "layer_norm_dweight": _layer_norm_dweight,
+    "layer_norm_dweight": lambda dy, x, total, squares, size: (
+        dy * (x - total / size.width) * _inverse_deviation(total, squares, size)
+    ),
 }
 STEPS_WITH_WEIGHT = ("norm", "norm_dx", "norm_dsum", "norm_dsquares")  # as their last operand
 
 
 def norm_step(function: str, width: int, epsilon: float, offset: float) -> ElementwiseFunction:
     """Return the function of a step of a norm; `offset` is added to its weight."""
-    step, has_weight = NORM_STEPS[function], function.endswith(STEPS_WITH_WEIGHT)
+    step, has_weight, size = NORM_STEPS[function], function.endswith(STEPS_WITH_WEIGHT), NormSize(width, epsilon)
 
     def kernel(*operands: Tensor) -> Tensor:
         widened = [operand.to(at_least_fp32(operand.dtype)) for operand in operands]
         if has_weight and offset:
             widened[-1] = widened[-1] + offset
-        return step(*widened, width=width, epsilon=epsilon)
+        return step(*widened, size=size)
 
     return kernel

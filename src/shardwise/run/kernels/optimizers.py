@@ -7,10 +7,10 @@ format with one scale for all elements, as FP8 recipes keep gradients and moment
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -91,9 +91,6 @@ class ScaledTensor:
     It has the parts of a tensor's interface that formulas of optimizers use: conversion to a dtype, and `copy_`. It has
     no slices, for its scale depends on all values.
 
-    What the formulas of optimizers need of a tensor it has too: its values in a format, and other values in place. It has no
-    parts, for a scale follows from all values.
-
     >>> found = ScaledTensor.zeros(3, torch.float8_e4m3fn, torch.device("cpu")).copy_(torch.tensor([1.0, -4.0, 0.001]))
     >>> found.elements.tolist(), found.to(torch.float32).tolist()
     ([112.0, -448.0, 0.109375], [1.0, -4.0, 0.0009765625])
@@ -131,39 +128,6 @@ GroupSettings = dict[str, Any]  # weights with the same settings, as in torch.op
 BLOCK_ELEMENTS, GPU_BLOCK_ELEMENTS = 2**15, 2**24
 
 
-class FusedKernel(NamedTuple):
-    """A fused optimizer kernel of PyTorch.
-
-    `fields` are the hyperparameters that it has, by our names; `settings` maps them to PyTorch's. `update` takes the
-    weights [n] of a group, their gradients, states and settings. An optimizer with other fields runs by its formulas.
-    """
-
-    fields: frozenset[str]
-    settings: Callable[[Mapping[str, float]], GroupSettings]
-    update: Callable[[list[Tensor], list[Tensor], list[WeightState], GroupSettings], None]
-
-
-def _update_adamw(
-    weights: list[Tensor], gradients: list[Tensor], states: list[WeightState], settings: GroupSettings
-) -> None:
-    """Run the kernel of torch.optim.AdamW(fused=True)."""
-    averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
-    torch._foreach_add_(steps, 1)
-    torch._fused_adamw_(
-        weights, gradients, averages, squares, [], steps, amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
-        **settings,
-    )  # fmt: skip
-
-
-FUSED_KERNELS: Mapping[str, FusedKernel] = {
-    "adamw": FusedKernel(
-        frozenset({"beta1", "beta2", "epsilon", "weight_decay"}),
-        lambda v: {"beta1": v["beta1"], "beta2": v["beta2"], "eps": v["epsilon"], "weight_decay": v["weight_decay"]},
-        _update_adamw,
-    ),
-}
-
-
 class TorchOptimizer(ABC):
     """Groups of weights with their settings (`lr` among them) and the state of each weight, in the layout of
     torch.optim.Optimizer.
@@ -180,19 +144,25 @@ class TorchOptimizer(ABC):
         """Update every weight [n] from its gradient."""
 
 
-class FusedOptimizer(TorchOptimizer):
-    """An optimizer that runs by a fused kernel of PyTorch."""
+# The hyperparameters of AdamW by our names, as PyTorch's kernel names them.
+ADAMW_SETTINGS = {"beta1": "beta1", "beta2": "beta2", "epsilon": "eps", "weight_decay": "weight_decay"}
 
-    def __init__(self, groups: Sequence[GroupSettings], kernel: FusedKernel) -> None:
-        super().__init__(groups)
-        self.kernel = kernel
+
+class FusedAdamW(TorchOptimizer):
+    """AdamW by PyTorch's kernel, that of torch.optim.AdamW(fused=True)."""
 
     @torch.no_grad()
     def step(self) -> None:
         for group in self.param_groups:
-            settings = {name: value for name, value in group.items() if name != "params"}
+            settings = {name: setting for name, setting in group.items() if name != "params"}
             weights = group["params"]
-            self.kernel.update(weights, [w.grad for w in weights], [self.state[w] for w in weights], settings)
+            states = [self.state[weight] for weight in weights]
+            averages, squares, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+            torch._foreach_add_(steps, 1)
+            torch._fused_adamw_(
+                weights, [weight.grad for weight in weights], averages, squares, [], steps, amsgrad=False, maximize=False,
+                grad_scale=None, found_inf=None, **settings,
+            )  # fmt: skip
 
 
 class FormulaOptimizer(TorchOptimizer):
@@ -246,21 +216,24 @@ def block_elements(weight: Tensor) -> int:
     return BLOCK_ELEMENTS if weight.device.type == "cpu" else GPU_BLOCK_ELEMENTS
 
 
+@dataclass(frozen=True, slots=True)
+class MomentDtypes:
+    """Dtypes of moments, and of second moments. `scaled`: each moment of a weight in FP8 or fp16 has a scale."""
+
+    first: torch.dtype
+    second: torch.dtype
+    scaled: bool = False
+
+
 def build_torch_optimizer(
-    name: str,
-    matrices: Sequence[nn.Parameter],
-    non_matrices: Sequence[nn.Parameter],
-    fields: Mapping[str, float],
-    formats: tuple[torch.dtype, torch.dtype] | None = None,
-    *,
-    scaled: bool = False,
-    products: bool = False,
-) -> TorchOptimizer:
+    name: str, matrices: Sequence[nn.Parameter], non_matrices: Sequence[nn.Parameter], fields: Mapping[str, float],
+    dtypes: MomentDtypes | None = None, *, products: bool = False,
+) -> TorchOptimizer:  # fmt: skip
     """Build a named optimizer over flat weights [n], matrices and others apart, with the values of its fields.
 
-    `formats` are the dtypes of its moments and of its second moments, except of moments that define their own; None:
-    those of the weights. With `scaled`, moments in FP8 or fp16 have a scale. With `products`, the weights are matrices
-    of products, which some optimizers update by another rule.
+    `dtypes` are those of its moments, except of moments that define their own; None: those of the weights. With
+    `products`, the weights are matrices of products, which some optimizers update by another rule. An optimizer that
+    PyTorch has a fused kernel for runs by it, unless its fields were extended or its dtypes differ.
 
     Optimizers that need whole matrices are in `run.parallel.whole_matrix_update`, those that need means over rows and
     columns in `run.parallel.factored_update`. The state is allocated here and not after the first step, so that memory
@@ -269,40 +242,28 @@ def build_torch_optimizer(
     hyperparameters = get_optimizer(name).resolve_hyperparameters(fields)
     optimizer = get_optimizer(name).for_weight(is_matrix=products)
     hyperparameters = {field: hyperparameters[field] for field in optimizer.fields}
-    kernel = next(
-        (kernel for registered_name, kernel in FUSED_KERNELS.items() if OPTIMIZERS[registered_name] is optimizer), None
-    )
-    kernel = kernel if kernel and kernel.fields == set(optimizer.fields) else None
     moment_dtypes = {
-        moment: formats[update.is_second_moment] if formats else None for moment, update in optimizer.moments.items()
+        moment: None if dtypes is None else dtypes.second if update.is_second_moment else dtypes.first
+        for moment, update in optimizer.moments.items()
     }
-    all_weights = (*matrices, *non_matrices)
-    if len({weight.dtype for weight in all_weights} | ({*moment_dtypes.values()} - {None})) > 1:
-        kernel = None  # PyTorch's fused kernels take one dtype
+    weights = (*matrices, *non_matrices)
+    num_dtypes = len({weight.dtype for weight in weights} | ({*moment_dtypes.values()} - {None}))
+    has_adamw_fields = optimizer is OPTIMIZERS["adamw"] and set(optimizer.fields) == set(ADAMW_SETTINGS)
+    is_fused = has_adamw_fields and num_dtypes <= 1  # PyTorch's kernel takes one dtype
     groups = []
-    for weights, matrix in ((matrices, True), (non_matrices, False)):
-        group_hyperparameters = optimizer.hyperparameters_for(hyperparameters, matrix=matrix)
-        groups += (
-            [
-                {
-                    "params": list(weights),
-                    "lr": 0.0,
-                    **(kernel.settings(group_hyperparameters) if kernel else group_hyperparameters),
-                }
-            ]
-            if weights
-            else []
-        )
-    torch_optimizer = FusedOptimizer(groups, kernel) if kernel else FormulaOptimizer(groups, optimizer)
-    for weight in all_weights:
-        device = weight.device if kernel else "cpu"
-        torch_optimizer.state[weight] = {
-            "step": torch.zeros((), dtype=torch.float32, device=device),
-            **{
-                m: _zero_moment(weight, update, moment_dtypes[m], scaled=scaled)
-                for m, update in optimizer.moments.items()
-            },
-        }
+    for group, matrix in ((matrices, True), (non_matrices, False)):
+        settings = dict(optimizer.hyperparameters_for(hyperparameters, matrix=matrix))
+        if is_fused:
+            settings = {ADAMW_SETTINGS[field]: setting for field, setting in settings.items()}
+        if group:
+            groups.append({"params": list(group), "lr": 0.0, **settings})
+    torch_optimizer: TorchOptimizer = FusedAdamW(groups) if is_fused else FormulaOptimizer(groups, optimizer)
+    for weight in weights:
+        state: WeightState = {"step": torch.zeros((), dtype=torch.float32, device=weight.device if is_fused else "cpu")}
+        for moment, update in optimizer.moments.items():
+            scaled = dtypes is not None and dtypes.scaled
+            state[moment] = _zero_moment(weight, update, moment_dtypes[moment], scaled=scaled)
+        torch_optimizer.state[weight] = state
     return torch_optimizer
 
 

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from shardwise.derive.sharded_program import CollectiveStep
 from shardwise.derive.sharded_unit import ShardedUnit
 from shardwise.derive.tensor_specs import state_resting_spec
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.optimizer_program import owning_weight
 from shardwise.model.program import Role
 from shardwise.run.numpy.collectives import ring_positions
@@ -43,7 +42,6 @@ class UnitStepResult:
 
 def run_step(
     unit: ShardedUnit,
-    family: ShardingScheme,
     mesh: Mesh,
     sizes: Mapping[str, int],
     state: Mapping[str, Array],
@@ -55,8 +53,8 @@ def run_step(
     `state` maps each weight, and each tensor of the optimizer's state of a trained weight (`w.master`, ...), to full
     arrays; each batch maps the program's constants to full arrays. `router` says how experts are chosen.
     """
-    devices, template = VirtualDevices(mesh, sizes, family, router=router), lower_derived_unit(unit, IssuePolicy())
-    _load_state(devices, unit, family, state)
+    devices, template = VirtualDevices(mesh, sizes, unit.family, router=router), lower_derived_unit(unit, IssuePolicy())
+    _load_state(devices, unit, state)
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for batch in batches:
         _run_micro_batch(devices, template, batch)
@@ -69,14 +67,14 @@ def run_step(
     return UnitStepResult(float(devices.gather_array(loss, unit.forward.specs[loss])), gradients, updated, moved)
 
 
-def _load_state(devices: VirtualDevices, unit: ShardedUnit, family: ShardingScheme, state: Mapping[str, Array]) -> None:
+def _load_state(devices: VirtualDevices, unit: ShardedUnit, state: Mapping[str, Array]) -> None:
     for name in unit.weights:
         devices.scatter_array(name, unit.forward.specs[name], state[name])
     program = unit.update.program
     for name in (*program.names_with_role(Role.STATE), *program.names_with_role(Role.FACTOR)):
         if name in program.inputs:
             weight = unit.forward.program.dims(owning_weight(name))
-            devices.scatter_array(name, state_resting_spec(family, weight, program.dims(name)), state[name])
+            devices.scatter_array(name, state_resting_spec(unit.family, weight, program.dims(name)), state[name])
 
 
 def _run_micro_batch(devices: VirtualDevices, template: UnitInstructions, batch: Mapping[str, Array]) -> None:

@@ -24,6 +24,7 @@ from shardwise.run.checkpoints.reader import PARTIAL_SCALES
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.optimizers import (
     BlockwiseMoment,
+    MomentDtypes,
     MomentTensor,
     ScaledTensor,
     TorchOptimizer,
@@ -147,15 +148,9 @@ class ShardedOptimizer:
             [slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False)
         )
         formats = self.groups[0].formats
-        moment_formats = formats.moments, formats.squares
+        dtypes = MomentDtypes(formats.moments, formats.squares, formats.scales_moments)
         return build_torch_optimizer(
-            self.name,
-            matrices,
-            non_matrices,
-            self.recipe.optimizer,
-            moment_formats,
-            scaled=formats.scales_moments,
-            products=products,
+            self.name, matrices, non_matrices, self.recipe.optimizer, dtypes, products=products
         )
 
     @torch.no_grad()
@@ -251,9 +246,6 @@ def sum_of_squares(tensor: Tensor) -> Tensor:
 
     In blocks because PyTorch's norms of float32 accumulate in float32: over 10^8 equal elements the norm on a CPU is
     5.6% off. All in float64 would take five times as long.
-
-    In blocks because PyTorch's norms of float32 add up in float32: over 10^8 equal elements the norm of a CPU is 5.6% off. All in
-    float64 they would take five times as long.
 
     >>> sum_of_squares(torch.full((4,), 2.0)).item()
     16.0
