@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class CallBuilder:
     """Context in which the calls of one unit on one rank are built; activations are in `dtype`.
 
     `batch_parts` collects the parts of the micro-batch that calls read: by key, the name of the part and the axes that
-    split its sequences. `narrow` are the formats to which products with the unit's weights cast their operands; None:
+    split its sequences. `formats` are those to which products with the unit's weights cast their operands; None:
     no cast.
     """
 
@@ -78,25 +79,20 @@ class CallBuilder:
         architecture: Architecture,
         rank: Rank,
         dtype: torch.dtype,
-        narrow: ProductFormats | None = None,
+        formats: ProductFormats | None,
     ) -> None:
-        self.unit, self.architecture, self.rank, self.dtype, self.narrow = unit, architecture, rank, dtype, narrow
-        self._moved: frozenset[str] | None = None
+        self.unit, self.architecture, self.rank, self.dtype, self.formats = unit, architecture, rank, dtype, formats
         self.batch_parts: dict[str, tuple[str, tuple[Axes, ...]]] = {}
         self.numerics, self.sizes = architecture.numerics, pad_vocabulary(architecture.dims, rank.mesh)
         routes = (operation for operation in unit.forward.program.operations if isinstance(operation, Route))
         self.gates = next((route.outputs[0] for route in routes), "")
 
+    @cached_property
     def reduced_statistics(self) -> frozenset[str]:
-        """Return the per-token statistics that a collective reduces between kernels in either pass, and their
-        gradients."""
-        if self._moved is None:
-            steps = (
-                step for steps in self.unit.phases().values() for step in steps if isinstance(step, CollectiveStep)
-            )
-            names = {step.tensor.name for step in steps if self._is_reduced(step)}
-            self._moved = frozenset({*names, *(self.unit.tensors[name].gradient_of for name in names)})
-        return self._moved
+        """Statistics of tokens that a collective reduces between kernels in either pass, and their gradients."""
+        steps = (step for steps in self.unit.phases().values() for step in steps if isinstance(step, CollectiveStep))
+        names = {step.tensor.name for step in steps if self._is_reduced(step)}
+        return frozenset({*names, *(self.unit.tensors[name].gradient_of for name in names)})
 
     def _is_reduced(self, step: CollectiveStep) -> bool:
         specs = step.collective.before, step.collective.after
@@ -165,10 +161,10 @@ class CallBuilder:
     def quantized_matmul(self, step: ComputeStep) -> QuantizedMatmul | None:
         """Return the product of a step whose operands are cast to a narrow format; None where they are not."""
         operation, tensors = step.operation, self.unit.tensors
-        if self.narrow is None or not is_block_product(operation, tensors):
+        if self.formats is None or not is_block_product(operation, tensors):
             return None
         left, right, result = (spec.dims for spec in (*step.placed.inputs, *step.placed.outputs))
-        return self.narrow.product(left, right, result, [tensors[name] for name in operation.inputs])
+        return self.formats.product(left, right, result, [tensors[name] for name in operation.inputs])
 
     def local_sizes(self, step: ComputeStep) -> dict[str, int]:
         """Return this rank's size of every dim, without those of tokens (B, T)."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shardwise.derive.sharded_program import CollectiveStep
 from shardwise.run.engine.call_builder import CallBuilder, KernelCall
-from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOps
+from shardwise.run.engine.rank_coordinates import CollectiveHandle
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.step.instructions import LocalSlice, StartCollective, UnitCollective, WaitCollective
@@ -47,10 +47,9 @@ def is_issued_here(builder: CallBuilder, traffic: UnitCollective) -> bool:
 
 
 def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
-    exchange, axes = builder.rank.exchange, builder.rank.nontrivial_axes(traffic.axes)
-    assert exchange is not None, "a rank of several has an exchange"
+    axes = builder.rank.nontrivial_axes(traffic.axes)
     before, after, name = endpoints(builder, traffic)
-    start = START_KERNELS[traffic.kind](before, after, exchange, axes, builder)
+    start = START_KERNELS[traffic.kind](before, after, axes, builder)
     return KernelCall(
         start, (builder.tensor_key(name, before),), (_arriving_key(builder, traffic),), phase, never_compiled=True
     )
@@ -114,15 +113,13 @@ def _dim_losing_axes(before: Spec, after: Spec) -> int:
     return next(dim for dim, (old, new) in enumerate(zip(before.axes, after.axes, strict=True)) if len(old) > len(new))
 
 
-def _all_gather(
-    before: Spec, after: Spec, exchange: CollectiveOps, axes: Axes, builder: CallBuilder
-) -> Callable[..., ArrivingTensor]:
-    parts = builder.rank.mesh.size(axes)
+def _all_gather(before: Spec, after: Spec, axes: Axes, builder: CallBuilder) -> Callable[..., ArrivingTensor]:
+    collectives, parts = builder.rank.collectives, builder.rank.mesh.size(axes)
 
     def start(x: Tensor) -> ArrivingTensor:
         part = x.contiguous()
         gathered = part.new_empty((parts, *part.shape))
-        return ArrivingTensor(exchange.all_gather(gathered.view(-1), part.view(-1), axes), gathered)
+        return ArrivingTensor(collectives.all_gather(gathered.view(-1), part.view(-1), axes), gathered)
 
     return start
 
@@ -142,43 +139,39 @@ def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
     return torch.unflatten(x, dim, (parts, -1)).movedim(dim, 0).contiguous()
 
 
-def _reduce_scatter(
-    before: Spec, after: Spec, exchange: CollectiveOps, axes: Axes, builder: CallBuilder
-) -> Callable[..., ArrivingTensor]:
-    dim, parts = _dim_losing_axes(after, before), builder.rank.mesh.size(axes)
+def _reduce_scatter(before: Spec, after: Spec, axes: Axes, builder: CallBuilder) -> Callable[..., ArrivingTensor]:
+    dim, parts, collectives = _dim_losing_axes(after, before), builder.rank.mesh.size(axes), builder.rank.collectives
 
     def start(x: Tensor) -> ArrivingTensor:
         cut = _split_dim(x, dim, parts)
         part = torch.empty_like(cut[0])
-        return ArrivingTensor(exchange.reduce_scatter(part.view(-1), cut.view(-1), axes), part)
+        return ArrivingTensor(collectives.reduce_scatter(part.view(-1), cut.view(-1), axes), part)
 
     return start
 
 
-def _all_reduce(
-    before: Spec, after: Spec, exchange: CollectiveOps, axes: Axes, builder: CallBuilder
-) -> Callable[..., ArrivingTensor]:
+def _all_reduce(before: Spec, after: Spec, axes: Axes, builder: CallBuilder) -> Callable[..., ArrivingTensor]:
+    collectives = builder.rank.collectives
+
     def start(x: Tensor) -> ArrivingTensor:
         values = x.clone(memory_format=torch.contiguous_format)
-        return ArrivingTensor(exchange.all_reduce(values, axes, before.reduction), values)
+        return ArrivingTensor(collectives.all_reduce(values, axes, before.reduction), values)
 
     return start
 
 
-def _all_to_all(
-    before: Spec, after: Spec, exchange: CollectiveOps, axes: Axes, builder: CallBuilder
-) -> Callable[..., ArrivingTensor]:
-    dim, parts = _dim_losing_axes(after, before), builder.rank.mesh.size(axes)
+def _all_to_all(before: Spec, after: Spec, axes: Axes, builder: CallBuilder) -> Callable[..., ArrivingTensor]:
+    dim, parts, collectives = _dim_losing_axes(after, before), builder.rank.mesh.size(axes), builder.rank.collectives
 
     def start(x: Tensor) -> ArrivingTensor:
         sent = _split_dim(x, dim, parts)
         received = torch.empty_like(sent)
-        return ArrivingTensor(exchange.all_to_all(received.view(-1), sent.view(-1), axes), received)
+        return ArrivingTensor(collectives.all_to_all(received.view(-1), sent.view(-1), axes), received)
 
     return start
 
 
-CollectiveStarter = Callable[[Spec, Spec, CollectiveOps, Axes, CallBuilder], Callable[..., ArrivingTensor]]
+CollectiveStarter = Callable[[Spec, Spec, Axes, CallBuilder], Callable[..., ArrivingTensor]]
 START_KERNELS: Mapping[CollectiveKind, CollectiveStarter] = {
     CollectiveKind.ALL_GATHER: _all_gather, CollectiveKind.REDUCE_SCATTER: _reduce_scatter,
     CollectiveKind.ALL_REDUCE: _all_reduce, CollectiveKind.ALL_TO_ALL: _all_to_all,

@@ -22,7 +22,7 @@ from shardwise.sharding.spec import Axes
 class RingBlocks:
     """A ring of `count` ranks, this one at `place`, whose tensor lies in blocks along `dim`."""
 
-    exchange: CollectiveOps
+    collectives: CollectiveOps
     axes: Axes
     place: int
     count: int
@@ -40,7 +40,7 @@ class RingBlocks:
         return like.new_empty([size * (self.count if i == dim else 1) for i, size in enumerate(shape)])
 
     def send(self, block: Tensor) -> RingTransfer:
-        return RingTransfer(self.exchange, self.axes, [block])
+        return RingTransfer(self.collectives, self.axes, [block])
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ class DispatchedRows(ExpertRows):
     that this rank has to send.
     """
 
-    exchange: CollectiveOps
+    collectives: CollectiveOps
     axes: Axes
     matrix: Tensor
     sent: list[int] | None
@@ -91,9 +91,9 @@ class DispatchedRows(ExpertRows):
             padded = x.new_zeros(self.max_received, x.shape[1])
             padded[: len(x)] = x
             gathered = x.new_empty(len(self.received) * self.max_received, x.shape[1])
-            return self.exchange.all_gather(gathered, padded, self.axes), gathered
+            return self.collectives.all_gather(gathered, padded, self.axes), gathered
         arriving = x.new_empty(self.num_rows, x.shape[1])
-        return self.exchange.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
+        return self.collectives.all_to_all(arriving, x.contiguous(), self.axes, (self.received, self.sent)), arriving
 
     def sort_received(self, arriving: Tensor) -> Tensor:
         """Sort received rows by expert."""
@@ -104,10 +104,10 @@ class DispatchedRows(ExpertRows):
         if self.sent is None:
             padded = x.new_zeros(len(self.received) * self.max_received, x.shape[1]).index_copy_(0, self.order, x)
             part = x.new_empty(self.max_received, x.shape[1])
-            return self.exchange.reduce_scatter(part, padded, self.axes), part
+            return self.collectives.reduce_scatter(part, padded, self.axes), part
         arriving = x.new_empty(self.num_local_rows, x.shape[1])
         rows = x.index_select(0, self.inverse_order)
-        return self.exchange.all_to_all(arriving, rows, self.axes, (self.sent, self.received)), arriving
+        return self.collectives.all_to_all(arriving, rows, self.axes, (self.sent, self.received)), arriving
 
     def sort_returned(self, arriving: Tensor) -> Tensor:
         """Return this rank's rows in the order in which they were sent."""
@@ -121,7 +121,7 @@ class LocalExpertRows(ExpertRows):
     The experts are split into `parts`, one for each rank of the group; this rank is at `place`.
     """
 
-    exchange: CollectiveOps
+    collectives: CollectiveOps
     axes: Axes
     all_rows: ExpertRows
     place: int
@@ -158,7 +158,7 @@ class LocalExpertRows(ExpertRows):
         padded = x.new_zeros(longest, x.shape[1])
         padded[: len(x)] = x
         gathered = x.new_empty(self.parts * longest, x.shape[1])
-        return self.exchange.all_gather(gathered, padded, self.axes), gathered
+        return self.collectives.all_gather(gathered, padded, self.axes), gathered
 
     def sort_returned(self, arriving: Tensor) -> Tensor:
         """Return all rows, without padding."""
@@ -175,23 +175,23 @@ def dispatch_dx(drows: Tensor, routing: experts.Routing | LocalExpertRows) -> Te
 
 
 def start_counts(
-    rows: ExpertRows, exchange: CollectiveOps, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
+    rows: ExpertRows, collectives: CollectiveOps, axes: Axes, num_ranks: int, *, to_all: bool, dtype: torch.dtype
 ) -> tuple[CollectiveHandle, Tensor]:
     """Start to send the ranks of a group the number of rows for each expert [n, E of a rank]."""
     counts = rows.counts.to(dtype)
     if to_all:
         matrix = counts.new_empty(num_ranks * len(counts))
-        return exchange.all_gather(matrix, counts, axes), matrix.view(num_ranks, -1)
+        return collectives.all_gather(matrix, counts, axes), matrix.view(num_ranks, -1)
     matrix = torch.empty_like(counts)
-    return exchange.all_to_all(matrix, counts, axes), matrix.view(num_ranks, -1)
+    return collectives.all_to_all(matrix, counts, axes), matrix.view(num_ranks, -1)
 
 
 def dispatched_rows(
-    rows: ExpertRows, exchange: CollectiveOps, axes: Axes, matrix: Tensor, *, to_all: bool
+    rows: ExpertRows, collectives: CollectiveOps, axes: Axes, matrix: Tensor, *, to_all: bool
 ) -> DispatchedRows:
     """Build the received rows' description from the counts that the ranks of a group have sent."""
     sent = None if to_all else torch.tensor(rows.sizes).view(len(matrix), -1).sum(dim=1).tolist()
-    return DispatchedRows(exchange, axes, matrix.to(torch.int64), sent, rows.num_rows)
+    return DispatchedRows(collectives, axes, matrix.to(torch.int64), sent, rows.num_rows)
 
 
 RETURNING_KINDS = {CollectiveKind.REDUCE_SCATTER}  # kinds that bring rows back whatever they do to the experts' dim
@@ -234,14 +234,13 @@ def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) 
     router's choice, it makes their description."""
     before, after = _specs_around(builder, local_slice)
     name = local_slice.step.tensor.name
-    exchange = builder.rank.exchange
+    collectives = builder.rank.collectives
     axes = after.axes_of("E")[len(before.axes_of("E")) :]
     position, parts = builder.rank.position(axes), builder.rank.mesh.size(axes)
     key, cut = builder.tensor_key(name, before), builder.tensor_key(name, after)
-    assert exchange is not None, "a rank of several has an exchange"
 
     def share(routing: ExpertRows) -> LocalExpertRows:
-        return LocalExpertRows(exchange, axes, routing, position, parts)
+        return LocalExpertRows(collectives, axes, routing, position, parts)
 
     def rows(x: Tensor, routing: ExpertRows) -> tuple[LocalExpertRows, Tensor]:
         local_rows = share(routing)
@@ -256,7 +255,7 @@ def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) 
 
 def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, starts: bool) -> KernelCall:
     """Return the call that starts, or waits for, the exchange of row counts, which comes before the rows."""
-    exchange = builder.rank.exchange
+    collectives = builder.rank.collectives
     before, after, name = endpoints(builder, traffic)
     routing_key = builder.rows(before)
     received_key = builder.rows(after)
@@ -265,14 +264,13 @@ def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, s
     to_all = traffic.kind is CollectiveKind.ALL_GATHER
     dtype = builder.statistics
     ranks = builder.rank.mesh.size(axes)
-    assert exchange is not None, "a rank of several has an exchange"
 
     def start(routing: ExpertRows) -> ArrivingTensor:
-        return ArrivingTensor(*start_counts(routing, exchange, axes, ranks, to_all=to_all, dtype=dtype))
+        return ArrivingTensor(*start_counts(routing, collectives, axes, ranks, to_all=to_all, dtype=dtype))
 
     def wait(transfer: ArrivingTensor, routing: ExpertRows) -> DispatchedRows:
         transfer.pending.wait()
-        return dispatched_rows(routing, exchange, axes, transfer.arriving, to_all=to_all)
+        return dispatched_rows(routing, collectives, axes, transfer.arriving, to_all=to_all)
 
     if starts:
         return KernelCall(start, (routing_key,), (arriving_key,), phase, never_compiled=True)

@@ -61,7 +61,7 @@ NORM_SUM_GRADIENTS = ("sum_to", "sum_square_dx")
 
 def fuse_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     """Yield the norms of a phase whose sums no collective reduces."""
-    reduced = builder.reduced_statistics()
+    reduced = builder.reduced_statistics
     for norm in (
         _fuse_backward_norms(builder, phase) if phase.name == "backward" else _fuse_forward_norms(builder, phase)
     ):

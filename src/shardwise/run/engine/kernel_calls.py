@@ -56,9 +56,9 @@ def _contract(builder: CallBuilder, step: ComputeStep, operation: Contract) -> K
     (name,), reads = operation.outputs, operation.inputs
     if builder.is_routed(*reads):
         return expert_matmul_call(builder, step, operation)
-    narrow = builder.quantized_matmul(step)
-    if narrow is not None:
-        return KernelCall(narrow, (*reads, *narrow.reads), (name,), into=narrow.into, never_compiled=True)
+    quantized = builder.quantized_matmul(step)
+    if quantized is not None:
+        return KernelCall(quantized, (*reads, *quantized.reads), (name,), into=quantized.into, never_compiled=True)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
     product = as_matmul(dims[0], dims[1], result, builder.local_sizes(step)) if len(dims) == 2 else None
@@ -339,13 +339,15 @@ CALL_BUILDERS: Mapping[type[Operation], CallMaker] = {
 def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
     """Return the call of a grouped product: rows by the matrices of their experts, or two sets of rows to the gradient
     of the matrices."""
-    (name,), (left, right), narrow = operation.outputs, operation.inputs, builder.quantized_matmul(step)
+    (name,), (left, right), quantized = operation.outputs, operation.inputs, builder.quantized_matmul(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
     if builder.is_routed(left) and builder.is_routed(right):
         reads = (left, right) if dims[0][-1] == result[1] else (right, left)
         routing_key = builder.rows(step.placed.inputs[0])
         shape = [builder.local_sizes(step)[dim] for dim in result]
-        gradient_matmul = narrow and narrow.of(("rows", "M"), ("rows", "D"), ("M", "D"), is_transposed=reads[0] != left)
+        gradient_matmul = quantized and quantized.of(
+            ("rows", "M"), ("rows", "D"), ("M", "D"), is_transposed=reads[0] != left
+        )
 
         def gradient(left_rows: Tensor, right_rows: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
             product = gradient_matmul and gradient_matmul.at(*scales)
@@ -366,16 +368,16 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
 
         return KernelCall(
             gradient,
-            (*reads, routing_key, *(narrow.reads if narrow else ())),
+            (*reads, routing_key, *(quantized.reads if quantized else ())),
             (name,),
             into=into,
-            never_compiled=narrow is not None,
+            never_compiled=quantized is not None,
         )
     rows, weight = (left, right) if builder.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     is_transposed = matrix[-1] != result[-1]
     routing_key = builder.rows(step.placed.outputs[0])
-    row_matmul = narrow and narrow.of(("rows", "D"), ("D", "M"), ("rows", "M"), is_transposed=rows != left)
+    row_matmul = quantized and quantized.of(("rows", "D"), ("D", "M"), ("rows", "M"), is_transposed=rows != left)
 
     def kernel(rows: Tensor, weight: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
         product = row_matmul and row_matmul.at(*scales)
@@ -385,7 +387,7 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
 
     return KernelCall(
         kernel,
-        (rows, weight, routing_key, *(narrow.reads if narrow else ())),
+        (rows, weight, routing_key, *(quantized.reads if quantized else ())),
         (name,),
-        never_compiled=narrow is not None,
+        never_compiled=quantized is not None,
     )

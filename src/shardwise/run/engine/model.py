@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -132,24 +132,32 @@ class InFlightPass:
         return output
 
 
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """What happens around a model's units.
+
+    `movement` gathers and frees weights; `recomputing` is entered around recomputation. `prediction_weight` multiplies
+    the mean loss of the modules of multi-token prediction, which run in training only.
+    """
+
+    movement: WeightMovement
+    recomputing: Timer
+    prediction_weight: float
+
+
 class TorchModel:
     """The units of a model, or of some of its stages, in the order of the forward pass.
 
-    `stages` maps each stage to the indices of its units; an unsplit model has one stage. `recomputing` is entered
-    around recomputation. `prediction_weight` multiplies the mean loss of the modules of multi-token prediction, which
-    run in training only.
+    `stages` maps each stage to the indices of its units; an unsplit model has one stage.
     """
 
     def __init__(
-        self, architecture: Architecture, layers: Sequence[ModelUnit], dtype: torch.dtype, rank: Rank, *,
-        movement: WeightMovement | None = None, recomputing: Timer = nullcontext, prediction_weight: float = 1.0,
-        stages: Mapping[int, range] | None = None,
+        self, architecture: Architecture, layers: Sequence[ModelUnit], dtype: torch.dtype, rank: Rank,
+        stages: Mapping[int, range], options: ModelOptions,
     ) -> None:  # fmt: skip
-        self.stages = stages or {0: range(len(layers))}
+        self.stages, self.options = stages, options
         self.device = next(weight.device for layer in layers for weight in layer.weights.values())
         self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
-        self.movement: WeightMovement = movement or ResidentWeights()
-        self.recomputing, self.prediction_weight = recomputing, prediction_weight
         self.recorder: KernelRecorder | None = None
 
     @property
@@ -184,13 +192,13 @@ class TorchModel:
             unit_indices, batch, 1.0 / num_targets, trains=trains
         ):
             layer = self.layers[unit_index]
-            self.movement.before_forward(unit_index, next_unit)
+            self.options.movement.before_forward(unit_index, next_unit)
             slots = self._begin(layer, inputs, shared, x if mtp_hidden is None or not layer.predicts else mtp_hidden)
             self._run(layer, layer.unit.forward, slots)
             layer.free_casts(slots, self.dtype)
             hidden = in_flight.take(unit_index, layer, slots)
             x, mtp_hidden = (x, hidden) if layer.predicts else (hidden, None)
-            self.movement.after_forward(unit_index)
+            self.options.movement.after_forward(unit_index)
             if trains:
                 in_flight.slots[unit_index] = slots
         in_flight.output = x
@@ -233,7 +241,7 @@ class TorchModel:
             if predicts:
                 mtp_batch = mtp_batch.shift_by_one_token()
                 unit_inputs = MicroBatchInputs(self.architecture, mtp_batch, self.dtype, self.rank)
-            factor = self.prediction_weight / self.architecture.num_predict_layers if predicts else 1.0
+            factor = self.options.prediction_weight / self.architecture.num_predict_layers if predicts else 1.0
             yield unit_index, next_unit, unit_inputs, {"loss_scale": factor * scale, TRAINS: trains}
 
     def _begin(self, layer: ModelUnit, inputs: MicroBatchInputs, shared: Mapping[str, Any], x: Tensor | None) -> Slots:
@@ -270,7 +278,7 @@ class TorchModel:
             backward = layer.unit.backward.get(kind) or layer.unit.backward[FULL_BACKWARD]
             if kind == FULL_BACKWARD or BACKWARD_WEIGHT not in layer.unit.backward:  # nothing of it waits
                 del in_flight.slots[unit_index]
-            self.movement.before_backward(unit_index, previous_unit, next_unit)
+            self.options.movement.before_backward(unit_index, previous_unit, next_unit)
             layer.put_weights(slots, self.dtype)
             output_gradient = gradient_name(layer.unit.output or "")
             layer.put(
@@ -279,7 +287,7 @@ class TorchModel:
             )
             dx, mtp_gradient = (dx if layer.predicts else None), None
             if backward.recompute:
-                with self.recomputing():
+                with self.options.recomputing():
                     self._run(layer, backward.recompute, slots)
             self._run(layer, backward.steps, slots)
             layer.free_casts(slots, self.dtype)
@@ -311,11 +319,11 @@ class TorchModel:
         unit_indices = [unit_index for unit_index in self._places(None) if not self.layers[unit_index].predicts]
         for unit_index, next_unit, inputs, shared in self._iterate_units(unit_indices, batch, 1.0, trains=False):
             layer = self.layers[unit_index]
-            self.movement.before_forward(unit_index, next_unit)
+            self.options.movement.before_forward(unit_index, next_unit)
             slots = self._begin(layer, inputs, shared, x)
             is_last = next_unit is None
             run_calls(layer.unit.forward_until("logits") if is_last else layer.unit.forward, slots)
             x = slots[layer.unit.slot_of["logits" if is_last else layer.unit.output or ""]]
-            self.movement.after_forward(unit_index)
+            self.options.movement.after_forward(unit_index)
         assert x is not None
         return cap_logits(x, self.architecture.numerics.logit_cap)

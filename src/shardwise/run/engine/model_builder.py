@@ -21,8 +21,9 @@ from torch import Tensor
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
+from shardwise.run.engine.call_builder import CallBuilder
 from shardwise.run.engine.call_rewrites import GradientSink
-from shardwise.run.engine.model import ModelUnit, Timer, TorchModel, WeightMovement
+from shardwise.run.engine.model import ModelOptions, ModelUnit, ResidentWeights, Timer, TorchModel, WeightMovement
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit
 from shardwise.run.kernels.matmul import OperandScales, product_formats
@@ -64,19 +65,18 @@ def build_torch_model(
         key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
         if key not in units:
             sizes = architecture.dense_layer_architecture() if kind == "dense_block" else architecture
-            units[key] = TorchUnit(
-                instance.unit_instructions(path, kind), sizes, rank, dtype, compiled=compiled and number is not None,
-                split=instance.splits_backward and kind in SPLIT_UNITS, narrow=product_formats(instance.precision),
-            )  # fmt: skip
+            template = instance.unit_instructions(path, kind)
+            builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
+            split = instance.splits_backward and kind in SPLIT_UNITS
+            units[key] = TorchUnit(template, builder, compiled=compiled and number is not None, split=split)
         weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
         layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
-    return TorchModel(
-        architecture, layers, dtype, rank, movement=movement, recomputing=recomputing, prediction_weight=prediction_weight,
-        stages={stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)},
-    )  # fmt: skip
+    stages = {stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)}
+    options = ModelOptions(movement or ResidentWeights(), recomputing, prediction_weight)
+    return TorchModel(architecture, layers, dtype, rank, stages, options)
 
 
 def _block_numbers(architecture: Architecture) -> dict[str, int]:

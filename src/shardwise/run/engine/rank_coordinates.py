@@ -57,9 +57,15 @@ class Rank:
 
     mesh: Mesh
     coordinate: Mapping[str, int] = field(default_factory=dict)
-    exchange: CollectiveOps | None = None
+    collective_ops: CollectiveOps | None = None
     pieces: int = 1
     capacity_factor: float | None = None
+
+    @property
+    def collectives(self) -> CollectiveOps:
+        """Collectives of a rank that has others."""
+        assert self.collective_ops is not None, "a rank of several has collectives"
+        return self.collective_ops
 
     def nontrivial_axes(self, axes: Iterable[str]) -> Axes:
         """Return those of some axes that have more than one rank."""

@@ -33,11 +33,11 @@ from shardwise.sharding.spec import Axes
 class RingTransfer:
     """Transfer of a block's tensors to the next rank of a ring, and of the previous rank's to this one."""
 
-    def __init__(self, exchange: CollectiveOps, axes: Axes, blocks: Sequence[Tensor]) -> None:
+    def __init__(self, collectives: CollectiveOps, axes: Axes, blocks: Sequence[Tensor]) -> None:
         sent = [block.contiguous() for block in blocks]
         self.arriving = [torch.empty_like(block) for block in sent]
         self.sent = sent  # until they have been sent
-        self.pending: CollectiveHandle = exchange.shift(self.arriving, sent, axes)
+        self.pending: CollectiveHandle = collectives.shift(self.arriving, sent, axes)
 
     def wait(self) -> list[Tensor]:
         """Return the received tensors, and free those sent."""
@@ -51,7 +51,7 @@ class RingAttention:
     """Attention of one rank, at `place` along the axes of the ring."""
 
     attention: Attention
-    exchange: CollectiveOps
+    collectives: CollectiveOps
     axes: Axes
     place: int
 
@@ -64,7 +64,7 @@ class RingAttention:
         """
         query, blocks, merged = to_head_layout(q), [k, v], None
         for turn in range(len(masks)):
-            transfer = RingTransfer(self.exchange, self.axes, blocks) if turn + 1 < len(masks) else None
+            transfer = RingTransfer(self.collectives, self.axes, blocks) if turn + 1 < len(masks) else None
             mask = masks[(self.place - turn) % len(masks)]
             keys, values = _sorted_block(mask, blocks)
             part = self.attention.attend_blocks(query, keys, values, mask)
@@ -89,9 +89,9 @@ class RingAttention:
         out_heads = to_head_layout(pad_head_dim(out, k))
         count, dq, blocks = len(masks), torch.zeros_like(query), [k, v]
         incoming: RingTransfer | None = None  # gradients of the block at hand, as the ranks before have left them
-        arrived_block = RingTransfer(self.exchange, self.axes, blocks).wait() if count > 1 else blocks
+        arrived_block = RingTransfer(self.collectives, self.axes, blocks).wait() if count > 1 else blocks
         for turn in range(1, count + 1):  # a block begins at the next rank and comes home on the last turn
-            transfer = RingTransfer(self.exchange, self.axes, arrived_block) if turn + 1 < count else None
+            transfer = RingTransfer(self.collectives, self.axes, arrived_block) if turn + 1 < count else None
             mask = masks[(self.place - turn) % count]
             block = arrived_block if turn < count else blocks
             inputs = BackwardInputs(dy_heads, query, *_sorted_block(mask, block), out_heads, lse)
@@ -101,7 +101,7 @@ class RingAttention:
             if incoming is not None:
                 gradients = [total.add_(gradient) for total, gradient in zip(incoming.wait(), gradients, strict=True)]
             if turn < count:
-                incoming = RingTransfer(self.exchange, self.axes, gradients)
+                incoming = RingTransfer(self.collectives, self.axes, gradients)
             arrived_block = transfer.wait() if transfer else arrived_block
         dk, dv = gradients
         return to_query_layout(dq, q, q), dk, dv

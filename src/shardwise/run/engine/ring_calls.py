@@ -84,10 +84,9 @@ def _attention_call(builder: CallBuilder, ring: RingAttentionStep, phase: str) -
     """Return the call of ring attention; it reads keys and values, and writes their gradients, in the sharding before
     the collectives."""
     operation, placed = ring.step.operation, ring.step.placed
-    exchange = builder.rank.exchange
-    assert exchange is not None, "a rank of several has an exchange"
+    collectives = builder.rank.collectives
     attention = RingAttention(
-        Attention.of(builder.numerics, builder.sizes["H"]), exchange, RING_AXES, builder.rank.position(RING_AXES)
+        Attention.of(builder.numerics, builder.sizes["H"]), collectives, RING_AXES, builder.rank.position(RING_AXES)
     )
     resting = {collective_step.tensor.name: collective_step.collective for collective_step in ring.moved}
     operands = zip(operation.operands, placed.inputs, strict=False)
@@ -108,11 +107,10 @@ def _attention_call(builder: CallBuilder, ring: RingAttentionStep, phase: str) -
 
 def _matmul_call(builder: CallBuilder, ring: CollectiveMatmul, phase: str) -> KernelCall:
     """Return the call of an AllGather-matmul, which multiplies blocks as they arrive, or of a matmul-ReduceScatter."""
-    exchange, axes = builder.rank.exchange, builder.rank.nontrivial_axes(ring.collective.axes)
-    assert exchange is not None, "a rank of several has an exchange"
+    collectives, axes = builder.rank.collectives, builder.rank.nontrivial_axes(ring.collective.axes)
     dim = ring.dim
     position, count = builder.rank.position(axes), builder.rank.mesh.size(axes)
-    ring_blocks = RingBlocks(exchange, axes, position, count, ring.block.spec.dims.index(dim))
+    ring_blocks = RingBlocks(collectives, axes, position, count, ring.block.spec.dims.index(dim))
     products = [_blockwise_matmul(builder, step, dim) for step in ring.products]
     writes = tuple(builder.tensor_key(*tensor) for tensor in ring.writes)
     if not ring.is_gather:

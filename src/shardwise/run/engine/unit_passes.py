@@ -7,10 +7,7 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-import torch
-
 from shardwise.derive.sharded_program import ComputeStep
-from shardwise.model.architecture import Architecture
 from shardwise.model.backward import gradient_name
 from shardwise.model.program import Program, Role
 from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
@@ -18,9 +15,7 @@ from shardwise.run.engine.call_builder import MASK, ROUTER_STATISTICS, TRAINS, C
 from shardwise.run.engine.call_rewrites import compile_runs, deliver_gradients, write_gradients, write_gradients_last
 from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction
 from shardwise.run.engine.fused_calls import PhaseSteps, build_phase_calls
-from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.ring_calls import RingAttentionStep, RingStep, substitute_rings
-from shardwise.run.kernels.matmul import ProductFormats
 from shardwise.step.collective_matmul import CollectiveMatmul
 from shardwise.step.instructions import (
     KERNEL,
@@ -61,23 +56,19 @@ class BackwardCalls(NamedTuple):
 
 
 class TorchUnit:
-    """The passes of a unit, from its template.
+    """The passes of a unit, from its template; `builder` builds their calls.
 
     `slot_of` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
     `loss` the loss where the unit makes one. `backward` has the backward pass by kind (`pipeline.actions`): full (B),
     and with `split` also in two parts, of which the first makes the gradient of the input (I) and the second those of
-    the weights (W). `compiled`: runs of calls are compiled together. `narrow`: formats to which products with the
-    unit's weights cast their operands.
+    the weights (W). `compiled`: runs of calls are compiled together.
     """
 
-    def __init__(
-        self, template: UnitInstructions, architecture: Architecture, rank: Rank, dtype: torch.dtype, *,
-        compiled: bool = False, split: bool = False, narrow: ProductFormats | None = None,
-    ) -> None:  # fmt: skip
+    def __init__(self, template: UnitInstructions, builder: CallBuilder, *, compiled: bool, split: bool) -> None:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.slot_of: dict[str, int] = {}
         self.name_of = _kernel_names(template)
-        program, builder = self.unit.forward.program, CallBuilder(self.unit, architecture, rank, dtype, narrow)
+        program = self.unit.forward.program
         self.weight_of = self._gradients(Role.WEIGHT)
         self.input = self._hidden_state(program, program.inputs)
         self.output = self._hidden_state(program, program.outputs)
