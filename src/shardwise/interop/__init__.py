@@ -1,12 +1,13 @@
 """Launches and weights of other frameworks, in both directions.
 
 A launch (model, job, layout, machines) is written as the configuration of a framework and read back from one (`launches`). The
-weights of a model are written under the tensor names of a framework and read back box by box (`weights`). Each framework has one
-set of tables (`frameworks`), which `export`, `read`, `convert` and `train --from` share. Nothing that is read is executed.
+weights of a model are written under the tensor names of a framework and read back box by box (`weights`). Each framework has
+one set of tables (`frameworks`), which `export`, `read`, `convert` and `train --from` share. Nothing that is read is executed.
 
 Entry points: `launches.export_launch.export`, `launches.read_launch.parse_launch`, `launches.launch_advice.price_launch`,
 `frameworks.targets.TARGETS`, `weights.convert.convert`, `weights.weight_formats.open_stored_model`,
 `weights.huggingface_folder.load_hf` and `save_hf`.
 
-May import every room up to and with `run`; not `measure`, `book_formulas`, `verify` or `present`. Only `interop.weights` imports
-PyTorch: the others work without it."""
+May import every room up to and with `run`; not `measure`, `book_formulas`, `verify` or `present`. Only `interop.weights`
+imports PyTorch: the others work without it.
+"""

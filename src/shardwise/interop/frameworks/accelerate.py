@@ -1,12 +1,12 @@
 """Accelerate: a configuration for `accelerate launch` with PyTorch's FSDP, and a script that starts a training script with it.
 
-Source of names and types: Accelerate 1.15.0: commands/config/config_args.py and commands/launch.py; what it requires:
+Source of names and types: Accelerate 1.15.0: commands/config/config_args.py and commands/launch.py; requirements:
 parallelism_config.py, accelerator.py and FullyShardedDataParallelPlugin in utils/dataclasses.py.
 
-Degrees are those of FSDP of either version, and the sizes of ParallelismConfig. With mixed precision FSDP's weights rest in fp32
-and are gathered and reduced in the 16 bits that they are used in (utils/fsdp_utils.py, fsdp2_prepare_model; utils/dataclasses.py,
-set_mixed_precision): as many bytes as bf16 weights with an fp32 master copy. Plain replicas are torch's DistributedDataParallel,
-which reduces the gradients of fp32 weights as they are.
+Degrees are those of FSDP of either version, and the sizes of ParallelismConfig. With mixed precision, FSDP keeps weights in
+fp32 and gathers and reduces them in the 16-bit dtype of the computation (utils/fsdp_utils.py, fsdp2_prepare_model;
+utils/dataclasses.py, set_mixed_precision): as many bytes as bf16 weights with an fp32 master copy. Plain replicas are torch's
+DistributedDataParallel, which reduces the fp32 weights' gradients in fp32.
 """
 
 from __future__ import annotations
@@ -53,18 +53,16 @@ SHARDING_STRATEGY = "fsdp_config.fsdp_sharding_strategy"
 DEGREE_OPTION = "parallelism_config.parallelism_config_{}_size"
 CP_STRATEGY = "parallelism_config.parallelism_config_cp_comm_strategy"
 AXES = {"dp_replicate": "dp", "dp_shard": "fsdp", "cp": "cp", "tp": "tp"}  # theirs: ours
-CP_VARIANTS = {
-    "all_gather": "allgather",
-    "zigzag": "alltoall",
-}  # as torch's set_rotate_method; both have a piece from either end
-# Strategies of the first version in the order of their numbers, from 1: ZeRO stage, and whether nodes have whole replicas.
+# torch's set_rotate_method; in both, a rank has a chunk from either end of the sequence.
+CP_VARIANTS = {"all_gather": "allgather", "zigzag": "alltoall"}
+# Strategies of FSDP1 in the order of their numbers, from 1: (ZeRO stage, whether each node has a whole replica).
 # Source: utils/constants.py, FSDP_SHARDING_STRATEGY.
 STRATEGIES = {"FULL_SHARD": (3, False), "SHARD_GRAD_OP": (2, False), "NO_SHARD": (0, False), "HYBRID_SHARD": (3, True),
               "HYBRID_SHARD_ZERO2": (2, True)}  # fmt: skip
 
 
 def _sharding_options(launch: Launch) -> Options:
-    """Plain replicas are DDP, and tensor parallelism alone needs no FSDP."""
+    """Return the options of FSDP; plain replicas are DDP, and tensor parallelism alone needs no FSDP."""
     layout = launch.layout
     sizes = {DEGREE_OPTION.format(theirs): getattr(layout, ours) for theirs, ours in AXES.items()}
     if not layout.zero_stage:
@@ -81,68 +79,69 @@ def _sharding_options(launch: Launch) -> Options:
     }
 
 
-def get_degree(given: OptionReader, axis: str) -> int:
-    """A size of ParallelismConfig."""
-    return get_count(given, DEGREE_OPTION.format(axis)) or 1
+def get_degree(reader: OptionReader, axis: str) -> int:
+    """Return a size of ParallelismConfig, 1 if it is not set."""
+    return get_count(reader, DEGREE_OPTION.format(axis)) or 1
 
 
-def read_replicas(given: OptionReader) -> int:
-    """Groups of processes with sequences of their own. Raises `InputError` for sizes that are not those of the cluster."""
-    devices, processes = given.machines.num_devices, given.get(NUM_PROCESSES)
+def read_replicas(reader: OptionReader) -> int:
+    """Return how many groups of processes have sequences of their own. Raises `InputError` if sizes do not match the cluster."""
+    devices, processes = reader.machines.num_devices, reader.get(NUM_PROCESSES)
     if processes not in (None, -1, devices):
         raise InputError(
             f"{NUM_PROCESSES}: found {processes!r} on a cluster of {devices} devices; give the cluster of the launch"
         )
-    if get_degree(given, "sp") > 1:
+    if get_degree(reader, "sp") > 1:
         raise InputError(
             "parallelism_config_sp_size: Ulysses is DeepSpeed's; a launch with FSDP, or a ds_config.json, is required"
         )
-    sizes = {axis: get_degree(given, axis) for axis in AXES}
-    within = sizes["tp"] * sizes["cp"]
-    whole = within * sizes["dp_replicate"] * sizes["dp_shard"]
-    if whole not in (1, devices):
-        words = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
+    sizes = {axis: get_degree(reader, axis) for axis in AXES}
+    model_parallel = sizes["tp"] * sizes["cp"]
+    product = model_parallel * sizes["dp_replicate"] * sizes["dp_shard"]
+    if product not in (1, devices):
+        listed = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise InputError(
-            f"parallelism_config: found {words} = {whole} on {devices} devices; their product is required to be that"
+            f"parallelism_config: found {listed} = {product} on {devices} devices; their product is required to be that"
         )
-    return devices // within
+    return devices // model_parallel
 
 
-def _read_sharding(given: OptionReader) -> Mapping[str, Any]:
-    replicas, kind = read_replicas(given), given.get(DISTRIBUTED_TYPE)
-    if kind not in ("FSDP", "MULTI_GPU", "NO"):
+def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
+    replicas, distributed_type = read_replicas(reader), reader.get(DISTRIBUTED_TYPE)
+    if distributed_type not in ("FSDP", "MULTI_GPU", "NO"):
         raise InputError(
-            f"{DISTRIBUTED_TYPE}: found {kind!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its ds_config.json)"
+            f"{DISTRIBUTED_TYPE}: found {distributed_type!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its "
+            "ds_config.json)"
         )
-    tp, cp = get_degree(given, "tp"), get_degree(given, "cp")
-    rotated = given.get(CP_STRATEGY, CP_VARIANTS["all_gather"])
-    back = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
-    if rotated not in back:
-        raise InputError(f"parallelism_config_cp_comm_strategy: {describe_unknown(str(rotated), back)}")
-    stage, whole_nodes = _read_strategy(given) if kind == "FSDP" else (0, False)
-    dp = _num_copies(given, replicas, whole_nodes) if stage else replicas
-    alone = replicas * cp == 1
-    if stage and not alone and cp * replicas == dp:
+    tp, cp = get_degree(reader, "tp"), get_degree(reader, "cp")
+    rotated = reader.get(CP_STRATEGY, CP_VARIANTS["all_gather"])
+    variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
+    if rotated not in variants:
+        raise InputError(f"parallelism_config_cp_comm_strategy: {describe_unknown(str(rotated), variants)}")
+    stage, whole_nodes = _read_strategy(reader) if distributed_type == "FSDP" else (0, False)
+    dp = _num_copies(reader, replicas, whole_nodes) if stage else replicas
+    is_alone = replicas * cp == 1
+    if stage and not is_alone and cp * replicas == dp:
         raise InputError(
             "FSDP has nothing to shard over: dp_shard and cp are 1; set distributed_type MULTI_GPU, or a dp_shard_size"
         )
     return {
-        "layout.tp": tp, "layout.cp": cp, **({"layout.cp_variant": back[rotated]} if cp > 1 else {}), "layout.dp": dp,
-        "layout.fsdp": replicas // dp, "layout.zero_stage": 0 if alone else stage, "layout.sequence_parallel": False,
+        "layout.tp": tp, "layout.cp": cp, **({"layout.cp_variant": variants[rotated]} if cp > 1 else {}), "layout.dp": dp,
+        "layout.fsdp": replicas // dp, "layout.zero_stage": 0 if is_alone else stage, "layout.sequence_parallel": False,
     }  # fmt: skip
 
 
-def _num_copies(given: OptionReader, replicas: int, whole_nodes: bool) -> int:
-    """Copies of the shards: as ParallelismConfig has it, or one on each node."""
-    return given.machines.num_nodes if whole_nodes else min(get_degree(given, "dp_replicate"), replicas)
+def _num_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
+    """Return how many copies of the shards there are: one per node, or ParallelismConfig's dp_replicate."""
+    return reader.machines.num_nodes if whole_nodes else min(get_degree(reader, "dp_replicate"), replicas)
 
 
-def _read_strategy(given: OptionReader) -> tuple[int, bool]:
-    """Stage of ZeRO, and whether each node has a replica."""
+def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
+    """Return the ZeRO stage, and whether each node has a replica."""
     version, reshard, strategy = (
-        given.get(FSDP_VERSION, 1),
-        given.get(RESHARD_AFTER_FORWARD, True),
-        given.get(SHARDING_STRATEGY, "FULL_SHARD"),
+        reader.get(FSDP_VERSION, 1),
+        reader.get(RESHARD_AFTER_FORWARD, True),
+        reader.get(SHARDING_STRATEGY, "FULL_SHARD"),
     )
     if str(version) == "2":
         return (3 if is_true(reshard) else 2), False
@@ -177,21 +176,21 @@ def _precision_options(launch: Launch) -> Options:
     return _known_precisions(launch.layout.zero_stage > 0).get(launch.job.precision, {})
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    """What the formats of either table say; the backend of fp8 is torchao's where it is named so."""
-    value = given.get(MIXED_PRECISION, "no")
-    said: dict[str, Any] = {MIXED_PRECISION: value}
-    if value == "fp8":
-        said |= {
-            f"{FP8_PREFIX}backend": given.get(f"{FP8_PREFIX}backend"),
-            FP8_ALL_GATHER: is_true(given.get(FP8_ALL_GATHER, True)),
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the precision whose options these are. fp8 must name torchao as its backend."""
+    mixed_precision = reader.get(MIXED_PRECISION, "no")
+    settings: dict[str, Any] = {MIXED_PRECISION: mixed_precision}
+    if mixed_precision == "fp8":
+        settings |= {
+            f"{FP8_PREFIX}backend": reader.get(f"{FP8_PREFIX}backend"),
+            FP8_ALL_GATHER: is_true(reader.get(FP8_ALL_GATHER, True)),
         }
-    table = _known_precisions(given.get(DISTRIBUTED_TYPE) == "FSDP")
-    name = next((name for name, options in table.items() if options == said), None)
+    table = _known_precisions(reader.get(DISTRIBUTED_TYPE) == "FSDP")
+    name = next((name for name, options in table.items() if options == settings), None)
     if name is None:
-        found = ", ".join(f"{option.rpartition('.')[2]} {one}" for option, one in said.items())
+        listed = ", ".join(f"{option.rpartition('.')[2]} {setting}" for option, setting in settings.items())
         raise InputError(
-            f"{MIXED_PRECISION}: found {found}; one of bf16, no and, with FSDP, fp8 by AO with its own gathers, can be read"
+            f"{MIXED_PRECISION}: found {listed}; one of bf16, no and, with FSDP, fp8 by AO with its own gathers, can be read"
         )
     return {"job.precision": name}
 
@@ -200,7 +199,7 @@ PRECISION_MAPPING = OptionMapping(_precision_options, _read_precision)
 
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
 MICRO_BATCH, ACCUMULATION = f"{SCRIPT_PREFIX}per_device_train_batch_size", f"{SCRIPT_PREFIX}gradient_accumulation_steps"
-CONFIG_ACCUMULATION = "gradient_accumulation_steps"  # of the configuration
+CONFIG_ACCUMULATION = "gradient_accumulation_steps"  # in the YAML file
 RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
 
 
@@ -209,23 +208,23 @@ def _batch_options(launch: Launch) -> Options:
     return {MICRO_BATCH: layout.micro_batch_seqs, ACCUMULATION: seqs // (layout.micro_batch_seqs * layout.num_replicas)}
 
 
-def _read_batch(given: OptionReader) -> Mapping[str, Any]:
-    micro = get_count(given, MICRO_BATCH, given.user_fields.get("layout.micro_batch_seqs"))
-    if micro is None:
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
+    micro_batch = get_count(reader, MICRO_BATCH, reader.user_fields.get("layout.micro_batch_seqs"))
+    if micro_batch is None:
         return {}
-    steps, said = (
-        get_count(given, ACCUMULATION, get_count(given, CONFIG_ACCUMULATION)),
-        given.user_fields.get("job.global_batch_seqs"),
+    steps, user_batch = (
+        get_count(reader, ACCUMULATION, get_count(reader, CONFIG_ACCUMULATION)),
+        reader.user_fields.get("job.global_batch_seqs"),
     )
-    if steps is None and (said or MICRO_BATCH not in given):
-        return {"layout.micro_batch_seqs": micro}  # whoever reads it says the whole batch, or has to
-    seqs = micro * (steps or 1) * read_replicas(given)
-    seq_len = LENGTH_MAPPING.from_options(given).get("job.seq_len", given.user_fields.get("job.seq_len"))
-    return {"layout.micro_batch_seqs": micro, "job.global_batch_seqs": seqs, **read_tokens(given, seqs, seq_len)}
+    if steps is None and (user_batch or MICRO_BATCH not in reader):
+        return {"layout.micro_batch_seqs": micro_batch}  # the user gives the batch, or has to
+    seqs = micro_batch * (steps or 1) * read_replicas(reader)
+    seq_len = LENGTH_MAPPING.from_options(reader).get("job.seq_len", reader.user_fields.get("job.seq_len"))
+    return {"layout.micro_batch_seqs": micro_batch, "job.global_batch_seqs": seqs, **read_tokens(reader, seqs, seq_len)}
 
 
 def _recompute_options(launch: Launch) -> Options:
-    """FSDP checkpoints whole layers; plain replicas leave that to the training script."""
+    """Return FSDP's checkpointing of whole layers; plain replicas leave that to the training script."""
     layout = launch.layout
     if not layout.zero_stage:
         return {f"{SCRIPT_PREFIX}gradient_checkpointing": True} if layout.recompute == "full" else {}
@@ -233,16 +232,16 @@ def _recompute_options(launch: Launch) -> Options:
     return {RECOMPUTE: layout.recompute == "full", **host}
 
 
-def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
-    full = any(is_true(given.get(name, False)) for name in (RECOMPUTE, f"{SCRIPT_PREFIX}gradient_checkpointing"))
-    host = is_true(given.get(f"{RECOMPUTE}_offload", False))
-    if is_true(given.get("fsdp_config.fsdp_offload_params", False)):
+def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
+    full = any(is_true(reader.get(name, False)) for name in (RECOMPUTE, f"{SCRIPT_PREFIX}gradient_checkpointing"))
+    host = is_true(reader.get(f"{RECOMPUTE}_offload", False))
+    if is_true(reader.get("fsdp_config.fsdp_offload_params", False)):
         raise InputError("fsdp_offload_params: weights that rest on the host are not priced; set it to false")
     return {"layout.recompute": "full" if full else "none", "layout.offload": "activations" if host else "none"}
 
 
 def _wrapping_options(launch: Launch) -> Options:
-    """Each layer is a unit of FSDP, and checkpoints are of shards."""
+    """Return options that make each layer a unit of FSDP, and checkpoints sharded."""
     names = {"fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_state_dict_type": "SHARDED_STATE_DICT",
              "fsdp_cpu_ram_efficient_loading": True, "fsdp_offload_params": False}  # fmt: skip
     return {f"fsdp_config.{name}": value for name, value in names.items()} if launch.layout.zero_stage else {}
@@ -257,10 +256,10 @@ def _machine_options(launch: Launch) -> Options:
 
 MAPPINGS: tuple[OptionMapping, ...] = (
     add_options("compute_environment", NUM_PROCESSES, "num_machines", "rdzv_backend", "same_network", "main_training_function",
-                "use_cpu", "debug", say=_machine_options),
+                "use_cpu", "debug", to_options=_machine_options),
     *SHARDING_MAPPINGS,
     add_options("fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_state_dict_type",
-           "fsdp_config.fsdp_cpu_ram_efficient_loading", say=_wrapping_options),
+           "fsdp_config.fsdp_cpu_ram_efficient_loading", to_options=_wrapping_options),
     PRECISION_MAPPING,
     OptionMapping(_recompute_options, _read_recompute),
     OptionMapping(_batch_options, _read_batch),
@@ -269,51 +268,54 @@ MAPPINGS: tuple[OptionMapping, ...] = (
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
-    several = launch.machines.num_nodes > 1
-    where = (
+    multi_node = launch.machines.num_nodes > 1
+    rendezvous = (
         f'--machine_rank "${{NODE_RANK:-${{SLURM_NODEID:?}}}}" --main_process_ip "${{HEAD_NODE:?the first node}}" '
         f"--main_process_port {PORT} "
-    ) if several else ""  # fmt: skip
+    ) if multi_node else ""  # fmt: skip
     script = (
         f"#!/bin/bash\n# Starts on each node, beside {CONFIG}.\nset -euo pipefail\n\n{argument_lines(options)}\n\n"
-        f'accelerate launch --config_file {CONFIG} {where}{TRAINING_SCRIPT} "${{ARGS[@]}}"\n'
+        f'accelerate launch --config_file {CONFIG} {rendezvous}{TRAINING_SCRIPT} "${{ARGS[@]}}"\n'
     )
     return {CONFIG: format_yaml(drop_script_options(options)), SCRIPT: script}
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    own = config_files(files)
-    if len(own) > 1 or any(name.lower().endswith(".json") for name in own):
-        raise InputError(f"Accelerate: found {', '.join(own)}; one YAML, and the script that starts it, is required")
-    known = option_table("accelerate")
+    configs = config_files(files)
+    if len(configs) > 1 or any(name.lower().endswith(".json") for name in configs):
+        raise InputError(
+            f"Accelerate: found {', '.join(configs)}; one YAML, and the script that starts it, is required"
+        )
+    table = option_table("accelerate")
     options: dict[str, Any] = {}
-    for name, text in own.items():
+    for name, text in configs.items():
         options = {
-            _full_option_name(option, known): value for option, value in flatten(parse_yaml(text, name), known).items()
+            _full_option_name(option, table): value for option, value in flatten(parse_yaml(text, name), table).items()
         }
     launcher, arguments = read_script_options(files, "accelerate")
-    return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, known)
+    return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, table)
 
 
-def _full_option_name(option: str, known: Mapping[str, Any]) -> str:
-    """An option by its whole name: in a section its beginning may be left out."""
+def _full_option_name(option: str, table: Mapping[str, Any]) -> str:
+    """Return an option's full name: in a section, the part of the name that repeats the section may be left out."""
     section, dot, name = option.partition(".")
-    whole = f"{section}.{section.removesuffix('_config')}_{name}"
-    return whole if dot and option not in known and whole in known else option
+    full_name = f"{section}.{section.removesuffix('_config')}_{name}"
+    return full_name if dot and option not in table and full_name in table else option
 
 
 def _launcher_overrides(launcher: Options) -> dict[str, Any]:
-    """What the words of `accelerate launch` say in place of the file: options of sections have theirs in front."""
-    placed = {
+    """Return the options of `accelerate launch` flags, which override the YAML file, under their names with section."""
+    full_names = {
         name.rpartition(".")[2]: name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)
     }
-    set_by_node = {
-        name for name, value in launcher.items() if str(value).startswith("$")
-    }  # ranks, and where nodes meet
-    found = {
-        placed.get(name, name): value for name, value in launcher.items() if name not in {"config_file", *set_by_node}
+    # Rank and rendezvous differ on each node.
+    set_by_node = {name for name, value in launcher.items() if str(value).startswith("$")}
+    overrides = {
+        full_names.get(name, name): value
+        for name, value in launcher.items()
+        if name not in {"config_file", *set_by_node}
     }
-    return {**({"distributed_type": "FSDP"} if found.pop("use_fsdp", False) else {}), **found}
+    return {**({"distributed_type": "FSDP"} if overrides.pop("use_fsdp", False) else {}), **overrides}
 
 
 def _notes(launch: Launch) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""NeMo Automodel: a recipe in YAML, of a model on the Hugging Face hub.
+"""NeMo Automodel: a recipe in YAML for a model on the Hugging Face hub.
 
 Source of names and types: nemo-automodel 0.7.0, components/distributed/{config,mesh}.py, distributed/pipelining, recipes/llm,
 components/loss, components/quantization/fp8.py.
@@ -35,51 +35,52 @@ RECOMPUTE = {"none": False, "full": True, "alternate": "selective"}
 
 
 def _replica_options(launch: Launch) -> Options:
-    """DDP has no shards; FSDP2 keeps gathered weights after the forward pass (ZeRO-2) or not."""
+    """Return options of replicas: DDP without shards, FSDP2 that reshards weights after the forward pass (ZeRO-3) or not
+    (ZeRO-2)."""
     layout = launch.layout
     replicas = layout.dp * layout.fsdp
     if not layout.zero_stage and replicas > 1:
         return {"distributed.strategy": "ddp"}
     copies = {"distributed.dp_replicate_size": layout.dp} if layout.dp > 1 else {}
-    kept = {"distributed.reshard_after_forward": layout.zero_stage == 3} if layout.zero_stage else {}
-    return {"distributed.strategy": "fsdp2", "distributed.dp_size": replicas, **copies, **kept}
+    resharding = {"distributed.reshard_after_forward": layout.zero_stage == 3} if layout.zero_stage else {}
+    return {"distributed.strategy": "fsdp2", "distributed.dp_size": replicas, **copies, **resharding}
 
 
-def get_degree(given: OptionReader, name: str, usual: int = 1) -> int:
-    """A degree; nothing, and "none", are the usual one."""
-    found = given.get(name)
-    if found is None or (isinstance(found, str) and found.lower() in ("none", "null")):
-        return usual
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{name}: found {found!r}; a whole number of at least 1 is required")
-    return found
+def get_degree(reader: OptionReader, name: str, default: int = 1) -> int:
+    """Return a degree; if missing or "none", the default."""
+    degree = reader.get(name)
+    if degree is None or (isinstance(degree, str) and degree.lower() in ("none", "null")):
+        return default
+    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+        raise InputError(f"{name}: found {degree!r}; a whole number of at least 1 is required")
+    return degree
 
 
-def read_replicas(given: OptionReader) -> int:
-    """Groups of devices with sequences of their own. Raises `InputError` for degrees that do not divide the cluster."""
+def read_replicas(reader: OptionReader) -> int:
+    """Return how many groups of devices have sequences of their own. Raises `InputError` if degrees do not divide the cluster."""
     split = 1
     for axis in ("tp", "pp", "cp"):
-        split *= get_degree(given, f"{SECTION}.{axis}_size")
-    if given.machines.num_devices % split:
+        split *= get_degree(reader, f"{SECTION}.{axis}_size")
+    if reader.machines.num_devices % split:
         raise InputError(
-            f"tp_size·pp_size·cp_size = {split} does not divide {given.machines.num_devices} devices; give the launch's cluster"
+            f"tp_size·pp_size·cp_size = {split} does not divide {reader.machines.num_devices} devices; give the launch's cluster"
         )
-    return get_degree(given, f"{SECTION}.dp_size", given.machines.num_devices // split)
+    return get_degree(reader, f"{SECTION}.dp_size", reader.machines.num_devices // split)
 
 
-def _read_layout_replicas(given: OptionReader) -> Mapping[str, Any]:
-    replicas, strategy = read_replicas(given), str(given.get(f"{SECTION}.strategy", "fsdp2")).lower()
-    copies, cp = get_degree(given, f"{SECTION}.dp_replicate_size"), get_degree(given, f"{SECTION}.cp_size")
+def _read_layout_replicas(reader: OptionReader) -> Mapping[str, Any]:
+    replicas, strategy = read_replicas(reader), str(reader.get(f"{SECTION}.strategy", "fsdp2")).lower()
+    copies, cp = get_degree(reader, f"{SECTION}.dp_replicate_size"), get_degree(reader, f"{SECTION}.cp_size")
     if strategy not in ("fsdp2", "ddp") or replicas % copies:
         raise InputError(
             f"{SECTION}.strategy: found {strategy!r} with {replicas} replicas in {copies} copies; fsdp2 or ddp, and a divisor, "
             "are what can be read"
         )
-    reshards = given.get(f"{SECTION}.reshard_after_forward")
+    reshards = reader.get(f"{SECTION}.reshard_after_forward")
     if strategy == "ddp" or replicas * cp == copies:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
-    kept = get_degree(given, f"{SECTION}.pp_size") > 1 if reshards is None else not reshards
-    return {"layout.dp": copies, "layout.fsdp": replicas // copies, "layout.zero_stage": 2 if kept else 3}
+    keeps_gathered = get_degree(reader, f"{SECTION}.pp_size") > 1 if reshards is None else not reshards
+    return {"layout.dp": copies, "layout.fsdp": replicas // copies, "layout.zero_stage": 2 if keeps_gathered else 3}
 
 
 def _stage_options(launch: Launch) -> Options:
@@ -93,59 +94,62 @@ def _stage_options(launch: Launch) -> Options:
             f"{PIPELINE}.round_virtual_stages_to_pp_multiple": "up"}  # fmt: skip
 
 
-def _read_stages(given: OptionReader) -> Mapping[str, Any]:
-    """Layers as `generate_hf_model_fqn_per_model_part` deals them out: those left over go to the first stages, one to each."""
-    ranks = get_degree(given, f"{SECTION}.pp_size")
+def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the layers of each stage as `generate_hf_model_fqn_per_model_part` splits them: the first stages take a remaining
+    layer each."""
+    ranks = get_degree(reader, f"{SECTION}.pp_size")
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
-    name = str(given.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
-    given.get(f"{PIPELINE}.pp_microbatch_size")
+    name = str(reader.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
+    reader.get(f"{PIPELINE}.pp_microbatch_size")
     if ranks == 1:
         return {"layout.schedule": "none"}
-    if name not in schedules or given.model is None:
+    if name not in schedules or reader.model is None:
         raise InputError(
             f"{PIPELINE}.pp_schedule: found {name!r}; one of {', '.join(SCHEDULES.values())} is what can be read"
         )
     ours = schedules[name]
-    stages = _read_num_stages(given, given.model.num_layers, ranks, 1 if ours in ("1f1b", "afab") else 2)
-    even, more = divmod(given.model.num_layers, stages)
+    stages = _read_num_stages(reader, reader.model.num_layers, ranks, 1 if ours in ("1f1b", "afab") else 2)
+    layers_per_stage, remainder = divmod(reader.model.num_layers, stages)
     return {"layout.schedule": ours, "layout.num_virtual_stages": stages // ranks,
-            "layout.stages": tuple(even + (i < more) for i in range(stages))}  # fmt: skip
+            "layout.stages": tuple(layers_per_stage + (i < remainder) for i in range(stages))}  # fmt: skip
 
 
-def _read_num_stages(given: OptionReader, layers: int, ranks: int, usual: int) -> int:
-    """Stages of so many layers each, or the usual number on each rank, rounded as the recipe says.
+def _read_num_stages(reader: OptionReader, layers: int, ranks: int, default_per_rank: int) -> int:
+    """Return the number of stages from the layers of each (default: the schedule's number per rank), rounded as the recipe
+    says.
 
-    Raises `InputError` for a number that is not a multiple of the ranks.
+    Raises `InputError` if it is not a multiple of the ranks.
     """
-    per, rounds = (
-        given.get(f"{PIPELINE}.layers_per_stage"),
-        given.get(f"{PIPELINE}.round_virtual_stages_to_pp_multiple"),
+    layers_per_stage, rounding = (
+        reader.get(f"{PIPELINE}.layers_per_stage"),
+        reader.get(f"{PIPELINE}.round_virtual_stages_to_pp_multiple"),
     )
-    stages: int = -(-layers // per) if per else ranks * usual
-    if stages % ranks and rounds in ("up", "down"):
-        stages += -(stages % ranks) + (ranks if rounds == "up" else 0)
+    stages: int = -(-layers // layers_per_stage) if layers_per_stage else ranks * default_per_rank
+    if stages % ranks and rounding in ("up", "down"):
+        stages += -(stages % ranks) + (ranks if rounding == "up" else 0)
     if stages % ranks or not 0 < stages <= layers:
         raise InputError(
-            f"{PIPELINE}.layers_per_stage: found {per}: {stages} stages of {layers} layers; a multiple of {ranks} is required"
+            f"{PIPELINE}.layers_per_stage: found {layers_per_stage}: {stages} stages of {layers} layers; a multiple of "
+            f"{ranks} is required"
         )
     return stages
 
 
-def _read_experts(given: OptionReader) -> Mapping[str, Any]:
-    """Experts are whole: they lie over the ranks of tensor parallelism too."""
-    ep = get_degree(given, f"{SECTION}.ep_size")
-    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and get_degree(given, f"{SECTION}.tp_size") > 1 else None}
+def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the degrees of experts, which are never split: ranks of tensor parallelism hold whole experts."""
+    ep = get_degree(reader, f"{SECTION}.ep_size")
+    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and get_degree(reader, f"{SECTION}.tp_size") > 1 else None}
 
 
 def _map_degree(axis: str) -> OptionMapping:
-    """A degree, which is said where it is more than one."""
+    """Map a degree, which is written if it is above 1."""
     name = f"{SECTION}.{axis}_size"
 
     def say(launch: Launch) -> Options:
         degree = getattr(launch.layout, axis)
         return {name: degree} if degree > 1 else {}
 
-    return OptionMapping(say, lambda given: {f"layout.{axis}": get_degree(given, name)})
+    return OptionMapping(say, lambda reader: {f"layout.{axis}": get_degree(reader, name)})
 
 
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
@@ -154,7 +158,7 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {f"{SECTION}.ep_size": launch.layout.ep} if launch.layout.ep > 1 else {}, _read_experts),
     map_flag("layout.sequence_parallel", f"{SECTION}.sequence_parallel"),
     map_flag("layout.async_tp", f"{SECTION}.enable_async_tensor_parallel"),
-    OptionMapping(lambda launch: {}, lambda given: {"layout.cp_variant": "all_gather"}),
+    OptionMapping(lambda launch: {}, lambda reader: {"layout.cp_variant": "all_gather"}),
     map_names("layout.recompute", f"{SECTION}.activation_checkpointing", RECOMPUTE, False),
     OptionMapping(_stage_options, _read_stages),
 )  # fmt: skip
@@ -167,8 +171,8 @@ LOSSES = {
     "fused": "nemo_automodel.components.loss.te_parallel_ce.TEParallelCrossEntropy",
     "chunked": "nemo_automodel.components.loss.linear_ce.FusedLinearCrossEntropy",
 }
-# Of fp32 weights, computed in bf16: gradients are reduced in one or the other. Weights stored in bf16 have no master (components/
-# distributed/config.py, FSDP2Config.mp_policy).
+# fp32 weights that are computed in bf16 have gradients reduced in either dtype. Weights stored in bf16 have no master copy
+# (components/distributed/config.py, FSDP2Config.mp_policy).
 REDUCTION_DTYPES = {"bf16_fp32_reduction": "float32", "bf16": "bfloat16"}
 FP8_RECIPES = {"fp8_torchao": "tensorwise", "fp8_torchao_rowwise": "rowwise"}
 FP32_NAMES = {"float32": "float32", "fp32": "float32", "torch.float32": "float32", "float": "float32"}
@@ -181,7 +185,7 @@ def _model_options(launch: Launch) -> Options:
 
 
 def _batch_options(launch: Launch) -> Options:
-    """Sequences that a replica takes at once: one micro-batch, or with stages all that go through them before the update."""
+    """Return batch sizes. A replica's local batch is one micro-batch, or all that pass the pipeline's stages before an update."""
     layout, seqs = launch.layout, launch.job.num_seqs
     local = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
     return {
@@ -191,15 +195,15 @@ def _batch_options(launch: Launch) -> Options:
     }
 
 
-def _read_batch(given: OptionReader) -> Mapping[str, Any]:
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     seqs, local = (
-        get_degree(given, "step_scheduler.global_batch_size", 32),
-        get_degree(given, "step_scheduler.local_batch_size"),
+        get_degree(reader, "step_scheduler.global_batch_size", 32),
+        get_degree(reader, "step_scheduler.local_batch_size"),
     )
-    given.get("dataset.batch_size")
-    if get_degree(given, f"{SECTION}.pp_size") == 1:
+    reader.get("dataset.batch_size")
+    if get_degree(reader, f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
-    replicas = read_replicas(given)
+    replicas = read_replicas(reader)
     if seqs != local * replicas:
         raise InputError(
             f"step_scheduler: global_batch_size = {seqs} with local_batch_size = {local} of {replicas} replicas fills the "
@@ -207,7 +211,7 @@ def _read_batch(given: OptionReader) -> Mapping[str, Any]:
         )
     return {
         "job.global_batch_seqs": seqs,
-        "layout.micro_batch_seqs": get_degree(given, f"{SECTION}.pipeline.pp_microbatch_size"),
+        "layout.micro_batch_seqs": get_degree(reader, f"{SECTION}.pipeline.pp_microbatch_size"),
     }
 
 
@@ -221,29 +225,29 @@ def _precision_options(launch: Launch) -> Options:
     return {"model.torch_dtype": "float32", **(policy if launch.layout.zero_stage else {}), **recipe, **gathered}
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    """Weights stored in bf16 have moments in bf16 too, which is named: what keeps them in fp32 is nearest."""
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the precision. Weights stored in bf16 have bf16 moments too; the nearest recipe keeps moments in fp32."""
     names = {recipe: ours for ours, recipe in FP8_RECIPES.items()}
-    if given.get("fp8.enabled", False) and given.get("fp8.recipe_name", "tensorwise") in names:
+    if reader.get("fp8.enabled", False) and reader.get("fp8.recipe_name", "tensorwise") in names:
         for name in (
             "model.torch_dtype",
             "fp8.enable_fsdp_float8_all_gather",
-            *(f"{SECTION}.mp_policy.{one}_dtype" for one in ("param", "reduce")),
+            *(f"{SECTION}.mp_policy.{role}_dtype" for role in ("param", "reduce")),
         ):
-            given.get(name)
-        return {"job.precision": names[given.get("fp8.recipe_name", "tensorwise")]}
-    if str(given.options.get("model.torch_dtype", "")) not in FP32_NAMES:
+            reader.get(name)
+        return {"job.precision": names[reader.get("fp8.recipe_name", "tensorwise")]}
+    if str(reader.options.get("model.torch_dtype", "")) not in FP32_NAMES:
         return {"job.precision": "bf16_no_master"}
-    given.get("model.torch_dtype")
-    _, reduced = (given.get(name, "float32") for name in POLICY_DTYPES)
+    reader.get("model.torch_dtype")
+    _, reduced = (reader.get(name, "float32") for name in POLICY_DTYPES)
     reduced = str(reduced).removeprefix("torch.")
     return {"job.precision": "bf16" if reduced in ("bfloat16", "bf16") else "bf16_fp32_reduction"}
 
 
-def _read_length(given: OptionReader) -> Mapping[str, Any]:
+def _read_length(reader: OptionReader) -> Mapping[str, Any]:
     names = ("packed_sequence.packed_sequence_size", "dataset.seq_len", "dataset.seq_length")
-    found = [given.get(name) for name in names]
-    length = next((one for one in found if isinstance(one, int) and one > 0), None)
+    lengths = [reader.get(name) for name in names]
+    length = next((candidate for candidate in lengths if isinstance(candidate, int) and candidate > 0), None)
     if length is None:
         raise InputError("dataset.seq_len: found none; the length of a sequence is required")
     return {"job.seq_len": length}
@@ -254,14 +258,14 @@ def _step_options(launch: Launch) -> Options:
     return {"step_scheduler.max_steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
 
 
-def _read_steps(given: OptionReader) -> Mapping[str, Any]:
-    steps = given.get("step_scheduler.max_steps")
-    seqs, length = get_degree(given, "step_scheduler.global_batch_size", 32), _read_length(given)["job.seq_len"]
+def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
+    steps = reader.get("step_scheduler.max_steps")
+    seqs, length = get_degree(reader, "step_scheduler.global_batch_size", 32), _read_length(reader)["job.seq_len"]
     return {"job.tokens": float(steps * seqs * length)} if steps else {}
 
 
 MAPPINGS: tuple[OptionMapping, ...] = (
-    add_options("model._target_", "model.config._target_", *MODEL_NAME_OPTIONS, say=_model_options),
+    add_options("model._target_", "model.config._target_", *MODEL_NAME_OPTIONS, to_options=_model_options),
     OptionMapping(_precision_options, _read_precision),
     *LAYOUT_MAPPINGS,
     OptionMapping(_batch_options, _read_batch),
@@ -280,7 +284,7 @@ def _find_model(options: Options) -> Architecture | None:
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
-    usual = {
+    recipe_options = {
         "recipe": "TrainFinetuneRecipeForNextTokenPrediction",
         **options,
         "dataset._target_": "nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset",
@@ -290,7 +294,7 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
         "optimizer.lr": 3.0e-4,
         "checkpoint.enabled": False,
     }
-    return {RECIPE_FILE: format_yaml(usual)}
+    return {RECIPE_FILE: format_yaml(recipe_options)}
 
 
 def _read_files(files: LaunchFiles) -> Options:
@@ -308,12 +312,12 @@ def _is_ddp(launch: Launch) -> bool:
 
 
 def _seqs_at_once(launch: Launch) -> int:
-    """Sequences of one micro-batch on all replicas."""
+    """Return the sequences of one micro-batch on all replicas."""
     return launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs
 
 
 def _has_whole_experts(launch: Launch) -> bool:
-    """Whether the custom models of experts take the launch's tensor parallelism (components/moe/parallelizer.py)."""
+    """Return whether the custom expert models support the launch's tensor parallelism (components/moe/parallelizer.py)."""
     layout = launch.layout
     if not launch.model.num_experts or layout.tp == 1:
         return True

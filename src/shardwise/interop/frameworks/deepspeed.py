@@ -1,10 +1,10 @@
 """DeepSpeed: a ds_config.json, and a script that starts the user's own training script with it.
 
 Source of names and types: DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, runtime/tensor_parallel/config.py,
-module_inject/auto_ep_config.py; of number formats: runtime/engine.py (get_data_types, communication_data_type,
-_do_optimizer_sanity_check); what it requires: runtime/engine.py and module_inject/auto_ep_folding.py.
+module_inject/auto_ep_config.py; of dtypes: runtime/engine.py (get_data_types, communication_data_type,
+_do_optimizer_sanity_check); requirements: runtime/engine.py and module_inject/auto_ep_folding.py.
 
-Options that change what a step costs and that no plan expresses are refused (`UNPRICED`).
+Options that change a step's cost and that no plan expresses are refused (`UNPRICED`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from shardwise.values.errors import InputError, describe_unknown, raise_problems
 
 
 class GradientDtypes(NamedTuple):
-    """Dtypes of weights, of gradients as they are reduced and as they add up.
+    """Dtypes of weights, and of gradients as they are reduced and as they accumulate.
 
-    `keeps_weight_gradients`: gradients in the dtype of the weights are kept beside the sums.
+    `keeps_weight_gradients`: gradients in the dtype of the weights are kept beside the accumulated ones.
     """
 
     weights: str
@@ -54,8 +54,8 @@ class GradientDtypes(NamedTuple):
     keeps_weight_gradients: bool = False
 
 
-# ZeRO-1 with sums in fp32 has an optimizer of its own (BF16_Optimizer), which keeps both copies of the gradients until the step,
-# unless it is set to add each up at once; other stages keep the sums alone.
+# ZeRO-1 with fp32 accumulation has its own optimizer (BF16_Optimizer), which keeps both copies of the gradients until the step
+# unless `immediate_grad_update` is set; other stages keep only the accumulated ones.
 PRECISIONS: Mapping[str, GradientDtypes] = {
     "bf16": GradientDtypes("bf16", "bf16", "bf16"),
     "bf16_fp32_reduction": GradientDtypes("bf16", "fp32", "bf16"),
@@ -68,8 +68,8 @@ DTYPE_NAMES = {
     "fp32": ("fp32", "float32"),
     "bf16": ("bf16", "bfp16", "bfloat16"),
     "fp16": ("fp16", "half", "float16"),
-}  # DtypeEnum's
-# Options that change what a step takes and holds and that no plan says, with the values that leave it as it is.
+}  # spellings of DtypeEnum
+# Options that change step time or memory and that no plan expresses, with the values that change nothing.
 UNPRICED: Mapping[str, tuple[Any, ...]] = {
     "zero_optimization.zero_hpz_partition_size": (0, 1),
     "zero_optimization.zero_quantized_weights": (False,),
@@ -89,41 +89,41 @@ UNPRICED: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unpriced(given: OptionReader) -> Mapping[str, Any]:
-    """No parts. Raises `InputError` for options that no plan says and whose cost is not known."""
-    found = {
-        name: given.get(name) for name, harmless in UNPRICED.items() if given.get(name, harmless[0]) not in harmless
+def refuse_unpriced(reader: OptionReader) -> Mapping[str, Any]:
+    """Return no fields. Raises `InputError` for options that no plan expresses and whose cost is not known."""
+    refused = {
+        name: reader.get(name) for name, harmless in UNPRICED.items() if reader.get(name, harmless[0]) not in harmless
     }
-    found |= {name: given.get(name) for name in given.options if name.startswith("zero_optimization.zenflow.")}
+    refused |= {name: reader.get(name) for name in reader.options if name.startswith("zero_optimization.zenflow.")}
     raise_problems(
         [
             f"{name}: found {value!r}, whose cost is not known and which no layout says; leave it out"
-            for name, value in found.items()
+            for name, value in refused.items()
         ]
     )
     return {}
 
 
 def _reduction_option(launch: Launch) -> tuple[str, str | None]:
-    """The option that says what gradients are reduced in, and its default: another one with Ulysses."""
+    """Return the option for the dtype of gradient reductions, and its default; Ulysses has another one."""
     if launch.layout.cp > 1:
         return "seq_parallel_communication_data_type", "fp32"
     return "communication_data_type", None
 
 
 def _precision_options(launch: Launch) -> Options:
-    formats = PRECISIONS.get(launch.job.precision)
-    if formats is None:
+    dtypes = PRECISIONS.get(launch.job.precision)
+    if dtypes is None:
         return {}
-    option, usual = _reduction_option(launch)
-    options: dict[str, Any] = {} if formats.weights == "fp32" else {f"{formats.weights}.enabled": True}
-    if formats.reduced != (usual or formats.weights):
-        options[option] = formats.reduced
-    if formats.accumulated != formats.weights:
-        options["data_types.grad_accum_dtype"] = formats.accumulated
+    option, default = _reduction_option(launch)
+    options: dict[str, Any] = {} if dtypes.weights == "fp32" else {f"{dtypes.weights}.enabled": True}
+    if dtypes.reduced != (default or dtypes.weights):
+        options[option] = dtypes.reduced
+    if dtypes.accumulated != dtypes.weights:
+        options["data_types.grad_accum_dtype"] = dtypes.accumulated
         if (
             _keeps_both_gradients(launch.layout.zero_stage, launch.layout.offloads_optimizer)
-            and not formats.keeps_weight_gradients
+            and not dtypes.keeps_weight_gradients
         ):
             options["bf16.immediate_grad_update"] = True
     return options
@@ -134,57 +134,60 @@ def _keeps_both_gradients(stage: int, offloaded: bool) -> bool:
 
 
 def accumulates_in_weight_dtype(precision: str) -> bool:
-    """Whether gradients add up in the format of the weights; so it is for a precision that DeepSpeed does not have."""
-    formats = PRECISIONS.get(precision)
-    return formats is None or formats.accumulated == formats.weights
+    """Return whether gradients accumulate in the dtype of the weights. True for a precision that DeepSpeed does not have."""
+    dtypes = PRECISIONS.get(precision)
+    return dtypes is None or dtypes.accumulated == dtypes.weights
 
 
-def is_enabled(given: OptionReader, name: str) -> bool:
-    """Whether a format is; bfloat16 is an old name."""
-    given.get(SCRIPT_PREFIX + name)  # what "auto" stands for
-    return is_true(given.get(f"{name}.enabled", given.get("bfloat16.enabled", False) if name == "bf16" else False))
+def is_enabled(reader: OptionReader, name: str) -> bool:
+    """Return whether "bf16" or "fp16" is enabled; bfloat16 is an older name of bf16."""
+    reader.get(SCRIPT_PREFIX + name)  # "auto" was replaced by it
+    return is_true(reader.get(f"{name}.enabled", reader.get("bfloat16.enabled", False) if name == "bf16" else False))
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    chosen = [name for name in ("bf16", "fp16") if is_enabled(given, name)]
-    if len(chosen) > 1:
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    enabled = [name for name in ("bf16", "fp16") if is_enabled(reader, name)]
+    if len(enabled) > 1:
         raise InputError("bf16.enabled, fp16.enabled: both are true; one format is required")
-    weights = chosen[0] if chosen else "fp32"
-    parallel = given.get("sequence_parallel_size", 1) > 1
-    option, usual = (
+    weights = enabled[0] if enabled else "fp32"
+    parallel = reader.get("sequence_parallel_size", 1) > 1
+    option, default_reduced = (
         ("seq_parallel_communication_data_type", "fp32") if parallel else ("communication_data_type", weights)
     )
-    reduced, added = (
-        _read_dtype(given, name, alone) for name, alone in ((option, usual), ("data_types.grad_accum_dtype", weights))
+    reduced, accumulated = (
+        _read_dtype(reader, name, default)
+        for name, default in ((option, default_reduced), ("data_types.grad_accum_dtype", weights))
     )
-    own = _keeps_both_gradients(given.get("zero_optimization.stage", 0), offloads_optimizer(given))
-    at_once = is_true(given.get("bf16.immediate_grad_update", False))
-    found = GradientDtypes(weights, reduced, added, keeps_weight_gradients=own and added != weights and not at_once)
-    name = next((name for name, formats in PRECISIONS.items() if formats == found), None)
+    keeps_both = _keeps_both_gradients(reader.get("zero_optimization.stage", 0), offloads_optimizer(reader))
+    immediate = is_true(reader.get("bf16.immediate_grad_update", False))
+    dtypes = GradientDtypes(
+        weights, reduced, accumulated, keeps_weight_gradients=keeps_both and accumulated != weights and not immediate
+    )
+    name = next((name for name, candidate in PRECISIONS.items() if candidate == dtypes), None)
     if name is None:
         raise InputError(
-            f"number formats: found {weights} weights, gradients reduced in {reduced} and added up in {added}, which no recipe "
-            f"has; set {option} and data_types.grad_accum_dtype to the same, or leave them out"
+            f"number formats: found {weights} weights, gradients reduced in {reduced} and added up in {accumulated}, which "
+            f"no recipe has; set {option} and data_types.grad_accum_dtype to the same, or leave them out"
         )
     return {"job.precision": name}
 
 
-def _read_dtype(given: OptionReader, option: str, usual: str) -> str:
-    value = given.get(option) or usual
-    found = next((name for name, spelt in DTYPE_NAMES.items() if value in spelt), None)
-    if found is None:
+def _read_dtype(reader: OptionReader, option: str, default: str) -> str:
+    value = reader.get(option) or default
+    dtype = next((name for name, spellings in DTYPE_NAMES.items() if value in spellings), None)
+    if dtype is None:
         raise InputError(f"{option}: found {value!r}; one of {', '.join(DTYPE_NAMES)} is required")
-    return found
+    return dtype
 
 
-def offloads_optimizer(given: OptionReader) -> bool:
-    """Whether moments and master weights rest on the host. Raises `InputError` for those that rest on a disk."""
-    device = given.get("zero_optimization.offload_optimizer.device", "none")
+def offloads_optimizer(reader: OptionReader) -> bool:
+    """Return whether moments and master weights are on the host. Raises `InputError` for NVMe."""
+    device = reader.get("zero_optimization.offload_optimizer.device", "none")
     if device not in ("none", "cpu"):
         raise InputError(
             f"zero_optimization.offload_optimizer.device: found {device!r}; none or cpu is what can be read"
         )
-    return device == "cpu" or is_true(given.get("zero_optimization.cpu_offload", False))
+    return device == "cpu" or is_true(reader.get("zero_optimization.cpu_offload", False))
 
 
 PRECISION_MAPPING = OptionMapping(_precision_options, _read_precision)
@@ -199,31 +202,31 @@ OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion"}
 RECOMPUTE = "activation_checkpointing"
 
 
-def _get_degree(given: OptionReader, option: str) -> int:
-    """A degree: 0 is none, as none said is."""
-    return 1 if given.get(option) == 0 else get_count(given, option) or 1
+def _get_degree(reader: OptionReader, option: str) -> int:
+    """Return a degree; 0 means 1."""
+    return 1 if reader.get(option) == 0 else get_count(reader, option) or 1
 
 
-def _read_replicas(given: OptionReader) -> int:
-    """Groups of devices with sequences of their own: what tensor and sequence parallelism leave."""
-    within = _get_degree(given, TP) * _get_degree(given, CP)
-    if given.machines.num_devices % within:
+def _read_replicas(reader: OptionReader) -> int:
+    """Return how many groups of devices have sequences of their own, given tensor and sequence parallelism."""
+    model_parallel = _get_degree(reader, TP) * _get_degree(reader, CP)
+    if reader.machines.num_devices % model_parallel:
         raise InputError(
-            f"{TP}, {CP}: they take {within} devices together, which do not divide {given.machines.num_devices}; give the "
-            "cluster of the launch"
+            f"{TP}, {CP}: they take {model_parallel} devices together, which do not divide {reader.machines.num_devices}; "
+            "give the cluster of the launch"
         )
-    return given.machines.num_devices // within
+    return reader.machines.num_devices // model_parallel
 
 
-def _read_zero(given: OptionReader) -> Mapping[str, Any]:
-    stage, replicas = given.get(STAGE, 0), _read_replicas(given)
-    stage = stage if replicas * _get_degree(given, CP) > 1 else 0  # one device has nothing to share
+def _read_zero(reader: OptionReader) -> Mapping[str, Any]:
+    stage, replicas = reader.get(STAGE, 0), _read_replicas(reader)
+    stage = stage if replicas * _get_degree(reader, CP) > 1 else 0  # one device has nothing to shard
     degrees = {"layout.fsdp": replicas} if stage else {"layout.dp": replicas}
     return {**degrees, "layout.zero_stage": stage}
 
 
 def _expert_options(launch: Launch) -> Options:
-    """Whole experts on each device; `expert_tensor_parallel_size` may be nothing but 1."""
+    """Return options for whole experts on each device: `expert_tensor_parallel_size` must be 1."""
     return (
         {"expert_parallel.enabled": True, "expert_parallel.autoep_size": launch.layout.ep}
         if launch.layout.ep > 1
@@ -231,11 +234,13 @@ def _expert_options(launch: Launch) -> Options:
     )
 
 
-def _read_experts(given: OptionReader) -> Mapping[str, Any]:
+def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     ep = (
-        _get_degree(given, "expert_parallel.autoep_size") if is_true(given.get("expert_parallel.enabled", False)) else 1
+        _get_degree(reader, "expert_parallel.autoep_size")
+        if is_true(reader.get("expert_parallel.enabled", False))
+        else 1
     )
-    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and _get_degree(given, TP) > 1 else None}
+    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and _get_degree(reader, TP) > 1 else None}
 
 
 def _batch_options(launch: Launch) -> Options:
@@ -247,37 +252,37 @@ def _batch_options(launch: Launch) -> Options:
     }
 
 
-def _read_batch(given: OptionReader) -> Mapping[str, Any]:
-    """DeepSpeed takes what is missing of batch = micro-batch × accumulation × replicas from the others."""
-    replicas, batch = _read_replicas(given), _batch_count(given, BATCH)
-    micro, steps = (_batch_count(given, option) for option in (MICRO_BATCH, ACCUMULATION))
-    if not micro:
-        micro, batch = (
-            given.user_fields.get("layout.micro_batch_seqs"),
-            batch or given.user_fields.get("job.global_batch_seqs"),
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the batch. DeepSpeed derives what is missing of batch = micro-batch × accumulation × replicas."""
+    replicas, batch = _read_replicas(reader), _batch_count(reader, BATCH)
+    micro_batch, steps = (_batch_count(reader, option) for option in (MICRO_BATCH, ACCUMULATION))
+    if not micro_batch:
+        micro_batch, batch = (
+            reader.user_fields.get("layout.micro_batch_seqs"),
+            batch or reader.user_fields.get("job.global_batch_seqs"),
         )
-        if micro and not batch and not steps:
-            return {"layout.micro_batch_seqs": micro}
-    if batch and not micro:
-        micro = batch // (replicas * (steps or 1))
+        if micro_batch and not batch and not steps:
+            return {"layout.micro_batch_seqs": micro_batch}
+    if batch and not micro_batch:
+        micro_batch = batch // (replicas * (steps or 1))
     elif batch and not steps:
-        steps = batch // ((micro or 1) * replicas)
-    if not micro:
+        steps = batch // ((micro_batch or 1) * replicas)
+    if not micro_batch:
         return {}
-    seqs = micro * (steps or 1) * replicas
+    seqs = micro_batch * (steps or 1) * replicas
     if batch and batch != seqs:
         raise InputError(
-            f"{BATCH}: found {batch}; micro-batch × accumulation × replicas = {micro} × {steps or 1} × {replicas} = {seqs} is "
-            "required"
+            f"{BATCH}: found {batch}; micro-batch × accumulation × replicas = {micro_batch} × {steps or 1} × {replicas} = "
+            f"{seqs} is required"
         )
-    seq_len = LENGTH_MAPPING.from_options(given).get("job.seq_len", given.user_fields.get("job.seq_len"))
-    return {"layout.micro_batch_seqs": micro, "job.global_batch_seqs": seqs, **read_tokens(given, seqs, seq_len)}
+    seq_len = LENGTH_MAPPING.from_options(reader).get("job.seq_len", reader.user_fields.get("job.seq_len"))
+    return {"layout.micro_batch_seqs": micro_batch, "job.global_batch_seqs": seqs, **read_tokens(reader, seqs, seq_len)}
 
 
-def _batch_count(given: OptionReader, option: str) -> int | None:
-    """A part of the batch, which the training script may say where the configuration does not: None where neither does."""
-    argument = get_count(given, SCRIPT_PREFIX + AUTO_ARGUMENTS[option]) if option in AUTO_ARGUMENTS else None
-    return get_count(given, option, argument)
+def _batch_count(reader: OptionReader, option: str) -> int | None:
+    """Return a count of the batch from the configuration, or else from the training script; None if neither has it."""
+    argument = get_count(reader, SCRIPT_PREFIX + AUTO_ARGUMENTS[option]) if option in AUTO_ARGUMENTS else None
+    return get_count(reader, option, argument)
 
 
 def _recompute_options(launch: Launch) -> Options:
@@ -285,25 +290,35 @@ def _recompute_options(launch: Launch) -> Options:
     return full | ({f"{RECOMPUTE}.cpu_checkpointing": True} if launch.layout.offloads_activations else {})
 
 
-def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
-    """The configuration says how checkpoints rest, and the script that there are any."""
-    on_host = is_true(given.get(f"{RECOMPUTE}.cpu_checkpointing", False))
-    split = is_true(given.get(f"{RECOMPUTE}.partition_activations", False))
-    if split and _get_degree(given, TP) > 1:
+def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
+    """Return recompute and offload: the script enables checkpointing, and the configuration says where checkpoints are kept."""
+    on_host = is_true(reader.get(f"{RECOMPUTE}.cpu_checkpointing", False))
+    split = is_true(reader.get(f"{RECOMPUTE}.partition_activations", False))
+    if split and _get_degree(reader, TP) > 1:
         raise InputError(
             f"{RECOMPUTE}.partition_activations: splits what is kept over tensor parallelism; set it to false"
         )
-    said = any(is_true(given.get(f"{SCRIPT_PREFIX}{name}", False)) for name in ("gradient_checkpointing", RECOMPUTE))
-    host = (offloads_optimizer(given), on_host)
-    named = {(False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"}
-    return {"layout.recompute": "full" if said or on_host or split else "none", "layout.offload": named[host]}
+    requested = any(
+        is_true(reader.get(f"{SCRIPT_PREFIX}{name}", False)) for name in ("gradient_checkpointing", RECOMPUTE)
+    )
+    offloaded = (offloads_optimizer(reader), on_host)
+    offload_names = {
+        (False, False): "none",
+        (True, False): "optimizer",
+        (False, True): "activations",
+        (True, True): "both",
+    }
+    return {
+        "layout.recompute": "full" if requested or on_host or split else "none",
+        "layout.offload": offload_names[offloaded],
+    }
 
 
-def _read_optimizer(given: OptionReader) -> Mapping[str, Any]:
-    """Without one in the configuration the training script has its own."""
-    if "optimizer.type" not in given:
-        return read_optimizer(given)
-    name = str(given.get("optimizer.type")).lower()
+def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the configuration's optimizer, or else the training script's."""
+    if "optimizer.type" not in reader:
+        return read_optimizer(reader)
+    name = str(reader.get("optimizer.type")).lower()
     names = {**{theirs.lower(): ours for ours, theirs in OPTIMIZERS.items()}, "adam": "adamw"}
     if name not in names:
         raise InputError(f"optimizer.type: {describe_unknown(name, names)}")
@@ -314,16 +329,16 @@ MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_batch_options, _read_batch),
     OptionMapping(lambda launch: {STAGE: launch.layout.zero_stage}, _read_zero),
     add_options("zero_optimization.overlap_comm", "zero_optimization.contiguous_gradients",
-           say=lambda launch: {"zero_optimization.overlap_comm": True, "zero_optimization.contiguous_gradients": True}
+           to_options=lambda launch: {"zero_optimization.overlap_comm": True, "zero_optimization.contiguous_gradients": True}
            if launch.layout.zero_stage else {}),
     OptionMapping(
         lambda launch: {"zero_optimization.offload_optimizer.device": "cpu"} if launch.layout.offloads_optimizer else {},
-        lambda given: {},
+        lambda reader: {},
     ),
     OptionMapping(lambda launch: {TP: launch.layout.tp} if launch.layout.tp > 1 else {},
-          lambda given: {"layout.tp": _get_degree(given, TP), "layout.sequence_parallel": False}),
+          lambda reader: {"layout.tp": _get_degree(reader, TP), "layout.sequence_parallel": False}),
     OptionMapping(lambda launch: {CP: launch.layout.cp} if launch.layout.cp > 1 else {},
-          lambda given: {"layout.cp": (cp := _get_degree(given, CP)), **({"layout.cp_variant": "ulysses"} if cp > 1 else {})}),
+          lambda reader: {"layout.cp": (cp := _get_degree(reader, CP)), **({"layout.cp_variant": "ulysses"} if cp > 1 else {})}),
     OptionMapping(_expert_options, _read_experts),
     PRECISION_MAPPING,
     OptionMapping(
@@ -339,42 +354,44 @@ CONFIG, SCRIPT = "ds_config.json", "launch.sh"
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     machines = launch.machines
-    several = machines.num_nodes > 1
-    hosts = (
+    multi_node = machines.num_nodes > 1
+    hostfile_lines = (
         'HOSTFILE="${HOSTFILE:-$(mktemp)}"\n'
         f'[ -s "$HOSTFILE" ] || scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/$/ slots={machines.devices_per_node}/" '
         '> "$HOSTFILE"\n'
-    ) if several else ""  # fmt: skip
-    where = (
+    ) if multi_node else ""  # fmt: skip
+    rendezvous = (
         f'--hostfile "$HOSTFILE" --num_nodes {machines.num_nodes} --no_ssh --node_rank "${{NODE_RANK:-${{SLURM_NODEID:?}}}}" '
         f'--master_addr "${{HEAD_NODE:?the first node}}" --master_port {PORT} '
-    ) if several else ""  # fmt: skip
+    ) if multi_node else ""  # fmt: skip
     script = (
         "#!/bin/bash\n# Starts on each node, beside ds_config.json; HOSTFILE has a line for each node: name slots=devices.\n"
-        f"set -euo pipefail\n{hosts}\n{argument_lines(options, f'--deepspeed {CONFIG}')}\n\n"
-        f'deepspeed {where}--num_gpus {machines.devices_per_node} {TRAINING_SCRIPT} "${{ARGS[@]}}"\n'
+        f"set -euo pipefail\n{hostfile_lines}\n{argument_lines(options, f'--deepspeed {CONFIG}')}\n\n"
+        f'deepspeed {rendezvous}--num_gpus {machines.devices_per_node} {TRAINING_SCRIPT} "${{ARGS[@]}}"\n'
     )
     return {CONFIG: format_json(drop_script_options(options)), SCRIPT: script}
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    own = config_files(files)
-    if len(own) != 1 or not next(iter(own)).lower().endswith(".json"):
+    configs = config_files(files)
+    if len(configs) != 1 or not next(iter(configs)).lower().endswith(".json"):
         raise InputError(
             f"DeepSpeed: found {', '.join(files)}; one ds_config.json, and the script that starts it, is required"
         )
-    ((name, text),) = own.items()
-    known = option_table("deepspeed")
+    ((name, text),) = configs.items()
+    table = option_table("deepspeed")
     options = normalize_values(
-        {**flatten(parse_json(text, name), known), **read_script_options(files, "deepspeed")[1]}, known
+        {**flatten(parse_json(text, name), table), **read_script_options(files, "deepspeed")[1]}, table
     )
     return {
-        option: said for option, value in options.items() if (said := _resolve_auto(option, value, options)) is not None
+        option: resolved
+        for option, value in options.items()
+        if (resolved := _resolve_auto(option, value, options)) is not None
     }
 
 
 def _resolve_auto(option: str, value: Any, options: Options) -> Any:
-    """What "auto" stands for: an argument of the training script, where it has one for it; None where it has not."""
+    """Resolve "auto" to the training script's argument; None if the script does not set it."""
     if value != "auto" or option.startswith(SCRIPT_PREFIX):
         return value
     return options.get(SCRIPT_PREFIX + AUTO_ARGUMENTS[option]) if option in AUTO_ARGUMENTS else None

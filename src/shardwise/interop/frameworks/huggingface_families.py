@@ -1,7 +1,7 @@
-"""Families of Hugging Face `transformers`: where each keeps its weights, and its config.json read and written.
+"""Families of Hugging Face `transformers`: tensor names of each, and its config.json read and written.
 
-One table of weight names serves all families, with what some of them keep elsewhere (source: the files that each family's
-`save_pretrained` writes; a test reads and writes them). A config that is written says the same when it is read again.
+One table of weight names serves all families, with overrides for some (source: the files that each family's `save_pretrained`
+writes; a test reads and writes them). A config that is written is read back as the same model.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from shardwise.model.huggingface.numerics_reader import (
 from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX, Numerics, Rotary
 from shardwise.values.errors import InputError, raise_problems
 
-LAYER_PREFIX = TensorPattern(
-    "model.layers.{layer}."
-)  # modules of multi-token prediction are numbered behind the layers
+LAYER_PREFIX = TensorPattern("model.layers.{layer}.")  # multi-token prediction modules are numbered after the layers
 _ATTENTION = {
     "wq": TensorPattern("self_attn.q_proj.weight", "K G H, D"),
     "wk": TensorPattern("self_attn.k_proj.weight", "K H, D"),
@@ -69,8 +67,8 @@ _ENDS = {
     "final_norm.weight": TensorPattern("model.norm.weight"),
     "head": TensorPattern("lm_head.weight", "V, D"),
 }
-# A module's own weights beside those of its block, and copies of what it borrows. Source: the files of DeepSeek-V3
-# (README_WEIGHTS.md); GLM-4.5 has the same.
+# A multi-token prediction module's own weights besides its block's, and copies of those that it borrows. Source: the files of
+# DeepSeek-V3 (README_WEIGHTS.md); GLM-4.5 has the same.
 _PREDICT = {
     "embedding_norm.weight": TensorPattern("enorm.weight"),
     "hidden_norm.weight": TensorPattern("hnorm.weight"),
@@ -119,11 +117,11 @@ _POST_NORMS = {
 class HuggingFaceFamily:
     """How a family keeps its weights and spells in its config what the planner does not read.
 
-    `block_overrides` are names in a block that the other families do not have. `layer_types`: the config lists each layer's kind.
-    `experts` are the keys of their number and width, `balance_bias` the name of the bias of a router's choice ("": it has none).
-    `config_defaults` is what a config means that does not say it, `required_values` what its code has whatever the config says.
-    `adjacent_pairs`: the two dims of a pair that turns (of R, in latent attention) are neighbours, and not one of either half.
-    How it spells constants of its arithmetic: `FamilyRule.numerics`.
+    `block_overrides` are names in a block that the other families do not have. `layer_types`: the config lists each layer's
+    kind. `experts` are the config's keys of their number and width, `balance_bias` the tensor of a router's balance bias ("":
+    none). `config_defaults` are values that a config without these keys means, `required_values` constants of its code
+    whatever the config says. `adjacent_pairs`: the two dims that rotary embeddings rotate together (of R, in latent attention)
+    are neighbours, rather than one in each half. Constants of its arithmetic are in `FamilyRule.numerics`.
     """
 
     model_class: str
@@ -138,7 +136,7 @@ class HuggingFaceFamily:
 
     @property
     def weight_table(self) -> WeightTable:
-        """Where it keeps each weight."""
+        """The family's tensor names."""
         return WeightTable(
             title=self.model_class, ends=_ENDS,
             block=self._with_rotary_order({**_ATTENTION, **_MLP, **_EXPERTS, **self.block_overrides}),
@@ -148,7 +146,7 @@ class HuggingFaceFamily:
         )  # fmt: skip
 
     def _with_rotary_order(self, names: Mapping[str, TensorPattern]) -> Mapping[str, TensorPattern]:
-        """The names, with the dims that turn in the family's order."""
+        """Return the patterns with rotary dims in the family's order."""
         if not self.adjacent_pairs:
             return names
         return {weight: TensorPattern(stored.name, stored.dims.replace("R", "R~")) for weight, stored in names.items()}
@@ -170,8 +168,8 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "glm4_moe": HuggingFaceFamily(
         model_class="Glm4MoeForCausalLM", block_overrides=_SHARED_EXPERTS, experts=_DEEPSEEK_EXPERTS, balance_bias=_BALANCE_BIAS
     ),
-    # Pairs of a head's width that turn together lie side by side unless the config says otherwise (DeepseekV3Config), and norms
-    # of latents have an epsilon of their own (DeepseekV3RMSNorm).
+    # Dims that are rotated together lie side by side unless the config says otherwise (DeepseekV3Config), and norms of latents
+    # have their own epsilon (DeepseekV3RMSNorm).
     "deepseek_v3": HuggingFaceFamily(
         model_class="DeepseekV3ForCausalLM", block_overrides={**_SHARED_EXPERTS, **_LATENT}, experts=_DEEPSEEK_EXPERTS,
         balance_bias=_BALANCE_BIAS, config_defaults={"rope_interleave": True}, required_values={"rms_norm_eps": 1e-6},
@@ -186,36 +184,38 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
     "olmo2": HuggingFaceFamily(model_class="Olmo2ForCausalLM", block_overrides=_POST_NORMS),
 }  # fmt: skip
 
-MSCALE_DIGITS = 9  # more than any config has
+MSCALE_DIGITS = 9  # decimals: more than any config has
 
 
 def write_rope_parameters(numerics: Numerics, rule: RotaryRule, head_dim: int) -> dict[str, Any]:
-    """The value of `rope_parameters`: of a family whose layers with a window have angles of their own, both."""
-    whole = _rotary_fields(numerics.rotary)
+    """Return the value of `rope_parameters`: for families with other angles in window layers, one entry for each kind of
+    layer."""
+    parameters = _rotary_fields(numerics.rotary)
     if rule.part is not None:
-        whole["partial_rotary_factor"] = numerics.rotary.part
+        parameters["partial_rotary_factor"] = numerics.rotary.part
     if rule.local_theta is not None:
-        return {FULL_ATTENTION: whole, SLIDING_ATTENTION: _rotary_fields(numerics.local_rotary or numerics.rotary)}
+        return {FULL_ATTENTION: parameters, SLIDING_ATTENTION: _rotary_fields(numerics.local_rotary or numerics.rotary)}
     if rule.scaled and numerics.attention_scale is not None and numerics.rotary.factor > 1.0:
-        whole["mscale_all_dim"] = _mscale_all_dim(
+        parameters["mscale_all_dim"] = _mscale_all_dim(
             numerics.attention_scale * math.sqrt(head_dim), numerics.rotary.factor
         )
-    return whole
+    return parameters
 
 
 def _mscale_all_dim(score_factor: float, factor: float) -> float:
-    """The `mscale_all_dim` whose magnitude has this square, without the last digits, which a square root does not keep."""
+    """Return the `mscale_all_dim` whose squared magnitude is `score_factor`, rounded: a square root does not keep the last
+    digits."""
     return round((math.sqrt(score_factor) - 1.0) / (YARN_MSCALE * math.log(factor)), MSCALE_DIGITS)
 
 
 def _rotary_fields(rotary: Rotary) -> dict[str, Any]:
-    written: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
+    rope_fields: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     if rotary.original_positions:
-        return written | {
+        return rope_fields | {
             "factor": rotary.factor, "original_max_position_embeddings": rotary.original_positions,
             **RAMP_WRITERS[rotary.ramp](rotary)
         }  # fmt: skip
-    return written | ({"rope_type": "linear", "factor": rotary.factor} if rotary.factor != 1.0 else {})
+    return rope_fields | ({"rope_type": "linear", "factor": rotary.factor} if rotary.factor != 1.0 else {})
 
 
 def _llama3_fields(rotary: Rotary) -> dict[str, Any]:
@@ -233,7 +233,8 @@ RAMP_WRITERS = {RAMP_OVER_FREQUENCY: _llama3_fields, RAMP_OVER_INDEX: _yarn_fiel
 
 
 def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Architecture, HuggingFaceFamily]:
-    """The architecture of a config, its numerics with it, and its family. Raises `InputError` that says what is not known."""
+    """Return the architecture of a config (with numerics) and its family. Raises `InputError` for anything that is not
+    supported."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise InputError(
@@ -246,7 +247,9 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
 
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: HuggingFaceFamily) -> Iterator[str]:
-    yield from (f"model: the config sets {what}, which is not known here" for what in architecture.numerics.unread)
+    yield from (
+        f"model: the config sets {setting}, which is not known here" for setting in architecture.numerics.unread
+    )
     yield from (f"model: {problem}" for problem in filter(None, [rotary_problem(architecture)]))
     for key, value in family.required_values.items():
         if config.get(key, value) != value:
@@ -268,20 +271,23 @@ def _layer_types(architecture: Architecture) -> list[str]:
 def write_config(
     architecture: Architecture, seq_len: int, model_type: str = ""
 ) -> tuple[dict[str, Any], HuggingFaceFamily]:
-    """The config of the first family (or of the one named) that such a model is of: read again, it says the same.
+    """Return the config of the first family (or of `model_type`) that reads back as the same model, and the family.
 
-    Raises `InputError` where no family has what the model has.
+    Raises `InputError` if no family has such a model.
     """
-    for kind in (model_type,) if model_type else FAMILIES:
-        config = _config_of_family(architecture, seq_len, kind)
+    for candidate_type in (model_type,) if model_type else FAMILIES:
+        config = _config_of_family(architecture, seq_len, candidate_type)
         try:
-            read, family = read_config(config)
+            restored, family = read_config(config)
         except InputError:
             continue
-        same = replace(
-            read, name=architecture.name, source=architecture.source, nominal_num_params=architecture.nominal_num_params
+        renamed = replace(
+            restored,
+            name=architecture.name,
+            source=architecture.source,
+            nominal_num_params=architecture.nominal_num_params,
         )
-        if same == architecture:
+        if renamed == architecture:
             return config, family
     raise InputError(
         f"model {architecture.name}: none of {model_type or ', '.join(FAMILIES)} has what it has, so that it cannot be written "
@@ -289,14 +295,14 @@ def write_config(
     )
 
 
-def _config_of_family(architecture: Architecture, seq_len: int, kind: str) -> dict[str, Any]:
-    """The model in the terms of this family's configs, as far as the family has fields for it."""
-    if kind not in FAMILIES:
-        raise InputError(f"model: found model_type {kind!r}; one of {', '.join(FAMILIES)} is required")
-    family, rule, numerics = FAMILIES[kind], RULES[kind].numerics, architecture.numerics
+def _config_of_family(architecture: Architecture, seq_len: int, model_type: str) -> dict[str, Any]:
+    """Return the model in this family's config keys, as far as the family has keys for it."""
+    if model_type not in FAMILIES:
+        raise InputError(f"model: found model_type {model_type!r}; one of {', '.join(FAMILIES)} is required")
+    family, rule, numerics = FAMILIES[model_type], RULES[model_type].numerics, architecture.numerics
     qkv = "qkv" in architecture.bias
     config: dict[str, Any] = {
-        "architectures": [family.model_class], "model_type": kind, "hidden_size": architecture.d_model,
+        "architectures": [family.model_class], "model_type": model_type, "hidden_size": architecture.d_model,
         "num_hidden_layers": architecture.num_layers, "num_attention_heads": architecture.num_heads,
         "num_key_value_heads": architecture.num_kv_heads, "head_dim": architecture.head_dim,
         "intermediate_size": architecture.dense_d_ff or architecture.d_ff, "vocab_size": architecture.vocab_size,
@@ -326,17 +332,17 @@ def _config_of_family(architecture: Architecture, seq_len: int, kind: str) -> di
 
 
 def _expert_fields(architecture: Architecture, family: HuggingFaceFamily) -> dict[str, Any]:
-    number, width = family.experts
+    count_key, width_key = family.experts
     return {
-        number: architecture.num_experts, "num_experts_per_tok": architecture.experts_per_token, width: architecture.d_ff,
+        count_key: architecture.num_experts, "num_experts_per_tok": architecture.experts_per_token, width_key: architecture.d_ff,
         "norm_topk_prob": architecture.numerics.normalised_gates,
     }  # fmt: skip
 
 
 def _latent_fields(architecture: Architecture) -> dict[str, Any]:
-    """Fields of latent attention; a head's width is there that of its rotary part.
+    """Return the keys of latent attention; `head_dim` is there the rotary part's width.
 
-    Pairs that turn together lie side by side, as in the files of DeepSeek-V3, whose own code knows no other order.
+    Rotated pairs lie side by side, as in the files of DeepSeek-V3, whose own code has no other order.
     """
     return {
         "q_lora_rank": architecture.q_lora_rank or None, "kv_lora_rank": architecture.kv_lora_rank,
@@ -347,14 +353,13 @@ def _latent_fields(architecture: Architecture) -> dict[str, Any]:
 
 
 def _experts_on_all_layers(architecture: Architecture) -> dict[str, Any]:
-    """Fields of experts on all layers."""
     return {
         "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": architecture.shared_expert_width,
     }  # fmt: skip
 
 
 def _router_fields(architecture: Architecture) -> dict[str, Any]:
-    """Fields of DeepSeek's router, of shared experts and of the dense layers before those with experts."""
+    """Return the keys of DeepSeek's router, of shared experts, and of the dense layers before those with experts."""
     gating = architecture.numerics.gating
     return {
         "n_group": gating.groups, "topk_group": gating.chosen_groups, "routed_scaling_factor": gating.scale,
@@ -364,23 +369,23 @@ def _router_fields(architecture: Architecture) -> dict[str, Any]:
     }  # fmt: skip
 
 
-DESCRIPTIVE_FIELDS = ("name", "source")  # of an architecture what says nothing of the model itself
+DESCRIPTIVE_FIELDS = ("name", "source")  # may differ between the same models
 
 
 def require_same_model(folder: str | Path, architecture: Architecture) -> None:
-    """Raise `InputError` where the folder's model is another one than the plan's, in its weights or its numerics."""
+    """Raise `InputError` if the folder's model differs from the plan's, in its weights or its numerics."""
     path = Path(folder) / CONFIG_FILE
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"--from: cannot read {path}: {error}; a folder of a Hugging Face model is required") from None
-    found, _ = read_config(config, name=architecture.name)
+    stored, _ = read_config(config, name=architecture.name)
     raise_problems(
         [
-            f"--from: {path} has {field.name} = {getattr(found, field.name)!r}; the plan's model has "
+            f"--from: {path} has {field.name} = {getattr(stored, field.name)!r}; the plan's model has "
             f"{getattr(architecture, field.name)!r}, which is required: plan for {path}"
             for field in fields(Architecture)
-            if field.name not in DESCRIPTIVE_FIELDS and getattr(found, field.name) != getattr(architecture, field.name)
+            if field.name not in DESCRIPTIVE_FIELDS and getattr(stored, field.name) != getattr(architecture, field.name)
         ]
     )
 

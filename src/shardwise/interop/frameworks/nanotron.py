@@ -1,7 +1,7 @@
 """nanotron: a YAML of its dataclasses, and a script that starts run_train.py with it.
 
-Source of names, types and defaults: nanotron 0.4, config/config.py, config/models_config.py and parallelism_config.py; what it
-requires: models/llama.py, models/starcoder2.py, helpers.py, parallel/context.py and parallel/pipeline_parallel/engine.py.
+Source of names, types and defaults: nanotron 0.4, config/config.py, config/models_config.py and parallelism_config.py;
+requirements: models/llama.py, models/starcoder2.py, helpers.py, parallel/context.py and parallel/pipeline_parallel/engine.py.
 
 A model is one of LlamaConfig or of Starcoder2Config.
 """
@@ -41,7 +41,7 @@ LLAMA_THETA = 10_000.0  # RotaryEmbedding of models/llama.py, which no option se
 
 
 def is_starcoder2(model: Architecture) -> bool:
-    """Whether a model is one of Starcoder2Config rather than of LlamaConfig: by its norms, which have a bias."""
+    """Return whether a model is one of Starcoder2Config rather than of LlamaConfig: its norms have a bias."""
     return model.norm_bias
 
 
@@ -51,8 +51,8 @@ def _model_options(launch: Launch) -> Options:
         "hidden_size": model.d_model, "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
         "intermediate_size": model.d_ff, "vocab_size": model.vocab_size, "max_position_embeddings": launch.job.seq_len,
     }  # fmt: skip
-    own = _starcoder_options(model) if is_starcoder2(model) else _llama_options(model)
-    return {f"{MODEL_CONFIG}.{name}": value for name, value in {**sizes, **own}.items()}
+    family_options = _starcoder_options(model) if is_starcoder2(model) else _llama_options(model)
+    return {f"{MODEL_CONFIG}.{name}": value for name, value in {**sizes, **family_options}.items()}
 
 
 def _llama_options(model: Architecture) -> Options:
@@ -82,8 +82,8 @@ def _starcoder_options(model: Architecture) -> Options:
     }  # fmt: skip
 
 
-def _read_model(given: OptionReader) -> Mapping[str, Any]:
-    llama, starcoder = (bool(given.get(name, False)) for name in (LLAMA, STARCODER))
+def _read_model(reader: OptionReader) -> Mapping[str, Any]:
+    llama, starcoder = (bool(reader.get(name, False)) for name in (LLAMA, STARCODER))
     if llama is starcoder:
         raise InputError(
             f"{MODEL_CONFIG}: found {'both' if llama else 'neither'} of is_llama_config and is_starcoder2_config; "
@@ -91,72 +91,74 @@ def _read_model(given: OptionReader) -> Mapping[str, Any]:
         )
 
     def of(name: str, default: Any = None) -> Any:
-        return given.get(f"{MODEL_CONFIG}.{name}", default)
+        return reader.get(f"{MODEL_CONFIG}.{name}", default)
 
-    of("max_position_embeddings")  # rows of the rotary table, which grows as it needs
+    of("max_position_embeddings")  # rows of the rotary table, which grows as needed
     return _read_starcoder(of) if starcoder else _read_llama(of)
 
 
-def _read_llama(of: Any) -> Mapping[str, Any]:
-    """Sizes with the defaults of LlamaConfig."""
-    activation, heads = of("hidden_act", "silu"), of("num_attention_heads", 32)
+def _read_llama(get_option: Any) -> Mapping[str, Any]:
+    """Return sizes with the defaults of LlamaConfig."""
+    activation, heads = get_option("hidden_act", "silu"), get_option("num_attention_heads", 32)
     if activation not in MLP_OF_ACTIVATION:
         raise InputError(
             f"{MODEL_CONFIG}.hidden_act: found {activation!r}; one of {', '.join(MLP_OF_ACTIVATION)} is what can be read"
         )
     return {
-        **_read_sizes(of, hidden=4096, layers=32, heads=heads, vocab=32000), "model.d_ff": of("intermediate_size", 11008),
-        "model.num_kv_heads": of("num_key_value_heads", heads), "model.mlp": MLP_OF_ACTIVATION[activation],
-        "model.tied_embeddings": bool(of("tie_word_embeddings", False)), "numerics.norm_epsilon": of("rms_norm_eps", 1e-6),
-        "numerics.rotary.base": LLAMA_THETA,
+        **_read_sizes(get_option, hidden=4096, layers=32, heads=heads, vocab=32000),
+        "model.d_ff": get_option("intermediate_size", 11008),
+        "model.num_kv_heads": get_option("num_key_value_heads", heads), "model.mlp": MLP_OF_ACTIVATION[activation],
+        "model.tied_embeddings": bool(get_option("tie_word_embeddings", False)),
+        "numerics.norm_epsilon": get_option("rms_norm_eps", 1e-6), "numerics.rotary.base": LLAMA_THETA,
     }  # fmt: skip
 
 
-def _read_starcoder(of: Any) -> Mapping[str, Any]:
-    """Sizes with the defaults of Starcoder2Config; its head and its embedding are one."""
+def _read_starcoder(get_option: Any) -> Mapping[str, Any]:
+    """Return sizes with the defaults of Starcoder2Config, which ties head and embedding."""
     plain = {theirs: ours for ours, theirs in PLAIN_ACTIVATIONS.items()} | {"gelu": "gelu"}
-    activation, hidden = of("activation_function", "gelu_pytorch_tanh"), of("hidden_size", 2048)
+    activation, hidden = get_option("activation_function", "gelu_pytorch_tanh"), get_option("hidden_size", 2048)
     if activation not in plain:
         raise InputError(
             f"{MODEL_CONFIG}.activation_function: found {activation!r}; one of {', '.join(plain)} is what can be read"
         )
-    grouped = of("grouped_query", False)
-    if grouped and of("multi_query", False):
+    grouped = get_option("grouped_query", False)
+    if grouped and get_option("multi_query", False):
         raise InputError(f"{MODEL_CONFIG}: multi_query and grouped_query are both true; one of them is required")
     for name in DROPOUTS:
-        of(name)
-    layers = of("num_hidden_layers", 24)
+        get_option(name)
+    layers = get_option("num_hidden_layers", 24)
     return {
-        **_read_sizes(of, hidden=hidden, layers=layers, heads=of("num_attention_heads", 16), vocab=49280),
-        "model.d_ff": of("intermediate_size") or 4 * hidden, "model.num_kv_heads": of("num_kv_heads") if grouped else 1,
+        **_read_sizes(get_option, hidden=hidden, layers=layers, heads=get_option("num_attention_heads", 16), vocab=49280),
+        "model.d_ff": get_option("intermediate_size") or 4 * hidden,
+        "model.num_kv_heads": get_option("num_kv_heads") if grouped else 1,
         "model.mlp": plain[activation], "model.norm": "layer", "model.norm_bias": True, "model.bias": STARCODER_BIASES,
-        "model.tied_embeddings": True, "numerics.norm_epsilon": of("layer_norm_epsilon", 1e-5),
-        "model.positions": "rotary" if of("use_rotary_embeddings", True) else "none",
-        "numerics.rotary.base": float(of("rope_theta", 10_000)),
-        **_read_windows(of("sliding_window_size"), of("global_attn_layers") or [], layers),
+        "model.tied_embeddings": True, "numerics.norm_epsilon": get_option("layer_norm_epsilon", 1e-5),
+        "model.positions": "rotary" if get_option("use_rotary_embeddings", True) else "none",
+        "numerics.rotary.base": float(get_option("rope_theta", 10_000)),
+        **_read_windows(get_option("sliding_window_size"), get_option("global_attn_layers") or [], layers),
     }  # fmt: skip
 
 
-def _read_sizes(of: Any, *, hidden: int, layers: int, heads: int, vocab: int) -> Mapping[str, Any]:
-    width = of("hidden_size", hidden)
+def _read_sizes(get_option: Any, *, hidden: int, layers: int, heads: int, vocab: int) -> Mapping[str, Any]:
+    width = get_option("hidden_size", hidden)
     if width % heads:
         raise InputError(
             f"{MODEL_CONFIG}.hidden_size: found {width}; a multiple of num_attention_heads = {heads} is required"
         )
     return {
-        "model.d_model": width, "model.num_layers": of("num_hidden_layers", layers), "model.num_heads": heads,
-        "model.head_dim": width // heads, "model.vocab_size": of("vocab_size", vocab),
+        "model.d_model": width, "model.num_layers": get_option("num_hidden_layers", layers), "model.num_heads": heads,
+        "model.head_dim": width // heads, "model.vocab_size": get_option("vocab_size", vocab),
     }  # fmt: skip
 
 
-def _read_windows(window: int | None, everything: Sequence[int], layers: int) -> Mapping[str, Any]:
-    """A window on all layers, or on all but every so many-th."""
+def _read_windows(window: int | None, global_layers: Sequence[int], layers: int) -> Mapping[str, Any]:
+    """Return a sliding window on all layers, or on all but every n-th."""
     if window is None:
         return {}
-    every = everything[0] + 1 if everything else 0
-    if list(everything) != [i for i in range(layers) if every and (i + 1) % every == 0]:
+    every = global_layers[0] + 1 if global_layers else 0
+    if list(global_layers) != [i for i in range(layers) if every and (i + 1) % every == 0]:
         raise InputError(
-            f"{MODEL_CONFIG}.global_attn_layers: found {list(everything)[:20]}; "
+            f"{MODEL_CONFIG}.global_attn_layers: found {list(global_layers)[:20]}; "
             "every so many-th layer, or none, is what can be read"
         )
     return {"model.sliding_window": window, "model.global_every": every}
@@ -164,25 +166,27 @@ def _read_windows(window: int | None, everything: Sequence[int], layers: int) ->
 
 MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_model_options, _read_model),
-    add_options("model.make_vocab_size_divisible_by", say=lambda launch: {"model.make_vocab_size_divisible_by": 1}),
+    add_options(
+        "model.make_vocab_size_divisible_by", to_options=lambda launch: {"model.make_vocab_size_divisible_by": 1}
+    ),
 )
 
 
 def split_layers_by_cost(model: Architecture, pp: int) -> tuple[int, ...]:
-    """The layers of each stage, which nanotron deals out by the products of layers and head.
+    """Return the layers of each stage, which nanotron splits by the cost of layers and head.
 
-    Source: models/base.py, build_model, and get_block_compute_costs of the models: a stage takes blocks up to and with the one
-    that passes its share.
+    Source: models/base.py, build_model, and get_block_compute_costs of the models: a stage takes blocks until one passes its
+    share.
     """
-    matrices = 2 if is_starcoder2(model) else 3
-    layer = 4 * model.num_heads * model.head_dim * model.d_model + matrices * model.d_ff * model.d_model
+    num_matrices = 2 if is_starcoder2(model) else 3
+    layer = 4 * model.num_heads * model.head_dim * model.d_model + num_matrices * model.d_ff * model.d_model
     total = layer * model.num_layers + model.vocab_size * model.d_model
-    stages, passed = [0] * pp, 0
-    at = 0
+    stages, cost_so_far = [0] * pp, 0
+    stage = 0
     for _ in range(model.num_layers):
-        stages[at] += 1
-        passed += layer
-        at += passed > total * ((at + 1) / pp)
+        stages[stage] += 1
+        cost_so_far += layer
+        stage += cost_so_far > total * ((stage + 1) / pp)
     return tuple(stages)
 
 
@@ -192,13 +196,13 @@ BATCH_OPTIONS = (
     "parallelism.dp",
     "tokens.sequence_length",
 )
-# Weights in bfloat16 with fp32 gradients and master copies that micro-batches add to (optim/gradient_accumulator.py), or all in
-# fp32. Weights in bfloat16 alone would have moments in bfloat16, as no recipe here has.
+# bf16 weights with fp32 master copies and fp32 gradient accumulation (optim/gradient_accumulator.py), or all in fp32.
+# bf16 weights alone would have bf16 moments, as no recipe here has.
 PRECISIONS: Mapping[str, Options] = {
     "bf16_fp32_gradients": {"model.dtype": "bfloat16", "optimizer.accumulate_grad_in_fp32": True},
     "fp32": {"model.dtype": "float32", "optimizer.accumulate_grad_in_fp32": False},
 }
-DEFAULT_STEPS = 15  # of examples/config_tiny_llama.yaml of the repository, where a plan says no length of the run
+DEFAULT_STEPS = 15  # without a length in the plan: examples/config_tiny_llama.yaml of the repository
 
 
 def _replica_options(launch: Launch) -> Options:
@@ -206,9 +210,10 @@ def _replica_options(launch: Launch) -> Options:
     return {"parallelism.dp": layout.dp * layout.fsdp, "optimizer.zero_stage": layout.zero_stage}
 
 
-def _read_replicas(given: OptionReader) -> Mapping[str, Any]:
-    """Every stage above 0 is ZeRO-1 (helpers.py, init_optimizer_and_grad_accumulator: zero_stage > 0)."""
-    replicas, stage = given.get("parallelism.dp"), given.get("optimizer.zero_stage", 0)
+def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
+    """Return replicas and ZeRO: every stage above 0 is ZeRO-1 (helpers.py, init_optimizer_and_grad_accumulator: zero_stage >
+    0)."""
+    replicas, stage = reader.get("parallelism.dp"), reader.get("optimizer.zero_stage", 0)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"optimizer.zero_stage: found {stage}; 0 or 1 is required")
     sharded = stage > 0 and replicas > 1
@@ -227,25 +232,25 @@ def _tp_options(launch: Launch) -> Options:
     }
 
 
-def _read_tp_mode(given: OptionReader) -> Mapping[str, Any]:
-    """Tensor parallelism that there is none of splits nothing; in pieces it runs beside products where it splits sequences."""
-    parallel = given.get("parallelism.tp_mode", "ALL_REDUCE") == "REDUCE_SCATTER" and given.get("parallelism.tp") > 1
-    in_pieces = bool(given.get("parallelism.tp_linear_async_communication", False))
+def _read_tp_mode(reader: OptionReader) -> Mapping[str, Any]:
+    """Return sequence parallelism and async TP; both are off without tensor parallelism, and async TP needs REDUCE_SCATTER."""
+    parallel = reader.get("parallelism.tp_mode", "ALL_REDUCE") == "REDUCE_SCATTER" and reader.get("parallelism.tp") > 1
+    in_pieces = bool(reader.get("parallelism.tp_linear_async_communication", False))
     return {"layout.sequence_parallel": parallel, "layout.async_tp": parallel and in_pieces}
 
 
-def _read_stages(given: OptionReader) -> Mapping[str, Any]:
-    pp, schedule = given.get("parallelism.pp"), given.get("parallelism.pp_engine", "afab")
+def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
+    pp, schedule = reader.get("parallelism.pp"), reader.get("parallelism.pp_engine", "afab")
     if pp == 1:
         return {"layout.schedule": "none"}
-    parts: dict[str, Any] = {"name": "model"}
-    for field in MODEL_MAPPINGS:
-        parts |= {
+    sizes: dict[str, Any] = {"name": "model"}
+    for mapping in MODEL_MAPPINGS:
+        sizes |= {
             name.removeprefix("model."): value
-            for name, value in field.from_options(given).items()
+            for name, value in mapping.from_options(reader).items()
             if name.startswith("model.")
         }
-    return {"layout.schedule": schedule, "layout.stages": split_layers_by_cost(Architecture(**parts), pp)}
+    return {"layout.schedule": schedule, "layout.stages": split_layers_by_cost(Architecture(**sizes), pp)}
 
 
 def _precision_options(launch: Launch) -> Options:
@@ -253,17 +258,17 @@ def _precision_options(launch: Launch) -> Options:
     return PRECISIONS.get(name, PRECISIONS["bf16_fp32_gradients"])
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    dtype = given.get("model.dtype", "bfloat16")
-    in_fp32 = given.get("optimizer.accumulate_grad_in_fp32", False)
-    said = {"model.dtype": dtype, "optimizer.accumulate_grad_in_fp32": in_fp32}
-    found = next((name for name, options in PRECISIONS.items() if options == said), None)
-    if found is None:
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    dtype = reader.get("model.dtype", "bfloat16")
+    in_fp32 = reader.get("optimizer.accumulate_grad_in_fp32", False)
+    settings = {"model.dtype": dtype, "optimizer.accumulate_grad_in_fp32": in_fp32}
+    precision = next((name for name, options in PRECISIONS.items() if options == settings), None)
+    if precision is None:
         raise InputError(
             f"model.dtype: found {dtype} with accumulate_grad_in_fp32 = {str(in_fp32).lower()}, which no precision here is; "
             "bfloat16 with true, or float32 with false, is what can be read"
         )
-    return {"job.precision": found}
+    return {"job.precision": precision}
 
 
 def _batch_options(launch: Launch) -> Options:
@@ -276,17 +281,17 @@ def _batch_options(launch: Launch) -> Options:
     }  # fmt: skip
 
 
-def _read_batch(given: OptionReader) -> Mapping[str, Any]:
-    micro, accumulated, replicas, length = (given.get(name) for name in BATCH_OPTIONS)
-    seqs, steps = micro * accumulated * replicas, given.get("tokens.train_steps")
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
+    micro_batch, accumulation, replicas, length = (reader.get(name) for name in BATCH_OPTIONS)
+    seqs, steps = micro_batch * accumulation * replicas, reader.get("tokens.train_steps")
     return {
-        "job.seq_len": length, "job.global_batch_seqs": seqs, "layout.micro_batch_seqs": micro,
+        "job.seq_len": length, "job.global_batch_seqs": seqs, "layout.micro_batch_seqs": micro_batch,
         **({"job.tokens": float(steps * seqs * length)} if steps else {}),
     }  # fmt: skip
 
 
-def _read_experts(given: OptionReader) -> Mapping[str, Any]:
-    degree = given.get("parallelism.expert_parallel_size", 1)
+def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
+    degree = reader.get("parallelism.expert_parallel_size", 1)
     if degree != 1:
         raise InputError(
             f"parallelism.expert_parallel_size: found {degree}; 1 is what can be read: no model of nanotron 0.4 has experts"
@@ -306,16 +311,13 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {"parallelism.expert_parallel_size": 1}, _read_experts),
     OptionMapping(_batch_options, _read_batch),
     OptionMapping(_precision_options, _read_precision),
-    OptionMapping(
-        lambda launch: {}, lambda given: {"job.loss": "unfused"}
-    ),  # logits in fp32, their softmax kept (models/llama.py)
+    # Logits are in fp32, and their softmax is kept (models/llama.py).
+    OptionMapping(lambda launch: {}, lambda reader: {"job.loss": "unfused"}),
 )
 
-FILLED_SCHEDULES = (
-    "1f1b",
-)  # schedules that ask for as many micro-batches as fill the pipeline but for one (engine.py)
+FILLED_SCHEDULES = ("1f1b",)  # need at least pp - 1 micro-batches (engine.py)
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
-# What a configuration must have and no plan says. Source of the values: examples/config_tiny_llama.yaml of the repository.
+# Options that a configuration must have and no plan has. Source of the values: examples/config_tiny_llama.yaml of the repository.
 USER_ARGUMENTS: Options = {
     "general.project": "shardwise", "general.run": "%date_%jobid", "general.seed": 42,
     "model.init_method.std": 0.025, "model.ddp_bucket_cap_mb": 25,
@@ -350,28 +352,28 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 def _read_files(files: LaunchFiles) -> Options:
     name, text = find_yaml(files, f"one, nanotron's {CONFIG},")
     table = option_table("nanotron")
-    found = {
+    options = {
         option: value
         for option, value in flatten(parse_yaml(text, name), table).items()
         if value is not None or option not in table
     }
-    mode = found.get("parallelism.tp_mode")
+    mode = options.get("parallelism.tp_mode")
     if isinstance(mode, str):
-        found["parallelism.tp_mode"] = mode.upper()  # as nanotron reads it
-    require_types(found, table)
-    _require_counts(found)
-    return found
+        options["parallelism.tp_mode"] = mode.upper()  # as nanotron reads it
+    require_types(options, table)
+    _require_counts(options)
+    return options
 
 
 def _require_counts(options: Options) -> None:
     """Raise `InputError` for a launch without its batch and degrees, and for counts below 1."""
-    wrong = [
+    problems = [
         f"{name}: found {options.get(name, 'nothing')}; a whole number of at least 1 is required"
         for name in (*BATCH_OPTIONS, "parallelism.tp", "parallelism.pp")
         if options.get(name, 0) < 1
     ]
-    if wrong:
-        raise InputError(*wrong)
+    if problems:
+        raise InputError(*problems)
 
 
 def _notes(launch: Launch) -> Iterator[str]:
@@ -396,7 +398,7 @@ TARGET = Target(
         *LAYOUT_MAPPINGS,
         add_options(
             *USER_ARGUMENTS,
-            *(f"optimizer.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")), say=_user_options
+            *(f"optimizer.{name}" for name in ("adam_beta1", "adam_beta2", "adam_eps", "weight_decay")), to_options=_user_options
         ),
     ),
     requirements=(

@@ -1,4 +1,5 @@
-"""Our own engine on a cluster's scheduler: the plan itself, and what starts `shardwise train` on every node.
+"""Shardwise's own engine on a cluster's scheduler: the plan itself, and the command that starts `shardwise train` on every
+node.
 
 Sources: SLURM documentation, sbatch; SkyPilot documentation, distributed jobs, and names of accelerators (sky show-gpus).
 """
@@ -29,16 +30,16 @@ _TRAIN_COMMAND = (
 
 
 def _launch_options(launch: Launch) -> Options:
-    """Every part of a launch, by its own name."""
-    return {part: value for part, value in launch.fields().items() if value is not None}
+    """Return every field of a launch under its own name."""
+    return {field: value for field, value in launch.fields().items() if value is not None}
 
 
-def _read_launch(given: OptionReader) -> Mapping[str, Any]:
-    return {name: given.get(name) for name in given.options}
+def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
+    return {name: reader.get(name) for name in reader.options}
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """What the plan in the file says."""
+    """Return the fields of the plan in the file."""
     if PLAN_FILE not in files:
         raise InputError(f"found {', '.join(files)}; {PLAN_FILE}, which `shardwise plan --out` writes, is required")
     try:
@@ -73,11 +74,11 @@ def _notes(launch: Launch) -> tuple[str, ...]:
     return ("data, steps and the run's folder are yours: set DATA, STEPS and OUT",)
 
 
-def _engine_target(name: str, title: str, source: str, **others: Any) -> Target:
+def _engine_target(name: str, title: str, source: str, **settings: Any) -> Target:
     return Target(
         name=name, title=title, version=__version__, source=source, stack="shardwise", options_file="own",
         mappings=(OptionMapping(_launch_options, _read_launch),), order=None,
-        read=_read_files, command=_command, notes=_notes, **others,
+        read=_read_files, command=_command, notes=_notes, **settings,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The targets by name."""
+"""All targets by name, and the target of a plan."""
 
 from __future__ import annotations
 
@@ -36,21 +36,23 @@ TARGETS: Mapping[str, Target] = {
 
 
 def get_target(name: str) -> Target:
-    """A target. Raises `InputError` that lists the names."""
+    """Return a target by name. Raises `InputError` that lists the names."""
     return lookup(TARGETS, name, "target")
 
 
 def find_target(plan: Plan) -> Target | None:
-    """The target of a plan's stack that runs it; of a stack that is only a kind the first of that kind. None where none does."""
+    """Return the target of a plan's stack that can run it, or else the first of the same kind of stack; None if there is none."""
     stack, launch = stack_of(plan.cluster), launch_from_plan(plan)
     if stack is None:
         return None
-    own = [target for target in TARGETS.values() if target.stack == stack.name]
-    alike = [target for target in TARGETS.values() if _stack_kind(target, plan) == stack.kind]
-    return next((target for target in (*own, *alike) if not refusals(choose_precision(launch, target), target)), None)
+    same_stack = [target for target in TARGETS.values() if target.stack == stack.name]
+    same_kind = [target for target in TARGETS.values() if _stack_kind(target, plan) == stack.kind]
+    return next(
+        (target for target in (*same_stack, *same_kind) if not refusals(choose_precision(launch, target), target)), None
+    )
 
 
 def _stack_kind(target: Target, plan: Plan) -> str | None:
-    """The kind of a target's stack, where that runs on the plan's chips."""
+    """Return the kind of a target's stack if it runs on the plan's chips."""
     stack = get_stack(target.stack)
     return stack.kind if plan.cluster.chip.platform in stack.platforms else None

@@ -1,6 +1,7 @@
-"""The schema of a framework's weight tables: tensor names and shapes of a kind of model, and which models the framework computes.
+"""The schema of a framework's weight tables: tensor names and shapes of a kind of model, and which models the framework
+computes.
 
-One table is read both ways: it says how weights are written and how they are read.
+Each table is used both to write weights and to read them.
 """
 
 from __future__ import annotations
@@ -18,26 +19,27 @@ from shardwise.step.parameters import Parameter
 class TensorPattern:
     """A tensor's name, and the pattern of its dims (`dim_patterns.py`); without one it is a vector of our dims in their order.
 
-    `{layer}`, `{module}` (of multi-token prediction) and `{expert}` are their numbers: in the name, a tensor for each of them; in
-    the dims, one tensor in which each has its place.
+    `{layer}`, `{module}` (of multi-token prediction) and `{expert}` stand for numbers: in the name, there is one tensor for
+    each; in the dims, one tensor has all of them along a dim.
     """
 
     name: str
     dims: str = ""
 
     def with_prefix(self, prefix: TensorPattern) -> TensorPattern:
-        """The tensor of this name in a block of that one, whose dims go before its own."""
+        """Return this tensor inside a block: the prefix's name and dims come first."""
         return TensorPattern(prefix.name + self.name, ", ".join(filter(None, (prefix.dims, self.dims))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTable:
-    """Where a kind of model keeps its weights: `ends` are those of embedding and head, `block` those of a block. `routed` are
-    those that a block with experts has elsewhere, `direct` those of latent attention whose queries come from no latent.
+    """The tensors in which a kind of model keeps its weights.
 
-    What stands before the names of a block is `layer` in a layer and `module` in a module of multi-token prediction, whose own
-    weights are `predict`. `copies` are tensors that hold again what another unit lends, by the kind of the unit that borrows;
-    they are written, and not read. `balance_bias` is the bias of a router's choice, in a block, if it has one.
+    `ends` are those of embedding and head, `block` those of a block. `routed` overrides names in blocks with experts, `direct`
+    in latent attention without a query latent. The names of a block are prefixed by `layer` in a layer and by `module` in a
+    module of multi-token prediction, whose own weights are `predict`. `copies` are tensors that repeat a weight that another
+    unit lends, by the kind of the borrowing unit; they are written, but not read. `balance_bias` is a router's balance bias,
+    in a block, if there is one.
     """
 
     title: str
@@ -52,34 +54,34 @@ class WeightTable:
     balance_bias: TensorPattern | None = None
 
     def tensor_of(self, parameter: Parameter, architecture: Architecture) -> TensorPattern | None:
-        """Where it keeps a parameter, if anywhere."""
+        """Return the tensor of a parameter, or None."""
         if parameter.unit not in (*LAYER_UNITS, *MTP_UNITS):
             return self.ends.get(parameter.weight)
         if parameter.unit in MTP_UNITS and not parameter.weight.startswith(MTP_BLOCK_PREFIX):
             return self._in_block(parameter.unit, self.predict.get(parameter.weight))
-        names = [self.block]
+        tables = [self.block]
         if architecture.num_experts and parameter.unit != "dense_block":
-            names.append(self.routed)
+            tables.append(self.routed)
         if architecture.kv_lora_rank and not architecture.q_lora_rank:
-            names.append(self.direct)
-        found = [table[parameter.name_in_block] for table in names if parameter.name_in_block in table]
-        return self._in_block(parameter.unit, found[-1] if found else None)
+            tables.append(self.direct)
+        patterns = [table[parameter.name_in_block] for table in tables if parameter.name_in_block in table]
+        return self._in_block(parameter.unit, patterns[-1] if patterns else None)
 
     def copy_of(self, unit: str, weight: str) -> TensorPattern | None:
-        """Where a unit of this kind has a copy of what it borrows, if anywhere."""
-        found = self.copies.get(unit, {}).get(weight)
-        return found if unit == "head" else self._in_block(unit, found)
+        """Return the tensor in which a unit of this kind repeats a weight that it borrows, or None."""
+        pattern = self.copies.get(unit, {}).get(weight)
+        return pattern if unit == "head" else self._in_block(unit, pattern)
 
     def bias_of(self, unit: str) -> TensorPattern | None:
-        """Where the bias of a router's choice is, if anywhere."""
+        """Return the tensor of a router's balance bias, or None."""
         return self._in_block(unit, self.balance_bias)
 
-    def _in_block(self, unit: str, stored: TensorPattern | None) -> TensorPattern | None:
+    def _in_block(self, unit: str, pattern: TensorPattern | None) -> TensorPattern | None:
         prefix = self.layer if unit in LAYER_UNITS else self.module
-        return stored.with_prefix(prefix) if stored and prefix else None
+        return pattern.with_prefix(prefix) if pattern and prefix else None
 
 
-# What every framework has in any size, and what says nothing of the arithmetic.
+# Fields that every framework supports with any value, or that do not affect the arithmetic.
 SIZE_FIELDS = frozenset(
     {"name", "source", "nominal_num_params", "num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
      "vocab_size", "max_positions", "numerics.norm_epsilon", "numerics.rotary.base"}
@@ -87,7 +89,7 @@ SIZE_FIELDS = frozenset(
 
 
 class ModelCondition(NamedTuple):
-    """What is asked of several values together, in words."""
+    """A condition on several fields together; `required` is the message."""
 
     holds: Callable[[Architecture], bool]
     required: str
@@ -95,34 +97,37 @@ class ModelCondition(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupportedModels:
-    """The models of a kind: fields (those of `numerics` behind a dot) that may be any, those that are one of some values, and
-    what is asked beyond them. Any other is at its default."""
+    """The models that a framework's code computes, as conditions on fields (those of `numerics` behind a dot).
+
+    Fields in `any_of` may have any value, those in `values` one of some; all others must have their default. `conditions` are
+    checked besides.
+    """
 
     any_of: frozenset[str] = frozenset()
     values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     conditions: tuple[ModelCondition, ...] = ()
 
     def problems(self, architecture: Architecture) -> Iterator[str]:
-        """Why a model is none of them, one reason after the other."""
+        """Yield each reason why a model is not supported."""
         for name, value, default in _field_values(architecture, ""):
             if name in SIZE_FIELDS | self.any_of or value in (allowed := self.values.get(name, (default,))):
                 continue
             yield f"{name} is {value!r}; {' or '.join(map(repr, allowed))} is required"
-        yield from (one.required for one in self.conditions if not one.holds(architecture))
+        yield from (condition.required for condition in self.conditions if not condition.holds(architecture))
 
 
 def _field_values(value: Any, prefix: str) -> Iterator[tuple[str, Any, Any]]:
-    """Fields of a value and of the values in it: name, value, default (None for one that has none)."""
-    for one in fields(value):
-        found, name = getattr(value, one.name), f"{prefix}{one.name}"
-        if is_dataclass(found) and one.default is not None:
-            yield from _field_values(found, f"{name}.")
+    """Yield (name, value, default) of a dataclass's fields and nested fields; the default is None if there is none."""
+    for member in fields(value):
+        setting, name = getattr(value, member.name), f"{prefix}{member.name}"
+        if is_dataclass(setting) and member.default is not None:
+            yield from _field_values(setting, f"{name}.")
         else:
-            yield name, found, None if one.default is MISSING else one.default
+            yield name, setting, None if member.default is MISSING else member.default
 
 
 def rotary_scaling(architecture: Architecture) -> str:
-    """How frequencies of rotary embeddings are divided: none of them, all of them (linear), or the slow ones (llama3)."""
+    """Return which frequencies of rotary embeddings are divided: "none", all of them ("linear"), or the slow ones ("llama3")."""
     rotary = architecture.numerics.rotary
     if rotary.original_positions:
         return "llama3"
@@ -133,7 +138,7 @@ ROTARY_FIELDS = frozenset(f"numerics.rotary.{name}" for name in ("factor", "orig
 
 
 def scaling_condition(*kinds: str) -> ModelCondition:
-    """That frequencies are divided in one of these ways."""
+    """Return the condition that rotary scaling is of one of these kinds."""
     return ModelCondition(
         lambda architecture: rotary_scaling(architecture) in kinds,
         f"rotary scaling of kind {' or '.join(kinds)} is required",

@@ -37,11 +37,13 @@ from shardwise.values.units import format_bytes, format_seconds
 
 
 def build_files(target: Target, options: Options, launch: Launch) -> LaunchFiles:
-    """Texts by name. The target's own come first."""
-    own = dict(target.write(options, launch))
-    if target.slurm and BATCH_FILE not in own:
-        own[BATCH_FILE] = slurm_script(launch.machines, f"{launch.model.name}-{target.name}", target.command(launch))
-    return {**own, README_FILE: _readme_text(target, list(own), launch)}
+    """Return the texts of a launch's files by name: the target's own first, then the batch script and the README."""
+    target_files = dict(target.write(options, launch))
+    if target.slurm and BATCH_FILE not in target_files:
+        target_files[BATCH_FILE] = slurm_script(
+            launch.machines, f"{launch.model.name}-{target.name}", target.command(launch)
+        )
+    return {**target_files, README_FILE: _readme_text(target, list(target_files), launch)}
 
 
 def _readme_text(target: Target, names: list[str], launch: Launch) -> str:
@@ -81,16 +83,17 @@ class ExportPayload(TypedDict):
     warnings: list[str]
 
 
-NEAREST_PINS = (
-    ("tp", "cp", "pp", "ep"),
-    ("tp", "pp"),
-    (),
-)  # of a plan that cannot be run: what its nearest keeps, if it can
+# Degrees that the nearest layout keeps from a plan that the target cannot run; tried in order.
+NEAREST_PINS = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedLaunch:
-    """The files of a launch, what starts it, what of the plan the target has no words for, and what to know before it runs."""
+    """A plan written for a target.
+
+    `files` are texts by name, and `command` starts them on each node. `not_expressible` are sentences about fields of the plan
+    that the target has no option for; `warnings` are what the user must set or know before the run.
+    """
 
     target: str
     version: str
@@ -100,7 +103,7 @@ class ExportedLaunch:
     warnings: tuple[str, ...]
 
     def payload(self) -> dict[str, Any]:
-        """What `shardwise export --json` prints; files by name."""
+        """Return the JSON value of `shardwise export --json`, with the names of the files."""
         return {
             "schema": SCHEMA, "target": self.target, "version": self.version, "files": list(self.files),
             "command": self.command, "not_expressible": list(self.not_expressible), "warnings": list(self.warnings),
@@ -108,20 +111,20 @@ class ExportedLaunch:
 
 
 def export(plan: Plan, target: Target) -> ExportedLaunch:
-    """A plan as a launch of a target.
+    """Write a plan as a launch of a target.
 
-    Raises `InputError` where the target cannot run it, with each reason and the nearest layout that it can.
+    Raises `InputError` if the target cannot run the plan, with each reason and the nearest layout that it can run.
     """
     launch = choose_precision(launch_from_plan(plan), target)
     reasons = refusals(launch, target)
     if reasons:
-        near = nearest_layout(plan, target)
+        nearest = nearest_layout(plan, target)
         reasons.append(
-            f"the nearest layout that it runs: {near}" if near else "it runs no layout of this job that fits"
+            f"the nearest layout that it runs: {nearest}" if nearest else "it runs no layout of this job that fits"
         )
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
     options = to_options(target, launch)
-    listed = [text for part, text in lost_fields(target, launch, options) if part.startswith(LISTED_FIELDS)]
+    listed = [text for field, text in lost_fields(target, launch, options) if field.startswith(LISTED_FIELDS)]
     return ExportedLaunch(
         target=target.name, version=target.version, files=build_files(target, options, launch), command=target.command(launch),
         not_expressible=(*_precision_note(plan, launch, target), *listed, *_placement_note(plan, target)),
@@ -130,55 +133,60 @@ def export(plan: Plan, target: Target) -> ExportedLaunch:
 
 
 def _precision_note(plan: Plan, launch: Launch, target: Target) -> Iterator[str]:
-    """What a step and the memory are in the precision that the target takes in place of the plan's."""
+    """Yield a note with step time and memory in the precision that replaces the plan's."""
     if launch.job.precision != plan.job.precision:
-        own = plan.estimate
-        found = estimate(plan.model, plan.cluster, replace(plan.job, precision=launch.job.precision), plan.layout)
+        planned = plan.estimate
+        converted = estimate(plan.model, plan.cluster, replace(plan.job, precision=launch.job.precision), plan.layout)
         yield (
             f"job.precision is {plan.job.precision}; {target.title} takes {launch.job.precision}: a step of "
-            f"{format_seconds(found.step_time_s)} for {format_seconds(own.step_time_s)}, "
-            f"{format_bytes(found.memory_bytes)} for {format_bytes(own.memory_bytes)}"
-            + ("" if found.fits else ", which does not fit")
+            f"{format_seconds(converted.step_time_s)} for {format_seconds(planned.step_time_s)}, "
+            f"{format_bytes(converted.memory_bytes)} for {format_bytes(planned.memory_bytes)}"
+            + ("" if converted.fits else ", which does not fit")
         )
 
 
 def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
-    """Where the target numbers its ranks in another order than the plan: what the step takes then."""
+    """Yield a note if the target's rank order puts an axis on other links than the plan's placement."""
     if target.order is None:
         return
     topology, layout = plan.cluster.topology, plan.layout
-    usual = default_placement(topology)
-    theirs = replace(usual, axes=target.order)
+    default = default_placement(topology)
+    target_placement = replace(default, axes=target.order)
     degrees = atomic_degrees(plan.model, layout_degrees(layout))
 
     def links(placement: Placement) -> Mapping[str, Any]:
         return {axis: cut for axis, cut in cuts_by_axis(topology, placement, degrees).items() if degrees[axis] > 1}
 
-    if links(theirs) != links(layout.placement or usual):
-        found = estimate(plan.model, plan.cluster, plan.job, replace(layout, placement=theirs))
+    if links(target_placement) != links(layout.placement or default):
+        reordered = estimate(plan.model, plan.cluster, plan.job, replace(layout, placement=target_placement))
         yield (
-            f"layout.placement is {layout.placement or usual}; {target.title} numbers ranks {','.join(target.order)}, innermost "
-            f"first: a step of {format_seconds(found.step_time_s)} for {format_seconds(plan.estimate.step_time_s)}"
+            f"layout.placement is {layout.placement or default}; {target.title} numbers ranks {','.join(target.order)}, "
+            f"innermost first: a step of {format_seconds(reordered.step_time_s)} for {format_seconds(plan.estimate.step_time_s)}"
         )
 
 
 def nearest_layout(plan: Plan, target: Target) -> Layout | None:
-    """The best layout of the plan's job that a target runs, with as many of its degrees as leave one, if there is any."""
+    """Return the best layout for the plan's job that the target can run, or None.
+
+    Keeps as many of the plan's degrees as possible: each entry of `NEAREST_PINS` is searched in turn.
+    """
     cluster = with_published_constants(plan.cluster, get_stack(target.stack))
-    for pinned in NEAREST_PINS:
-        pins = {axis: getattr(plan.layout, axis) for axis in pinned}
+    for pinned_axes in NEAREST_PINS:
+        pins = {axis: getattr(plan.layout, axis) for axis in pinned_axes}
         try:
-            found = search(
+            nearest_plan = search(
                 plan.model, cluster, replace(plan.job, loss=None), choices=choices_from_pins(pins, {}), elsewhere=False
             )
         except (InputError, NothingFitsError):
             continue
-        for layout in (found.layout, *(other.layout for other in found.alternatives)):
-            other = choose_precision(use_target_stages(replace(launch_from_plan(plan), layout=layout), target), target)
+        for layout in (nearest_plan.layout, *(alternative.layout for alternative in nearest_plan.alternatives)):
+            candidate = choose_precision(
+                use_target_stages(replace(launch_from_plan(plan), layout=layout), target), target
+            )
             if (
-                not violations(plan.model, plan.job, cluster.num_devices, other.layout)
-                and not refusals(other, target)
-                and (other.layout == layout or estimate(plan.model, cluster, plan.job, other.layout).fits)
+                not violations(plan.model, plan.job, cluster.num_devices, candidate.layout)
+                and not refusals(candidate, target)
+                and (candidate.layout == layout or estimate(plan.model, cluster, plan.job, candidate.layout).fits)
             ):
-                return other.layout
+                return candidate.layout
     return None

@@ -1,4 +1,4 @@
-"""The input of a framework: a model, a job, a layout and the machines; as one value, and as named parts of it."""
+"""`Launch`: the input of a framework (model, job, layout, machines) as one value, and as named fields of it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 
-# Fields of a model that do not affect a run: names, sources, and what a config says beside.
+# Fields of a model that affect no cost.
 COSTLESS_FIELDS = ("name", "source", "nominal_num_params", "numerics", "max_positions")
 LaunchFields = Mapping[str, Any]  # by dotted name: model.d_model, numerics.rotary.base, job.seq_len, layout.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machines:
-    """How many devices there are, and how many of them share a host; of tori how many slices they are, and which chip's."""
+    """The devices of a launch and how they are grouped.
+
+    `devices_per_node` share a host. `num_pods` counts the slices of a TPU cluster; `chip` is the chip's name, if known.
+    """
 
     num_devices: int
     devices_per_node: int
@@ -38,7 +41,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """A training run as it is given to a framework; with the plan that it is, where there is one."""
+    """A training run as a framework gets it; `plan` is the plan that it was made from, if any."""
 
     model: Architecture
     job: Job
@@ -47,26 +50,32 @@ class Launch:
     plan: Plan | None = None
 
     def fields(self) -> dict[str, Any]:
-        """All parts by dotted name. `layout.layers_per_stage` are the layers of each virtual stage. The place of
-        ranks is not a part: it
-        follows from the order in which a target numbers them."""
+        """Return every field by dotted name, such as `layout.tp`.
+
+        `layout.stages` holds the layers of each virtual stage, in place of `layers_per_stage`. The placement of ranks is no
+        field: it follows from the order in which a target numbers them.
+        """
         model = {
-            one.name: getattr(self.model, one.name) for one in fields(self.model) if one.name not in COSTLESS_FIELDS
+            field.name: getattr(self.model, field.name)
+            for field in fields(self.model)
+            if field.name not in COSTLESS_FIELDS
         }
         if self.model.structure.has_learned_positions:
-            model["max_positions"] = self.model.max_positions  # the rows of a table of weights
-        job = {one.name: getattr(self.job, one.name) for one in fields(self.job) if one.name != "overlap"}
+            model["max_positions"] = self.model.max_positions  # each position is a row of weights
+        job = {field.name: getattr(self.job, field.name) for field in fields(self.job) if field.name != "overlap"}
         job["global_batch_seqs"] = self.job.num_seqs
         del job["global_batch_tokens"]
-        layout = {one.name: getattr(self.layout, one.name) for one in fields(self.layout)}
+        layout = {field.name: getattr(self.layout, field.name) for field in fields(self.layout)}
         del layout["layers_per_stage"], layout["placement"]
         layout["stages"] = layers_by_virtual_stage(self.model, self.layout)
-        every = {"model": model, "numerics": dict(_flatten(asdict(self.model.numerics))), "job": job, "layout": layout}
-        return {f"{group}.{name}": value for group, own in every.items() for name, value in own.items()}
+        groups = {"model": model, "numerics": dict(_flatten(asdict(self.model.numerics))), "job": job, "layout": layout}
+        return {
+            f"{group}.{name}": value for group, group_fields in groups.items() for name, value in group_fields.items()
+        }
 
 
-def _flatten(values: LaunchFields, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
+def _flatten(tree: LaunchFields, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
         if isinstance(value, Mapping):
             yield from _flatten(value, f"{prefix}{name}.")
         else:
@@ -74,43 +83,49 @@ def _flatten(values: LaunchFields, prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def cluster_machines(cluster: Cluster) -> Machines:
-    """The hosts of a cluster: of so many devices as its chip has on one, or as its innermost tier joins."""
-    inner = cluster.topology.levels[0] if isinstance(cluster.topology, Switched) else None
-    per_node = cluster.chip.devices_per_host or inner or cluster.num_devices
-    pods = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
+    """Return the machines of a cluster.
+
+    A node has as many devices as the chip's host, or else as the innermost tier of the network.
+    """
+    innermost_size = cluster.topology.levels[0] if isinstance(cluster.topology, Switched) else None
+    devices_per_node = cluster.chip.devices_per_host or innermost_size or cluster.num_devices
+    num_pods = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
     return Machines(
-        num_devices=cluster.num_devices, devices_per_node=min(per_node, cluster.num_devices), num_pods=pods,
+        num_devices=cluster.num_devices, devices_per_node=min(devices_per_node, cluster.num_devices), num_pods=num_pods,
         chip=cluster.chip.name,
     )  # fmt: skip
 
 
 def launch_from_plan(plan: Plan) -> Launch:
-    """What a plan says to whoever runs it."""
-    where = cluster_machines(plan.cluster)
-    return Launch(model=plan.model, job=plan.job, layout=plan.layout, machines=where, plan=plan)
+    """Return the launch of a plan."""
+    machines = cluster_machines(plan.cluster)
+    return Launch(model=plan.model, job=plan.job, layout=plan.layout, machines=machines, plan=plan)
 
 
-def launch_from_fields(parts: LaunchFields, machines: Machines, model: Architecture | None = None) -> Launch:
-    """A launch from its parts; what is missing takes the usual value. A `model` given is taken as it is.
+def launch_from_fields(launch_fields: LaunchFields, machines: Machines, model: Architecture | None = None) -> Launch:
+    """Build a launch from its fields by dotted name; missing ones take their defaults. A `model` replaces the model's fields.
 
-    Raises `InputError` for parts that no launch has together.
+    Raises `InputError` if the fields contradict one another.
     """
-    own = {name: _fields_of_group(parts, name) for name in ("model", "job", "layout")}
+    groups = {name: _fields_of_group(launch_fields, name) for name in ("model", "job", "layout")}
     if model is None:
-        model = with_numerics(Architecture(**{"name": "model", **own["model"]}), parts)
-    seqs, stages = own["job"].pop("global_batch_seqs"), own["layout"].pop("stages", None)
-    job = Job(global_batch_tokens=seqs * own["job"]["seq_len"], **own["job"])
-    layout = with_stages(layout_from_fields(own["layout"]), model, stages)
+        model = with_numerics(Architecture(**{"name": "model", **groups["model"]}), launch_fields)
+    num_seqs, stages = groups["job"].pop("global_batch_seqs"), groups["layout"].pop("stages", None)
+    job = Job(global_batch_tokens=num_seqs * groups["job"]["seq_len"], **groups["job"])
+    layout = with_stages(layout_from_fields(groups["layout"]), model, stages)
     return Launch(model=model, job=job, layout=layout, machines=machines)
 
 
-def with_numerics(model: Architecture, parts: LaunchFields) -> Architecture:
-    """The model with those constants of its arithmetic that some parts say. Raises `InputError` for some that no model has."""
-    return replace(model, numerics=_read_numerics(_fields_of_group(parts, "numerics"), model.numerics))
+def with_numerics(model: Architecture, launch_fields: LaunchFields) -> Architecture:
+    """Return the model with the constants of its arithmetic that `launch_fields` sets. Raises `InputError` for invalid ones."""
+    return replace(model, numerics=_read_numerics(_fields_of_group(launch_fields, "numerics"), model.numerics))
 
 
 def with_stages(layout: Layout, model: Architecture, stages: Sequence[int] | None) -> Layout:
-    """The layout whose virtual stages have these layers; None: as many as is natural. Raises `InputError` where none has."""
+    """Return the layout with these layers on its virtual stages, or unchanged for None or if it already has them.
+
+    Raises `InputError` if no layout splits the layers like this.
+    """
     if stages is None or layers_by_virtual_stage(model, layout) == tuple(stages):
         return layout
     placement = stage_placement(layout)
@@ -119,26 +134,34 @@ def with_stages(layout: Layout, model: Architecture, stages: Sequence[int] | Non
             f"layout: found {len(stages)} stages of {sum(stages)} layers together; {len(placement.ranks)} stages of "
             f"{model.num_layers} are required"
         )
-    found = replace(layout, layers_per_stage=placement.sum_by_rank(tuple(stages)))
-    if layers_by_virtual_stage(model, found) != tuple(stages):
+    new_layout = replace(layout, layers_per_stage=placement.sum_by_rank(tuple(stages)))
+    if layers_by_virtual_stage(model, new_layout) != tuple(stages):
         raise InputError(f"layout: stages of {','.join(map(str, stages))} layers are dealt out as no layout has them")
-    return found
+    return new_layout
 
 
-def _as_dict(value: Rotary | Gating | None) -> dict[str, Any]:
-    return {} if value is None else asdict(value)
+def _as_dict(constants: Rotary | Gating | None) -> dict[str, Any]:
+    return {} if constants is None else asdict(constants)
 
 
-def _fields_of_group(parts: LaunchFields, name: str) -> dict[str, Any]:
-    return {key.removeprefix(f"{name}."): value for key, value in parts.items() if key.startswith(f"{name}.")}
+def _fields_of_group(launch_fields: LaunchFields, group: str) -> dict[str, Any]:
+    return {
+        field.removeprefix(f"{group}."): value
+        for field, value in launch_fields.items()
+        if field.startswith(f"{group}.")
+    }
 
 
-def _read_numerics(given: LaunchFields, usual: Numerics) -> Numerics:
-    """Constants by dotted name; those of the parts of numerics (rotary angles, gates) too."""
-    kinds: Mapping[str, type[Rotary] | type[Gating]] = {"rotary": Rotary, "local_rotary": Rotary, "gating": Gating}
-    found: dict[str, Any] = {name: value for name, value in given.items() if "." not in name}
-    for name, kind in kinds.items():
-        inner = _fields_of_group(given, name)
-        if inner:
-            found[name] = kind(**{**_as_dict(getattr(usual, name)), **inner})
-    return replace(usual, **found)
+def _read_numerics(constants: LaunchFields, default: Numerics) -> Numerics:
+    """Return numerics with constants by dotted name; those of nested values (rotary angles, gates) are set in place."""
+    nested_types: Mapping[str, type[Rotary] | type[Gating]] = {
+        "rotary": Rotary,
+        "local_rotary": Rotary,
+        "gating": Gating,
+    }
+    changes: dict[str, Any] = {name: value for name, value in constants.items() if "." not in name}
+    for name, nested_type in nested_types.items():
+        nested_constants = _fields_of_group(constants, name)
+        if nested_constants:
+            changes[name] = nested_type(**{**_as_dict(getattr(default, name)), **nested_constants})
+    return replace(default, **changes)

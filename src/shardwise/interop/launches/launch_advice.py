@@ -36,8 +36,8 @@ from shardwise.search.plan_file import layout_of_plan
 from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, NothingFitsError
 
-MAX_CHANGES = 5  # changes that are listed
-MIN_GAIN = 0.01  # of a step: what a change gains at least
+MAX_CHANGES = 5
+MIN_GAIN = 0.01  # part of the step time that a change must save
 
 
 class ChangePayload(TypedDict):
@@ -51,14 +51,14 @@ class ChangePayload(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChange:
-    """Options to set (None: to leave out), and the step and the memory with them."""
+    """Options to set (None: to leave out), the layout that results, and its estimate."""
 
     options: dict[str, Any]
     layout: Layout
     estimate: Estimate
 
     def payload(self, plan: Plan) -> dict[str, Any]:
-        """As `shardwise read --json` prints it; `plan` is that of the launch as it was read."""
+        """Return the entry of `shardwise read --json`; `plan` is that of the launch as it was read."""
         return {
             "change": self.options, "layout": layout_of_plan(plan, self.layout), "step_time_s": self.estimate.step_time_s,
             "memory_bytes": self.estimate.memory_bytes,
@@ -66,31 +66,35 @@ class LaunchChange:
 
 
 def list_changes(launch: Launch, target: Target, cluster: Cluster) -> list[LaunchChange]:
-    """Changes that make the step faster, or fit where it does not: the layout that a search picks, then each choice that is
-    changed alone, the fastest first; at most `MAX_CHANGES`."""
-    now = estimate(launch.model, cluster, launch.job, launch.layout)
-    limit = now.step_time_s * (1 - MIN_GAIN) if now.fits else float("inf")
-    told = partial(_try_layout, launch, target, cluster, limit)
-    picked = told(layout) if (layout := _searched_layout(launch, cluster)) else None
-    alone = {layout: change for layout in _neighbor_layouts(launch, cluster) if (change := told(layout))}
-    several = sorted(alone.values(), key=lambda change: change.estimate.step_time_s)
-    others = [change for change in several if picked is None or change.layout != picked.layout]
-    return [*([picked] if picked else []), *others][:MAX_CHANGES]
+    """List at most `MAX_CHANGES` changes that make the step faster, or make it fit.
+
+    The layout that a search picks comes first, then changes of a single choice, fastest first.
+    """
+    current = estimate(launch.model, cluster, launch.job, launch.layout)
+    time_limit_s = current.step_time_s * (1 - MIN_GAIN) if current.fits else float("inf")
+    try_layout = partial(_try_layout, launch, target, cluster, time_limit_s)
+    searched = try_layout(layout) if (layout := _searched_layout(launch, cluster)) else None
+    neighbors = {layout: change for layout in _neighbor_layouts(launch, cluster) if (change := try_layout(layout))}
+    ranked = sorted(neighbors.values(), key=lambda change: change.estimate.step_time_s)
+    distinct = [change for change in ranked if searched is None or change.layout != searched.layout]
+    return [*([searched] if searched else []), *distinct][:MAX_CHANGES]
 
 
-def _try_layout(launch: Launch, target: Target, cluster: Cluster, limit: float, layout: Layout) -> LaunchChange | None:
-    """The change to another layout; None where the target does not run that, or where it is no better."""
-    other = replace(launch, layout=layout, plan=None)
-    if violations(launch.model, launch.job, cluster.num_devices, layout) or refusals(other, target):
+def _try_layout(
+    launch: Launch, target: Target, cluster: Cluster, time_limit_s: float, layout: Layout
+) -> LaunchChange | None:
+    """Return the change to another layout, or None if the target cannot run it or it is not faster than the limit."""
+    changed = replace(launch, layout=layout, plan=None)
+    if violations(launch.model, launch.job, cluster.num_devices, layout) or refusals(changed, target):
         return None
-    priced = estimate(launch.model, cluster, launch.job, layout)
-    if not priced.fits or priced.step_time_s >= limit:
+    estimated = estimate(launch.model, cluster, launch.job, layout)
+    if not estimated.fits or estimated.step_time_s >= time_limit_s:
         return None
-    return LaunchChange(options=_changed_options(target, launch, other), layout=layout, estimate=priced)
+    return LaunchChange(options=_changed_options(target, launch, changed), layout=layout, estimate=estimated)
 
 
 def _searched_layout(launch: Launch, cluster: Cluster) -> Layout | None:
-    """The layout that a search takes for the job; None where none fits."""
+    """Return the layout that a search picks for the job, or None if nothing fits."""
     try:
         return make_plan(launch.model, cluster, launch.job, elsewhere=False).layout
     except (InputError, NothingFitsError):
@@ -98,16 +102,16 @@ def _searched_layout(launch: Launch, cluster: Cluster) -> Layout | None:
 
 
 def _neighbor_layouts(launch: Launch, cluster: Cluster) -> Iterator[Layout]:
-    """Layouts that differ in one choice: those that a search under the stack has, and half or twice the micro-batch."""
+    """Yield layouts that differ in one choice: those that a search under the stack tries, and half or twice the micro-batch."""
     layout, stack = launch.layout, stack_of(cluster)
-    values: dict[str, tuple[Any, ...]] = {} if stack is None else stack_search_values(stack, launch.model, launch.job)
-    values.pop("stages", None)
-    values["micro_batch_seqs"] = _half_and_twice(layout.micro_batch_seqs)
-    values["num_virtual_stages"] = _half_and_twice(layout.num_virtual_stages) if layout.pp > 1 else ()
-    for name, choices in values.items():
-        for value in choices:
+    choices: dict[str, tuple[Any, ...]] = {} if stack is None else stack_search_values(stack, launch.model, launch.job)
+    choices.pop("stages", None)
+    choices["micro_batch_seqs"] = _half_and_twice(layout.micro_batch_seqs)
+    choices["num_virtual_stages"] = _half_and_twice(layout.num_virtual_stages) if layout.pp > 1 else ()
+    for name, alternatives in choices.items():
+        for alternative in alternatives:
             try:
-                yield _replace_choice(layout, name, value)
+                yield _replace_choice(layout, name, alternative)
             except InputError:
                 continue
 
@@ -116,19 +120,19 @@ def _half_and_twice(count: int) -> tuple[int, ...]:
     return (count // 2, count * 2) if count % 2 == 0 else (count * 2,)
 
 
-def _replace_choice(layout: Layout, name: str, value: Any) -> Layout:
-    """A layout with another value; the schedule goes with the stages, and flags are true or false."""
-    if (name == "schedule" and value == NATURAL) or name == "num_virtual_stages":
-        virtual = value if name == "num_virtual_stages" else layout.num_virtual_stages
-        schedule = natural_schedule(layout.pp, virtual)
-        return replace(layout, num_virtual_stages=virtual, schedule=schedule, layers_per_stage=None)
+def _replace_choice(layout: Layout, name: str, choice: Any) -> Layout:
+    """Return the layout with another choice. The schedule follows the number of virtual stages; flags become booleans."""
+    if (name == "schedule" and choice == NATURAL) or name == "num_virtual_stages":
+        num_virtual_stages = choice if name == "num_virtual_stages" else layout.num_virtual_stages
+        schedule = natural_schedule(layout.pp, num_virtual_stages)
+        return replace(layout, num_virtual_stages=num_virtual_stages, schedule=schedule, layers_per_stage=None)
     if isinstance(getattr(layout, name), bool):
-        value = bool(value)
-    return replace(layout, **{name: value})
+        choice = bool(choice)
+    return replace(layout, **{name: choice})
 
 
 def _changed_options(target: Target, before: Launch, after: Launch) -> dict[str, Any]:
-    """Options that differ; None for those that go."""
+    """Return the options that differ after a change; None for those that go away."""
     old, new = to_options(target, before), to_options(target, after)
     changed = {name: value for name, value in new.items() if old.get(name) != value}
     return {**changed, **{name: None for name in old if name not in new}}
@@ -163,13 +167,13 @@ class PricedLaunch:
     better: tuple[LaunchChange, ...]
 
     def payload(self) -> dict[str, Any]:
-        """What `shardwise read --json` prints."""
-        heard, plan = self.parsed, self.plan
+        """Return the JSON value of `shardwise read --json`."""
+        parsed, plan = self.parsed, self.plan
         return {
-            "schema": SCHEMA, "target": heard.target.name, "version": heard.target.version,
+            "schema": SCHEMA, "target": parsed.target.name, "version": parsed.target.version,
             "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
             "layout": layout_of_plan(plan),
-            "unknown": list(heard.unknown), "unread": list(heard.unread), "notes": list(heard.notes),
+            "unknown": list(parsed.unknown), "unread": list(parsed.unread), "notes": list(parsed.notes),
             "estimate": asdict(plan.estimate),
             "better": [change.payload(plan) for change in self.better],
         }  # fmt: skip
@@ -179,14 +183,16 @@ def price_launch(
     files: LaunchFiles, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None,
     beside: LaunchFields | None = None,
 ) -> PricedLaunch:  # fmt: skip
-    """The verdict on a launch's files on a cluster, predicted for its framework's stack unless the cluster was measured.
+    """Read a launch from its files and price it on a cluster, with changes that make it faster.
 
-    `target` is the framework where the options do not tell it, `model` the model where the launch does not say it, `beside` other
-    parts that it leaves out (`read_launch.USER_FIELDS`). Raises
-    `InputError` for what is no launch, and for one that is not legal on this cluster.
+    It is priced for the framework's stack, unless the cluster was measured. `target` names the framework if the options do not
+    tell, `model` is the model if the files do not say it, and `beside` are fields that the files may leave out
+    (`read_launch.USER_FIELDS`). Raises `InputError` if the files are no launch, or one that this cluster cannot run.
     """
-    heard = parse_launch(files, cluster_machines(cluster), target=target, model=model, beside=beside)
-    where = cluster if cluster.calibration else with_published_constants(cluster, get_stack(heard.target.stack))
-    launch = heard.launch
-    found = plan_layout(launch.model, where, launch.job, launch.layout)
-    return PricedLaunch(parsed=heard, plan=found, better=tuple(list_changes(launch, heard.target, where)))
+    parsed = parse_launch(files, cluster_machines(cluster), target=target, model=model, beside=beside)
+    priced_cluster = (
+        cluster if cluster.calibration else with_published_constants(cluster, get_stack(parsed.target.stack))
+    )
+    launch = parsed.launch
+    plan = plan_layout(launch.model, priced_cluster, launch.job, launch.layout)
+    return PricedLaunch(parsed=parsed, plan=plan, better=tuple(list_changes(launch, parsed.target, priced_cluster)))

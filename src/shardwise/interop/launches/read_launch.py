@@ -1,4 +1,4 @@
-"""The launch of a framework, read: its model, job and layout, and what of it was not understood. Nothing of it is run."""
+"""Read the launch of a framework: its model, job and layout, and which options were not understood. Nothing of it is run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model, model_names
 from shardwise.values.errors import InputError, raise_problems
 
-# Parts that every launch has, and the options of `shardwise read` that say them where its files do not.
+# Fields that every launch has, and the options of `shardwise read` that give them if the files do not.
 USER_FIELDS: Mapping[str, str] = {
     "job.seq_len": "--seq-len", "job.global_batch_seqs": "--batch-seqs", "layout.micro_batch_seqs": "--micro-batch-seqs",
 }  # fmt: skip
-MAX_FILE_BYTES = 4_000_000  # of a file: far above any launch
+MAX_FILE_BYTES = 4_000_000  # far above any launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedLaunch:
-    """What a launch says. `unknown`: options that its release does not have; `unread`: those that no plan depends on; `notes`:
-    what is priced as something else."""
+    """A launch as its files say it.
+
+    `unknown` are options that the release does not have, `unread` those that no plan depends on, and `notes` say what is
+    priced as something else.
+    """
 
     target: Target
     options: Options
@@ -44,87 +47,88 @@ class ParsedLaunch:
 
 
 def read_files(paths: list[str]) -> LaunchFiles:
-    """Texts of files by name. Raises `InputError` for what cannot be read."""
-    found: dict[str, str] = {}
+    """Return the texts of files by name. Raises `InputError` if one cannot be read."""
+    texts: dict[str, str] = {}
     for path in map(Path, paths):
         try:
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise InputError(
                     f"read: {path} has {path.stat().st_size:,} bytes; a launch of at most {MAX_FILE_BYTES:,} is required"
                 )
-            found[path.name] = path.read_text(encoding="utf-8")
+            texts[path.name] = path.read_text(encoding="utf-8")
         except OSError as error:
             raise InputError(f"read: cannot read {path}: {error.strerror}") from None
         except ValueError as error:
             raise InputError(f"read: {path} is not text: {error}") from None
-    return found
+    return texts
 
 
 def parse_launch(
     files: LaunchFiles, machines: Machines, *, target: str | None = None, model: Architecture | None = None,
     beside: LaunchFields | None = None,
 ) -> ParsedLaunch:  # fmt: skip
-    """A launch from its files. The target is the one that knows most of the options, unless it is named.
+    """Read a launch from its files. Unless named, the target is the one that knows most of the options.
 
-    `beside` are fields that the files may leave out (`USER_FIELDS`). Raises `InputError` where no target knows any option, and
-    where what they say is no launch.
+    `beside` are fields that the files may leave out (`USER_FIELDS`). Raises `InputError` if no target knows an option, or if
+    the options make no valid launch.
     """
-    chosen = get_target(target) if target else recognize_target(files)
-    options = chosen.read(files)
-    if not any(name in chosen.options for name in options):
+    framework = get_target(target) if target else recognize_target(files)
+    options = framework.read(files)
+    if not any(name in framework.options for name in options):
         raise InputError(
-            f"read: found no option of {chosen.title} {chosen.version} in {', '.join(files)}; its launch is required"
+            f"read: found no option of {framework.title} {framework.version} in {', '.join(files)}; its launch is required"
         )
-    model = model or chosen.find_model(options)
-    if model is None and not chosen.includes_model:
-        raise InputError(f"read: a launch of {chosen.title} does not say its model; give --model")
-    known, given = chosen.options, OptionReader(options, machines, beside, model, chosen.value_problem)
-    differing = tuple(process_count_notes(files, machines))
+    model = model or framework.find_model(options)
+    if model is None and not framework.includes_model:
+        raise InputError(f"read: a launch of {framework.title} does not say its model; give --model")
+    release_options, reader = framework.options, OptionReader(options, machines, beside, model, framework.value_problem)
+    process_notes = tuple(process_count_notes(files, machines))
     try:
-        parts = _with_user_fields(from_options(chosen, given, model), given.user_fields, chosen)
-        launch = _build_launch(parts, machines, model)
+        launch_fields = _with_user_fields(from_options(framework, reader, model), reader.user_fields, framework)
+        launch = _build_launch(launch_fields, machines, model)
     except InputError as error:
-        raise InputError(*error.problems, *differing) from None
+        raise InputError(*error.problems, *process_notes) from None
     except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
-        raise InputError(f"read: {chosen.title} with options that are missing or of another type: {error}") from None
+        raise InputError(f"read: {framework.title} with options that are missing or of another type: {error}") from None
     return ParsedLaunch(
-        target=chosen, options=options, launch=launch,
-        unknown=tuple(name for name in options if name not in known),
-        unread=tuple(name for name in given.unread_names() if name in known),
-        notes=(*given.notes, *_vocabulary_note(parts, launch, model), *differing),
+        target=framework, options=options, launch=launch,
+        unknown=tuple(name for name in options if name not in release_options),
+        unread=tuple(name for name in reader.unread_names() if name in release_options),
+        notes=(*reader.notes, *_vocabulary_note(launch_fields, launch, model), *process_notes),
     )  # fmt: skip
 
 
-def _vocabulary_note(parts: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:
-    """A note that the model is that of the catalogue with the same sizes, where the launch does not say its vocabulary."""
-    if model is None and _lacks_vocabulary(parts):
+def _vocabulary_note(launch_fields: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:
+    """Yield a note if the vocabulary was taken from the catalogue's model with the same sizes."""
+    if model is None and _lacks_vocabulary(launch_fields):
         yield (
             f"the launch says no vocabulary, which its tokenizer decides: taken to be {launch.model.name}, whose other sizes are "
             f"the same, with {launch.model.vocab_size:,} tokens; --model says another"
         )
 
 
-def _lacks_vocabulary(parts: LaunchFields) -> bool:
-    return parts.get("model.vocab_size") is None
+def _lacks_vocabulary(launch_fields: LaunchFields) -> bool:
+    return launch_fields.get("model.vocab_size") is None
 
 
-def _with_user_fields(parts: LaunchFields, beside: LaunchFields, target: Target) -> dict[str, Any]:
-    """What was read, with the values given beside it. Raises `InputError` where they differ, and for values that are missing."""
+def _with_user_fields(launch_fields: LaunchFields, user_fields: LaunchFields, target: Target) -> dict[str, Any]:
+    """Return the fields that were read with those that the user gave. Raises `InputError` for contradictions and missing
+    fields."""
     problems = [
-        f"{USER_FIELDS[part]}: found {value}, and the launch says {parts[part]}; leave it out"
-        for part, value in beside.items() if parts.get(part, value) != value
+        f"{USER_FIELDS[field]}: found {value}, and the launch says {launch_fields[field]}; leave it out"
+        for field, value in user_fields.items() if launch_fields.get(field, value) != value
     ]  # fmt: skip
-    found = {**beside, **parts}
+    combined = {**user_fields, **launch_fields}
     problems += [
-        f"read: the files of {target.title} say no {part.partition('.')[2]}; give the script that starts it too, or {option}"
-        for part, option in USER_FIELDS.items() if part not in found
+        f"read: the files of {target.title} say no {field.partition('.')[2]}; give the script that starts it too, or {option}"
+        for field, option in USER_FIELDS.items() if field not in combined
     ]  # fmt: skip
     raise_problems(problems)
-    return found
+    return combined
 
 
 def recognize_target(files: LaunchFiles) -> Target:
-    """The target that knows most of the options of some files. Raises `InputError` where none knows one."""
+    """Return the target that knows most of the options of the files. Raises `InputError` if none knows any."""
     scores: dict[str, int] = {}
     reasons: list[str] = []
     for name, target in TARGETS.items():
@@ -143,32 +147,37 @@ def recognize_target(files: LaunchFiles) -> Target:
     return TARGETS[best]
 
 
-def _build_launch(parts: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
-    """A launch of its parts, with the model of the catalogue that its sizes are those of; numerics among
-    the parts take precedence over the catalogue's.
+def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
+    """Build the launch with the catalogue's model of the same sizes, if any; numerics among the fields override the
+    catalogue's.
 
-    Where only the tokenizer knows the vocabulary, a model of the catalogue with all the other sizes says it. Raises `InputError`
-    where there is none.
+    If only the tokenizer knows the vocabulary, it is taken from the catalogue's model with all the other sizes. Raises
+    `InputError` if there is none.
     """
     if model is not None:
-        return launch_from_fields(parts, machines, model)
-    unknown = _lacks_vocabulary(parts)
-    launch = launch_from_fields({**parts, "model.vocab_size": 1} if unknown else parts, machines)
-    found = find_catalog_model(launch.model, but=("vocab_size",) if unknown else ())
-    if unknown and found is launch.model:
+        return launch_from_fields(launch_fields, machines, model)
+    lacks_vocabulary = _lacks_vocabulary(launch_fields)
+    launch = launch_from_fields(
+        {**launch_fields, "model.vocab_size": 1} if lacks_vocabulary else launch_fields, machines
+    )
+    catalog_model = find_catalog_model(launch.model, ignored=("vocab_size",) if lacks_vocabulary else ())
+    if lacks_vocabulary and catalog_model is launch.model:
         raise InputError(
             "the vocabulary is missing, as the tokenizer decides it; --model is required, a name or a config.json"
         )
-    return replace(launch, model=with_numerics(found, parts))
+    return replace(launch, model=with_numerics(catalog_model, launch_fields))
 
 
-def find_catalog_model(model: Architecture, but: Sequence[str] = ()) -> Architecture:
-    """The model of the catalogue with the same sizes (`but` for some), or the model as it is."""
-    sizes = _priced_fields(model, but)
-    return next((known for known in map(load_model, model_names()) if _priced_fields(known, but) == sizes), model)
+def find_catalog_model(model: Architecture, ignored: Sequence[str] = ()) -> Architecture:
+    """Return the catalogue's model with the same sizes (apart from the `ignored` fields), or the given model."""
+    sizes = _priced_fields(model, ignored)
+    return next(
+        (candidate for candidate in map(load_model, model_names()) if _priced_fields(candidate, ignored) == sizes),
+        model,
+    )
 
 
-def _priced_fields(model: Architecture, but: Sequence[str]) -> dict[str, Any]:
-    """What of a model decides its costs; rows of learned positions are weights."""
-    unsaid = {*COSTLESS_FIELDS, *but} - ({"max_positions"} if model.structure.has_learned_positions else set())
-    return {name: value for name, value in asdict(model).items() if name not in unsaid}
+def _priced_fields(model: Architecture, ignored: Sequence[str]) -> dict[str, Any]:
+    """Return the model's fields that affect its costs. Learned positions do: their rows are weights."""
+    excluded = {*COSTLESS_FIELDS, *ignored} - ({"max_positions"} if model.structure.has_learned_positions else set())
+    return {name: value for name, value in asdict(model).items() if name not in excluded}

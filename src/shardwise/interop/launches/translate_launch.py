@@ -1,7 +1,7 @@
-"""Translate a launch to the options of a target and back, and find what gets lost on the way.
+"""Translate a launch to the options of a target and back, and find what gets lost.
 
-`refusals` lists why a target cannot run a launch: what its stack or the target itself excludes, and every field that writing and
-reading back does not restore.
+`refusals` lists why a target cannot run a launch: what its stack or the target itself excludes, and every field that writing
+and reading back does not restore.
 """
 
 from __future__ import annotations
@@ -22,70 +22,72 @@ from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.precision import PRECISIONS, Precision, get_precision
 
-# Parts that a run has with or without a target's word for them: said where they cannot be, and no reason to refuse.
+# Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.
 LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 
 
 def to_options(target: Target, launch: Launch) -> dict[str, Any]:
-    """The options of a launch, in the order of the target's fields. Raises `InputError` for one that its release lacks."""
+    """Return the options of a launch, in the order of the target's mappings. Raises `InputError` for one that its release
+    lacks."""
     options: dict[str, Any] = {}
-    for field in (*target.model_mappings, *target.mappings):
-        options |= field.to_options(launch)
+    for mapping in (*target.model_mappings, *target.mappings):
+        options |= mapping.to_options(launch)
     problems = target.problems(options)
     if problems:
         raise InputError(*problems)
     return options
 
 
-def from_options(target: Target, given: OptionReader, model: Architecture | None = None) -> dict[str, Any]:
-    """The parts of a launch that options say, by dotted name. With a `model`, options that describe one count for nothing."""
-    parts: dict[str, Any] = {}
+def from_options(target: Target, reader: OptionReader, model: Architecture | None = None) -> dict[str, Any]:
+    """Return the fields of a launch that options set, by dotted name. With a `model`, options that describe one are ignored."""
+    launch_fields: dict[str, Any] = {}
     problems: list[str] = []
-    for field in (*target.model_mappings, *target.mappings):
+    for mapping in (*target.model_mappings, *target.mappings):
         try:
-            parts |= field.from_options(given)
+            launch_fields |= mapping.from_options(reader)
         except InputError as error:
-            problems += () if model and field in target.model_mappings else error.problems
+            problems += () if model and mapping in target.model_mappings else error.problems
         except TypeError:
-            if model is None or field not in target.model_mappings:
+            if model is None or mapping not in target.model_mappings:
                 raise
     raise_problems(list(dict.fromkeys(problems)))
-    return parts
+    return launch_fields
 
 
 def refusals(launch: Launch, target: Target) -> list[str]:
-    """Why a target cannot run a launch; empty where it can. What its options cannot hold, or could not be read from, is one."""
+    """List why a target cannot run a launch: abilities, requirements, and fields that its options cannot hold or restore."""
     stack = get_stack(target.stack)
     reasons = unsupported_choices(stack, launch.model, replace(launch.job, loss=None), launch.layout)
-    reasons += [need.message(launch) for need in target.requirements if not need.holds(launch)]
+    reasons += [requirement.message(launch) for requirement in target.requirements if not requirement.holds(launch)]
     if reasons:
         return reasons
+    # Writing a launch, reading it back and comparing is the only test of what a target can express: no table lists that.
     try:
         return [
             text
-            for part, text in lost_fields(target, launch, to_options(target, launch))
-            if not part.startswith(LISTED_FIELDS)
+            for field, text in lost_fields(target, launch, to_options(target, launch))
+            if not field.startswith(LISTED_FIELDS)
         ]
     except InputError as error:
         return list(error.problems)
 
 
 def lost_fields(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
-    """Parts of a launch that its options do not bring back."""
+    """Yield each field that writing and reading back does not restore, with a sentence about it."""
     model = None if target.includes_model else launch.model
-    given = OptionReader(options, launch.machines, model=model)
-    heard = launch_from_fields(from_options(target, given), launch.machines, model).fields()
-    for part, value in launch.fields().items():
-        own = heard.get(part)
-        if own != value:
+    reader = OptionReader(options, launch.machines, model=model)
+    restored_fields = launch_from_fields(from_options(target, reader), launch.machines, model).fields()
+    for field, original in launch.fields().items():
+        restored = restored_fields.get(field)
+        if restored != original:
             yield (
-                part,
-                f"{part} is {_format_value(value)}, which {target.title} has no option for; there it is {_format_value(own)}",
+                field,
+                f"{field} is {_format_value(original)}, which {target.title} has no option for; there it is "
+                f"{_format_value(restored)}",
             )
 
 
 def _format_value(value: object) -> str:
-    """A value as a sentence has it."""
     if value is None:
         return "not set"
     if isinstance(value, tuple):
@@ -96,28 +98,33 @@ def _format_value(value: object) -> str:
 
 
 def choose_precision(launch: Launch, target: Target) -> Launch:
-    """The launch in the precision recipe that a target takes for the plan's, where it has no words for that one: the nearest of
-    those that multiply in the same format. Formats of gradients and of the optimizer's state are a framework's own choice."""
+    """Return the launch in the precision that the target runs: the plan's, or the nearest that multiplies in the same format.
+
+    Dtypes of gradients and of the optimizer's state are the framework's own choice. The launch is returned unchanged if none
+    works.
+    """
     if not refusals(launch, target):
         return launch
-    own, optimizer = get_precision(launch.job.precision), get_optimizer(launch.job.optimizer)
-    alike = [recipe for recipe in PRECISIONS.values() if recipe.matmul_format == own.matmul_format]
-    for recipe in sorted(alike, key=partial(_precision_distance, own, optimizer)):
-        other = replace(launch, job=replace(launch.job, precision=recipe.name))
-        if not refusals(other, target):
-            return other
+    planned, optimizer = get_precision(launch.job.precision), get_optimizer(launch.job.optimizer)
+    # Frameworks combine a matmul format with gradient and state dtypes of their own, so every recipe with that format is tried.
+    candidates = [recipe for recipe in PRECISIONS.values() if recipe.matmul_format == planned.matmul_format]
+    for recipe in sorted(candidates, key=partial(_precision_distance, planned, optimizer)):
+        candidate = replace(launch, job=replace(launch.job, precision=recipe.name))
+        if not refusals(candidate, target):
+            return candidate
     return launch
 
 
-def _precision_distance(own: Precision, optimizer: Optimizer, other: Precision) -> tuple[float, int]:
-    """How far a recipe is from a plan's: in bytes of state for a parameter, part by part, and then in choices that differ."""
-    parts = zip(state_parts(own, optimizer), state_parts(other, optimizer), strict=True)
-    choices = (getattr(own, one.name) != getattr(other, one.name) for one in fields(own))
-    return sum(abs(ours - theirs) for ours, theirs in parts), sum(choices)
+def _precision_distance(planned: Precision, optimizer: Optimizer, candidate: Precision) -> tuple[float, int]:
+    """Return how far a recipe is from the plan's: bytes of state per parameter first, then the number of differing choices."""
+    state_pairs = zip(state_parts(planned, optimizer), state_parts(candidate, optimizer), strict=True)
+    choices = (getattr(planned, field.name) != getattr(candidate, field.name) for field in fields(planned))
+    return sum(abs(ours - theirs) for ours, theirs in state_pairs), sum(choices)
 
 
 def use_target_stages(launch: Launch, target: Target) -> Launch:
-    """A launch with its layers on the stages of a pipeline as the target deals them out, where it has no word for others."""
+    """Return the launch with its layers split over the stages as the target splits them, if it can express no other split."""
+    # Without stages of its own in the options, reading them back gives the target's default split.
     try:
         stages = from_options(target, OptionReader(to_options(target, launch), launch.machines)).get("layout.stages")
         return launch if stages is None else replace(launch, layout=with_stages(launch.layout, launch.model, stages))

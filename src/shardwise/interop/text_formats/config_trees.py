@@ -1,7 +1,7 @@
-"""YAML, TOML and JSON files as options with dotted names, and back. Nothing of what is read is built or run.
+"""YAML, TOML and JSON files as options with dotted names, and back. Nothing that is read is built or run.
 
-YAML is read by PyYAML's safe loader, TOML and JSON by the standard library; texts that take too long are refused. TOML is written
-as sections of values in JSON's notation.
+YAML is read by PyYAML's safe loader, TOML and JSON by the standard library; texts that would take too long are refused. TOML
+is written as sections with values in JSON's notation.
 """
 
 from __future__ import annotations
@@ -17,40 +17,41 @@ from shardwise.interop.launches.target import FrameworkOption, Options
 from shardwise.values.errors import InputError
 
 TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
-MAX_DEPTH = 40  # sections within sections: far above any configuration
+MAX_DEPTH = 40  # nested sections: far above any configuration
 
 
 def nest(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The sections of options with dotted names.
+    """Return the tree of options with dotted names.
 
     >>> nest({"bf16.enabled": True, "steps": 3})
     {'bf16': {'enabled': True}, 'steps': 3}
     """
     tree: dict[str, Any] = {}
     for name, value in options.items():
-        *sections, last = name.split(".")
-        inner = tree
+        *sections, leaf = name.split(".")
+        subtree = tree
         for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[last] = value
+            subtree = subtree.setdefault(section, {})
+        subtree[leaf] = value
     return tree
 
 
-def flatten(tree: Mapping[str, Any], known: Collection[str] = ()) -> dict[str, Any]:
-    """The options of a tree by dotted name. A section is an option where it is `known`, and holds nothing that is known within.
+def flatten(tree: Mapping[str, Any], known_options: Collection[str] = ()) -> dict[str, Any]:
+    """Return the options of a tree by dotted name.
 
-    Raises `InputError` for a tree that is too deep.
+    A section is itself an option if it is in `known_options` and none of its members is. Raises `InputError` if the tree is
+    too deep.
 
     >>> flatten({"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}, ["optimizer", "optimizer.type", "optimizer.params"])
     {'optimizer.type': 'AdamW', 'optimizer.params': {'lr': 0.0001}}
     """
-    parts = (name.split(".") for name in known)
-    sections = {".".join(part[:end]) for part in parts for end in range(1, len(part))}
-    return dict(_leaves(tree, known, sections, "", 0))
+    paths = (name.split(".") for name in known_options)
+    sections = {".".join(path[:end]) for path in paths for end in range(1, len(path))}
+    return dict(_leaves(tree, known_options, sections, "", 0))
 
 
 def _leaves(
-    tree: Mapping[str, Any], known: Collection[str], sections: Collection[str], prefix: str, depth: int
+    tree: Mapping[str, Any], known_options: Collection[str], sections: Collection[str], prefix: str, depth: int
 ) -> Iterator[tuple[str, Any]]:
     if depth > MAX_DEPTH:
         raise InputError(
@@ -58,16 +59,16 @@ def _leaves(
         )
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        whole = name in known and (name not in sections or not value)
-        if isinstance(value, Mapping) and not whole:
-            yield from _leaves(value, known, sections, f"{name}.", depth + 1)
+        is_option = name in known_options and (name not in sections or not value)
+        if isinstance(value, Mapping) and not is_option:
+            yield from _leaves(value, known_options, sections, f"{name}.", depth + 1)
         else:
             yield name, value
 
 
 def normalize_values(options: Mapping[str, Any], table: Mapping[str, FrameworkOption]) -> dict[str, Any]:
-    """Options with values as their table has them, where a framework takes other spellings too: a yes or no in words, a number or
-    a name in quotes, a name in capitals."""
+    """Return options with values of the types in the table, for frameworks that accept other spellings: yes or no for a flag,
+    a number or a name in quotes, a name in capitals."""
     return {name: _normalize_value(value, table[name]) if name in table else value for name, value in options.items()}
 
 
@@ -85,145 +86,145 @@ def _normalize_value(value: Any, option: FrameworkOption) -> Any:
         and len(text) < 20
     ):
         return int(text.removesuffix(".0"))
-    alike = [one for one in option.choices if one.lower() == text.lower()]
-    return alike[0] if alike and isinstance(value, str) else value
+    matching = [choice for choice in option.choices if choice.lower() == text.lower()]
+    return matching[0] if matching and isinstance(value, str) else value
 
 
-def parse_json(text: str, what: str) -> dict[str, Any]:
-    """The object that a JSON text holds. Raises `InputError` for another text, and for a key that is given twice."""
+def parse_json(text: str, source: str) -> dict[str, Any]:
+    """Return the object of a JSON text. Raises `InputError` for other texts, repeated keys, and NaN or infinity."""
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        _require_unique([name for name, _ in pairs], what)
-        return found
+        section = dict(pairs)
+        _require_unique([name for name, _ in pairs], source)
+        return section
 
-    def no_number(word: str) -> Any:
-        raise InputError(f"{what}: found {word}; a finite number is required")
+    def no_number(literal: str) -> Any:
+        raise InputError(f"{source}: found {literal}; a finite number is required")
 
     try:
-        return _require_sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), what)
+        return _require_sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), source)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{what}: not valid JSON: {str(error)[:200]}") from None
+        raise InputError(f"{source}: not valid JSON: {str(error)[:200]}") from None
 
 
 def format_json(options: Mapping[str, Any]) -> str:
-    """Options with dotted names as JSON."""
+    """Return options with dotted names as JSON."""
     return json.dumps(nest(options), indent=2) + "\n"
 
 
-def _require_unique(names: list[str], what: str) -> None:
-    """Raise `InputError` for a key that is given twice: the second would hide the first."""
-    twice = [name for name, number in Counter(names).items() if number > 1]
-    if twice:
-        raise InputError(f"{what}: {twice[0][:80]!r} is given twice; each key once is required")
+def _require_unique(names: list[str], source: str) -> None:
+    """Raise `InputError` for a repeated key: the second would hide the first."""
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise InputError(f"{source}: {repeated[0][:80]!r} is given twice; each key once is required")
 
 
-def _require_sections(found: object, what: str) -> dict[str, Any]:
-    """What was read, where it is a section whose names are texts."""
-    if not isinstance(found, dict):
-        raise InputError(f"{what}: found {type(found).__name__}; options by name are required")
-    return {str(name): value for name, value in found.items()}
+def _require_sections(tree: object, source: str) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        raise InputError(f"{source}: found {type(tree).__name__}; options by name are required")
+    return {str(name): value for name, value in tree.items()}
 
 
 def format_toml(options: Options) -> str:
-    """A section for each name before the last dot. Texts, numbers, truth values and lists of them are the same in JSON."""
+    """Return options as TOML, with a section for each name before the last dot."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         section, _, key = name.rpartition(".")
         sections.setdefault(section, {})[key] = value
-    parts = (
-        "\n".join([f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in own.items())])
-        for section, own in sections.items()
+    blocks = (
+        "\n".join([f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())])
+        for section, settings in sections.items()
     )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(blocks) + "\n"
 
 
-def parse_toml(text: str, what: str) -> dict[str, Any]:
-    """The options of a file. Raises `InputError` for what is not TOML."""
+def parse_toml(text: str, source: str) -> dict[str, Any]:
+    """Return the options of a TOML text. Raises `InputError` if it is not valid."""
     try:
         return flatten(tomllib.loads(text))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{what}: not valid TOML: {error}") from None
+        raise InputError(f"{source}: not valid TOML: {error}") from None
 
 
 MAX_YAML_CHARACTERS = 200_000  # PyYAML takes seconds for as many
-MAX_YAML_BRACKETS = 2_000  # and minutes for as many as there is room for
-MAX_YAML_VALUES = (
-    100_000  # far above any launch; what aliases of aliases, or of themselves, make of a text is counted too
-)
+MAX_YAML_BRACKETS = 2_000  # a text full of brackets takes it minutes
+MAX_YAML_VALUES = 100_000  # far above any launch
 
 
-def parse_yaml(text: str, what: str) -> dict[str, Any]:
-    """The sections of a text. Raises `InputError` for a text of another kind, and where a name is there twice."""
+def parse_yaml(text: str, source: str) -> dict[str, Any]:
+    """Return the mapping of a YAML text. Raises `InputError` for other or too large texts, and for repeated keys."""
     yaml = _load_pyyaml()
     if len(text) > MAX_YAML_CHARACTERS:
         raise InputError(
-            f"{what}: {len(text):,} characters; a YAML file of at most {MAX_YAML_CHARACTERS:,} is required"
+            f"{source}: {len(text):,} characters; a YAML file of at most {MAX_YAML_CHARACTERS:,} is required"
         )
     if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
-        raise InputError(f"{what}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
+        raise InputError(f"{source}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
     try:
-        found = yaml.load(text, Loader=_unique_key_loader())
+        tree = yaml.load(text, Loader=_unique_key_loader())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f"line {mark.line + 1}: " if mark else ""
+        position = f"line {mark.line + 1}: " if mark else ""
         raise InputError(
-            f"{what}: not valid YAML: {where}{getattr(error, 'problem', None) or 'cannot be read'}"
+            f"{source}: not valid YAML: {position}{getattr(error, 'problem', None) or 'cannot be read'}"
         ) from None
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise InputError(f"{what}: not readable as YAML: {type(error).__name__}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"{what}: found {type(found).__name__}; options by name are required")
-    _require_few(found, what)
-    return {str(name): value for name, value in found.items()}
+        raise InputError(f"{source}: not readable as YAML: {type(error).__name__}") from None
+    if not isinstance(tree, dict):
+        raise InputError(f"{source}: found {type(tree).__name__}; options by name are required")
+    _require_few(tree, source)
+    return {str(name): value for name, value in tree.items()}
 
 
-def _require_few(values: Any, what: str) -> None:
-    """Raise `InputError` for more values, all of those inside others counted, than a launch has."""
-    left, count = [values], 0
-    while left:
-        one = left.pop()
-        inner = list(one.values()) if isinstance(one, Mapping) else one if isinstance(one, (list, tuple, set)) else []
-        count += len(inner)
+def _require_few(tree: Any, source: str) -> None:
+    """Raise `InputError` if a tree has more than `MAX_YAML_VALUES` values, nested ones included."""
+    # An alias is loaded as the same object, so a short text with aliases of aliases can stand for billions of values (and an
+    # alias of itself for endlessly many). Each is counted as often as it occurs, since whoever walks the tree visits it as often.
+    pending, count = [tree], 0
+    while pending:
+        node = pending.pop()
+        children = (
+            list(node.values()) if isinstance(node, Mapping) else node if isinstance(node, (list, tuple, set)) else []
+        )
+        count += len(children)
         if count > MAX_YAML_VALUES:
-            raise InputError(f"{what}: more than {MAX_YAML_VALUES:,} values; a launch is required")
-        left.extend(inner)
+            raise InputError(f"{source}: more than {MAX_YAML_VALUES:,} values; a launch is required")
+        pending.extend(children)
 
 
 def _load_pyyaml() -> Any:
-    """PyYAML, which whoever neither reads nor writes YAML does not wait for."""
     return import_module("yaml")
 
 
 def _unique_key_loader() -> Any:
-    """PyYAML's safe loader, which refuses a name that is there twice in place of taking the last."""
+    """Return PyYAML's safe loader, changed to refuse a repeated key instead of taking the last one."""
     yaml = _load_pyyaml()
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
 
-    def mapping(own: Any, node: Any) -> dict[Any, Any]:
+    def mapping(constructor: Any, node: Any) -> dict[Any, Any]:
         counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         for name, count in counts.items():
             if count > 1:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"{name} is given twice; each key once is required", node.start_mark
                 )
-        own.flatten_mapping(node)
-        return dict(own.construct_mapping(node, deep=True))
+        constructor.flatten_mapping(node)
+        return dict(constructor.construct_mapping(node, deep=True))
 
     loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     return loader
 
 
 def format_yaml(options: Options) -> str:
-    """Options with dotted names as YAML, in their order."""
+    """Return options with dotted names as YAML, in their order."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
     text: str = _load_pyyaml().safe_dump(nest(plain), sort_keys=False, width=120, allow_unicode=True)
     return text
 
 
 def find_yaml(files: Mapping[str, str], required: str) -> tuple[str, str]:
-    """Name and text of the YAML file among some files. Raises `InputError` where there is none, or more than one."""
-    found = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
-    if len(found) != 1:
-        raise InputError(f"read: found {len(found)} YAML files in {', '.join(files)}; {required} is required")
-    return found[0]
+    """Return name and text of the only YAML file among the files. Raises `InputError` if there is none, or more than one."""
+    candidates = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
+    if len(candidates) != 1:
+        raise InputError(f"read: found {len(candidates)} YAML files in {', '.join(files)}; {required} is required")
+    return candidates[0]

@@ -1,7 +1,7 @@
-"""Recipes in Python: a function that sets attributes of one value and returns it. Read by its syntax alone; nothing is run.
+"""Configs in Python: a function that sets attributes of one value and returns it. Read by its syntax alone; nothing is run.
 
-Values are literals, names of things (`torch.bfloat16`), calls of these with such values, and sums and products of numbers and
-lists. What else there is (conditions, loops, other calls) is named as it stands there.
+Values are literals, names (`torch.bfloat16`), calls of names with such values, and sums and products of numbers and lists.
+Other statements (conditions, loops, other calls) are reported by their text.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from shardwise.values.errors import InputError
 
 MAX_CHARACTERS = 1_000_000
-MAX_ELEMENTS = 100_000  # of a list's elements or a text's characters that a product makes, and of a number
-MAX_SHOWN = 80  # characters of what is named
+MAX_ELEMENTS = 100_000  # of a list that a sum or product makes
+MAX_SHOWN = 80  # characters of a statement in a report
 
 
 class NameExpr(str):
-    """The name of a thing, as code has it."""
+    """A dotted name, written as in code."""
 
     __slots__ = ()
 
@@ -28,62 +28,73 @@ class NameExpr(str):
 
 
 class CallExpr(NamedTuple):
-    """A call that is not made: of what, and with what."""
+    """A call that is not made: the name of the function and its arguments."""
 
     name: str
     values: tuple[Any, ...]
     keywords: Mapping[str, Any]
 
     def __repr__(self) -> str:
-        words = [*map(repr, self.values), *(f"{name}={value!r}" for name, value in self.keywords.items())]
-        return f"{self.name}({', '.join(words)})"
+        arguments = [*map(repr, self.values), *(f"{name}={value!r}" for name, value in self.keywords.items())]
+        return f"{self.name}({', '.join(arguments)})"
 
 
 class PythonConfig(NamedTuple):
-    """Values by the attributes that they are given to, in order; `unread` is what could not be read, as it stands there."""
+    """Values by the attribute path that they are assigned to, in order; `unread` are statements that could not be read."""
 
     values: Mapping[str, Any]
     unread: tuple[str, ...]
 
 
-def parse_python_config(text: str, what: str) -> PythonConfig:
-    """The recipe of a file; the value that is returned has the name "". Raises `InputError` for a file with none or more."""
+def parse_python_config(text: str, source: str) -> PythonConfig:
+    """Return the config of a file; the returned value itself has the path "". Raises `InputError` unless there is exactly one."""
     if len(text) > MAX_CHARACTERS:
-        raise InputError(f"{what}: {len(text):,} characters; a recipe of at most {MAX_CHARACTERS:,} is required")
+        raise InputError(f"{source}: {len(text):,} characters; a recipe of at most {MAX_CHARACTERS:,} is required")
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(
-            f"{what}: not valid Python: {getattr(error, 'msg', None) or 'too deep'}; a recipe's file is required"
+            f"{source}: not valid Python: {getattr(error, 'msg', None) or 'too deep'}; a recipe's file is required"
         ) from None
-    found = [one for one in module.body if isinstance(one, ast.FunctionDef) and _returned_name(one)]
-    if len(found) != 1:
-        names = ", ".join(one.name for one in found[:5])
+    functions = [
+        function for function in module.body if isinstance(function, ast.FunctionDef) and _returned_name(function)
+    ]
+    if len(functions) != 1:
+        names = ", ".join(function.name for function in functions[:5])
         raise InputError(
-            f"{what}: found {len(found)} recipes{f' ({names})' if names else ''}; a file with one is required"
+            f"{source}: found {len(functions)} recipes{f' ({names})' if names else ''}; a file with one is required"
         )
-    return _read_function(found[0], _read_constants(module.body, {}))
+    return _read_function(functions[0], _read_constants(module.body, {}))
 
 
 def _returned_name(function: ast.FunctionDef) -> str | None:
-    """The name that a function returns, of which it sets an attribute."""
+    """Return the name that a function returns, if the function also assigns to it."""
     returned = [
-        one.value.id for one in function.body if isinstance(one, ast.Return) and isinstance(one.value, ast.Name)
+        statement.value.id
+        for statement in function.body
+        if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Name)
     ]
     roots = {
-        _attribute_path(target)[0] for one in function.body if isinstance(one, ast.Assign) for target in one.targets
+        _attribute_path(target)[0]
+        for statement in function.body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
     }
     return returned[-1] if returned and returned[-1] in roots else None
 
 
 def _read_constants(body: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
-    for one in body:
+    for statement in body:
         target = (
-            one.targets[0] if isinstance(one, ast.Assign) else one.target if isinstance(one, ast.AnnAssign) else None
+            statement.targets[0]
+            if isinstance(statement, ast.Assign)
+            else statement.target
+            if isinstance(statement, ast.AnnAssign)
+            else None
         )
-        if isinstance(target, ast.Name) and one.value is not None:  # type: ignore[attr-defined]
+        if isinstance(target, ast.Name) and statement.value is not None:  # type: ignore[attr-defined]
             try:
-                names[target.id] = _evaluate(one.value, names)  # type: ignore[attr-defined]
+                names[target.id] = _evaluate(statement.value, names)  # type: ignore[attr-defined]
             except ValueError:
                 continue
     return names
@@ -91,25 +102,25 @@ def _read_constants(body: list[ast.stmt], names: dict[str, Any]) -> dict[str, An
 
 def _read_function(function: ast.FunctionDef, names: dict[str, Any]) -> PythonConfig:
     root, values, unread = _returned_name(function), {}, []
-    own = function.args
+    arguments = function.args
     defaults = [
-        *zip(reversed(own.args), reversed(own.defaults), strict=False),
-        *zip(own.kwonlyargs, own.kw_defaults, strict=True),
+        *zip(reversed(arguments.args), reversed(arguments.defaults), strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
     for argument, default in defaults:
         if default is not None:
             names[argument.arg] = _value_or_name(default, names)
-    for one in function.body:
-        if isinstance(one, (ast.Return, ast.Import, ast.ImportFrom, ast.Pass)) or _is_string(one):
+    for statement in function.body:
+        if isinstance(statement, (ast.Return, ast.Import, ast.ImportFrom, ast.Pass)) or _is_string(statement):
             continue
         try:
-            for name, path, value in _read_assignment(one, names):
+            for name, path, value in _read_assignment(statement, names):
                 if name == root:
                     values[path] = value
                 elif not path:
                     names[name] = value
         except (ValueError, RecursionError):
-            unread.append(_describe_statement(one))
+            unread.append(_describe_statement(statement))
     return PythonConfig(values, tuple(unread))
 
 
@@ -120,21 +131,21 @@ def _value_or_name(node: ast.expr, names: Mapping[str, Any]) -> Any:
         return NameExpr(ast.unparse(node))
 
 
-def _is_string(one: ast.stmt) -> bool:
-    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+def _is_string(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def _describe_statement(one: ast.stmt) -> str:
-    text = re.sub(r"\s+", " ", ast.unparse(one).splitlines()[0])
-    return f"line {one.lineno}: {text[:MAX_SHOWN]}"
+def _describe_statement(statement: ast.stmt) -> str:
+    text = re.sub(r"\s+", " ", ast.unparse(statement).splitlines()[0])
+    return f"line {statement.lineno}: {text[:MAX_SHOWN]}"
 
 
-def _read_assignment(one: ast.stmt, names: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """What a statement sets: the name, the attributes behind it, the value. Raises `ValueError` for other statements."""
-    if isinstance(one, ast.Assign) and len(one.targets) == 1:
-        target, value = one.targets[0], one.value
-    elif isinstance(one, ast.AnnAssign) and one.value is not None:
-        target, value = one.target, one.value
+def _read_assignment(statement: ast.stmt, names: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (name, attribute path, value) of an assignment. Raises `ValueError` for any other statement."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target, value = statement.targets[0], statement.value
+    elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+        target, value = statement.target, statement.value
     else:
         raise ValueError("no assignment")
     root, path = _attribute_path(target)
@@ -144,7 +155,7 @@ def _read_assignment(one: ast.stmt, names: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def _attribute_path(node: ast.expr) -> tuple[str, str]:
-    """The name that attributes begin with, and the attributes; no name where it is something else."""
+    """Return the name that attributes begin with, and their path; empty texts for any other expression."""
     path: list[str] = []
     while isinstance(node, ast.Attribute):
         path.append(node.attr)
@@ -153,7 +164,7 @@ def _attribute_path(node: ast.expr) -> tuple[str, str]:
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    """The value of an expression. Raises `ValueError` for what is no value."""
+    """Return the value of an expression. Raises `ValueError` if it has none without running code."""
     match node:
         case ast.Constant():
             return node.value
@@ -162,12 +173,12 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Attribute() if _attribute_path(node)[0]:
             return NameExpr(ast.unparse(node))
         case ast.List() | ast.Tuple():
-            values = [_evaluate(one, names) for one in node.elts]
+            values = [_evaluate(child, names) for child in node.elts]
             return values if isinstance(node, ast.List) else tuple(values)
         case ast.Dict() if None not in node.keys:
             return {
-                _evaluate(key, names): _evaluate(one, names)
-                for key, one in zip(node.keys, node.values, strict=True)
+                _evaluate(key, names): _evaluate(child, names)
+                for key, child in zip(node.keys, node.values, strict=True)
                 if key
             }
         case ast.UnaryOp(op=ast.USub()):
@@ -175,16 +186,16 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.BinOp():
             return _apply_operator(node.op, _evaluate(node.left, names), _evaluate(node.right, names))
         case ast.Call():
-            named = {one.arg: _evaluate(one.value, names) for one in node.keywords if one.arg}
+            named = {keyword.arg: _evaluate(keyword.value, names) for keyword in node.keywords if keyword.arg}
             if len(named) == len(node.keywords):
                 return CallExpr(
-                    _called_name(node.func, names), tuple(_evaluate(one, names) for one in node.args), named
+                    _called_name(node.func, names), tuple(_evaluate(argument, names) for argument in node.args), named
                 )
     raise ValueError("no literal")
 
 
 def _called_name(node: ast.expr, names: Mapping[str, Any]) -> str:
-    """What is called: a name, or a method of a call, as code has it."""
+    """Return the name of the called function, or the text of a method of a call."""
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
         return f"{_evaluate(node.value, names)!r}.{node.attr}"
     if not _attribute_path(node)[0]:
@@ -199,7 +210,7 @@ def _require_number(value: Any) -> Any:
 
 
 def _apply_operator(operator: ast.operator, left: Any, right: Any) -> Any:
-    """Sums and products of numbers, and of lists."""
+    """Add, subtract or multiply numbers; add lists, or repeat one. Raises `ValueError` for other operands."""
     if (
         isinstance(left, list)
         and isinstance(operator, ast.Add)
@@ -214,11 +225,11 @@ def _apply_operator(operator: ast.operator, left: Any, right: Any) -> Any:
         and len(left) * max(right, 0) <= MAX_ELEMENTS
     ):
         return left * right
-    one, other = _require_number(left), _require_number(right)
+    first, second = _require_number(left), _require_number(right)
     if isinstance(operator, ast.Add):
-        return one + other
+        return first + second
     if isinstance(operator, ast.Sub):
-        return one - other
-    if isinstance(operator, ast.Mult) and abs(one) < 2**53 and abs(other) < 2**53:
-        return one * other
+        return first - second
+    if isinstance(operator, ast.Mult) and abs(first) < 2**53 and abs(second) < 2**53:
+        return first * second
     raise ValueError("no sum or product")

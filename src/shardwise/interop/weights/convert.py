@@ -1,4 +1,4 @@
-"""A model's weights from one format to another: a run's, or a folder of a framework, into a folder of a framework."""
+"""Convert a model's weights: from a run, a checkpoint or a framework's folder into a framework's folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class ConvertPayload(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """What is converted: what it is in words, the model, and the longest sequence that it was trained for, if that is known."""
+    """The weights to convert: `title` describes them, `seq_len` is the longest sequence that the model was trained for, if
+    known."""
 
     title: str
     model: WeightSource
@@ -54,7 +55,7 @@ class OpenedSource:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """What was written: from what, as what, where, of which model in which format of numbers."""
+    """A conversion that was made: `source` describes what was read, `dtype` is the dtype of the weights in `folder`."""
 
     source: str
     format: WeightFormat
@@ -64,11 +65,11 @@ class ConvertedModel:
 
     @property
     def begin(self) -> str:
-        """What begins with it in the framework."""
+        """The option or call with which the framework starts from the folder."""
         return self.format.begin.format(folder=self.folder.resolve())
 
     def payload(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """Return the JSON value of `shardwise convert --json`."""
         return {
             "schema": SCHEMA, "model": model_payload(self.architecture), "dtype": self.dtype,
             "source": self.source, "written": self.format.title, "folder": str(self.folder), "begin": self.begin,
@@ -79,39 +80,40 @@ def convert(
     folder: str | Path, to: str, out: str | Path, *, model: str | None = None, dtype: str | None = None,
     choices: ConvertOptions | None = None,
 ) -> ConvertedModel:  # fmt: skip
-    """Write the weights of a folder in another format, tensor by tensor, in `dtype` or in the format that they are in.
+    """Write the weights of a folder in another format, tensor by tensor, in `dtype` or the dtype that they are stored in.
 
-    The folder is a run's (its latest checkpoint), one checkpoint's, or a framework's; `model` names the model (a plan, a name of
-    the catalogue or a config.json) where the folder does not. Raises `InputError` for what cannot be read, written or held.
+    `folder` is a run's (its latest checkpoint), one checkpoint's, or a framework's; `model` names the model (a plan, a name of
+    the catalogue or a config.json) where the folder does not. Raises `InputError` if something cannot be read, written or
+    represented.
     """
-    format = lookup(WEIGHT_FORMATS, to, "--to")
+    weight_format = lookup(WEIGHT_FORMATS, to, "--to")
     source, choices = open_source(Path(folder), model), choices or ConvertOptions()
-    own = source.model if dtype is None else source.model._replace(dtype=lookup(DTYPES, dtype, "--dtype"))
-    format.write(Path(out), own, replace(choices, seq_len=choices.seq_len or source.seq_len))
-    name = next(name for name, one in DTYPES.items() if one == own.dtype)
-    return ConvertedModel(source.title, format, Path(out), own.architecture, name)
+    weights = source.model if dtype is None else source.model._replace(dtype=lookup(DTYPES, dtype, "--dtype"))
+    weight_format.write(Path(out), weights, replace(choices, seq_len=choices.seq_len or source.seq_len))
+    name = next(name for name, torch_dtype in DTYPES.items() if torch_dtype == weights.dtype)
+    return ConvertedModel(source.title, weight_format, Path(out), weights.architecture, name)
 
 
 def open_source(folder: Path, model: str | None) -> OpenedSource:
-    """The kind of a folder. Raises `InputError` for one of unknown kind, or without the model's description."""
-    run = next((place for place in (folder, *folder.resolve().parents[:2]) if _is_run(place)), None)
+    """Open the weights of a folder of any kind. Raises `InputError` for an unknown kind, or if the model is not known."""
+    run = next((candidate for candidate in (folder, *folder.resolve().parents[:2]) if _is_run(candidate)), None)
     checkpoint = folder if (folder / MANIFEST).is_file() else latest(RunFolder(folder).checkpoints)
     if checkpoint is not None:
         return _open_checkpoint(checkpoint, str(RunFolder(run).plan) if run and model is None else model)
     if run == folder:
         raise InputError(f"{folder}: found a run without a checkpoint; one that a run has written is required")
-    found = detect_format(folder, str(folder))
+    weight_format = detect_format(folder, str(folder))
     seq_len = None
-    if found is WEIGHT_FORMATS["huggingface"]:
+    if weight_format is WEIGHT_FORMATS["huggingface"]:
         if model is not None:
             raise InputError(f"--model: {folder} says itself which model it has; leave it out")
         seq_len = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("max_position_embeddings")
-    architecture, planned = (None, None) if model is None else _load_named(model)
-    stored = found.read(folder, architecture)
+    architecture, plan_seq_len = (None, None) if model is None else _load_named(model)
+    stored = weight_format.read(folder, architecture)
     return OpenedSource(
-        found.title,
+        weight_format.title,
         WeightSource(stored.architecture, boxes_of_stored(stored), stored.tensors.dtype()),
-        seq_len or planned,
+        seq_len or plan_seq_len,
     )
 
 
@@ -123,12 +125,12 @@ def _open_checkpoint(checkpoint: Path, model: str | None) -> OpenedSource:
     if model is None:
         raise InputError(f"--model: {checkpoint} lies in no run's folder, so that its plan, or its model, is required")
     architecture, seq_len = _load_named(model)
-    read, dtype = boxes_of_checkpoint(checkpoint, architecture)
-    return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read, dtype), seq_len)
+    read_box, dtype = boxes_of_checkpoint(checkpoint, architecture)
+    return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read_box, dtype), seq_len)
 
 
 def _load_named(model: str) -> tuple[Architecture, int | None]:
-    """The model of a plan, with the length of its sequences, of the catalogue or of a config.json."""
+    """Return the model of a plan (with its sequence length), of the catalogue, or of a config.json."""
     if is_plan_file(model):
         plan = load_plan(model)
         return plan.model, plan.job.seq_len

@@ -1,6 +1,6 @@
 """The tensors of a model in a folder of torch.distributed.checkpoint, read and written; one chunk is in memory at a time.
 
-Each chunk is what `torch.save` writes of it, one behind the other in files of some bytes; `.metadata` says where. Source:
+Each chunk is written by `torch.save`, one behind the other in files of a given size; `.metadata` says where each lies. Source:
 torch.distributed.checkpoint, metadata.py and filesystem.py of PyTorch 2.13.
 """
 
@@ -25,13 +25,16 @@ from shardwise.values.errors import InputError
 
 
 class DcpModelFolder:
-    """Those whose names a pattern begins with. Raises `InputError` for a folder that is not what was written."""
+    """The tensors of a folder whose names match a pattern (`stored_model.TensorFolder`). Raises `InputError` for a damaged
+    folder."""
 
-    def __init__(self, folder: Path, own: re.Pattern[str]) -> None:
+    def __init__(self, folder: Path, name_pattern: re.Pattern[str]) -> None:
         self.folder = folder
         self._dcp_folder = _open_folder(folder)
-        self._model_tensors = {name: tensor for name, tensor in self._dcp_folder.tensors.items() if own.match(name)}
-        self._last: tuple[TensorChunk, Tensor] | None = None  # boxes of one part are asked for one after the other
+        self._model_tensors = {
+            name: tensor for name, tensor in self._dcp_folder.tensors.items() if name_pattern.match(name)
+        }
+        self._last: tuple[TensorChunk, Tensor] | None = None  # boxes of one chunk are usually read in a row
 
     @cached_property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
@@ -41,34 +44,34 @@ class DcpModelFolder:
         return self._model_tensors[min(self._model_tensors)].torch_dtype
 
     def read(self, file: str, name: str, box: Box) -> Tensor:
-        """A box of a tensor: a view of the part that has it, or what several have."""
-        tensor, found = self._model_tensors[name], None
-        for part in tensor.parts:
-            shared = part.box.intersection(box)
+        """Return a box of a tensor: a view of the chunk that has all of it, or a new tensor from several chunks."""
+        tensor, box_values = self._model_tensors[name], None
+        for chunk in tensor.parts:
+            shared = chunk.box.intersection(box)
             if shared is None:
                 continue
-            values = self._read_chunk(part)[shared.seen_from(part.box).slices]
+            shared_values = self._read_chunk(chunk)[shared.seen_from(chunk.box).slices]
             if shared == box:
-                return values
-            found = torch.empty(box.lengths, dtype=tensor.torch_dtype) if found is None else found
-            found[shared.seen_from(box).slices] = values
-        assert found is not None, f"no part has {box} of {name}"
-        return found
+                return shared_values
+            box_values = torch.empty(box.lengths, dtype=tensor.torch_dtype) if box_values is None else box_values
+            box_values[shared.seen_from(box).slices] = shared_values
+        assert box_values is not None, f"no part has {box} of {name}"
+        return box_values
 
-    def _read_chunk(self, part: TensorChunk) -> Tensor:
-        if self._last is None or self._last[0] is not part:
-            self._last = None  # before the next one is read
+    def _read_chunk(self, chunk: TensorChunk) -> Tensor:
+        if self._last is None or self._last[0] is not chunk:
+            self._last = None  # free its memory before the next one is read
             try:
-                self._last = part, self._dcp_folder.read_chunk(part)
-            except Exception as error:  # of what is no tensor, anything may be raised
-                raise InputError(f"model: cannot read {self.folder / part.file}: {_first_line(error)}") from None
+                self._last = chunk, self._dcp_folder.read_chunk(chunk)
+            except Exception as error:  # bytes that are no tensor may raise anything
+                raise InputError(f"model: cannot read {self.folder / chunk.file}: {_first_line(error)}") from None
         return self._last[1]
 
 
 def _open_folder(folder: Path) -> DcpFolder:
     try:
         return read_dcp(folder)
-    except Exception as error:  # of what is no pickle, or another one, anything may be raised
+    except Exception as error:  # a file that is no pickle, or another one, may raise anything
         raise InputError(f"model: cannot read {folder / METADATA_FILE}: {_first_line(error)}") from None
 
 
@@ -82,35 +85,34 @@ DCP_FILES = re.compile(r"__\d+_\d+\.distcp")
 
 def write_dcp(
     folder: Path,
-    entries: Iterable[OutputChunk],
+    chunks: Iterable[OutputChunk],
     read: ReadBox,
     bytes_per_file: int,
     objects: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write entries, and beside them what `torch.save` made of some objects. Raises `OSError`, of a full disk too."""
-    from shardwise.interop.weights.dcp_metadata import (
-        DcpMetadata,  # which takes a rank that only trains a second to import
-    )
+    """Write chunks, and `objects` that `torch.save` already serialised, by name. Raises `OSError`, also if the disk is full."""
+    # torch.distributed.checkpoint takes a second to import, for which a rank that only trains should not wait.
+    from shardwise.interop.weights.dcp_metadata import DcpMetadata
 
-    index = DcpMetadata()
-    files = group_into_files(entries, bytes_per_file)
-    for number, found in enumerate(files):
+    metadata = DcpMetadata()
+    files = group_into_files(chunks, bytes_per_file)
+    for number, file_chunks in enumerate(files):
         name = f"__0_{number}.distcp"
         with (folder / name).open("wb") as file:
-            for entry in found:
+            for chunk in file_chunks:
                 start = file.tell()
-                torch_save(entry.assemble_values(read), file)
-                index.add_tensor(entry, name, start, file.tell() - start)
+                torch_save(chunk.assemble_values(read), file)
+                metadata.add_tensor(chunk, name, start, file.tell() - start)
             flush_to_disk(file)
     if objects:
         name = f"__0_{len(files)}.distcp"
         write_synced(folder / name, b"".join(objects.values()))
-        index.add_objects(objects, name)
-    write_synced(folder / METADATA_FILE, index.dump())
+        metadata.add_objects(objects, name)
+    write_synced(folder / METADATA_FILE, metadata.dump())
 
 
 def torch_save(content: object, file: BinaryIO) -> None:
-    """What `torch.save` does, but for a full disk, of which its writer ends the process: it is an `OSError`."""
+    """Run `torch.save`, but raise `OSError` on a full disk, where PyTorch's writer would end the process."""
     guarded = _DeferredErrorFile(file)
     torch.save(content, cast(IO[bytes], guarded))
     if guarded.error is not None:
@@ -118,12 +120,14 @@ def torch_save(content: object, file: BinaryIO) -> None:
 
 
 class _DeferredErrorFile:
-    """A file that keeps to itself what goes wrong, as long as it is written."""
+    """A file that keeps the first error and discards what is written after it."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file = file
         self.error: OSError | None = None
 
+    # PyTorch's zip writer is C++ and ends the process if the file object raises, for example on a full disk. So an error is kept,
+    # and raised after `torch.save` returns.
     def write(self, content: bytes) -> int:
         try:
             if self.error is None:
@@ -139,4 +143,4 @@ class _DeferredErrorFile:
         return self.file.tell()
 
     def flush(self) -> None:
-        """Nothing: the file is flushed when it is complete."""
+        """Do nothing: the file is flushed when it is complete."""

@@ -24,22 +24,24 @@ from shardwise.interop.weights.stored_slices import OutputChunk
 
 
 class DcpMetadata:
-    """What is written, as it is added."""
+    """The metadata of a folder, to which each chunk and object is added as it is written."""
 
     def __init__(self) -> None:
         self.metadata = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
 
-    def add_tensor(self, entry: OutputChunk, file: str, start: int, num_bytes: int) -> None:
-        """A chunk of a tensor, with so many bytes of a file from `start` on."""
-        new = TensorStorageMetadata(TensorProperties(dtype=entry.dtype), Size(entry.tensor_shape), [])
-        tensor = cast(TensorStorageMetadata, self.metadata.state_dict_metadata.setdefault(entry.name, new))
-        chunk = ChunkStorageMetadata(Size(entry.box.offsets), Size(entry.box.lengths))
-        tensor.chunks.append(chunk)
-        self.metadata.planner_data[entry.name] = (entry.name,)
-        self.metadata.storage_data[MetadataIndex(entry.name, chunk.offsets)] = _StorageInfo(file, start, num_bytes)
+    def add_tensor(self, chunk: OutputChunk, file: str, start: int, num_bytes: int) -> None:
+        """Add a chunk of a tensor, which has `num_bytes` of a file from `start` on."""
+        empty = TensorStorageMetadata(TensorProperties(dtype=chunk.dtype), Size(chunk.tensor_shape), [])
+        tensor = cast(TensorStorageMetadata, self.metadata.state_dict_metadata.setdefault(chunk.name, empty))
+        chunk_metadata = ChunkStorageMetadata(Size(chunk.box.offsets), Size(chunk.box.lengths))
+        tensor.chunks.append(chunk_metadata)
+        self.metadata.planner_data[chunk.name] = (chunk.name,)
+        self.metadata.storage_data[MetadataIndex(chunk.name, chunk_metadata.offsets)] = _StorageInfo(
+            file, start, num_bytes
+        )
 
     def add_objects(self, objects: Mapping[str, bytes], file: str) -> None:
-        """Objects that lie one behind the other in a file."""
+        """Add objects that lie one behind the other in a file."""
         start = 0
         for name, content in objects.items():
             self.metadata.state_dict_metadata[name] = BytesStorageMetadata()
@@ -48,5 +50,5 @@ class DcpMetadata:
             start += len(content)
 
     def dump(self) -> bytes:
-        """What `.metadata` has."""
+        """Return the content of `.metadata`."""
         return pickle.dumps(self.metadata)

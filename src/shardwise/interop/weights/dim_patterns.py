@@ -32,42 +32,47 @@ _LETTER = re.compile(r"([A-Za-z])(~?)")
 
 
 class PatternLetter(NamedTuple):
-    """One of our dims, and whether its halves are interleaved."""
+    """A dim of the parameter, and whether its halves are interleaved."""
 
     dim: str
     interleaved: bool
 
 
 class PatternFactor(NamedTuple):
-    """Parts one behind the other, each a product of dims, of which the parameter has the part `own_part`."""
+    """Parts that lie one behind the other, each a product of dims; `own_part` is the index of the parameter's.
+
+    `number` names what the factor counts ("layer", "expert"), or is "".
+    """
 
     parts: tuple[tuple[PatternLetter, ...], ...]
     own_part: int
-    number: str  # what it counts ("layer", "expert"), or ""
+    number: str
 
 
 FactorGroup = tuple[PatternFactor, ...]
 
 
 @cache
-def parse_pattern(layout: str) -> tuple[FactorGroup, ...]:
-    """The groups of a layout. Raises `ValueError` for one that is not as above.
+def parse_pattern(pattern: str) -> tuple[FactorGroup, ...]:
+    """Return the groups of a pattern. Raises `ValueError` if it does not follow the grammar above.
 
     >>> (rows,), columns = parse_pattern("[F]+F, D")
     >>> rows.own_part, len(rows.parts), columns[0].parts
     (0, 2, ((PatternLetter(dim='D', interleaved=False),),))
     """
-    return tuple(tuple(_parse_factor(word) for word in group.split()) for group in layout.split(","))
+    return tuple(tuple(_parse_factor(word) for word in group.split()) for group in pattern.split(","))
 
 
 def _parse_factor(word: str) -> PatternFactor:
     parts = word.split("+")
-    own = [number for number, part in enumerate(parts) if part.startswith("[") and part.endswith("]")]
+    bracketed = [number for number, part in enumerate(parts) if part.startswith("[") and part.endswith("]")]
     bare = [part.strip("[]") for part in parts]
-    if len(own) != (len(parts) > 1) or not all(_PART.fullmatch(part) for part in bare):
+    if len(bracketed) != (len(parts) > 1) or not all(_PART.fullmatch(part) for part in bare):
         raise ValueError(f"found {word!r} in a layout; parts such as [GH]+H, of which one is in brackets, are required")
     number = bare[0][1:-1] if bare[0].startswith("{") else ""
-    return PatternFactor(tuple(() if number else _parse_letters(part) for part in bare), own[0] if own else 0, number)
+    return PatternFactor(
+        tuple(() if number else _parse_letters(part) for part in bare), bracketed[0] if bracketed else 0, number
+    )
 
 
 def _parse_letters(part: str) -> tuple[PatternLetter, ...]:
@@ -75,7 +80,7 @@ def _parse_letters(part: str) -> tuple[PatternLetter, ...]:
 
 
 class StridedRun(NamedTuple):
-    """So many places along a dim of the stored tensor, `stride` of its elements apart."""
+    """`length` positions along a dim of the stored tensor, `stride` of its elements apart."""
 
     dim: int
     length: int
@@ -84,96 +89,102 @@ class StridedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """The shape of a stored tensor, where in it the first element of the parameter lies, and the steps of each of its dims: one
-    run of them, or two for a dim whose halves are interleaved."""
+    """How a parameter lies in a stored tensor.
+
+    `shape` is the stored tensor's; its first element of the parameter is at `offsets`. `runs` has, for each dim of the
+    parameter, one strided run, or two if the halves of the dim are interleaved.
+    """
 
     shape: Shape
     offsets: Shape
     runs: tuple[tuple[StridedRun, ...], ...]
 
-    def write_parameter(self, part: Tensor, stored: Tensor) -> None:
-        """Write a parameter where a stored tensor, which is contiguous, has it, in the tensor's format."""
-        steps = [one for runs in self.runs for one in runs]
-        begin = sum(start * stride for start, stride in zip(self.offsets, stored.stride(), strict=True))
-        target = _strided_view(stored, steps, [one.length for one in steps], begin)
-        target.copy_(part.view([one.length for one in steps]))
+    def write_parameter(self, parameter: Tensor, stored: Tensor) -> None:
+        """Copy a parameter to its place in `stored`, a contiguous tensor, in that tensor's dtype."""
+        strided_runs = [run for runs in self.runs for run in runs]
+        offset = sum(start * stride for start, stride in zip(self.offsets, stored.stride(), strict=True))
+        target = _strided_view(stored, strided_runs, [run.length for run in strided_runs], offset)
+        target.copy_(parameter.view([run.length for run in strided_runs]))
 
     def read_box(self, read: Callable[[Box], Tensor], box: Box) -> Tensor:
-        """A box of the parameter, of what `read` gives of the stored tensor: from the box's first element to its last."""
+        """Return a box of the parameter. `read` returns a box of the stored tensor; it is asked for the smallest that has all
+        elements."""
+        # An interval of an interleaved dim can cover parts of both halves, which no single strided view has: read it in parts.
         for dim, runs in enumerate(self.runs):
-            pieces = list(_split_interval(runs, box.offsets[dim], box.lengths[dim]))
-            if len(pieces) > 1:
+            intervals = list(_split_interval(runs, box.offsets[dim], box.lengths[dim]))
+            if len(intervals) > 1:
                 return torch.cat(
-                    [self.read_box(read, part) for part in box.cut(dim, [one.volume for one in pieces])], dim
+                    [self.read_box(read, part) for part in box.cut(dim, [interval.volume for interval in intervals])],
+                    dim,
                 )
-        found: list[tuple[StridedRun, int, int]] = []
+        steps: list[tuple[StridedRun, int, int]] = []
         for runs, offset, length in zip(self.runs, box.offsets, box.lengths, strict=True):
-            (piece,) = _split_interval(runs, offset, length)
-            found += zip(runs, piece.offsets, piece.lengths, strict=True)
+            (interval,) = _split_interval(runs, offset, length)
+            steps += zip(runs, interval.offsets, interval.lengths, strict=True)
         first, last = list(self.offsets), list(self.offsets)
-        for one, offset, length in found:
-            first[one.dim] += one.stride * offset
-            last[one.dim] += one.stride * (offset + length - 1)
+        for run, offset, length in steps:
+            first[run.dim] += run.stride * offset
+            last[run.dim] += run.stride * (offset + length - 1)
         span = read(Box(tuple(first), tuple(end - start + 1 for start, end in zip(first, last, strict=True))))
-        lengths = [length for _, _, length in found]
-        return _strided_view(span, [one for one, _, _ in found], lengths, 0).reshape(box.lengths)
+        lengths = [length for _, _, length in steps]
+        return _strided_view(span, [run for run, _, _ in steps], lengths, 0).reshape(box.lengths)
 
 
-def _strided_view(stored: Tensor, steps: Sequence[StridedRun], lengths: Sequence[int], begin: int) -> Tensor:
-    """A parameter's dims as a view of a stored tensor."""
-    strides = [one.stride * stored.stride(one.dim) for one in steps]
-    return stored.as_strided(lengths, strides, stored.storage_offset() + begin)
+def _strided_view(stored: Tensor, strided_runs: Sequence[StridedRun], lengths: Sequence[int], offset: int) -> Tensor:
+    """Return the parameter's dims as a view of a stored tensor."""
+    strides = [run.stride * stored.stride(run.dim) for run in strided_runs]
+    return stored.as_strided(lengths, strides, stored.storage_offset() + offset)
 
 
 def _split_interval(runs: Sequence[StridedRun], offset: int, length: int) -> Sequence[Box]:
-    """An interval of a dim as boxes of its runs."""
+    """Return an interval of a dim as boxes of its runs."""
     if len(runs) == 1:
         return [Box((offset,), (length,))]
-    return list(interval_boxes([one.length for one in runs], offset, offset + length))
+    return list(interval_boxes([run.length for run in runs], offset, offset + length))
 
 
-def arrange(layout: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arrangement:
-    """How a parameter of these dims lies in a tensor of this layout ("": its dims one after the other in one).
+def arrange(pattern: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arrangement:
+    """Return how a parameter with these dims lies in a tensor with this pattern ("": a vector of its dims in their order).
 
-    Raises `ValueError` for a layout that leaves out a dim longer than 1, and for halves of an odd one.
+    Raises `ValueError` for a pattern that leaves out a dim longer than 1, and for interleaved halves of an odd dim.
 
     >>> arrange("[F]+F, D", ("D", "F"), {"D": 4, "F": 6}).shape
     (12, 4)
     >>> arrange("F+[F], D", ("D", "F"), {"D": 4, "F": 6}).offsets
     (6, 0)
     """
-    shape, begin = [], []
-    steps: dict[str, tuple[StridedRun, ...]] = dict.fromkeys(dims, (StridedRun(0, 1, 0),))
+    shape, offsets = [], []
+    runs_by_dim: dict[str, tuple[StridedRun, ...]] = dict.fromkeys(dims, (StridedRun(0, 1, 0),))
     left_out = [dim for dim in dims if sizes[dim] != 1]
-    for place, group in enumerate(parse_pattern(layout or " ".join(dims))):
-        stride, start = 1, 0
+    for stored_dim, group in enumerate(parse_pattern(pattern or " ".join(dims))):
+        stride, offset = 1, 0
         for factor in reversed(group):
-            extents = [math.prod(sizes[one.dim] for one in part) for part in factor.parts]
-            start += stride * sum(extents[: factor.own_part])
-            steps |= _own_runs(factor, place, stride, sizes)
-            left_out = [dim for dim in left_out if dim not in {one.dim for one in factor.parts[factor.own_part]}]
+            extents = [math.prod(sizes[letter.dim] for letter in part) for part in factor.parts]
+            offset += stride * sum(extents[: factor.own_part])
+            runs_by_dim |= _own_runs(factor, stored_dim, stride, sizes)
+            left_out = [dim for dim in left_out if dim not in {letter.dim for letter in factor.parts[factor.own_part]}]
             stride *= sum(extents)
         shape.append(stride)
-        begin.append(start)
+        offsets.append(offset)
     if left_out:
-        raise ValueError(f"the layout {layout!r} leaves out {', '.join(left_out)} of {', '.join(dims)}")
-    return Arrangement(tuple(shape), tuple(begin), tuple(steps[dim] for dim in dims))
+        raise ValueError(f"the layout {pattern!r} leaves out {', '.join(left_out)} of {', '.join(dims)}")
+    return Arrangement(tuple(shape), tuple(offsets), tuple(runs_by_dim[dim] for dim in dims))
 
 
 def _own_runs(
-    factor: PatternFactor, place: int, stride: int, sizes: Mapping[str, int]
+    factor: PatternFactor, stored_dim: int, stride: int, sizes: Mapping[str, int]
 ) -> dict[str, tuple[StridedRun, ...]]:
-    """The steps of the parameter's dims in a factor."""
-    found = {}
+    """Return the strided runs of the parameter's dims in a factor."""
+    runs = {}
     for letter in reversed(factor.parts[factor.own_part]):
-        found[letter.dim] = _letter_runs(letter, place, stride, sizes[letter.dim])
+        runs[letter.dim] = _letter_runs(letter, stored_dim, stride, sizes[letter.dim])
         stride *= sizes[letter.dim]
-    return found
+    return runs
 
 
-def _letter_runs(letter: PatternLetter, place: int, stride: int, size: int) -> tuple[StridedRun, ...]:
+def _letter_runs(letter: PatternLetter, stored_dim: int, stride: int, size: int) -> tuple[StridedRun, ...]:
     if not letter.interleaved:
-        return (StridedRun(place, size, stride),)
+        return (StridedRun(stored_dim, size, stride),)
     if size % 2:
         raise ValueError(f"{letter.dim} = {size} has no halves; an even width is required")
-    return StridedRun(place, 2, stride), StridedRun(place, size // 2, 2 * stride)
+    return StridedRun(stored_dim, 2, stride), StridedRun(stored_dim, size // 2, 2 * stride)

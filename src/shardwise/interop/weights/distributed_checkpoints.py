@@ -1,11 +1,12 @@
 """Checkpoints of weights of torchtitan and of Megatron-Core, which are folders of torch.distributed.checkpoint.
 
-torchtitan: a run begins with one by `--checkpoint.enable --checkpoint.initial_load_path FOLDER`; what such a run saves
-(`checkpoint/step-100`) is read, its optimizer left out.
+torchtitan starts from one with `--checkpoint.enable --checkpoint.initial_load_path FOLDER`. What a torchtitan run saves
+(`checkpoint/step-100`) is read without its optimizer.
 
-Megatron-Core (`--ckpt-format torch_dist`), of any degrees on any degrees: a run begins with one by `--load FOLDER`; it is a
-release, of which nothing but weights is loaded. What a run saved (`iter_0000100`) is read, its optimizer left out. Source:
-Megatron-LM at d98e8a64 (Megatron-Core 0.20.0), dist_checkpointing/ and training/checkpointing.py.
+Megatron-Core (`--ckpt-format torch_dist`) reads one on any degrees, whatever degrees wrote it: a run starts from one with
+`--load FOLDER`. What is written here is a release, from which Megatron-LM loads only weights. What a run saved
+(`iter_0000100`) is read without its optimizer. Source: Megatron-LM at d98e8a64 (Megatron-Core 0.20.0), dist_checkpointing/ and
+training/checkpointing.py.
 """
 
 from __future__ import annotations
@@ -54,9 +55,8 @@ from shardwise.values.boxes import Shape
 from shardwise.values.checksums import write_synced
 
 TORCHTITAN_FILES = ModelFiles(METADATA_FILE, DCP_FILES)
-TORCHTITAN_TENSORS = re.compile(
-    r"(tok_embeddings|layers|mtp_layers|norm|lm_head)\."
-)  # what the names of a model's tensors begin with
+# What the names of a model's tensors begin with; an optimizer's state begins otherwise.
+TORCHTITAN_TENSORS = re.compile(r"(tok_embeddings|layers|mtp_layers|norm|lm_head)\.")
 
 
 def write_torchtitan(
@@ -67,27 +67,27 @@ def write_torchtitan(
     *,
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
-    """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or no checkpoint at all.
+    """Write a model for torchtitan in `dtype`; `read` returns any box of a parameter. The checkpoint is complete or absent.
 
-    Raises `InputError` where no model of torchtitan is such a one, and as `replace_model` and `output_chunks` do.
+    Raises `InputError` if torchtitan has no such model, and as `replace_model` and `output_chunks` do.
     """
-    found = output_chunks(architecture, list_slices(architecture, torchtitan_model(architecture).weight_table), dtype)
-    with replace_model(Path(folder), TORCHTITAN_FILES) as part:
-        write_dcp(part, found, read, bytes_per_file)
+    chunks = output_chunks(architecture, list_slices(architecture, torchtitan_model(architecture).weight_table), dtype)
+    with replace_model(Path(folder), TORCHTITAN_FILES) as draft:
+        write_dcp(draft, chunks, read, bytes_per_file)
 
 
 def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredModel:
-    """The model of a folder. Raises `InputError` where that is another one, or cannot be read."""
-    naming = torchtitan_model(architecture).weight_table
+    """Open the model of a folder. Raises `InputError` if it is another model, or cannot be read."""
+    weight_table = torchtitan_model(architecture).weight_table
     tensors = DcpModelFolder(Path(folder), TORCHTITAN_TENSORS)
     return StoredModel(
-        architecture, drop_missing_biases(list_slices(architecture, naming), architecture, tensors), tensors
+        architecture, drop_missing_biases(list_slices(architecture, weight_table), architecture, tensors), tensors
     )
 
 
 MEGATRON_FILES = ModelFiles(TRACKER_FILE, re.compile(RELEASE_FOLDER))
 MEGATRON_CONFIG_FILE = "metadata.json"
-# What `save_config` writes (dist_checkpointing/core.py); the last two are of releases before 0.20.
+# What `save_config` writes (dist_checkpointing/core.py); releases before 0.20 read the last two.
 MEGATRON_CONFIG = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -95,9 +95,7 @@ MEGATRON_CONFIG = {
     "common_backend_version": 1,
 }
 MEGATRON_COMMON_FILE = "common.pt"
-MEGATRON_TENSORS = re.compile(
-    r"(embedding|decoder|output_layer|mtp)\.(?!.*\b_extra_state\b)"
-)  # the names of a model's tensors
+MEGATRON_TENSORS = re.compile(r"(embedding|decoder|output_layer|mtp)\.(?!.*\b_extra_state\b)")
 
 
 def write_megatron(
@@ -108,24 +106,24 @@ def write_megatron(
     *,
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
-    """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or no checkpoint at all.
+    """Write a model for Megatron-Core in `dtype`; `read` returns any box of a parameter. The checkpoint is complete or absent.
 
-    Raises `InputError` where GPTModel computes no such model, and as `replace_model` and `output_chunks` do.
+    Raises `InputError` if GPTModel computes no such model, and as `replace_model` and `output_chunks` do.
     """
-    found = output_chunks(architecture, megatron_slices(architecture, layer_prefix(architecture)), dtype)
-    if not any(entry.name.endswith("expert_bias") for entry in found):
+    chunks = output_chunks(architecture, megatron_slices(architecture, layer_prefix(architecture)), dtype)
+    if not any(chunk.name.endswith("expert_bias") for chunk in chunks):
         require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
-    with replace_model(Path(folder), MEGATRON_FILES) as part:
-        inner = part / RELEASE_FOLDER
-        inner.mkdir()
-        write_dcp(inner, found, read, bytes_per_file, dict(_extra_states(found)))
-        write_synced(inner / MEGATRON_COMMON_FILE, _torch_save_bytes({"checkpoint_version": 3.0}))
-        write_synced(inner / MEGATRON_CONFIG_FILE, json.dumps(MEGATRON_CONFIG).encode())
-        write_synced(part / TRACKER_FILE, RELEASE_FOLDER.encode())
+    with replace_model(Path(folder), MEGATRON_FILES) as draft:
+        release_folder = draft / RELEASE_FOLDER
+        release_folder.mkdir()
+        write_dcp(release_folder, chunks, read, bytes_per_file, dict(_extra_states(chunks)))
+        write_synced(release_folder / MEGATRON_COMMON_FILE, _torch_save_bytes({"checkpoint_version": 3.0}))
+        write_synced(release_folder / MEGATRON_CONFIG_FILE, json.dumps(MEGATRON_CONFIG).encode())
+        write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())
 
 
 def layer_prefix(architecture: Architecture) -> TensorPattern:
-    """How layers are named: those of one kind are one tensor, those of several a tensor each (moe_layer_freq)."""
+    """Return the name prefix of layers: stacked in one tensor, or numbered if dense layers come first (moe_layer_freq)."""
     return NUMBERED if architecture.num_dense_layers else STACKED
 
 
@@ -135,24 +133,28 @@ def megatron_slices(
     implementations: Sequence[ModuleNames] = DISTRIBUTED_NAMES,
     padding: int = 0,
 ) -> Iterator[StoredSlice]:
-    """Places by the names of the first implementation, and copies by those that others have beside them."""
-    part, seen = whole_shard(architecture, padding), set[object]()
-    for names in implementations:
-        found = list(list_slices(architecture, megatron_weight_table(architecture, names, layer), part))
-        yield from (replace(place, copy=bool(seen)) for place in found if place.chunk_key not in seen)
-        seen |= {place.chunk_key for place in found}
+    """Yield slices under the names of the first implementation, and copies under those names that only others have."""
+    shard, chunk_keys = whole_shard(architecture, padding), set[object]()
+    for module_names in implementations:
+        slices = list(list_slices(architecture, megatron_weight_table(architecture, module_names, layer), shard))
+        yield from (
+            replace(stored_slice, copy=bool(chunk_keys))
+            for stored_slice in slices
+            if stored_slice.chunk_key not in chunk_keys
+        )
+        chunk_keys |= {stored_slice.chunk_key for stored_slice in slices}
 
 
-def _extra_states(found: Iterable[OutputChunk]) -> Iterator[tuple[str, bytes]]:
-    """The empty states that modules ask for beside their weights (ShardedObject.unique_key in mapping.py).
+def _extra_states(chunks: Iterable[OutputChunk]) -> Iterator[tuple[str, bytes]]:
+    """Yield the empty states that modules expect beside their weights (ShardedObject.unique_key in mapping.py), by key.
 
-    Transformer Engine keeps scales of fp8 there; without any it is an empty tensor.
+    Transformer Engine keeps fp8 scales there; without any it is an empty tensor.
     """
     content = _torch_save_bytes([torch.empty(0, dtype=torch.uint8)])
-    for entry in found:
-        counts = entry.slices[0].num_counted_dims
-        number, count = entry.box.offsets[:counts] or (0,), entry.tensor_shape[:counts] or (1,)
-        yield f"{entry.name.rpartition('.')[0]}.{EXTRA_STATE}/shard_{_join_dots(number)}_{_join_dots(count)}", content
+    for chunk in chunks:
+        num_counted = chunk.slices[0].num_counted_dims
+        number, count = chunk.box.offsets[:num_counted] or (0,), chunk.tensor_shape[:num_counted] or (1,)
+        yield f"{chunk.name.rpartition('.')[0]}.{EXTRA_STATE}/shard_{_join_dots(number)}_{_join_dots(count)}", content
 
 
 def _join_dots(numbers: Shape) -> str:
@@ -160,25 +162,25 @@ def _join_dots(numbers: Shape) -> str:
 
 
 def _torch_save_bytes(content: object) -> bytes:
-    """What `torch.save` makes of it."""
     file = io.BytesIO()
     torch.save(content, file)
     return file.getvalue()
 
 
 def open_megatron(folder: str | Path, architecture: Architecture) -> StoredModel:
-    """The model of a folder with a tracker, or of one checkpoint. Raises `InputError` where it is another, or cannot be read."""
+    """Open the model of one checkpoint, or of a folder with a tracker. Raises `InputError` for another model, or if
+    unreadable."""
     tensors = DcpModelFolder(tracked_folder(Path(folder)), MEGATRON_TENSORS)
     padding = max(tensors.shapes.get(("", EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
     candidates = (
-        list(drop_missing_biases(megatron_slices(architecture, layer, names, padding), architecture, tensors))
+        list(drop_missing_biases(megatron_slices(architecture, layer, module_names, padding), architecture, tensors))
         for layer in (STACKED, NUMBERED)
-        for names in (DISTRIBUTED_NAMES, DISTRIBUTED_NAMES[::-1])
+        for module_names in (DISTRIBUTED_NAMES, DISTRIBUTED_NAMES[::-1])
     )
-    found = min(candidates, key=lambda places: _count_missing(places, tensors))
-    return StoredModel(architecture, found, tensors)
+    best_slices = min(candidates, key=lambda slices: _count_missing(slices, tensors))
+    return StoredModel(architecture, best_slices, tensors)
 
 
-def _count_missing(places: Iterable[StoredSlice], tensors: TensorFolder) -> int:
-    """How many tensors a folder lacks."""
-    return len({("", place.name) for place in places if not place.copy} - tensors.shapes.keys())
+def _count_missing(slices: Iterable[StoredSlice], tensors: TensorFolder) -> int:
+    """Return how many of the slices' tensors a folder lacks."""
+    return len({("", stored_slice.name) for stored_slice in slices if not stored_slice.copy} - tensors.shapes.keys())

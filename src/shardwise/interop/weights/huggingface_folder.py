@@ -1,8 +1,8 @@
 """Folders of Hugging Face `transformers`: config.json beside weights in safetensors, in one file or in several with an index.
 
-Of weights that are written one tensor of one file is in memory at a time. A safetensors file is eight bytes that say how long its
-header is, the header, JSON that has format, shape and place of each tensor, and the tensors, one behind the other. Source: the
-format's own description (README.md of huggingface/safetensors).
+Only one tensor is in memory while weights are written. A safetensors file is eight bytes with the length of the header, the
+header (JSON with dtype, shape and byte range of each tensor), and the tensors one behind the other. Source: the format's own
+description (README.md of huggingface/safetensors).
 """
 
 from __future__ import annotations
@@ -45,54 +45,56 @@ from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
 from shardwise.values.errors import InputError
 
 HUGGINGFACE_FILES = ModelFiles(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
-# Formats by their names in a header. Source: the format's description.
+# Names of dtypes in a header. Source: the format's description.
 SAFETENSORS_DTYPES: Mapping[str, str] = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-HEADER_ALIGNMENT = 8  # bytes: tensors begin at a multiple of it, behind a header that is filled with spaces
+HEADER_ALIGNMENT = 8  # bytes: tensors begin at a multiple, so the header is padded with spaces
 
 
 def write_huggingface(
     folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, seq_len: int, model_type: str = "",
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:  # fmt: skip
-    """Write a model of which `read` gives any box of a parameter, in `dtype`; complete, or nothing that reads as a model.
+    """Write a model for transformers in `dtype`; `read` returns any box of a parameter. The model is complete or absent.
 
-    A file has `bytes_per_file` of tensors at most, or one tensor. Raises `InputError` where no family (or not the one named) has
-    what the model has, biases that its routers have moved included, for a format that no weights have, and where the folder
-    cannot be written.
+    A file holds at most `bytes_per_file` of tensors, or one tensor. Raises `InputError` if no family (or not `model_type`) has
+    such a model, including biases that its routers have moved, for a dtype that no weights have, and if the folder cannot be
+    written.
     """
     config, family = write_config(architecture, seq_len, model_type)
     config["dtype"] = dtype_name(dtype)
-    found = output_chunks(architecture, list_slices(architecture, family.weight_table), dtype)
+    chunks = output_chunks(architecture, list_slices(architecture, family.weight_table), dtype)
     if not family.balance_bias:
-        having = ", ".join(name for name, other in FAMILIES.items() if other.balance_bias)
-        require_zero_biases(architecture, read, family.model_class, f"one of {having} (routers that score by sigmoid)")
-    with replace_model(Path(folder), HUGGINGFACE_FILES) as part:
-        _write_files(part, group_into_files(found, bytes_per_file), read)
-        _write_json(part / CONFIG_FILE, config)
+        supporting = ", ".join(name for name, family_with_bias in FAMILIES.items() if family_with_bias.balance_bias)
+        require_zero_biases(
+            architecture, read, family.model_class, f"one of {supporting} (routers that score by sigmoid)"
+        )
+    with replace_model(Path(folder), HUGGINGFACE_FILES) as draft:
+        _write_files(draft, group_into_files(chunks, bytes_per_file), read)
+        _write_json(draft / CONFIG_FILE, config)
 
 
 def weights_file_name(number: int, count: int) -> str:
-    """The name of the file of that number, from 1, of so many."""
+    """Return the name of file `number` (from 1) of `count`."""
     return WEIGHTS_FILE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
 def _write_files(folder: Path, files: Sequence[Sequence[OutputChunk]], read: ReadBox) -> None:
     index: dict[str, str] = {}
-    for number, found in enumerate(files, start=1):
+    for number, file_chunks in enumerate(files, start=1):
         name = weights_file_name(number, len(files))
-        _write_file(folder / name, found, read)
-        index |= {entry.name: name for entry in found}
+        _write_file(folder / name, file_chunks, read)
+        index |= {chunk.name: name for chunk in file_chunks}
     if len(files) > 1:
-        size = sum(entry.num_bytes for found in files for entry in found)
+        size = sum(chunk.num_bytes for file_chunks in files for chunk in file_chunks)
         _write_json(folder / WEIGHTS_INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": index})
 
 
-def _write_file(path: Path, found: Sequence[OutputChunk], read: ReadBox) -> None:
-    found = sorted(found, key=lambda entry: -entry.dtype.itemsize)  # each begins at a multiple of its elements
+def _write_file(path: Path, chunks: Sequence[OutputChunk], read: ReadBox) -> None:
+    chunks = sorted(chunks, key=lambda chunk: -chunk.dtype.itemsize)  # widest first, so that each is aligned
     with path.open("wb") as file:
-        file.write(_format_header(found))
-        for entry in found:  # a function of its own writes it, so that it is gone when the next one comes
-            _write_tensor(file, entry.assemble_values(read))
+        file.write(_format_header(chunks))
+        for chunk in chunks:  # written by a function, which frees each tensor before the next is read
+            _write_tensor(file, chunk.assemble_values(read))
         flush_to_disk(file)
 
 
@@ -102,13 +104,13 @@ def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
         file.write(content[start : start + READ_BYTES].data)
 
 
-def _format_header(found: Sequence[OutputChunk]) -> bytes:
-    """What stands in front of the tensors."""
+def _format_header(chunks: Sequence[OutputChunk]) -> bytes:
+    """Return the length and the header that stand before the tensors."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     start = 0
-    for entry in found:
-        kind, stop = SAFETENSORS_DTYPES[dtype_name(entry.dtype)], start + entry.num_bytes
-        header[entry.name] = {"dtype": kind, "shape": entry.tensor_shape, "data_offsets": [start, stop]}
+    for chunk in chunks:
+        dtype, stop = SAFETENSORS_DTYPES[dtype_name(chunk.dtype)], start + chunk.num_bytes
+        header[chunk.name] = {"dtype": dtype, "shape": chunk.tensor_shape, "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
@@ -119,12 +121,12 @@ def _write_json(path: Path, content: object) -> None:
     write_synced(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
-TIED_HEAD = "lm_head.weight"  # which some files have of a tied model too
-COMPUTED_SUFFIX = "rotary_emb.inv_freq"  # the end of the names of what a model makes for itself
+TIED_HEAD = "lm_head.weight"  # some files of tied models have it as well
+COMPUTED_SUFFIX = "rotary_emb.inv_freq"  # buffers that a model computes itself
 
 
 def open_hf(folder: str | Path) -> StoredModel:
-    """The model of a folder. Raises `InputError` for what its config does not say, and for tensors that are not those it says."""
+    """Open the model of a folder. Raises `InputError` for an unsupported config, and for tensors that do not match it."""
     folder = Path(folder)
     architecture, family = read_config(_read_json(folder / CONFIG_FILE), name=folder.resolve().name)
     tied = {TIED_HEAD} if architecture.tied_embeddings else set()
@@ -134,7 +136,7 @@ def open_hf(folder: str | Path) -> StoredModel:
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> ModelWeights:
-    """The weights of a folder on the CPU, in `dtype` or in the format of the files. Raises `InputError`."""
+    """Load the weights of a folder to the CPU, in `dtype` or the dtype of the files. Raises `InputError`."""
     return open_hf(folder).weights(dtype)
 
 
@@ -146,9 +148,9 @@ def save_hf(
     model_type: str = "",
     bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:
-    """Write weights so that `transformers` reads it; `seq_len` is the longest sequence that it was made for.
+    """Write weights so that `transformers` reads them; `seq_len` is the longest sequence that the model is made for.
 
-    Raises `InputError` where no family (or not the one named) has what the model has, or the folder cannot be written.
+    Raises `InputError` if no family (or not `model_type`) has such a model, or if the folder cannot be written.
     """
     write_huggingface(
         folder, weights.architecture, boxes_of_weights(weights), weights.dtype, seq_len=seq_len, model_type=model_type,
@@ -157,10 +159,10 @@ def save_hf(
 
 
 class SafetensorsFolder:
-    """The tensors of a folder's files, without those of some names. Raises `InputError` where they cannot be read."""
+    """The tensors of a folder's files except `ignored_names` (`stored_model.TensorFolder`). Raises `InputError` if unreadable."""
 
-    def __init__(self, folder: Path, without: set[str]) -> None:
-        self.folder, self._without = folder, without
+    def __init__(self, folder: Path, ignored_names: set[str]) -> None:
+        self.folder, self._without = folder, ignored_names
         names = (
             sorted(set(_read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
             if (folder / WEIGHTS_INDEX_FILE).exists()
@@ -176,40 +178,42 @@ class SafetensorsFolder:
 
     @cached_property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
-        own = [name for name in self.files if name not in self._without and not name.endswith(COMPUTED_SUFFIX)]
-        return {("", name): tuple(self.files[name].get_slice(name).get_shape()) for name in own}
+        names = [name for name in self.files if name not in self._without and not name.endswith(COMPUTED_SUFFIX)]
+        return {("", name): tuple(self.files[name].get_slice(name).get_shape()) for name in names}
 
     def read(self, file: str, name: str, box: Box) -> Tensor:
-        found: Tensor = self.files[name].get_slice(name)[box.slices]
-        return found
+        tensor: Tensor = self.files[name].get_slice(name)[box.slices]
+        return tensor
 
     def dtype(self) -> torch.dtype:
-        """The format of the first of them."""
+        """Return the dtype of the first tensor."""
         (file, name), shape = min(self.shapes.items())
         return self.read(file, name, Box((0,) * len(shape), (0,) * len(shape))).dtype
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"model: cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise InputError(f"model: {path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"model: {path} holds a {type(found).__name__}; an object is required")
-    return found
+    if not isinstance(content, dict):
+        raise InputError(f"model: {path} holds a {type(content).__name__}; an object is required")
+    return content
 
 
 def checkpoint_to_hf(
     checkpoint: str | Path, architecture: Architecture, folder: str | Path, *, seq_len: int,
     dtype: torch.dtype | None = None, bytes_per_file: int = BYTES_PER_FILE,
 ) -> None:  # fmt: skip
-    """Write the weights of a checkpoint, whatever ranks it was made on, as `transformers` reads them.
+    """Write the weights of a checkpoint, saved on any number of ranks, so that `transformers` reads them.
 
-    In `dtype`, or in the format that the optimizer updated (the master copy's, where the run had one). `seq_len` is the longest
-    sequence that the model was trained for. One tensor is held at a time. Raises `InputError` for a checkpoint that is damaged,
-    or of another architecture, and as `save_hf` does.
+    `dtype` defaults to the one that the optimizer updates (the master copy's, if there is one). `seq_len` is the longest
+    sequence that the model was trained for. One tensor is in memory at a time. Raises `InputError` for a checkpoint that is
+    damaged, or of another architecture, and as `save_hf` does.
     """
-    read, own = boxes_of_checkpoint(checkpoint, architecture)
-    write_huggingface(folder, architecture, read, dtype or own, seq_len=seq_len, bytes_per_file=bytes_per_file)
+    read_box, stored_dtype = boxes_of_checkpoint(checkpoint, architecture)
+    write_huggingface(
+        folder, architecture, read_box, dtype or stored_dtype, seq_len=seq_len, bytes_per_file=bytes_per_file
+    )

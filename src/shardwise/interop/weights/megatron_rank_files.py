@@ -1,8 +1,9 @@
-"""Megatron-LM's older checkpoints of weights (`--ckpt-format torch`): a file of each rank along tp, pp and ep, written and read.
+"""Megatron-LM's older checkpoints of weights (`--ckpt-format torch`): one file per rank along tp, pp and ep, written and read.
 
-A run of those degrees begins with one by `--load FOLDER`. A file is what `torch.save` makes of a dict; it is written without its
-elements first, and these then tensor by tensor into their places. Files are read as one model, whatever degrees and virtual
-stages they were of. Experts are split along tp as the rest is. Source: Megatron-LM at d98e8a64, training/checkpointing.py.
+A run with these degrees starts from one with `--load FOLDER`. A file is a dict written by `torch.save`; it is first written
+without the tensors' elements, which then go to their places tensor by tensor. Files are read as one model, whatever their
+degrees and virtual stages. Experts are split along tp as the rest is. Source: Megatron-LM at d98e8a64,
+training/checkpointing.py.
 """
 
 from __future__ import annotations
@@ -53,17 +54,13 @@ from shardwise.values.boxes import Box, Shape
 from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
 from shardwise.values.errors import InputError, lookup, raise_problems
 
-SPLIT_DIMS = (
-    "KFMS"  # dims that `tp` splits: groups of queries with their keys; widths of MLPs, experts and shared experts
-)
-VOCAB_MULTIPLE = (
-    128  # a vocabulary is padded to a multiple of it × tp: --make-vocab-size-divisible-by (training/arguments.py)
-)
+SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts
+VOCAB_MULTIPLE = 128  # default of --make-vocab-size-divisible-by (training/arguments.py)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankDegrees:
-    """Degrees of Megatron-LM's ranks, and the rows that a vocabulary is padded to a multiple of on each of them."""
+    """Degrees of Megatron-LM's ranks. The vocabulary is padded to a multiple of `divisible` × tp."""
 
     tp: int = 1
     pp: int = 1
@@ -71,15 +68,15 @@ class RankDegrees:
     divisible: int = VOCAB_MULTIPLE
 
     def require(self, architecture: Architecture) -> None:
-        """Raise `InputError` where the model cannot be split so."""
+        """Raise `InputError` if the model cannot be split by these degrees."""
         widths = {name: getattr(architecture, name) for name in ("d_ff", "dense_d_ff", "shared_expert_width")}
-        asked = {
+        divisible_sizes = {
             "tp": {"num_kv_heads": architecture.num_kv_heads, **widths}, "pp": {"num_layers": architecture.num_layers},
             "ep": {"num_experts": architecture.num_experts},
         }  # fmt: skip
         problems = [
             f"--{axis}: found {getattr(self, axis)}; a divisor of {name} = {size} of {architecture.name} is required"
-            for axis, sizes in asked.items()
+            for axis, sizes in divisible_sizes.items()
             for name, size in sizes.items()
             if size % getattr(self, axis)
         ]
@@ -88,17 +85,17 @@ class RankDegrees:
         raise_problems(problems)
 
     def padded_vocab_size(self, vocab_size: int) -> int:
-        """Rows of a vocabulary on all ranks together."""
+        """Return the rows of the padded vocabulary, on all ranks together."""
         multiple = self.divisible * self.tp
         return -(-vocab_size // multiple) * multiple
 
     def rank_folder(self, tp: int, pp: int, ep: int) -> str:
-        """Of a rank's file (get_checkpoint_name in training/checkpointing.py)."""
+        """Return the folder name of a rank's file (get_checkpoint_name in training/checkpointing.py)."""
         return f"mp_rank_{tp:02d}" + (f"_{pp:03d}" if self.pp > 1 else "") + (f"_{ep:03d}" if self.ep > 1 else "")
 
 
 def even_stages(architecture: Architecture, pp: int) -> list[range]:
-    """The layers of each stage."""
+    """Return the layers of each stage if all have as many."""
     count = architecture.num_layers // pp
     return [range(stage * count, (stage + 1) * count) for stage in range(pp)]
 
@@ -106,100 +103,105 @@ def even_stages(architecture: Architecture, pp: int) -> list[range]:
 def rank_shards(
     architecture: Architecture, degrees: RankDegrees, stages: Sequence[range], rows: int
 ) -> Iterator[tuple[tuple[int, int, int], ModelShard]]:
-    """Of each rank along tp, pp and ep its part, by the layers of each stage and the rows of the padded vocabulary."""
+    """Yield ((tp, stage, ep), shard) of each rank. `stages` has each stage's layers, `rows` counts the padded vocabulary's
+    rows."""
     for tp, stage, ep in product(range(degrees.tp), range(len(stages)), range(degrees.ep)):
-        sizes, begins = dict(architecture.dims), {}
+        sizes, offsets = dict(architecture.dims), {}
         for dim in SPLIT_DIMS:
             sizes[dim] = max(sizes[dim] // degrees.tp, 1)
-            begins[dim] = tp * sizes[dim]
-        begins["V"] = min(tp * rows // degrees.tp, architecture.vocab_size)
-        sizes["V"] = min(rows // degrees.tp, architecture.vocab_size - begins["V"])
+            offsets[dim] = tp * sizes[dim]
+        offsets["V"] = min(tp * rows // degrees.tp, architecture.vocab_size)
+        sizes["V"] = min(rows // degrees.tp, architecture.vocab_size - offsets["V"])
         sizes["Z"] = rows // degrees.tp - sizes["V"]
         experts = architecture.num_experts // degrees.ep
-        ends = {"embedding"} if stage == 0 else set()
+        end_units = {"embedding"} if stage == 0 else set()
         yield (tp, stage, ep), ModelShard(
-            sizes=sizes, offsets=begins, layers=stages[stage], experts=range(ep * experts, (ep + 1) * experts),
-            end_units=frozenset(ends | ({"head"} if stage == len(stages) - 1 else set())),
+            sizes=sizes, offsets=offsets, layers=stages[stage], experts=range(ep * experts, (ep + 1) * experts),
+            end_units=frozenset(end_units | ({"head"} if stage == len(stages) - 1 else set())),
         )  # fmt: skip
 
 
 RANK_FILE = "model_optim_rng.pt"
-STATEFUL_MODULES = re.compile(r"(?:.*\.)?(?:linear_\w+|output_layer)")  # modules that have a state beside their weights
+STATEFUL_MODULES = re.compile(
+    r"(?:.*\.)?(?:linear_\w+|output_layer)"
+)  # modules with an extra state beside their weights
 
 
 def write_megatron_ranks(
     folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, degrees: RankDegrees,
     implementation: str = "transformer_engine",
 ) -> None:  # fmt: skip
-    """Write a model of which `read` gives any box of a parameter, in `dtype`, for ranks of some degrees; complete, or not at all.
+    """Write a model for Megatron-LM's ranks in `dtype`; `read` returns any box of a parameter. It is complete or absent.
 
-    Raises `InputError` where GPTModel computes no such model or ranks cannot have it, and as `replace_model` and
+    Raises `InputError` if GPTModel computes no such model or it cannot be split by these degrees, and as `replace_model` and
     `output_chunks` do.
     """
     degrees.require(architecture)
-    naming = rank_weight_table(architecture, implementation, degrees)
-    found = output_chunks(architecture, rank_slices(architecture, naming, degrees), dtype)
-    if naming.balance_bias is None:
+    weight_table = rank_weight_table(architecture, implementation, degrees)
+    chunks = output_chunks(architecture, rank_slices(architecture, weight_table, degrees), dtype)
+    if weight_table.balance_bias is None:
         require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
     files: dict[str, list[OutputChunk]] = {}
-    for entry in found:
-        files.setdefault(entry.file, []).append(entry)
-    with replace_model(Path(folder), MEGATRON_FILES) as part:
-        for name, own in files.items():
-            (part / RELEASE_FOLDER / name).mkdir(parents=True)
-            _write_file(part / RELEASE_FOLDER / name / RANK_FILE, own, read)
-        write_synced(part / TRACKER_FILE, RELEASE_FOLDER.encode())
+    for chunk in chunks:
+        files.setdefault(chunk.file, []).append(chunk)
+    with replace_model(Path(folder), MEGATRON_FILES) as draft:
+        for name, file_chunks in files.items():
+            (draft / RELEASE_FOLDER / name).mkdir(parents=True)
+            _write_file(draft / RELEASE_FOLDER / name / RANK_FILE, file_chunks, read)
+        write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())
 
 
 def rank_weight_table(architecture: Architecture, implementation: str, degrees: RankDegrees) -> WeightTable:
-    """The names of a model's weights in files of ranks."""
-    naming = megatron_weight_table(architecture, lookup(RANK_NAMES, implementation, "--transformer-impl"), NUMBERED)
+    """Return the names of a model's weights in the files of ranks."""
+    weight_table = megatron_weight_table(
+        architecture, lookup(RANK_NAMES, implementation, "--transformer-impl"), NUMBERED
+    )
     if architecture.tied_embeddings and degrees.pp > 1:  # the last stage has a copy of the first one's matrix
-        return replace(naming, copies={"head": {"head": TensorPattern("output_layer.weight", "[V]+Z, D")}})
-    return naming
+        return replace(weight_table, copies={"head": {"head": TensorPattern("output_layer.weight", "[V]+Z, D")}})
+    return weight_table
 
 
-def rank_slices(architecture: Architecture, naming: WeightTable, degrees: RankDegrees) -> Iterator[StoredSlice]:
-    """The places in the files of all ranks."""
+def rank_slices(architecture: Architecture, weight_table: WeightTable, degrees: RankDegrees) -> Iterator[StoredSlice]:
+    """Yield the slices in the files of all ranks."""
     stages, rows = even_stages(architecture, degrees.pp), degrees.padded_vocab_size(architecture.vocab_size)
-    for rank, part in rank_shards(architecture, degrees, stages, rows):
-        yield from list_slices(architecture, naming, replace(part, file=degrees.rank_folder(*rank)))
+    for rank, shard in rank_shards(architecture, degrees, stages, rows):
+        yield from list_slices(architecture, weight_table, replace(shard, file=degrees.rank_folder(*rank)))
 
 
-def _write_file(path: Path, found: list[OutputChunk], read: ReadBox) -> None:
+def _write_file(path: Path, chunks: list[OutputChunk], read: ReadBox) -> None:
     with path.open("w+b") as file:
         with FakeTensorMode():
-            model: dict[str, Any] = {entry.name: torch.empty(entry.tensor_shape, dtype=entry.dtype) for entry in found}
-        modules = {entry.name.rpartition(".")[0] for entry in found}
-        nothing = torch.empty(0, dtype=torch.uint8)
-        model |= {f"{module}.{EXTRA_STATE}": nothing for module in modules if STATEFUL_MODULES.fullmatch(module)}
+            model: dict[str, Any] = {chunk.name: torch.empty(chunk.tensor_shape, dtype=chunk.dtype) for chunk in chunks}
+        modules = {chunk.name.rpartition(".")[0] for chunk in chunks}
+        empty = torch.empty(0, dtype=torch.uint8)
+        model |= {f"{module}.{EXTRA_STATE}": empty for module in modules if STATEFUL_MODULES.fullmatch(module)}
         with skip_data(materialize_fake_tensors=True):
             torch_save({"model": model, "checkpoint_version": 3.0}, file)
-        begins = _data_offsets(file)
-        for number, entry in enumerate(found):
-            _write_tensor(file, begins[number], entry.assemble_values(read))
+        data_offsets = _data_offsets(file)
+        for number, chunk in enumerate(chunks):
+            _write_tensor(file, data_offsets[number], chunk.assemble_values(read))
         flush_to_disk(file)
 
 
 def _data_offsets(file: BinaryIO) -> dict[int, int]:
-    """Where the elements of each tensor of a file begin, by its number: records of a zip file that are not compressed."""
-    found = {}
+    """Return the byte offset of each tensor's elements by its number: records of the zip file, which are not compressed."""
+    offsets = {}
     with zipfile.ZipFile(file) as records:
-        for info in records.infolist():
-            _, _, number = info.filename.rpartition("/data/")
+        for record in records.infolist():
+            _, _, number = record.filename.rpartition("/data/")
             if number.isdigit():
-                file.seek(
-                    info.header_offset + 26
-                )  # of a local header of 30 bytes the last four: lengths of what follows it
+                # The last four of a local header's 30 bytes are the lengths of name and extra field, which follow it. The
+                # central directory also has them, but there the extra field may have another length.
+                file.seek(record.header_offset + 26)
                 lengths = file.read(4)
-                more = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-                found[int(number)] = info.header_offset + 30 + more
-    return found
+                num_name_bytes = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
+                offsets[int(number)] = record.header_offset + 30 + num_name_bytes
+    return offsets
 
 
-def _write_tensor(file: BinaryIO, begin: int, tensor: Tensor) -> None:
+def _write_tensor(file: BinaryIO, offset: int, tensor: Tensor) -> None:
     content = tensor.view(-1).view(torch.uint8).numpy()
-    file.seek(begin)
+    file.seek(offset)
     for start in range(0, len(content), READ_BYTES):
         file.write(content[start : start + READ_BYTES].data)
 
@@ -210,14 +212,16 @@ LAYER_NAME = re.compile(r"decoder\.layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class RankFilesFolder:
-    """The tensors of a folder's files, mapped: by folder and virtual stage (`mp_rank_00_001`, `mp_rank_00_001/1`)."""
+    """The tensors of a folder's files, memory-mapped, by folder and virtual stage (`mp_rank_00_001`, `mp_rank_00_001/1`)."""
 
     folder: Path
     models: Mapping[str, Mapping[str, Tensor]]
 
     @cached_property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
-        return {(file, name): tuple(one.shape) for file, model in self.models.items() for name, one in model.items()}
+        return {
+            (file, name): tuple(tensor.shape) for file, model in self.models.items() for name, tensor in model.items()
+        }
 
     def dtype(self) -> torch.dtype:
         model = next(iter(self.models.values()))
@@ -228,87 +232,109 @@ class RankFilesFolder:
 
 
 def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> StoredModel:
-    """The model of a folder with a tracker, or of one checkpoint. Raises `InputError` where it is another, or cannot be read."""
+    """Open the model of one checkpoint, or of a folder with a tracker. Raises `InputError` for another model, or if
+    unreadable."""
     folder = tracked_folder(Path(folder))
     tensors = RankFilesFolder(folder, dict(_load_models(folder)))
-    degrees, virtual = _read_degrees(tensors)
+    degrees, num_virtual_stages = _read_degrees(tensors)
     degrees.require(architecture)
     candidates = (
         list(
-            drop_missing_biases(_slices_in_files(architecture, tensors, degrees, virtual, names), architecture, tensors)
+            drop_missing_biases(
+                _slices_in_files(architecture, tensors, degrees, num_virtual_stages, implementation),
+                architecture,
+                tensors,
+            )
         )
-        for names in RANK_NAMES
+        for implementation in RANK_NAMES
     )
-    found = min(
-        candidates, key=lambda places: len({(place.file, place.name) for place in places} - tensors.shapes.keys())
+    best_slices = min(
+        candidates,
+        key=lambda slices: len(
+            {(stored_slice.file, stored_slice.name) for stored_slice in slices} - tensors.shapes.keys()
+        ),
     )
-    return StoredModel(architecture, found, tensors)
+    return StoredModel(architecture, best_slices, tensors)
 
 
 def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The state dicts of the files, without what modules keep beside weights."""
+    """Yield the state dicts of the files by folder and virtual stage, without what modules keep beside weights."""
     for path in sorted(folder.glob(f"mp_rank_*/{RANK_FILE}")):
         try:
             content = torch.load(
                 path, map_location="cpu", mmap=True, weights_only=False, pickle_module=SafeTensorPickle
             )
-            stages = [content["model"]] if "model" in content else _virtual_stage_models(content)
-        except Exception as error:  # of what is no such file, anything may be raised
+            state_dicts = [content["model"]] if "model" in content else _virtual_stage_models(content)
+        except Exception as error:  # a file of another kind may raise anything
             raise InputError(f"model: cannot read {path}: {str(error).splitlines()[0]}") from None
-        for number, stage in enumerate(stages):
-            key = path.parent.name + (f"/{number}" if len(stages) > 1 else "")
-            yield key, {name: one for name, one in stage.items() if isinstance(one, Tensor) and EXTRA_STATE not in name}
+        for number, state_dict in enumerate(state_dicts):
+            key = path.parent.name + (f"/{number}" if len(state_dicts) > 1 else "")
+            yield (
+                key,
+                {
+                    name: tensor
+                    for name, tensor in state_dict.items()
+                    if isinstance(tensor, Tensor) and EXTRA_STATE not in name
+                },
+            )
 
 
 def _virtual_stage_models(content: Mapping[str, Any]) -> list[Any]:
-    """The state dicts of a rank's virtual stages (generate_state_dict in training/checkpointing.py)."""
-    found = [content[f"model{number}"] for number in range(len(content)) if f"model{number}" in content]
-    if not found:
+    """Return the state dicts of a rank's virtual stages (generate_state_dict in training/checkpointing.py)."""
+    state_dicts = [content[f"model{number}"] for number in range(len(content)) if f"model{number}" in content]
+    if not state_dicts:
         raise ValueError("it has neither model nor model0")
-    return found
+    return state_dicts
 
 
 def _read_degrees(tensors: RankFilesFolder) -> tuple[RankDegrees, int]:
-    """Degrees, and virtual stages of each rank, by the names of the files.
-
-    One number behind that along tp is the one along ep where all have an embedding, and else that along pp.
-    """
+    """Return the degrees, and the virtual stages of each rank, from the names of the files."""
     files = {file.partition("/")[0] for file in tensors.models}
     matches = [match for file in files if (match := RANK_FOLDER.fullmatch(file))]
     if len(matches) < len(files) or not files:
         raise InputError(f"model: {tensors.folder} has no files mp_rank_00/{RANK_FILE} of ranks, which are required")
     tp, second, third = (1 + max(int(match[group] or 0) for match in matches) for group in (1, 2, 3))
-    everywhere = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
+    all_embed = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
+    # A name has pp before ep, each only if above 1. A single second number is ep if every file has an embedding, as only the
+    # first stage of a pipeline has one.
     degrees = (
-        RankDegrees(tp=tp, pp=1, ep=second) if third == 1 and everywhere else RankDegrees(tp=tp, pp=second, ep=third)
+        RankDegrees(tp=tp, pp=1, ep=second) if third == 1 and all_embed else RankDegrees(tp=tp, pp=second, ep=third)
     )
-    wanted = {degrees.rank_folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))}
-    if lacking := sorted(wanted - files):
+    rank_folders = {
+        degrees.rank_folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))
+    }
+    if missing := sorted(rank_folders - files):
         raise InputError(
-            f"model: {tensors.folder} lacks {', '.join(lacking[:MAX_NAMES_SHOWN])}, besides {max(files)}; those "
+            f"model: {tensors.folder} lacks {', '.join(missing[:MAX_NAMES_SHOWN])}, besides {max(files)}; those "
             "of all ranks are required"
         )
     return degrees, len(tensors.models) // len(files)
 
 
 def _slices_in_files(
-    architecture: Architecture, tensors: RankFilesFolder, degrees: RankDegrees, virtual: int, names: str
+    architecture: Architecture,
+    tensors: RankFilesFolder,
+    degrees: RankDegrees,
+    num_virtual_stages: int,
+    implementation: str,
 ) -> Iterator[StoredSlice]:
-    """Of boxes that several ranks have the first one is read."""
+    """Yield the slices in all files; a box that several ranks have is read from the first."""
 
     def key(tp: int, stage: int, ep: int) -> str:
-        chunk, pp = divmod(stage, degrees.pp)
-        return degrees.rank_folder(tp, pp, ep) + (f"/{chunk}" if virtual > 1 else "")
+        virtual_stage, pp = divmod(stage, degrees.pp)
+        return degrees.rank_folder(tp, pp, ep) + (f"/{virtual_stage}" if num_virtual_stages > 1 else "")
 
     stages = _consecutive_ranges(
-        [len(_layer_numbers(tensors.models[key(0, stage, 0)])) for stage in range(degrees.pp * virtual)]
+        [len(_layer_numbers(tensors.models[key(0, stage, 0)])) for stage in range(degrees.pp * num_virtual_stages)]
     )
     rows = tensors.shapes.get((key(0, 0, 0), EMBEDDING), (0,))[0] * degrees.tp
-    naming, seen = rank_weight_table(architecture, names, degrees), set[tuple[str, Box]]()
-    for rank, part in rank_shards(architecture, degrees, stages, rows):
-        for place in list_slices(architecture, naming, replace(part, file=key(*rank))):
-            yield replace(place, copy=place.copy or (place.parameter, place.box) in seen)
-            seen.add((place.parameter, place.box))
+    weight_table, read_boxes = rank_weight_table(architecture, implementation, degrees), set[tuple[str, Box]]()
+    for rank, shard in rank_shards(architecture, degrees, stages, rows):
+        for stored_slice in list_slices(architecture, weight_table, replace(shard, file=key(*rank))):
+            yield replace(
+                stored_slice, copy=stored_slice.copy or (stored_slice.parameter, stored_slice.box) in read_boxes
+            )
+            read_boxes.add((stored_slice.parameter, stored_slice.box))
 
 
 def _layer_numbers(model: Iterable[str]) -> set[str]:
@@ -316,9 +342,9 @@ def _layer_numbers(model: Iterable[str]) -> set[str]:
 
 
 def _consecutive_ranges(counts: Iterable[int]) -> list[range]:
-    """The layers of stages that have so many each, one after the other."""
-    found, start = [], 0
+    """Return consecutive ranges of layers with these lengths."""
+    ranges, start = [], 0
     for count in counts:
-        found.append(range(start, start + count))
+        ranges.append(range(start, start + count))
         start += count
-    return found
+    return ranges

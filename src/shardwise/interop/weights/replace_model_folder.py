@@ -1,7 +1,7 @@
-"""A model's files in its folder: under their names when all of them are written, and not before.
+"""Replace a model's files in its folder only when all of the new ones are written.
 
-They are written into a hidden folder. A folder without one of them, the mark, is not read as a model: the mark goes first and
-comes last, so that a process that is killed at any moment leaves no mixture of two models that could be read as one.
+They are written into a hidden folder. A folder without one of the files, the mark, is not read as a model: the mark is removed
+first and comes last, so that a process that is killed at any moment leaves no mixture of two models that could be read as one.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ DRAFT_FOLDER = ".model.writing"
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The file without which a folder is not read as a model, and what the others are called (folders among them)."""
+    """The file without which a folder is not read as a model (`mark`), and the name pattern of all of a model's files and
+    folders."""
 
     mark: str
     files: re.Pattern[str]
 
 
 @contextmanager
-def replace_model(folder: Path, publication: ModelFiles) -> Iterator[Path]:
-    """A folder whose files take the place of the model in `folder` when the block ends, and are gone when it fails.
+def replace_model(folder: Path, model_files: ModelFiles) -> Iterator[Path]:
+    """Yield a draft folder whose files replace the model in `folder` when the block ends, and are removed if it fails.
 
-    Raises `InputError` where it cannot be written.
+    Raises `InputError` if the folder cannot be written.
     """
-    part = folder / DRAFT_FOLDER
+    draft = folder / DRAFT_FOLDER
     try:
-        if part.exists():  # of a writer that was killed
-            shutil.rmtree(part)
-        part.mkdir(parents=True)
+        if draft.exists():  # a writer was killed
+            shutil.rmtree(draft)
+        draft.mkdir(parents=True)
         try:
-            yield part
-            _replace_files(part, folder, publication)
+            yield draft
+            _replace_files(draft, folder, model_files)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise InputError(
             f"model: cannot write to {folder}: {error.strerror}; a folder with room, and the permission to write in it, are "
@@ -50,15 +51,16 @@ def replace_model(folder: Path, publication: ModelFiles) -> Iterator[Path]:
         ) from None
 
 
-def _replace_files(part: Path, folder: Path, publication: ModelFiles) -> None:
-    """Files that are on the disk in place of those of the model before; other files of the folder stay as they are."""
-    for inner in [part, *(path for path in part.rglob("*") if path.is_dir())]:
+def _replace_files(draft: Path, folder: Path, model_files: ModelFiles) -> None:
+    """Move the draft's files in place of the earlier model's; other files of the folder stay."""
+    # Every step is synced before the next, so that a crash leaves the old model, the new one, or a folder without a mark.
+    for inner in [draft, *(path for path in draft.rglob("*") if path.is_dir())]:
         sync_folder(inner)
-    (folder / publication.mark).unlink(missing_ok=True)
+    (folder / model_files.mark).unlink(missing_ok=True)
     sync_folder(folder)
-    for old in [path for path in folder.iterdir() if publication.files.fullmatch(path.name)]:
+    for old in [path for path in folder.iterdir() if model_files.files.fullmatch(path.name)]:
         shutil.rmtree(old) if old.is_dir() else old.unlink()
-    for new in sorted(part.iterdir(), key=lambda path: path.name == publication.mark):
+    for new in sorted(draft.iterdir(), key=lambda path: path.name == model_files.mark):
         sync_folder(folder)
         new.rename(folder / new.name)
     sync_folder(folder)

@@ -1,6 +1,7 @@
-"""A model in the files of a framework: any box of any parameter is read, and nothing else of the files.
+"""A model in the files of a framework: any box of a parameter can be read, and no more of the files is read than needed.
 
-The same read function is given for weights in memory and for a checkpoint, so that writers do not know where weights come from.
+Weights in memory and checkpoints offer the same read function (`ReadBox`), so that writers do not know where weights come
+from.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardwise.step.whole_parameters import balance_biases, parameter_shapes
 from shardwise.values.boxes import Box, Shape
 from shardwise.values.errors import InputError, raise_problems
 
-MAX_NAMES_SHOWN = 4  # names of tensors in a message
+MAX_NAMES_SHOWN = 4  # tensor names in a message
 
 
 class TensorFolder(Protocol):
@@ -34,104 +35,121 @@ class TensorFolder(Protocol):
     def folder(self) -> Path: ...
     @property
     def shapes(self) -> Mapping[tuple[str, str], Shape]:
-        """By file ("" where a name is enough) and name those that are a model's; not what a framework keeps beside them."""
+        """Shapes of the model's tensors by file ("" if a name is enough) and name, without what a framework keeps beside them."""
 
     def read(self, file: str, name: str, box: Box) -> Tensor:
-        """A box of one of them; as little else as can be is read."""
+        """Return a box of a tensor, reading as little else as possible."""
 
     def dtype(self) -> torch.dtype:
-        """The format of the weights."""
+        """Return the dtype of the weights."""
 
 
 class StoredModel:
-    """The model of a folder, whose parameters are read box by box; `biases` are the names of those of its routers' choices.
+    """The model of a folder, whose parameters are read box by box. `biases` are the names of its routers' balance biases.
 
-    Raises `InputError` where the folder's tensors are not those of the architecture, which is what `authority` says.
+    Raises `InputError` if the folder's tensors are not those of the architecture; messages name `authority` as its source.
     """
 
     def __init__(
         self,
         architecture: Architecture,
-        places: Iterable[StoredSlice],
+        slices: Iterable[StoredSlice],
         tensors: TensorFolder,
         authority: str = "the given model",
     ) -> None:
         self.architecture, self.tensors = architecture, tensors
         self.shapes = parameter_shapes(architecture)
-        found = list(places)
-        raise_problems(list(_tensor_problems(found, tensors, authority)))
+        all_slices = list(slices)
+        raise_problems(list(_tensor_problems(all_slices, tensors, authority)))
         self.slices: dict[str, list[StoredSlice]] = {}
-        for place in found:
-            if not place.copy:
-                self.slices.setdefault(place.parameter, []).append(place)
+        for stored_slice in all_slices:
+            if not stored_slice.copy:
+                self.slices.setdefault(stored_slice.parameter, []).append(stored_slice)
         self.biases = self.slices.keys() - self.shapes.keys()
         raise_problems(list(self._incomplete_parameters(authority)))
 
     def _incomplete_parameters(self, authority: str) -> Iterator[str]:
-        """Of which weights the folder has a part alone: files of ranks may be of fewer layers, or have fewer rows."""
-        held = {name: sum(place.box.volume for place in self.slices.get(name, ())) for name in self.shapes}
-        for name in [name for name, shape in self.shapes.items() if held[name] != math.prod(shape)][:MAX_NAMES_SHOWN]:
+        """Yield a problem for each weight that the folder has only a part of: rank files may have fewer layers or rows."""
+        stored_counts = {
+            name: sum(stored_slice.box.volume for stored_slice in self.slices.get(name, ())) for name in self.shapes
+        }
+        for name in [name for name, shape in self.shapes.items() if stored_counts[name] != math.prod(shape)][
+            :MAX_NAMES_SHOWN
+        ]:
             size = math.prod(self.shapes[name])
-            yield f"model: {self.tensors.folder} has {held[name]:,} of the {size:,} elements of {name} that {authority} has"
+            yield (
+                f"model: {self.tensors.folder} has {stored_counts[name]:,} of the {size:,} elements of {name} that {authority} "
+                "has"
+            )
 
     def read(self, parameter: str, box: Box) -> Tensor:
-        """A box of a parameter, in the format of the files."""
-        found: Tensor | None = None
-        for place in self.slices[parameter]:
-            shared = place.box.intersection(box)
+        """Return a box of a parameter, in the dtype of the files."""
+        box_values: Tensor | None = None
+        for stored_slice in self.slices[parameter]:
+            shared = stored_slice.box.intersection(box)
             if shared is None:
                 continue
-            values = place.read_box(partial(self.tensors.read, place.file, place.name), shared)
+            shared_values = stored_slice.read_box(
+                partial(self.tensors.read, stored_slice.file, stored_slice.name), shared
+            )
             if shared == box:
-                return values
-            found = torch.empty(box.lengths, dtype=values.dtype) if found is None else found
-            found[shared.seen_from(box).slices] = values
-        assert found is not None, f"no place has {box} of {parameter}"
-        return found
+                return shared_values
+            box_values = torch.empty(box.lengths, dtype=shared_values.dtype) if box_values is None else box_values
+            box_values[shared.seen_from(box).slices] = shared_values
+        assert box_values is not None, f"no place has {box} of {parameter}"
+        return box_values
 
     def bias(self, name: str) -> Tensor:
-        """The bias of a router's choice [E], one of `biases`, in fp32 at least."""
-        found = self.read(name, Box((0,), (self.architecture.num_experts,)))
-        return found.to(at_least_fp32(found.dtype))
+        """Return the balance bias [E] of a router, one of `biases`, in fp32 at least."""
+        bias = self.read(name, Box((0,), (self.architecture.num_experts,)))
+        return bias.to(at_least_fp32(bias.dtype))
 
     def weights(self, dtype: torch.dtype | None = None) -> ModelWeights:
-        """All of them, on the CPU, in `dtype` or in the format of the files."""
-        wanted = dtype or self.tensors.dtype()
+        """Load all weights to the CPU, in `dtype` or the dtype of the files."""
+        weight_dtype = dtype or self.tensors.dtype()
         boxes = {name: Box((0,) * len(shape), shape) for name, shape in self.shapes.items()}
-        read = {name: self.read(name, box).to(wanted).contiguous() for name, box in boxes.items()}
-        return ModelWeights(self.architecture, read, {name: self.bias(name) for name in sorted(self.biases)})
+        tensors = {name: self.read(name, box).to(weight_dtype).contiguous() for name, box in boxes.items()}
+        return ModelWeights(self.architecture, tensors, {name: self.bias(name) for name in sorted(self.biases)})
 
     def read_flat(self, parameter: str, boxes: Iterable[Box]) -> Tensor:
-        """The elements of some boxes of a parameter, one box after the other, [n]."""
+        """Return the elements of some boxes of a parameter, one box after the other, [n]."""
         return torch.cat([self.read(parameter, box).flatten() for box in boxes])
 
 
 def drop_missing_biases(
-    places: Iterable[StoredSlice], architecture: Architecture, tensors: TensorFolder
+    slices: Iterable[StoredSlice], architecture: Architecture, tensors: TensorFolder
 ) -> Iterator[StoredSlice]:
-    """Places without those of biases of routers' choices that a folder does not have: a model may be made without them."""
+    """Return the slices without balance biases that the folder lacks: a model may be written without them."""
     biases = set(balance_biases(architecture).values())
-    return (place for place in places if place.parameter not in biases or (place.file, place.name) in tensors.shapes)
+    return (
+        stored_slice
+        for stored_slice in slices
+        if stored_slice.parameter not in biases or (stored_slice.file, stored_slice.name) in tensors.shapes
+    )
 
 
-def _tensor_problems(places: Iterable[StoredSlice], tensors: TensorFolder, authority: str) -> Iterator[str]:
-    """What the folder lacks, has beside the model, and has in other shapes."""
-    wanted = {(place.file, place.name): place.tensor_shape for place in places if not place.copy}
-    copies = {(place.file, place.name) for place in places if place.copy}
-    found = tensors.shapes
-    lists = {
-        "lacks": sorted(wanted.keys() - found.keys()),
-        f"has, besides what {authority} says,": sorted(found.keys() - wanted.keys() - copies),
+def _tensor_problems(slices: Iterable[StoredSlice], tensors: TensorFolder, authority: str) -> Iterator[str]:
+    """Yield the tensors that the folder lacks, has besides the model, and has in other shapes."""
+    expected = {
+        (stored_slice.file, stored_slice.name): stored_slice.tensor_shape
+        for stored_slice in slices
+        if not stored_slice.copy
     }
-    for verb, keys in lists.items():
+    copies = {(stored_slice.file, stored_slice.name) for stored_slice in slices if stored_slice.copy}
+    stored_shapes = tensors.shapes
+    differences = {
+        "lacks": sorted(expected.keys() - stored_shapes.keys()),
+        f"has, besides what {authority} says,": sorted(stored_shapes.keys() - expected.keys() - copies),
+    }
+    for verb, keys in differences.items():
         if keys:
-            shown = ", ".join(_shown(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
+            listed = ", ".join(_shown(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
                 ", ..." if len(keys) > MAX_NAMES_SHOWN else ""
             )
-            yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {shown}"
-    differ = [key for key in wanted if key in found and found[key] != wanted[key]]
-    for key in differ[:MAX_NAMES_SHOWN]:
-        yield f"model: {_shown(*key)} of {tensors.folder} has shape {found[key]}; {authority} says {wanted[key]}"
+            yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {listed}"
+    mismatched = [key for key in expected if key in stored_shapes and stored_shapes[key] != expected[key]]
+    for key in mismatched[:MAX_NAMES_SHOWN]:
+        yield f"model: {_shown(*key)} of {tensors.folder} has shape {stored_shapes[key]}; {authority} says {expected[key]}"
 
 
 def _shown(file: str, name: str) -> str:
@@ -139,57 +157,63 @@ def _shown(file: str, name: str) -> str:
 
 
 def boxes_of_weights(weights: ModelWeights) -> ReadBox:
-    """Boxes of weights in memory; biases of routers' choices that they lack are zeros."""
+    """Return a function that reads boxes of weights in memory; missing balance biases are zeros."""
     zero = torch.zeros(weights.architecture.num_experts)
 
     def read(name: str, box: Box) -> Tensor:
-        found = weights.tensors.get(name)
-        return (weights.biases.get(name, zero) if found is None else found)[box.slices]
+        tensor = weights.tensors.get(name)
+        return (weights.biases.get(name, zero) if tensor is None else tensor)[box.slices]
 
     return read
 
 
 def boxes_of_stored(stored: StoredModel) -> ReadBox:
-    """Boxes of a stored model; biases of routers' choices that it lacks are zeros."""
+    """Return a function that reads boxes of a stored model; missing balance biases are zeros."""
 
     def read(name: str, box: Box) -> Tensor:
-        held = name in stored.slices
-        return stored.read(name, box) if held else torch.zeros(box.lengths)
+        is_stored = name in stored.slices
+        return stored.read(name, box) if is_stored else torch.zeros(box.lengths)
 
     return read
 
 
 def boxes_of_checkpoint(checkpoint: str | Path, architecture: Architecture) -> tuple[ReadBox, torch.dtype]:
-    """Boxes of the weights of a checkpoint, and the format that the optimizer updated (the master copy's, where the run had one).
+    """Return a function that reads boxes of a checkpoint, and the dtype that its optimizer updates (the master copy's, if any).
 
     Raises `InputError` for a checkpoint that is damaged, or of another architecture.
     """
-    found, shapes = open_checkpoint(Path(checkpoint), CheckpointGroup()), _checkpoint_shapes(architecture)
-    _require_same_weights(Path(checkpoint), architecture, found)
-    kept = {name.partition(".")[2]: name for name in shapes}
+    opened, shapes = open_checkpoint(Path(checkpoint), CheckpointGroup()), _checkpoint_shapes(architecture)
+    _require_same_weights(Path(checkpoint), architecture, opened)
+    checkpoint_names = {name.partition(".")[2]: name for name in shapes}
 
     def read(name: str, box: Box) -> Tensor:
-        return found.read(kept[name], shapes[kept[name]], box)
+        return opened.read(checkpoint_names[name], shapes[checkpoint_names[name]], box)
 
-    return read, found.tensors[next(iter(shapes))].torch_dtype
+    return read, opened.tensors[next(iter(shapes))].torch_dtype
 
 
 def _checkpoint_shapes(architecture: Architecture) -> dict[str, Shape]:
-    """What a checkpoint keeps of a model, by the names that it has there: parameters, and biases of routers' choices."""
+    """Return shapes of a model's parameters and balance biases by their names in a checkpoint."""
     biases = {BUFFER_PREFIX + name: (architecture.num_experts,) for name in balance_biases(architecture).values()}
     return {MODEL_PREFIX + name: shape for name, shape in parameter_shapes(architecture).items()} | biases
 
 
 def _require_same_weights(path: Path, architecture: Architecture, checkpoint: OpenCheckpoint) -> None:
-    """Raise `InputError` where the checkpoint's weights are those of another model."""
-    wanted = _checkpoint_shapes(architecture)
-    found = {
-        name: one.shape for name, one in checkpoint.tensors.items() if name.startswith((MODEL_PREFIX, BUFFER_PREFIX))
+    """Raise `InputError` if the checkpoint's weights are those of another model."""
+    expected = _checkpoint_shapes(architecture)
+    stored_shapes = {
+        name: tensor.shape
+        for name, tensor in checkpoint.tensors.items()
+        if name.startswith((MODEL_PREFIX, BUFFER_PREFIX))
     }
-    other = wanted.keys() ^ found.keys()
-    other |= {name for name in wanted.keys() & found.keys() if common_shape(wanted[name], found[name]) is None}
-    if other:
-        names = ", ".join(name.partition(".")[2] for name in sorted(other)[:4])
+    differing = expected.keys() ^ stored_shapes.keys()
+    differing |= {
+        name
+        for name in expected.keys() & stored_shapes.keys()
+        if common_shape(expected[name], stored_shapes[name]) is None
+    }
+    if differing:
+        names = ", ".join(name.partition(".")[2] for name in sorted(differing)[:4])
         raise InputError(
             f"{path}: found the weights of another model than {architecture.name}: {names} differ; the plan that the run was of "
             "is required"

@@ -1,4 +1,7 @@
-"""Which box of which parameter each stored tensor holds, and the chunks of tensors that are written in one piece."""
+"""Which box of which parameter each stored tensor holds, and the chunks of tensors that are written in one piece.
+
+The balance bias of a router is what it adds to the scores of experts when it chooses among them.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,17 @@ from shardwise.step.whole_parameters import balance_biases, single_device_instan
 from shardwise.values.boxes import Box, Shape
 from shardwise.values.errors import InputError
 
-ReadBox = Callable[[str, Box], Tensor]  # a box of a parameter, or of the bias of a router's choice, by its name
-BIAS_DIMS = ("E",)  # dims of the bias of a router's choice
+ReadBox = Callable[[str, Box], Tensor]  # (name of a parameter or balance bias, box) → values
+BIAS_DIMS = ("E",)  # dims of a balance bias
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSlice:
-    """A box of a parameter in a stored tensor: the tensor's file (where that is known beforehand), name and shape, where in it
-    the chunk with this box begins, how many of its first dims count layers or experts, and how the box lies in the chunk.
+    """A box of a parameter in a stored tensor.
 
-    A `copy` of what another tensor holds is written, and not read.
+    `file` is "" if the tensor's file is not known beforehand. The chunk with this box begins at `chunk_offsets` in the tensor,
+    whose first `num_counted_dims` dims count layers or experts; `arrangement` says how the box lies in the chunk. A `copy` of
+    what another tensor holds is written, but not read.
     """
 
     file: str
@@ -42,18 +46,21 @@ class StoredSlice:
 
     @property
     def chunk_key(self) -> tuple[str, str, Shape]:
-        """What is written in one piece: places of one chunk have the same."""
+        """File, tensor and offsets of the chunk: the slices of one chunk have the same, and are written in one piece."""
         return self.file, self.name, self.chunk_offsets
 
     def read_box(self, read: Callable[[Box], Tensor], box: Box) -> Tensor:
-        """A box of the parameter that lies in this place's, of what `read` gives of the stored tensor."""
+        """Return a box of the parameter that lies inside this slice's; `read` returns a box of the stored tensor."""
         return self.arrangement.read_box(lambda inner: read(inner.moved(self.chunk_offsets)), box.seen_from(self.box))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShard:
-    """The part of a model that a file has: its layers, its experts, and of each dim the size in this file and where it begins in
-    the parameter (0 where it is not said). `Z` are the rows behind the vocabulary's end."""
+    """The part of a model that a file has: its layers, experts, and `end_units` (embedding, head).
+
+    `sizes` has each dim's size in this file and `offsets` where it begins in the parameter (default 0). The dim `Z` counts
+    padding rows behind the vocabulary's end.
+    """
 
     sizes: Mapping[str, int]
     layers: range
@@ -64,87 +71,104 @@ class ModelShard:
 
 
 def whole_shard(architecture: Architecture, padding: int = 0) -> ModelShard:
-    """All of a model, with so many rows behind its vocabulary's end."""
+    """Return the shard that is the whole model, with `padding` rows behind its vocabulary's end."""
     sizes = {**architecture.dims, "Z": padding}
     return ModelShard(sizes=sizes, layers=range(architecture.num_layers), experts=range(sizes["E"]))
 
 
 def list_slices(
-    architecture: Architecture, naming: WeightTable, part: ModelShard | None = None
+    architecture: Architecture, weight_table: WeightTable, shard: ModelShard | None = None
 ) -> Iterator[StoredSlice]:
-    """Where a part of a model (None: all of it) has each parameter. Raises `InputError` that names what has no place."""
-    part = part or whole_shard(architecture)
+    """Yield the stored slice of every parameter of a shard (default: the whole model). Raises `InputError` for one without a
+    place."""
+    shard = shard or whole_shard(architecture)
     instance, biases = single_device_instance(architecture), balance_biases(architecture)
-    for unit, numbers in _units_of_shard(architecture, part):
-        for weight, one in instance.parameters_by_unit[unit.path].items():
-            lent = one.path != unit.path
-            stored = naming.copy_of(unit.kind, weight) if lent else naming.tensor_of(one, architecture)
-            if stored is not None:
-                yield from _slices_of_parameter(one.name, one.use.dims, stored, numbers, part, copy=lent)
-            elif not lent:
-                raise InputError(f"model: {one.weight} of the {one.unit} has no place in a {naming.title}")
-        bias = naming.bias_of(unit.kind) if unit.path in biases else None
+    for unit, numbers in _units_of_shard(architecture, shard):
+        for weight, parameter in instance.parameters_by_unit[unit.path].items():
+            borrowed = parameter.path != unit.path
+            pattern = (
+                weight_table.copy_of(unit.kind, weight) if borrowed else weight_table.tensor_of(parameter, architecture)
+            )
+            if pattern is not None:
+                yield from _slices_of_parameter(
+                    parameter.name, parameter.use.dims, pattern, numbers, shard, copy=borrowed
+                )
+            elif not borrowed:
+                raise InputError(
+                    f"model: {parameter.weight} of the {parameter.unit} has no place in a {weight_table.title}"
+                )
+        bias = weight_table.bias_of(unit.kind) if unit.path in biases else None
         if bias is not None:
-            yield from _slices_of_parameter(biases[unit.path], BIAS_DIMS, bias, numbers, part, copy=False)
+            yield from _slices_of_parameter(biases[unit.path], BIAS_DIMS, bias, numbers, shard, copy=False)
 
 
 def _units_of_shard(
-    architecture: Architecture, part: ModelShard
+    architecture: Architecture, shard: ModelShard
 ) -> Iterator[tuple[PlacedUnit, Mapping[str, tuple[int, int]]]]:
-    """The units of a part; of each the number of its layer and module in the file, and how many there are."""
+    """Yield the units of a shard; with each, (number, count) of its layer and prediction module in the file."""
     counts = {LAYER_UNITS: architecture.num_layers, MTP_UNITS: architecture.num_predict_layers}
     for unit in unit_paths(architecture):
         number = int(unit.path.rpartition(".")[2]) if "." in unit.path else 0
-        if unit.kind in LAYER_UNITS and number in part.layers:
-            yield unit, {"layer": (number - part.layers.start, counts[LAYER_UNITS])}
-        elif unit.kind in MTP_UNITS and "head" in part.end_units:
+        if unit.kind in LAYER_UNITS and number in shard.layers:
+            yield unit, {"layer": (number - shard.layers.start, counts[LAYER_UNITS])}
+        elif unit.kind in MTP_UNITS and "head" in shard.end_units:
             yield (
                 unit,
                 {"layer": (counts[LAYER_UNITS] + number, sum(counts.values())), "module": (number, counts[MTP_UNITS])},
             )
-        elif unit.kind in part.end_units:
+        elif unit.kind in shard.end_units:
             yield unit, {}
 
 
 def _slices_of_parameter(
-    parameter: str, dims: Sequence[str], stored: TensorPattern, numbers: Mapping[str, tuple[int, int]], part: ModelShard,
+    parameter: str, dims: Sequence[str], pattern: TensorPattern, numbers: Mapping[str, tuple[int, int]], shard: ModelShard,
     *, copy: bool,
 ) -> Iterator[StoredSlice]:  # fmt: skip
-    """The places of one parameter."""
-    each = "{expert}" in stored.name + stored.dims
-    sizes = {**part.sizes, "E": 1} if each else part.sizes
-    found = arrange(stored.dims, dims, sizes)
-    counted = [group[0].number for group in parse_pattern(stored.dims)] if stored.dims else [""]
-    for expert in part.experts if each else (0,):
-        own = {**numbers, "expert": (expert - part.experts.start, part.sizes["E"])}
-        begin = tuple(own[number][0] if number else 0 for number in counted)
-        shape = zip(counted, found.shape, strict=True)
-        whole = tuple(own[number][1] if number else size for number, size in shape)
-        offsets = tuple(expert if each and dim == "E" else part.offsets.get(dim, 0) for dim in dims)
+    """Yield the slices of one parameter: one per expert if its name or dims have experts, else a single one."""
+    per_expert = "{expert}" in pattern.name + pattern.dims
+    sizes = {**shard.sizes, "E": 1} if per_expert else shard.sizes
+    arrangement = arrange(pattern.dims, dims, sizes)
+    counted_names = [group[0].number for group in parse_pattern(pattern.dims)] if pattern.dims else [""]
+    for expert in shard.experts if per_expert else (0,):
+        all_numbers = {**numbers, "expert": (expert - shard.experts.start, shard.sizes["E"])}
+        chunk_offsets = tuple(all_numbers[number][0] if number else 0 for number in counted_names)
+        names_and_sizes = zip(counted_names, arrangement.shape, strict=True)
+        tensor_shape = tuple(all_numbers[number][1] if number else size for number, size in names_and_sizes)
+        offsets = tuple(expert if per_expert and dim == "E" else shard.offsets.get(dim, 0) for dim in dims)
         box = Box(offsets, tuple(sizes[dim] for dim in dims))
-        name = stored.name.format(**{key: number for key, (number, _) in own.items()})
-        yield StoredSlice(part.file, name, whole, begin, sum(map(bool, counted)), parameter, box, found, copy)
+        name = pattern.name.format(**{key: number for key, (number, _) in all_numbers.items()})
+        yield StoredSlice(
+            shard.file,
+            name,
+            tensor_shape,
+            chunk_offsets,
+            sum(map(bool, counted_names)),
+            parameter,
+            box,
+            arrangement,
+            copy,
+        )
 
 
-# Formats that weights are written in, by their names in a plan's precision.
+# Dtypes that weights are written in, by their names in a plan's precision.
 WEIGHT_DTYPES: Mapping[str, torch.dtype] = {
     "fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16,
 }  # fmt: skip
-# Of the biases of routers' choices, whatever that of the weights is: `_keep_in_fp32_modules_strict` of transformers'
+# Balance biases have this dtype whatever the weights have: `_keep_in_fp32_modules_strict` of transformers'
 # DeepseekV3PreTrainedModel, MoE.expert_bias_E of torchtitan, TopKRouter.expert_bias of Megatron-Core.
 BIAS_DTYPE = torch.float32
-BYTES_PER_FILE = 5 * 10**9  # a file of weights: what `save_pretrained` had as its default (max_shard_size) for years
+BYTES_PER_FILE = 5 * 10**9  # per file of weights: long the default of `save_pretrained` (max_shard_size)
 
 
 class OutputChunk(NamedTuple):
-    """A chunk of a tensor: the places of what it holds, and its format."""
+    """A chunk of a tensor to write: the slices in it, and its dtype."""
 
     slices: list[StoredSlice]
     dtype: torch.dtype
 
     @property
     def name(self) -> str:
-        """The tensor's."""
+        """Name of the tensor."""
         return self.slices[0].name
 
     @property
@@ -153,12 +177,12 @@ class OutputChunk(NamedTuple):
 
     @property
     def tensor_shape(self) -> Shape:
-        """The shape of the tensor."""
+        """Shape of the tensor."""
         return self.slices[0].tensor_shape
 
     @property
     def box(self) -> Box:
-        """The chunk in the tensor."""
+        """The chunk's box in the tensor."""
         return Box(self.slices[0].chunk_offsets, self.slices[0].arrangement.shape)
 
     @property
@@ -166,49 +190,51 @@ class OutputChunk(NamedTuple):
         return self.box.volume * self.dtype.itemsize
 
     def assemble_values(self, read: ReadBox) -> Tensor:
-        """What it holds; nothing else is read. Rows behind the vocabulary's end are zeros."""
-        full = sum(place.box.volume for place in self.slices) == self.box.volume
-        found = (torch.empty if full else torch.zeros)(self.box.lengths, dtype=self.dtype)
-        for place in self.slices:
-            if place.box.volume:
-                place.arrangement.write_parameter(read(place.parameter, place.box), found)
-        return found
+        """Return the chunk's values, reading nothing else. Rows behind the vocabulary's end are zeros."""
+        is_complete = sum(stored_slice.box.volume for stored_slice in self.slices) == self.box.volume
+        chunk_values = (torch.empty if is_complete else torch.zeros)(self.box.lengths, dtype=self.dtype)
+        for stored_slice in self.slices:
+            if stored_slice.box.volume:
+                stored_slice.arrangement.write_parameter(read(stored_slice.parameter, stored_slice.box), chunk_values)
+        return chunk_values
 
 
-def output_chunks(architecture: Architecture, places: Iterable[StoredSlice], dtype: torch.dtype) -> list[OutputChunk]:
-    """What is to be written, in `dtype`. Raises `InputError` for a format that no weights have."""
+def output_chunks(architecture: Architecture, slices: Iterable[StoredSlice], dtype: torch.dtype) -> list[OutputChunk]:
+    """Return the chunks to write in `dtype`. Raises `InputError` for a dtype that no weights have."""
     if dtype not in WEIGHT_DTYPES.values():
         raise InputError(
             f"dtype: found {dtype_name(dtype)}, which no weights have; one of {', '.join(WEIGHT_DTYPES)} is required"
         )
     biases = set(balance_biases(architecture).values())
-    found: dict[tuple[str, str, Shape], OutputChunk] = {}
-    for place in places:
-        entry = found.setdefault(place.chunk_key, OutputChunk([], BIAS_DTYPE if place.parameter in biases else dtype))
-        entry.slices.append(place)
-    return list(found.values())
+    chunks: dict[tuple[str, str, Shape], OutputChunk] = {}
+    for stored_slice in slices:
+        chunk = chunks.setdefault(
+            stored_slice.chunk_key, OutputChunk([], BIAS_DTYPE if stored_slice.parameter in biases else dtype)
+        )
+        chunk.slices.append(stored_slice)
+    return list(chunks.values())
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """PyTorch's name of a format, such as float32."""
+    """Return PyTorch's name of a dtype, such as float32."""
     return str(dtype).removeprefix("torch.")
 
 
-def group_into_files(entries: Iterable[OutputChunk], bytes_per_file: int) -> list[list[OutputChunk]]:
-    """The entries of each file, of `bytes_per_file` at most or of one entry."""
+def group_into_files(chunks: Iterable[OutputChunk], bytes_per_file: int) -> list[list[OutputChunk]]:
+    """Return the chunks of each file: at most `bytes_per_file`, or one chunk."""
     files: list[list[OutputChunk]] = []
-    room = 0
-    for entry in entries:
-        if not files or entry.num_bytes > room:
+    bytes_left = 0
+    for chunk in chunks:
+        if not files or chunk.num_bytes > bytes_left:
             files.append([])
-            room = bytes_per_file
-        files[-1].append(entry)
-        room -= entry.num_bytes
+            bytes_left = bytes_per_file
+        files[-1].append(chunk)
+        bytes_left -= chunk.num_bytes
     return files
 
 
 def require_zero_biases(architecture: Architecture, read: ReadBox, title: str, fix: str) -> None:
-    """Raise `InputError` where a router's choice has moved by a bias: without it tokens would go to other experts."""
+    """Raise `InputError` if a router has a balance bias other than zero: without it tokens would go to other experts."""
     for name in balance_biases(architecture).values():
         if read(name, Box((0,), (architecture.num_experts,))).any():
             raise InputError(

@@ -1,4 +1,4 @@
-"""The formats that a model's weights are written in and read from, by name: one value each."""
+"""The formats that a model's weights are written in and read from, by name."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from shardwise.values.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """What some formats ask for beside the weights: the longest sequence that the model was trained for (Hugging Face), degrees
-    and implementation (files of Megatron-LM's ranks)."""
+    """What only some formats need: `seq_len`, the longest sequence that the model was trained for (Hugging Face); `degrees`
+    and `implementation` (files of Megatron-LM's ranks)."""
 
     seq_len: int | None = None
     degrees: RankDegrees = field(default_factory=RankDegrees)
@@ -37,7 +37,7 @@ class ConvertOptions:
 
 
 class WeightSource(NamedTuple):
-    """What is to be written: a model, boxes of its weights, and the format of their numbers."""
+    """A model to write: boxes of its weights, and the dtype to write them in."""
 
     architecture: Architecture
     read: ReadBox
@@ -46,8 +46,11 @@ class WeightSource(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFormat:
-    """A format: what a framework calls it, what of a folder has it, how a model of a folder is read (None: the folder says
-    itself which it is) and written, and what begins with one in the framework."""
+    """A format of weights.
+
+    `title` is the framework's word for it, `matches` tells whether a folder has it, `read` opens a folder (without an
+    architecture if the folder itself has it), `write` writes one, and `begin` is the option or call that starts from it.
+    """
 
     title: str
     matches: Callable[[Path], bool]
@@ -56,12 +59,12 @@ class WeightFormat:
     begin: str
 
 
-def _write_huggingface(folder: Path, model: WeightSource, choices: ConvertOptions) -> None:
-    if choices.seq_len is None:
+def _write_huggingface(folder: Path, source: WeightSource, options: ConvertOptions) -> None:
+    if options.seq_len is None:
         raise InputError(
             "--seq-len: a config.json says the longest sequence that a model was trained for, which is required"
         )
-    write_huggingface(folder, *model, seq_len=choices.seq_len)
+    write_huggingface(folder, *source, seq_len=options.seq_len)
 
 
 def _read_huggingface(folder: Path, architecture: Architecture | None) -> StoredModel:
@@ -70,14 +73,14 @@ def _read_huggingface(folder: Path, architecture: Architecture | None) -> Stored
     return open_hf(folder)
 
 
-def _write_ranks(folder: Path, model: WeightSource, choices: ConvertOptions) -> None:
-    write_megatron_ranks(folder, *model, degrees=choices.degrees, implementation=choices.implementation)
+def _write_ranks(folder: Path, source: WeightSource, options: ConvertOptions) -> None:
+    write_megatron_ranks(folder, *source, degrees=options.degrees, implementation=options.implementation)
 
 
 def _require_model(
     read: Callable[[Path, Architecture], StoredModel],
 ) -> Callable[[Path, Architecture | None], StoredModel]:
-    """Reading of a folder that does not say which model it has."""
+    """Return a reader of folders that do not say which model they have."""
 
     def found(folder: Path, architecture: Architecture | None) -> StoredModel:
         if architecture is None:
@@ -114,14 +117,14 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
 
 
 def detect_format(folder: Path, flag: str) -> WeightFormat:
-    """The format that a folder is in. Raises `InputError` for any other folder."""
-    found = next((one for one in WEIGHT_FORMATS.values() if one.matches(folder)), None)
-    if found is None:
-        titles = ", ".join(one.title for one in WEIGHT_FORMATS.values())
+    """Return the format of a folder. Raises `InputError`, which names `flag`, if it has none."""
+    weight_format = next((candidate for candidate in WEIGHT_FORMATS.values() if candidate.matches(folder)), None)
+    if weight_format is None:
+        titles = ", ".join(candidate.title for candidate in WEIGHT_FORMATS.values())
         raise InputError(f"{flag}: found none of {titles} in {folder}; one of them is required")
-    return found
+    return weight_format
 
 
 def open_stored_model(folder: str | Path, architecture: Architecture | None, flag: str = "--from") -> StoredModel:
-    """The model of a folder in any format. Raises `InputError` where it has none, or another one."""
+    """Open the model of a folder in any format. Raises `InputError` if it has none, or another model."""
     return detect_format(Path(folder), flag).read(Path(folder), architecture)

@@ -1,3 +1,1 @@
-"""MaxText: launches on TPUs and GPUs, mesh axes, and models.
-
-`launch_config.TPU` and `launch_config.GPU` are the targets."""
+"""MaxText: launches on TPUs and GPUs (`launch_config.TPU` and `launch_config.GPU`), mesh axes, and models."""

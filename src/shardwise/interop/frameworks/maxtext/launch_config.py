@@ -1,7 +1,7 @@
-"""MaxText: a YAML over its base.yml, and what starts it: on TPUs a workload of XPK, on GPUs a process for each node.
+"""MaxText: a YAML over its base.yml, and a script that starts it: an XPK workload on TPUs, one process per node on GPUs.
 
-Source of names, types and defaults: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml and types.py; what it requires
-of a launch beside the abilities of its stacks: set_derived_and_validate_values of types.py, logical_axis_rules of base.yml,
+Source of names, types and defaults: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml and types.py; requirements
+beyond the abilities of its stacks: set_derived_and_validate_values of types.py, logical_axis_rules of base.yml,
 layers/pipeline.py, layers/nnx_decoders.py.
 """
 
@@ -46,7 +46,7 @@ from shardwise.interop.text_formats.config_trees import find_yaml, flatten, form
 from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.values.errors import InputError
 
-NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not carry on
+NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not update
 
 
 def _uses_rings(launch: Launch) -> bool:
@@ -157,8 +157,8 @@ PRECISIONS: Mapping[str, Mapping[str, Options]] = {
         "fp8_current": {"quantization": "te_fp8_currentscaling"}, "mxfp8": {"quantization": "te_mxfp8"},
     },
 }  # fmt: skip
-# Chips as XPK names them, and how much each counts in the number of a slice's type: of v4, v5p and v7x its two cores. Source:
-# docs/run_maxtext/run_maxtext_via_xpk.md; utils/accelerator_to_spec_map.py.
+# XPK's name of each chip, and what one chip adds to the number in a slice's type: v4, v5p and v7x count both of their cores.
+# Source: docs/run_maxtext/run_maxtext_via_xpk.md; utils/accelerator_to_spec_map.py.
 XPK_CHIPS = {
     "tpu-v4": ("v4", 2),
     "tpu-v5e": ("v5litepod", 1),
@@ -173,18 +173,20 @@ def _precision_options(hardware: str, launch: Launch) -> Options:
     return PRECISIONS[hardware].get(name, {})
 
 
-def _read_precision(hardware: str, given: OptionReader) -> Mapping[str, Any]:
-    said = {name: given.get(name, usual) for name, usual in DEFAULT_DTYPES.items()}
-    if said["quantization"] == "te_fp8_delayedscaling":
-        said["quantization"] = "fp8"  # one scale for a tensor, from earlier steps, as flax has it
-    of = PRECISIONS[hardware]
-    found = next((name for name, options in of.items() if {**DEFAULT_DTYPES, **options} == said), None)
-    if found is None:
+def _read_precision(hardware: str, reader: OptionReader) -> Mapping[str, Any]:
+    dtypes = {name: reader.get(name, default) for name, default in DEFAULT_DTYPES.items()}
+    if dtypes["quantization"] == "te_fp8_delayedscaling":
+        dtypes["quantization"] = "fp8"  # one scale per tensor from earlier steps, as in flax
+    precisions = PRECISIONS[hardware]
+    precision = next((name for name, options in precisions.items() if {**DEFAULT_DTYPES, **options} == dtypes), None)
+    if precision is None:
         raise InputError(
-            f"{', '.join(f'{name} {value}' for name, value in said.items() if value)}: no precision here; one of "
-            + "; ".join(f"{name} ({_format_options({**DEFAULT_DTYPES, **options})})" for name, options in of.items())
+            f"{', '.join(f'{name} {value}' for name, value in dtypes.items() if value)}: no precision here; one of "
+            + "; ".join(
+                f"{name} ({_format_options({**DEFAULT_DTYPES, **options})})" for name, options in precisions.items()
+            )
         )
-    return {"job.precision": found}
+    return {"job.precision": precision}
 
 
 def _format_options(options: Options) -> str:
@@ -196,15 +198,16 @@ def _mappings(hardware: str) -> tuple[OptionMapping, ...]:
         *MODEL_MAPPINGS,
         *layout_mappings(hardware),
         OptionMapping(partial(_precision_options, hardware), partial(_read_precision, hardware)),
-        OptionMapping(lambda launch: {}, lambda given: {"job.loss": "streamed"}),
+        OptionMapping(lambda launch: {}, lambda reader: {"job.loss": "streamed"}),
         map_names("job.optimizer", "opt_type", {"adamw": "adamw"}, "adamw"),
         add_options("hardware", "run_name", "base_config", "dataset_type", "enable_checkpointing", "attention",
-                    "use_tokamax_splash", "model_name", "global_parameter_scale", "packing", say=partial(_run_options, hardware)),
+                    "use_tokamax_splash", "model_name", "global_parameter_scale", "packing",
+                    to_options=partial(_run_options, hardware)),
     )  # fmt: skip
 
 
 def _run_options(hardware: str, launch: Launch) -> Options:
-    """What a run has that no plan says: synthetic data until somebody names others."""
+    """Return options that every run needs and no plan has: synthetic data, until the user names other data."""
     kernels = {"attention": "flash"} if hardware == "tpu" else {"attention": "cudnn_flash_te", "packing": False}
     return {
         "hardware": hardware,
@@ -221,7 +224,7 @@ def _write_files(hardware: str, options: Options, launch: Launch) -> LaunchFiles
 
 
 def _script_text(hardware: str, launch: Launch) -> str:
-    machines, parts = launch.machines, num_slices(launch.machines)
+    machines, slices = launch.machines, num_slices(launch.machines)
     head = "#!/bin/bash\n# {}.\nset -euo pipefail\n"
     if hardware == "gpu":
         return (
@@ -231,11 +234,11 @@ def _script_text(hardware: str, launch: Launch) -> str:
             f'CONFIG="$(cd "$(dirname "$0")" && pwd)/{CONFIG}"\ncd "${{MAXTEXT:?}}"\n'
             f'python3 -m {PROGRAM} "$CONFIG" base_output_directory="${{OUTPUT:?a folder or bucket}}"\n'
         )
-    name, counted = XPK_CHIPS.get(machines.chip, (machines.chip, 1))
+    name, cores_per_chip = XPK_CHIPS.get(machines.chip, (machines.chip, 1))
     return head.format("A workload of XPK on GKE, whose image has this folder's config.yml") + " \\\n  ".join((
         'xpk workload create --cluster "${CLUSTER:?}" --workload "${RUN_NAME:?}"',
         '--base-docker-image "${IMAGE:-maxtext_base_image}"',
-        f"--tpu-type {name}-{machines.num_devices // parts * counted} --num-slices {parts}",
+        f"--tpu-type {name}-{machines.num_devices // slices * cores_per_chip} --num-slices {slices}",
         f'--command "python3 -m {PROGRAM} ${{CONFIG:-src/maxtext/configs/{CONFIG}}} '
         'base_output_directory=${OUTPUT:?a bucket}"\n',
     ))  # fmt: skip
@@ -250,18 +253,20 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
     ]
     if any(name.endswith((".yml", ".yaml")) for name in files) or not scripts:
         name, text = find_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
-        found = flatten(parse_yaml(text, name), table)
+        options = flatten(parse_yaml(text, name), table)
     else:
-        found = parse_assignments(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
-    found = {name: None if value == "None" else value for name, value in found.items()}
-    found = {name: value for name, value in found.items() if value is not None or name not in table}
-    require_types(found, table)
-    on = str(found.get("hardware", "tpu")).removesuffix("_multiprocess")
-    if on != hardware:
+        options = parse_assignments(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
+    options = {name: None if value == "None" else value for name, value in options.items()}
+    options = {name: value for name, value in options.items() if value is not None or name not in table}
+    require_types(options, table)
+    file_hardware = str(options.get("hardware", "tpu")).removesuffix("_multiprocess")
+    if file_hardware != hardware:
         raise InputError(
-            f"hardware: found {on}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
+            f"hardware: found {file_hardware}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
         )
-    return {"opt_type": "adamw", **expand_name(found)} if found.get("opt_type") == "adam_pax" else expand_name(found)
+    return (
+        {"opt_type": "adamw", **expand_name(options)} if options.get("opt_type") == "adam_pax" else expand_name(options)
+    )
 
 
 def _notes(launch: Launch) -> Iterator[str]:

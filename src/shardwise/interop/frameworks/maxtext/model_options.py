@@ -1,4 +1,4 @@
-"""How MaxText's options express a model: a decoder block with base_* sizes, or the name of one of its models.
+"""MaxText's options for a model: a decoder block with base_* sizes, or the name of one of its models.
 
 Source: MaxText at e591f30 (2026-08-22), src/maxtext/configs/base.yml, types.py and configs/models, layers/attentions.py,
 models/*.py.
@@ -25,7 +25,7 @@ ACTIVATIONS: Mapping[str, list[str]] = {
 }  # fmt: skip
 MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
-PAIRED_BLOCK = "gemma2"  # a layer of this block is two of the model: one with a window, and one that sees everything
+PAIRED_BLOCK = "gemma2"  # its decoder layer is two of the model's: one with a window, one with global attention
 BLOCKS = (
     "llama2",
     "mistral",
@@ -39,13 +39,13 @@ BLOCKS = (
     "gpt_oss",
     "deepseek",
 )
-# Options of models that no architecture here has, with the only value that can be read.
+# Options of models that no architecture here describes, with the only readable value.
 UNPRICED: Mapping[str, object] = {
     "use_indexer": False, "moba": False, "mhc_expansion_rate": 1, "engram_layers": [], "share_kv_projections": False,
     "interleave_moe_layer_step": 1, "enable_diloco": False, "use_multimodal": False, "num_kv_shared_layers": 0,
     "hidden_size_per_layer_input": 0, "nope_layer_interval": -1, "capacity_factor": -1.0, "partial_rotary_factor": 1.0,
 }  # fmt: skip
-# base.yml's values of the options of a model.
+# The defaults of a model's options in base.yml.
 BASE_OPTIONS: Mapping[str, Any] = {
     "decoder_block": "llama2", "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
     "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000, "mlp_activations": ["silu", "linear"],
@@ -62,7 +62,7 @@ BASE_OPTIONS: Mapping[str, Any] = {
 
 
 def decoder_block(model: Architecture) -> str:
-    """The decoder block that a model is most like; what it has beside that block's own does not come back."""
+    """Return the decoder block nearest to a model. What the block cannot express is lost when the options are read back."""
     numerics = model.numerics
     kinds = {
         "deepseek": bool(model.kv_lora_rank), "gpt_oss": model.sinks, "gpt3": model.structure.has_learned_positions,
@@ -73,19 +73,19 @@ def decoder_block(model: Architecture) -> str:
 
 
 def layers_per_block(block: str) -> int:
-    """Layers of a model that one decoder layer of MaxText is."""
+    """Return how many of the model's layers one decoder layer of MaxText has."""
     return 2 if block == PAIRED_BLOCK else 1
 
 
 def num_blocks(model: Architecture) -> int:
-    """Decoder layers of MaxText, which stages of a pipeline are made of."""
+    """Return the number of MaxText's decoder layers, which pipeline stages consist of."""
     return model.num_layers // layers_per_block(decoder_block(model))
 
 
 def _model_options(launch: Launch) -> Options:
     model, block = launch.model, decoder_block(launch.model)
     numerics = model.numerics
-    said = {
+    options = {
         "decoder_block": block, "base_emb_dim": model.d_model, "base_num_query_heads": model.num_heads,
         "base_num_kv_heads": model.num_kv_heads, "base_mlp_dim": model.dense_d_ff or model.d_ff,
         "base_num_decoder_layers": num_blocks(model),
@@ -96,29 +96,29 @@ def _model_options(launch: Launch) -> Options:
         "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,
         **_expert_options(model, block), **_block_options(model, block),
     }  # fmt: skip
-    return {name: value for name, value in said.items() if value != BASE_OPTIONS[name] or name == "decoder_block"}
+    return {name: value for name, value in options.items() if value != BASE_OPTIONS[name] or name == "decoder_block"}
 
 
 def _expert_options(model: Architecture, block: str) -> Options:
     if not model.num_experts:
         return {}
     gating, numerics = model.numerics.gating, model.numerics
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "num_experts": model.num_experts, "num_experts_per_tok": model.experts_per_token, "base_moe_mlp_dim": model.d_ff,
     }  # fmt: skip
     if block == "qwen3_moe":
-        said["norm_topk_prob"] = numerics.normalised_gates
+        options["norm_topk_prob"] = numerics.normalised_gates
     if block == "deepseek":
-        said |= {
+        options |= {
             "first_num_dense_layers": model.num_dense_layers, "shared_experts": model.shared_expert_width // model.d_ff,
             "routed_scaling_factor": gating.scale, "routed_score_func": gating.scores, "routed_bias": gating.scores == "sigmoid",
             **({"n_routing_groups": gating.groups, "topk_routing_group": gating.chosen_groups} if gating.groups > 1 else {}),
         }  # fmt: skip
-    return said
+    return options
 
 
 def _block_options(model: Architecture, block: str) -> Options:
-    """Options that a model of a block has by its kind."""
+    """Return the options that a kind of block needs."""
     match block:
         case "deepseek":
             return {"attention_type": "mla", "q_lora_rank": model.q_lora_rank, "kv_lora_rank": model.kv_lora_rank,
@@ -143,86 +143,94 @@ def _block_options(model: Architecture, block: str) -> Options:
     return {}
 
 
-def _read_model(given: OptionReader) -> Mapping[str, Any]:
-    of = _read_model_options(given)
-    block, latent = of["decoder_block"], of["attention_type"] == "mla"
+def _read_model(reader: OptionReader) -> Mapping[str, Any]:
+    options = _read_model_options(reader)
+    block, latent = options["decoder_block"], options["attention_type"] == "mla"
     return {
-        "model.d_model": of["base_emb_dim"], "model.num_heads": of["base_num_query_heads"],
-        "model.num_kv_heads": of["base_num_query_heads"] if latent else of["base_num_kv_heads"],
-        "model.num_layers": of["base_num_decoder_layers"] * layers_per_block(block), "model.vocab_size": of["vocab_size"],
-        "model.mlp": MLPS[tuple(of["mlp_activations"])], "model.tied_embeddings": of["logits_via_embedding"],
-        "model.num_predict_layers": of["mtp_num_layers"], "numerics.norm_epsilon": of["normalization_layer_epsilon"],
-        "numerics.rotary.base": float(of["rope_max_timescale"]), "numerics.attention_cap": of["attn_logits_soft_cap"] or None,
-        "numerics.logit_cap": of["final_logits_soft_cap"] or None, "model.head_dim": of["head_dim"],
-        **_read_experts(of, block), **_read_block(of, block),
+        "model.d_model": options["base_emb_dim"], "model.num_heads": options["base_num_query_heads"],
+        "model.num_kv_heads": options["base_num_query_heads"] if latent else options["base_num_kv_heads"],
+        "model.num_layers": options["base_num_decoder_layers"] * layers_per_block(block),
+        "model.vocab_size": options["vocab_size"], "model.mlp": MLPS[tuple(options["mlp_activations"])],
+        "model.tied_embeddings": options["logits_via_embedding"], "model.num_predict_layers": options["mtp_num_layers"],
+        "numerics.norm_epsilon": options["normalization_layer_epsilon"],
+        "numerics.rotary.base": float(options["rope_max_timescale"]),
+        "numerics.attention_cap": options["attn_logits_soft_cap"] or None,
+        "numerics.logit_cap": options["final_logits_soft_cap"] or None, "model.head_dim": options["head_dim"],
+        **_read_experts(options, block), **_read_block(options, block),
     }  # fmt: skip
 
 
-def _read_model_options(given: OptionReader) -> Options:
-    """The options of a model with base.yml's where none are given. Raises `InputError` for what no architecture here is."""
-    wrong = [name for name, only in UNPRICED.items() if given.get(name, only) != only]
-    if wrong:
+def _read_model_options(reader: OptionReader) -> Options:
+    """Return the model's options with base.yml's defaults. Raises `InputError` for models that no architecture here describes."""
+    unreadable = [name for name, accepted in UNPRICED.items() if reader.get(name, accepted) != accepted]
+    if unreadable:
         raise InputError(
-            *(f"{name}: found {given.get(name)!r}; {UNPRICED[name]!r} is what can be read" for name in wrong)
+            *(f"{name}: found {reader.get(name)!r}; {UNPRICED[name]!r} is what can be read" for name in unreadable)
         )
-    of = {name: given.get(name, default) for name, default in BASE_OPTIONS.items()}
-    block = "llama2" if of["decoder_block"] == "default" else of["decoder_block"]
+    options = {name: reader.get(name, default) for name, default in BASE_OPTIONS.items()}
+    block = "llama2" if options["decoder_block"] == "default" else options["decoder_block"]
     if block not in BLOCKS:
         raise InputError(f"decoder_block: found {block!r}; one of {', '.join(BLOCKS)} is what can be read")
-    if tuple(of["mlp_activations"]) not in MLPS:
+    if tuple(options["mlp_activations"]) not in MLPS:
         raise InputError(
-            f"mlp_activations: found {of['mlp_activations']}; one of {', '.join(map(str, MLPS))} is what can be read"
+            f"mlp_activations: found {options['mlp_activations']}; one of {', '.join(map(str, MLPS))} is what can be read"
         )
-    if of["attention_type"] not in ("global", "mla") or (of["attention_type"] == "mla") is not (block == "deepseek"):
+    if options["attention_type"] not in ("global", "mla") or (options["attention_type"] == "mla") is not (
+        block == "deepseek"
+    ):
         raise InputError(
-            f"attention_type: found {of['attention_type']!r} with {block}; mla with deepseek, else global, can be read"
+            f"attention_type: found {options['attention_type']!r} with {block}; mla with deepseek, else global, can be read"
         )
-    return {**of, "decoder_block": block}
+    return {**options, "decoder_block": block}
 
 
-def _read_experts(of: Options, block: str) -> Mapping[str, Any]:
-    if of["num_experts"] <= 1:
-        return {"model.d_ff": of["base_mlp_dim"]}
-    dense, width = of["first_num_dense_layers"] if block == "deepseek" else 0, of["base_moe_mlp_dim"]
+def _read_experts(options: Options, block: str) -> Mapping[str, Any]:
+    if options["num_experts"] <= 1:
+        return {"model.d_ff": options["base_mlp_dim"]}
+    dense, width = options["first_num_dense_layers"] if block == "deepseek" else 0, options["base_moe_mlp_dim"]
     grouped = {
-        "numerics.gating.groups": of["n_routing_groups"],
-        "numerics.gating.chosen_groups": of["topk_routing_group"],
+        "numerics.gating.groups": options["n_routing_groups"],
+        "numerics.gating.chosen_groups": options["topk_routing_group"],
     }
     return {
-        "model.num_experts": of["num_experts"], "model.experts_per_token": of["num_experts_per_tok"],
-        "model.d_ff": width if width > 0 else of["base_mlp_dim"], "model.num_dense_layers": dense,
-        "model.dense_d_ff": of["base_mlp_dim"] if dense else 0,
-        "model.shared_expert_width": of["shared_experts"] * width if block == "deepseek" else 0,
-        "numerics.normalised_gates": of["norm_topk_prob"] or block != "qwen3_moe",
-        "numerics.gating.scores": of["routed_score_func"] or "softmax", "numerics.gating.scale": of["routed_scaling_factor"],
-        **(grouped if of["n_routing_groups"] > 1 else {}),
+        "model.num_experts": options["num_experts"], "model.experts_per_token": options["num_experts_per_tok"],
+        "model.d_ff": width if width > 0 else options["base_mlp_dim"], "model.num_dense_layers": dense,
+        "model.dense_d_ff": options["base_mlp_dim"] if dense else 0,
+        "model.shared_expert_width": options["shared_experts"] * width if block == "deepseek" else 0,
+        "numerics.normalised_gates": options["norm_topk_prob"] or block != "qwen3_moe",
+        "numerics.gating.scores": options["routed_score_func"] or "softmax",
+        "numerics.gating.scale": options["routed_scaling_factor"],
+        **(grouped if options["n_routing_groups"] > 1 else {}),
     }  # fmt: skip
 
 
-def _read_block(of: Options, block: str) -> Mapping[str, Any]:
+def _read_block(options: Options, block: str) -> Mapping[str, Any]:
     window = (
-        {"model.sliding_window": of["sliding_window_size"], "model.global_every": 2}
-        if of["sliding_window_size"]
+        {"model.sliding_window": options["sliding_window_size"], "model.global_every": 2}
+        if options["sliding_window_size"]
         else {}
     )
     match block:
         case "deepseek":
-            return {"model.kv_lora_rank": of["kv_lora_rank"], "model.q_lora_rank": of["q_lora_rank"],
-                    "model.rope_head_dim": of["qk_rope_head_dim"], "model.v_head_dim": of["v_head_dim"],
-                    "model.head_dim": of["qk_nope_head_dim"] + of["qk_rope_head_dim"]}  # fmt: skip
+            return {"model.kv_lora_rank": options["kv_lora_rank"], "model.q_lora_rank": options["q_lora_rank"],
+                    "model.rope_head_dim": options["qk_rope_head_dim"], "model.v_head_dim": options["v_head_dim"],
+                    "model.head_dim": options["qk_nope_head_dim"] + options["qk_rope_head_dim"]}  # fmt: skip
         case "gpt_oss":
-            return {"model.sinks": of["attention_sink"], "model.bias": OSS_BIASES, **window}
+            return {"model.sinks": options["attention_sink"], "model.bias": OSS_BIASES, **window}
         case "gpt3":
             return {"model.norm": "layer", "model.norm_bias": True, "model.positions": "learned", "model.bias": GPT3_BIASES,
-                    "model.max_positions": of["trainable_position_size"]}  # fmt: skip
+                    "model.max_positions": options["trainable_position_size"]}  # fmt: skip
         case "gemma" | "gemma2":
-            gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(of["base_emb_dim"])}
-            both = of["use_post_attn_norm"] and of["use_post_ffw_norm"]
-            return {**gemma, **({"model.post_norms": both, **window} if block == PAIRED_BLOCK else {})}
+            gemma = {"numerics.norm_offset": 1.0, "numerics.embedding_scale": math.sqrt(options["base_emb_dim"])}
+            has_post_norms = options["use_post_attn_norm"] and options["use_post_ffw_norm"]
+            return {**gemma, **({"model.post_norms": has_post_norms, **window} if block == PAIRED_BLOCK else {})}
         case "qwen2":
-            return {"model.bias": ("qkv",) if of["attention_bias"] else (), "model.qk_norm": of["use_qk_norm"]}
+            return {
+                "model.bias": ("qkv",) if options["attention_bias"] else (),
+                "model.qk_norm": options["use_qk_norm"],
+            }
         case "qwen3" | "qwen3_moe":
-            return {"model.qk_norm": of["use_qk_norm"]}
+            return {"model.qk_norm": options["use_qk_norm"]}
     return {}
 
 
@@ -231,7 +239,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (OptionMapping(_model_options, _read
 
 @cache
 def known_models() -> Mapping[str, Options]:
-    """The options of each of MaxText's models by its name, from the package's table."""
+    """Return the options of each of MaxText's models by name, from the package's table."""
     text = (
         resources.files("shardwise.interop.frameworks")
         .joinpath("options", "maxtext_models.csv")
@@ -242,47 +250,49 @@ def known_models() -> Mapping[str, Options]:
 
 
 def shorten_to_name(options: Options) -> Options:
-    """Options of a model with the name of MaxText's in their place, where one has the same; else as they are."""
-    own = {name: options.get(name, default) for name, default in BASE_OPTIONS.items()}
-    sayable = option_table("maxtext")["model_name"].choices
-    for name, theirs in known_models().items():
-        same = {
+    """Return options with the name of one of MaxText's models in place of its sizes, if one has the same; else unchanged."""
+    model_options = {name: options.get(name, default) for name, default in BASE_OPTIONS.items()}
+    accepted_names = option_table("maxtext")["model_name"].choices
+    for name, named_options in known_models().items():
+        matches = {
             **BASE_OPTIONS,
-            **{key: value for key, value in theirs.items() if key in BASE_OPTIONS},
-        } == own and not _unpriced_options(theirs)
-        if same and name in sayable:
+            **{key: value for key, value in named_options.items() if key in BASE_OPTIONS},
+        } == model_options and not _unpriced_options(named_options)
+        if matches and name in accepted_names:
             return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE_OPTIONS}}
     return options
 
 
 def expand_name(options: Options) -> Options:
-    """Options with those of the model that they name, which take their place, and with a scale of all sizes worked in.
+    """Return options with those of the model that they name, and with a scale of all sizes applied.
 
     Raises `InputError` for a name that the release does not have.
     """
     name = str(options.get("model_name", "default")).replace("-Instruct", "")
     if name != "default":
         if name not in known_models():
-            near = did_you_mean(name, known_models())
-            raise InputError(f"model_name: found {name!r}{near}; a model of configs/models is required")
-        theirs = known_models()[name]
-        given = options if options.get("override_model_config") else {}
-        options = {**options, **{key: value for key, value in theirs.items() if key not in given}}
+            suggestion = did_you_mean(name, known_models())
+            raise InputError(f"model_name: found {name!r}{suggestion}; a model of configs/models is required")
+        named_options = known_models()[name]
+        overrides = options if options.get("override_model_config") else {}
+        options = {**options, **{key: value for key, value in named_options.items() if key not in overrides}}
     return _scale_sizes(options, options.get("global_parameter_scale", 1))
 
 
 def _scale_sizes(options: Options, scale: object) -> Options:
-    """Sizes times powers of two. Source: types.py, get_individual_scales: heads and MLP first, then width, then layers."""
+    """Multiply sizes by powers of two. Source: types.py, get_individual_scales: heads and MLP first, then width, then layers."""
     if scale == 1:
         return options
     if not isinstance(scale, int) or scale < 1 or scale & (scale - 1) or scale > 2**30:
         raise InputError(f"global_parameter_scale: found {scale!r}; a power of two is required")
-    layers, rest = divmod(scale.bit_length() - 1, 3)
-    wide, model = layers + (rest > 0), layers + (rest > 1)
-    by = {"base_num_query_heads": wide, "base_num_kv_heads": wide, "base_mlp_dim": wide, "base_moe_mlp_dim": wide,
-          "base_emb_dim": model, "base_num_decoder_layers": layers}  # fmt: skip
-    sizes = {name: options.get(name, BASE_OPTIONS[name]) for name in by}
-    return {**options, **{name: size * 2 ** by[name] if size > 0 else size for name, size in sizes.items()}}
+    layer_doublings, remainder = divmod(scale.bit_length() - 1, 3)
+    head_doublings, width_doublings = layer_doublings + (remainder > 0), layer_doublings + (remainder > 1)
+    doublings = {
+        "base_num_query_heads": head_doublings, "base_num_kv_heads": head_doublings, "base_mlp_dim": head_doublings,
+        "base_moe_mlp_dim": head_doublings, "base_emb_dim": width_doublings, "base_num_decoder_layers": layer_doublings,
+    }  # fmt: skip
+    sizes = {name: options.get(name, BASE_OPTIONS[name]) for name in doublings}
+    return {**options, **{name: size * 2 ** doublings[name] if size > 0 else size for name, size in sizes.items()}}
 
 
 def _unpriced_options(options: Options) -> list[str]:

@@ -1,7 +1,7 @@
 """Megatron Bridge: a recipe in Python, a function that returns a ConfigContainer.
 
-Fields of a launch are what the arguments of Megatron-LM express, under Bridge's names: the same in snake case, but for those of
-the tables here. Source of names and types: megatron-bridge 0.3.1, training/config.py, models/gpt_provider.py and
+Fields of a launch are written as Megatron-LM's arguments under Bridge's names: the same in snake case, except for those in the
+tables below. Source of names and types: megatron-bridge 0.3.1, training/config.py, models/gpt_provider.py and
 training/mixed_precision.py, with megatron-core 0.16.1.
 """
 
@@ -47,20 +47,17 @@ INVERTED_FIELDS = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
     "disable-bias-linear": "model.add_bias_linear", "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32",
 }  # fmt: skip
-# What Bridge does not say by a field of its own, or says by others (below).
+# Arguments without a field of their own: Bridge lacks them or expresses them by other fields (below).
 UNNAMED_OPTIONS = {"group-query-attention", "max-position-embeddings", "train-samples", "quick-geglu", "swiglu"}
-# Of a recipe that begins with _pretrain_common: what it has where the recipe says nothing.
+# Defaults of a recipe that begins with _pretrain_common.
 COMMON_DEFAULTS: Options = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "train.train_iters": 300_000, "dataset.seq_length": 4096,
     "ddp.use_distributed_optimizer": True, "optimizer.use_distributed_optimizer": True, "ddp.overlap_grad_reduce": True,
     "ddp.overlap_param_gather": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params",
     "mixed_precision": "bf16_mixed", "checkpoint.ckpt_format": "torch_dist",
 }  # fmt: skip
-ALWAYS_SET = (
-    "ddp.use_distributed_optimizer",
-    "ddp.overlap_grad_reduce",
-    "ddp.overlap_param_gather",
-)  # as COMMON has them
+# COMMON_DEFAULTS sets them, so a recipe must say if they are off.
+ALWAYS_SET = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
 ACTIVATION_FUNCTIONS = {
     "swiglu": "torch.nn.functional.silu",
@@ -72,21 +69,21 @@ _FP8_FORMATS = {"": {}, "fp8_delayed_scaling": ("hybrid", "delayed"), "fp8_curre
 
 
 def bridge_field(option: str) -> str | None:
-    """The field of an argument; None where there is none."""
+    """Return Bridge's field for a Megatron-LM argument, or None."""
     if option in RENAMED_FIELDS or option in INVERTED_FIELDS:
         return RENAMED_FIELDS.get(option) or INVERTED_FIELDS[option]
-    name, known = option.replace("-", "_"), option_table(OPTIONS_FILE)
-    return next((f"{section}.{name}" for section in SECTIONS if f"{section}.{name}" in known), None)
+    name, table = option.replace("-", "_"), option_table(OPTIONS_FILE)
+    return next((f"{section}.{name}" for section in SECTIONS if f"{section}.{name}" in table), None)
 
 
 @cache
 def options_by_field() -> Mapping[str, str]:
-    """Arguments of Megatron-LM by field."""
+    """Return Megatron-LM's arguments by Bridge's field."""
     return {field: option for option in option_table("megatron") if (field := bridge_field(option))}
 
 
 def _format_layer_freq(freq: Any) -> str:
-    """Layers of experts as Megatron-LM writes them: dense layers first."""
+    """Return which layers have experts in Megatron-LM's notation: dense layers first."""
     if not isinstance(freq, (list, tuple)) or list(freq) != sorted(freq):
         return str(freq)
     return f"([0]*{freq.count(0)}+[1]*{freq.count(1)})" if 0 in freq else "1"
@@ -97,7 +94,7 @@ def _parse_layer_freq(text: str) -> Any:
     return [0] * dense + [1] * experts
 
 
-# Values that are written otherwise: to Bridge's, and back.
+# Arguments whose values Bridge writes otherwise: functions to Bridge's value, and back.
 VALUE_CONVERTERS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "cp-comm-type": (lambda kinds: kinds[0], lambda kind: list(kind) if isinstance(kind, (list, tuple)) else [kind]),
     "window-size": (
@@ -113,42 +110,39 @@ VALUE_CONVERTERS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def to_bridge(options: Options) -> dict[str, Any]:
-    """The fields that say what arguments of Megatron-LM say."""
-    found: dict[str, Any] = {}
+    """Return Bridge's fields for Megatron-LM's arguments."""
+    fields: dict[str, Any] = {}
     for option, value in options.items():
         field = None if option in UNNAMED_OPTIONS else bridge_field(option)
         if field:
-            found[field] = (
+            fields[field] = (
                 not value
                 if option in INVERTED_FIELDS
                 else VALUE_CONVERTERS[option][0](value)
                 if option in VALUE_CONVERTERS
                 else value
             )
-    found |= {name: found.get(name, False) for name in ALWAYS_SET}
-    found["optimizer.use_distributed_optimizer"] = found["ddp.use_distributed_optimizer"]
-    found["model.cross_entropy_loss_fusion"] = found.get("model.cross_entropy_loss_fusion", False)
-    found["dataset.seq_length"] = found["model.seq_length"]
+    fields |= {name: fields.get(name, False) for name in ALWAYS_SET}
+    fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
+    fields["model.cross_entropy_loss_fusion"] = fields.get("model.cross_entropy_loss_fusion", False)
+    fields["dataset.seq_length"] = fields["model.seq_length"]
     if "train-samples" in options:
-        found["train.train_iters"] = max(round(options["train-samples"] / options["global-batch-size"]), 1)
-    kind = next(name for name, said in ACTIVATIONS.items() if said.items() <= options.items())
-    found |= {"model.activation_func": NameExpr(ACTIVATION_FUNCTIONS[kind]), "model.gated_linear_unit": kind != "gelu"}
+        fields["train.train_iters"] = max(round(options["train-samples"] / options["global-batch-size"]), 1)
+    mlp = next(name for name, arguments in ACTIVATIONS.items() if arguments.items() <= options.items())
+    fields |= {"model.activation_func": NameExpr(ACTIVATION_FUNCTIONS[mlp]), "model.gated_linear_unit": mlp != "gelu"}
     dtype = NameExpr(DTYPES["bf16" if "bf16" in options else "fp16" if "fp16" in options else "fp32"])
     plain = {} if "bf16" in options or "fp16" in options else {"mixed_precision.fp32": True}
-    return {**found, **plain, "mixed_precision.params_dtype": dtype, "mixed_precision.pipeline_dtype": dtype}
+    return {**fields, **plain, "mixed_precision.params_dtype": dtype, "mixed_precision.pipeline_dtype": dtype}
 
 
 def to_megatron(fields: Options) -> dict[str, Any]:
-    """The arguments of Megatron-LM that say what fields say; those that say nothing (None) are left out."""
-    named = {} if fields.get("mixed_precision.fp32") else precision_fields(fields.get("mixed_precision"))
-    said = {
-        **named,
-        **{name: value for name, value in fields.items() if value is not None},
-    }
-    found: dict[str, Any] = {}
+    """Return Megatron-LM's arguments for Bridge's fields; fields that are None are left out."""
+    named_precision = {} if fields.get("mixed_precision.fp32") else precision_fields(fields.get("mixed_precision"))
+    explicit = {**named_precision, **{name: value for name, value in fields.items() if value is not None}}
+    arguments: dict[str, Any] = {}
     for field, option in options_by_field().items():
-        if field in said and option not in UNNAMED_OPTIONS:
-            value = said[field]
+        if field in explicit and option not in UNNAMED_OPTIONS:
+            value = explicit[field]
             value = (
                 not value
                 if option in INVERTED_FIELDS
@@ -156,37 +150,37 @@ def to_megatron(fields: Options) -> dict[str, Any]:
                 if option in VALUE_CONVERTERS
                 else value
             )
-            found |= {} if value is None or value is False else {option: value}
-    length = said.get("model.seq_length", said.get("dataset.seq_length"))
-    found |= {"seq-length": length, "max-position-embeddings": length} if length is not None else {}
-    found |= {"group-query-attention": True} if "num-query-groups" in found else {}
-    found |= {"cross-entropy-loss-fusion": True} if said.get("model.cross_entropy_loss_fusion", True) else {}
-    gate = str(said.get("model.activation_func", "")).split(".")[-1]
-    if said.get("model.gated_linear_unit", False):
-        found |= {"quick-geglu": True} if gate == "quick_gelu" else {"swiglu": True}
-    return found
+            arguments |= {} if value is None or value is False else {option: value}
+    length = explicit.get("model.seq_length", explicit.get("dataset.seq_length"))
+    arguments |= {"seq-length": length, "max-position-embeddings": length} if length is not None else {}
+    arguments |= {"group-query-attention": True} if "num-query-groups" in arguments else {}
+    arguments |= {"cross-entropy-loss-fusion": True} if explicit.get("model.cross_entropy_loss_fusion", True) else {}
+    gate = str(explicit.get("model.activation_func", "")).split(".")[-1]
+    if explicit.get("model.gated_linear_unit", False):
+        arguments |= {"quick-geglu": True} if gate == "quick_gelu" else {"swiglu": True}
+    return arguments
 
 
 def precision_fields(precision: Any) -> dict[str, Any]:
-    """The fields of a precision that has a name: of its text, or of a call of its function."""
+    """Return the fields of a precision that is named by a text or by a call of its function."""
     name = precision.name if isinstance(precision, CallExpr) else str(precision or "")
     name = str(precision.values[0]) if isinstance(precision, CallExpr) and precision.values else name
-    kind, _, rest = name.replace("-", "_").removesuffix("_mixed").partition("_with_")
-    if kind not in ("bf16", "fp16"):
+    base, _, suffix = name.replace("-", "_").removesuffix("_mixed").partition("_with_")
+    if base not in ("bf16", "fp16"):
         return {}
-    found: dict[str, Any] = {f"mixed_precision.{kind}": True, "mixed_precision.grad_reduce_in_fp32": kind == "bf16"}
-    if rest == "nvfp4":
-        return {**found, "mixed_precision.fp4": "e2m1", "mixed_precision.fp4_recipe": "nvfp4"}
-    formats = _FP8_FORMATS.get(rest)
+    fields: dict[str, Any] = {f"mixed_precision.{base}": True, "mixed_precision.grad_reduce_in_fp32": base == "bf16"}
+    if suffix == "nvfp4":
+        return {**fields, "mixed_precision.fp4": "e2m1", "mixed_precision.fp4_recipe": "nvfp4"}
+    formats = _FP8_FORMATS.get(suffix)
     return {
-        **found,
+        **fields,
         **(dict(zip(("mixed_precision.fp8", "mixed_precision.fp8_recipe"), formats, strict=True)) if formats else {}),
     }
 
 
 RECIPE_FILE = "recipe.py"
 PROVIDERS: Mapping[str, Options] = {"GPTModelProvider": {}, "MLAModelProvider": {"model.multi_latent_attention": True}}
-# Fields whose meaning is in several: asked for together (bridge_names.to_megatron).
+# Fields that `to_megatron` combines, so that none of them has an argument of its own.
 JOINT_FIELDS = ("mixed_precision", "mixed_precision.fp32", "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype",
             "model.activation_func", "model.gated_linear_unit", "model.seq_length", "dataset.seq_length", "model.hf_model_id",
             "model.cross_entropy_loss_fusion", "optimizer.use_distributed_optimizer", "comm_overlap")  # fmt: skip
@@ -220,19 +214,19 @@ def _bridge_options(launch: Launch) -> Options:
     return to_bridge(to_options(launch_script.TARGET, launch))
 
 
-def _read_launch(given: OptionReader) -> Mapping[str, Any]:
-    """What the arguments of Megatron-LM would say; a field is asked for where its argument is."""
-    model = given.model or _find_model(given.options)
-    if model is None and "model.hidden_size" not in given.options:
+def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
+    """Read the fields through Megatron-LM's mappings, and record a field as read if its argument was."""
+    model = reader.model or _find_model(reader.options)
+    if model is None and "model.hidden_size" not in reader.options:
         raise InputError(
-            f"model: found {given.options.get('model.hf_model_id')!r}, whose sizes are not known; name the model"
+            f"model: found {reader.options.get('model.hf_model_id')!r}, whose sizes are not known; name the model"
         )
-    said = {**_model_arguments(model), **to_megatron(given.options)}
-    arguments = OptionReader(said, given.machines, problem=launch_script.TARGET.value_problem)
-    parts = from_options(launch_script.TARGET, arguments)
-    for name in (*JOINT_FIELDS, *(field for option in arguments.read_names if (field := bridge_field(option)))):
-        given.get(name)
-    return parts
+    megatron_options = {**_model_arguments(model), **to_megatron(reader.options)}
+    argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
+    launch_fields = from_options(launch_script.TARGET, argument_reader)
+    for name in (*JOINT_FIELDS, *(field for option in argument_reader.read_names if (field := bridge_field(option)))):
+        reader.get(name)
+    return launch_fields
 
 
 def _find_model(options: Options) -> Architecture | None:
@@ -241,25 +235,31 @@ def _find_model(options: Options) -> Architecture | None:
 
 
 def _model_arguments(model: Architecture | None) -> Options:
-    """The sizes of a model that a recipe names, as arguments of Megatron-LM."""
+    """Return the sizes of a model that a recipe names, as Megatron-LM's arguments."""
     if model is None:
         return {}
     job = Job(global_batch_tokens=1, seq_len=1)
     launch = Launch(model=model, job=job, layout=Layout(), machines=Machines(num_devices=1, devices_per_node=1))
-    return {name: value for field in MODEL_MAPPINGS for name, value in field.to_options(launch).items()}
+    return {name: value for mapping in MODEL_MAPPINGS for name, value in mapping.to_options(launch).items()}
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
-    groups: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
         section, _, field = name.partition(".")
-        groups.setdefault(section, {})[field] = value
-    model = groups.pop("model")
+        sections.setdefault(section, {})[field] = value
+    model = sections.pop("model")
     provider = "MLAModelProvider" if model.get("multi_latent_attention") else "GPTModelProvider"
     lines = [f"cfg.model = {provider}(", *(f"    {field}={value!r}," for field, value in model.items()), ")"]
-    made = {"comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig"}
-    lines += [f"cfg.{name} = {CallExpr(kind, (), groups.pop(name))!r}" for name, kind in made.items() if name in groups]
-    lines += [f"cfg.{name}.{field} = {value!r}" for name, own in groups.items() for field, value in own.items()]
+    config_classes = {"comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig"}
+    lines += [
+        f"cfg.{name} = {CallExpr(kind, (), sections.pop(name))!r}"
+        for name, kind in config_classes.items()
+        if name in sections
+    ]
+    lines += [
+        f"cfg.{name}.{field} = {value!r}" for name, settings in sections.items() for field, value in settings.items()
+    ]
     lines += [
         'cfg.tokenizer.tokenizer_type = "NullTokenizer"',
         f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}",
@@ -268,16 +268,16 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    own = [name for name in files if name.endswith(".py")] or [name for name in files if name != README_FILE]
-    recipe = parse_python_config(files[own[0]], own[0])
-    found: dict[str, Any] = {}
+    recipes = [name for name in files if name.endswith(".py")] or [name for name in files if name != README_FILE]
+    recipe = parse_python_config(files[recipes[0]], recipes[0])
+    fields: dict[str, Any] = {}
     for path, value in recipe.values.items():
-        found |= _assigned_fields(path, value)
-    return {**found, **dict.fromkeys(recipe.unread)}
+        fields |= _assigned_fields(path, value)
+    return {**fields, **dict.fromkeys(recipe.unread)}
 
 
 def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
-    """The fields that an assignment sets; what is not understood has a name that no field has."""
+    """Return the fields that an assignment sets; one that is not understood gets a name that no field has."""
     if not isinstance(value, CallExpr):
         return {path: value}
     match = _HUB_CALL.search(value.name)
@@ -287,12 +287,17 @@ def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
         return dict(COMMON_DEFAULTS)
     if path == "" and value.name == "ConfigContainer":
         return {
-            name: one for own, inner in value.keywords.items() for name, one in _assigned_fields(own, inner).items()
+            name: setting
+            for section, call in value.keywords.items()
+            for name, setting in _assigned_fields(section, call).items()
         }
     if path == "mixed_precision" and not value.name.endswith("Config"):
         return {path: value}
     if path and not value.values and (path != "model" or value.name in PROVIDERS):
-        return {**PROVIDERS.get(value.name, {}), **{f"{path}.{name}": one for name, one in value.keywords.items()}}
+        return {
+            **PROVIDERS.get(value.name, {}),
+            **{f"{path}.{name}": setting for name, setting in value.keywords.items()},
+        }
     return {f"{path or 'recipe'} = {value!r}": None}
 
 

@@ -1,7 +1,7 @@
 """Megatron-LM: a script that starts pretrain_gpt.py with its arguments.
 
 Source of names and types: Megatron-LM at d98e8a64 (2026-08-22, Megatron-Core 0.20.0), the parser of
-megatron/training/arguments.py; what it asks of them: validate_args there and TransformerConfig.
+megatron/training/arguments.py; requirements: validate_args there and TransformerConfig.
 """
 
 from __future__ import annotations
@@ -44,11 +44,9 @@ PRECISIONS: Mapping[str, Options] = {
     "fp16_fp32_update": {"fp16": True},
     "fp32": {},
 }  # fmt: skip
-DEFAULT_RECIPES = {
-    "fp8-format": ("fp8-recipe", "delayed"),
-    "fp4-format": ("fp4-recipe", "nvfp4"),
-}  # of a format, and the usual one
-# What tells one precision from another; the precision-aware optimizer alone changes no format, and offloading needs it too.
+# The recipe option of a matmul format, and its default.
+DEFAULT_RECIPES = {"fp8-format": ("fp8-recipe", "delayed"), "fp4-format": ("fp4-recipe", "nvfp4")}
+# Options that tell precisions apart. The precision-aware optimizer does not: alone it changes no dtype, and offloading needs it.
 NUMBER_FORMATS = sorted(
     {name for options in PRECISIONS.values() for name in options} - {"use-precision-aware-optimizer"}
 )
@@ -58,26 +56,37 @@ def _precision_options(launch: Launch) -> Options:
     return PRECISIONS.get(launch.job.precision, {})
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    """The precision whose formats these are; with products in another format the one that has their recipe."""
-    said = {name: given.get(name) for name in NUMBER_FORMATS if given.get(name, False) not in (False, "fp32")}
-    given.get("use-precision-aware-optimizer")
-    for name, (recipe, usual) in DEFAULT_RECIPES.items():
-        said |= {recipe: said.get(recipe, usual)} if name in said else {}
-    told = {
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the precision with these dtypes; if matmuls have their own format, the one with the same recipe for it."""
+    formats = {name: reader.get(name) for name in NUMBER_FORMATS if reader.get(name, False) not in (False, "fp32")}
+    reader.get("use-precision-aware-optimizer")
+    for name, (recipe, default) in DEFAULT_RECIPES.items():
+        formats |= {recipe: formats.get(recipe, default)} if name in formats else {}
+    formats_by_precision = {
         name: {key: options[key] for key in options if key in NUMBER_FORMATS} for name, options in PRECISIONS.items()
     }
-    exact = next((name for name, options in told.items() if options == said), None)
-    asked = [recipe for name, (recipe, _) in DEFAULT_RECIPES.items() if name in said]
-    alike = next((name for name, options in told.items() if asked and options.get(asked[0]) == said[asked[0]]), None)
-    if asked and not alike:
-        known = sorted({options[asked[0]] for options in told.values() if asked[0] in options})
-        raise InputError(f"{asked[0]}: found {said[asked[0]]!r}; one of {', '.join(known)} is what can be read")
-    found = exact or alike or ("fp16_fp32_update" if "fp16" in said else "bf16_fp32_main_gradients")
+    exact = next((name for name, options in formats_by_precision.items() if options == formats), None)
+    recipe_options = [recipe for name, (recipe, _) in DEFAULT_RECIPES.items() if name in formats]
+    same_recipe = next(
+        (
+            name
+            for name, options in formats_by_precision.items()
+            if recipe_options and options.get(recipe_options[0]) == formats[recipe_options[0]]
+        ),
+        None,
+    )
+    if recipe_options and not same_recipe:
+        readable = sorted(
+            {options[recipe_options[0]] for options in formats_by_precision.values() if recipe_options[0] in options}
+        )
+        raise InputError(
+            f"{recipe_options[0]}: found {formats[recipe_options[0]]!r}; one of {', '.join(readable)} is what can be read"
+        )
+    precision = exact or same_recipe or ("fp16_fp32_update" if "fp16" in formats else "bf16_fp32_main_gradients")
     if not exact:
-        words = ", ".join(name if value is True else f"{name}={value}" for name, value in said.items())
-        given.notes.append(f"number formats {words} are priced as {found}")
-    return {"job.precision": found}
+        listed = ", ".join(name if value is True else f"{name}={value}" for name, value in formats.items())
+        reader.notes.append(f"number formats {listed} are priced as {precision}")
+    return {"job.precision": precision}
 
 
 def _sample_options(launch: Launch) -> Options:
@@ -85,11 +94,11 @@ def _sample_options(launch: Launch) -> Options:
     return {"train-samples": round(tokens / launch.job.seq_len)} if tokens else {}
 
 
-def _read_tokens(given: OptionReader) -> Mapping[str, Any]:
-    samples = given.get("train-samples")
-    if samples is None and given.get("train-iters"):
-        samples = given.get("train-iters") * given.require("global-batch-size")
-    return {"job.tokens": float(samples * given.require("seq-length"))} if samples else {}
+def _read_tokens(reader: OptionReader) -> Mapping[str, Any]:
+    samples = reader.get("train-samples")
+    if samples is None and reader.get("train-iters"):
+        samples = reader.get("train-iters") * reader.require("global-batch-size")
+    return {"job.tokens": float(samples * reader.require("seq-length"))} if samples else {}
 
 
 DROPOUTS = ("hidden-dropout", "attention-dropout")
@@ -99,20 +108,20 @@ JOB_MAPPINGS: tuple[OptionMapping, ...] = (
     map_required("job.global_batch_seqs", "global-batch-size"),
     OptionMapping(_precision_options, _read_precision),
     map_names("job.loss", "cross-entropy-loss-fusion", {"fused": True, "unfused": False}, False),
-    add_options("cross-entropy-fusion-impl", say=lambda launch: {}),
+    add_options("cross-entropy-fusion-impl", to_options=lambda launch: {}),
     map_names("job.optimizer", "optimizer", {"adamw": "adam", "lion": "lion"}, "adam"),
     OptionMapping(_sample_options, _read_tokens),
     # Plans have no dropout; Megatron-LM's own default is 0.1 (megatron/training/arguments.py, d98e8a64).
-    add_options(*DROPOUTS, say=lambda launch: dict.fromkeys(DROPOUTS, 0.0)),
+    add_options(*DROPOUTS, to_options=lambda launch: dict.fromkeys(DROPOUTS, 0.0)),
 )
-# What no plan says: data, its tokenizer, learning rate, its schedule, logs, checkpoints. The script asks for the first three.
+# No plan has data, tokenizer, learning rate and its schedule, logs or checkpoints. The script asks for the first three.
 USER_ARGUMENTS = ('--data-path "${DATA_PATH:?a prefix of indexed data}"', '--tokenizer-type HuggingFaceTokenizer',
          '--tokenizer-model "${TOKENIZER:?a tokenizer}"', '--lr "${LR:?a learning rate}"')  # fmt: skip
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
-    words = [" ".join(one) for one in format_flags(options)]
-    arguments = "\n".join(f"  {one}" for one in (*words, *USER_ARGUMENTS))
+    flags = [" ".join(flag) for flag in format_flags(options)]
+    arguments = "\n".join(f"  {line}" for line in (*flags, *USER_ARGUMENTS))
     text = (
         "#!/bin/bash\n# Starts on each node; MEGATRON is a checkout of Megatron-LM.\nset -euo pipefail\n"
         f"export CUDA_DEVICE_MAX_CONNECTIONS={1 if launch.layout.zero_stage < 2 else 32}\n\nARGS=(\n{arguments}\n)\n\n"
@@ -122,13 +131,15 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """The options of a script; what it sources may follow it, and is read as one text with it."""
-    own = {name: text for name, text in files.items() if name != README_FILE}
-    return parse_flags(training_command("\n".join(own.values()), ", ".join(own)).arguments, option_table("megatron"))
+    """Return the options of a script; further files (that it sources) are appended and read as one text."""
+    scripts = {name: text for name, text in files.items() if name != README_FILE}
+    return parse_flags(
+        training_command("\n".join(scripts.values()), ", ".join(scripts)).arguments, option_table("megatron")
+    )
 
 
 def _missing_modules(launch: Launch) -> list[str]:
-    """Modules to run again that a model has none of: TransformerConfig refuses them, or they do nothing."""
+    """Return modules to recompute that the model lacks: TransformerConfig refuses them, or they do nothing."""
     return [name for name in parse_modules(launch.layout.recompute) if not MODULES[name].applies_to(launch.model)]
 
 

@@ -1,4 +1,4 @@
-"""What of a model's sizes the arguments of Megatron-LM's pretraining scripts say."""
+"""Megatron-LM's pretraining arguments for a model's sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardwise.interop.launches.target import (
 from shardwise.model.numerics import SWIGLU_CLAMP
 from shardwise.values.errors import InputError
 
-# What makes each MLP; 7.0 and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py, CLAMP and CLAMPED_SLOPE).
+# The options of each MLP. The clamp and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py).
 ACTIVATIONS: Mapping[str, Options] = {
     "swiglu": {"swiglu": True},
     "clamped_swiglu": {"quick-geglu": True, "glu-linear-offset": 1.0, "activation-func-clamp-value": SWIGLU_CLAMP},
@@ -35,10 +35,10 @@ def _head_options(launch: Launch) -> Options:
     return {"group-query-attention": True, "num-query-groups": model.num_kv_heads}
 
 
-def _read_heads(given: OptionReader) -> Mapping[str, Any]:
-    heads = given.require("num-attention-heads")
-    grouped = given.get("group-query-attention", False)
-    return {"model.num_kv_heads": given.get("num-query-groups", 1) if grouped else heads}
+def _read_heads(reader: OptionReader) -> Mapping[str, Any]:
+    heads = reader.require("num-attention-heads")
+    grouped = reader.get("group-query-attention", False)
+    return {"model.num_kv_heads": reader.get("num-query-groups", 1) if grouped else heads}
 
 
 def _head_dim_options(launch: Launch) -> Options:
@@ -48,17 +48,17 @@ def _head_dim_options(launch: Launch) -> Options:
     return {} if model.head_dim * model.num_heads == model.d_model else {"kv-channels": model.head_dim}
 
 
-def _read_head_dim(given: OptionReader) -> Mapping[str, Any]:
-    if given.get("multi-latent-attention", False):
-        rotary = given.get("qk-pos-emb-head-dim", 64)
+def _read_head_dim(reader: OptionReader) -> Mapping[str, Any]:
+    if reader.get("multi-latent-attention", False):
+        rotary = reader.get("qk-pos-emb-head-dim", 64)
         return {
-            "model.kv_lora_rank": given.get("kv-lora-rank", 32), "model.q_lora_rank": given.get("q-lora-rank", 0),
-            "model.rope_head_dim": rotary, "model.head_dim": given.get("qk-head-dim", 128) + rotary,
-            "model.v_head_dim": given.get("v-head-dim", 128),
+            "model.kv_lora_rank": reader.get("kv-lora-rank", 32), "model.q_lora_rank": reader.get("q-lora-rank", 0),
+            "model.rope_head_dim": rotary, "model.head_dim": reader.get("qk-head-dim", 128) + rotary,
+            "model.v_head_dim": reader.get("v-head-dim", 128),
         }  # fmt: skip
     return {
-        "model.head_dim": given.get("kv-channels")
-        or given.require("hidden-size") // given.require("num-attention-heads")
+        "model.head_dim": reader.get("kv-channels")
+        or reader.require("hidden-size") // reader.require("num-attention-heads")
     }
 
 
@@ -82,7 +82,7 @@ def _bias_options(launch: Launch) -> Options:
 
 
 def _default_biases(experts: bool, dense: bool) -> tuple[str, ...]:
-    """Projections that have a bias where nothing says otherwise."""
+    """Return the projections that have a bias by default."""
     return (
         *("qkv", "attention_out"),
         *(("mlp",) if dense or not experts else ()),
@@ -90,10 +90,10 @@ def _default_biases(experts: bool, dense: bool) -> tuple[str, ...]:
     )
 
 
-def _read_biases(given: OptionReader) -> Mapping[str, Any]:
-    added = ("qkv",) if given.get("add-qkv-bias", False) else ()
-    every = _default_biases(bool(given.get("num-experts")), bool(_DENSE_FIRST.match(_expert_layer_text(given))))
-    return {"model.bias": added if given.get("disable-bias-linear", False) else every}
+def _read_biases(reader: OptionReader) -> Mapping[str, Any]:
+    added = ("qkv",) if reader.get("add-qkv-bias", False) else ()
+    default = _default_biases(bool(reader.get("num-experts")), bool(_DENSE_FIRST.match(_expert_layer_text(reader))))
+    return {"model.bias": added if reader.get("disable-bias-linear", False) else default}
 
 
 def _mlp_options(launch: Launch) -> Options:
@@ -108,35 +108,37 @@ def _expert_layer_options(launch: Launch) -> Options:
     return {"moe-layer-freq": f"([0]*{dense}+[1]*{layers - dense})"} if dense else {}
 
 
-def _expert_layer_text(given: OptionReader) -> str:
-    return str(given.get("moe-layer-freq", "1")).replace(" ", "")
+def _expert_layer_text(reader: OptionReader) -> str:
+    return str(reader.get("moe-layer-freq", "1")).replace(" ", "")
 
 
-def _read_mlp(given: OptionReader) -> Mapping[str, Any]:
-    wide = given.get("ffn-hidden-size") or 4 * given.require("hidden-size")
-    frequency = _expert_layer_text(given)
-    parts: dict[str, Any] = {"model.d_ff": wide}
-    if not given.get("num-experts"):
-        return parts
-    parts["model.d_ff"] = given.get("moe-ffn-hidden-size", wide)
+def _read_mlp(reader: OptionReader) -> Mapping[str, Any]:
+    width = reader.get("ffn-hidden-size") or 4 * reader.require("hidden-size")
+    frequency = _expert_layer_text(reader)
+    launch_fields: dict[str, Any] = {"model.d_ff": width}
+    if not reader.get("num-experts"):
+        return launch_fields
+    launch_fields["model.d_ff"] = reader.get("moe-ffn-hidden-size", width)
     match = _DENSE_FIRST.match(frequency)
     if match:
-        return {**parts, "model.num_dense_layers": int(match[1]), "model.dense_d_ff": wide}
+        return {**launch_fields, "model.num_dense_layers": int(match[1]), "model.dense_d_ff": width}
     if frequency != "1":
         raise InputError(
             f"moe-layer-freq: found {frequency!r}; 1 or ([0]*M+[1]*N), dense layers first, is what can be read"
         )
-    return parts
+    return launch_fields
 
 
 def _activation_options(launch: Launch) -> Options:
     return ACTIVATIONS.get(launch.model.mlp, {})
 
 
-def _read_activation(given: OptionReader) -> Mapping[str, Any]:
-    """The MLP whose options are given; one with other values of them has the same gates."""
-    made = {name: {key: given.get(key) for key in options} for name, options in ACTIVATIONS.items()}
-    return {"model.mlp": next(name for name, said in made.items() if any(said.values()) or not said)}
+def _read_activation(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the MLP whose options are set. Only which are set counts: other values of them keep the kind of gate."""
+    options_by_mlp = {name: {key: reader.get(key) for key in options} for name, options in ACTIVATIONS.items()}
+    return {
+        "model.mlp": next(name for name, settings in options_by_mlp.items() if any(settings.values()) or not settings)
+    }
 
 
 def _position_options(launch: Launch) -> Options:
@@ -146,13 +148,13 @@ def _position_options(launch: Launch) -> Options:
     return {"position-embedding-type": kind, "max-position-embeddings": rows}
 
 
-def _read_positions(given: OptionReader) -> Mapping[str, Any]:
+def _read_positions(reader: OptionReader) -> Mapping[str, Any]:
     kinds = {"rope": "rotary", "yarn": "rotary", "learned_absolute": "learned", "none": "none"}
-    kind = given.get("position-embedding-type", "learned_absolute")
-    kind = "rope" if given.get("use-rotary-position-embeddings", False) else kind
+    kind = reader.get("position-embedding-type", "learned_absolute")
+    kind = "rope" if reader.get("use-rotary-position-embeddings", False) else kind
     if kind not in kinds:
         raise InputError(f"position-embedding-type: found {kind!r}; one of {', '.join(kinds)} is what can be read")
-    rows = given.get("max-position-embeddings")
+    rows = reader.get("max-position-embeddings")
     return {"model.positions": kinds[kind], **({"model.max_positions": rows} if kinds[kind] == "learned" else {})}
 
 
@@ -160,8 +162,8 @@ def _norm_options(launch: Launch) -> Options:
     return {"normalization": {"rms": "RMSNorm", "layer": "LayerNorm"}[launch.model.norm]}
 
 
-def _read_norm(given: OptionReader) -> Mapping[str, Any]:
-    layer = given.get("normalization", "LayerNorm") == "LayerNorm"
+def _read_norm(reader: OptionReader) -> Mapping[str, Any]:
+    layer = reader.get("normalization", "LayerNorm") == "LayerNorm"
     return {"model.norm": "layer" if layer else "rms", "model.norm_bias": layer}
 
 
@@ -179,8 +181,8 @@ def _window_options(launch: Launch) -> Options:
     }
 
 
-def _read_window(given: OptionReader) -> Mapping[str, Any]:
-    window, every = given.get("window-size"), given.get("window-attn-skip-freq")
+def _read_window(reader: OptionReader) -> Mapping[str, Any]:
+    window, every = reader.get("window-size"), reader.get("window-attn-skip-freq")
     if window is None:
         return {}
     return {
@@ -195,7 +197,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_required("model.num_heads", "num-attention-heads"),
     OptionMapping(_head_options, _read_heads),
     OptionMapping(_head_dim_options, _read_head_dim),
-    OptionMapping(_latent_options, lambda given: {}),
+    OptionMapping(_latent_options, lambda reader: {}),
     OptionMapping(_mlp_options, _read_mlp),
     OptionMapping(_activation_options, _read_activation),
     OptionMapping(_bias_options, _read_biases),
@@ -206,7 +208,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
         lambda launch: (
             {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.has_rotary else {}
         ),
-        lambda given: {"numerics.rotary.base": float(given.get("rotary-base", 10_000))},
+        lambda reader: {"numerics.rotary.base": float(reader.get("rotary-base", 10_000))},
     ),
     map_value("numerics.rotary.part", "rotary-percent", 1.0),
     map_flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
@@ -215,7 +217,9 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_names("model.num_experts", "num-experts", None, 0),
     OptionMapping(
         lambda launch: {"moe-router-topk": launch.model.experts_per_token} if launch.model.num_experts else {},
-        lambda given: {"model.experts_per_token": given.get("moe-router-topk", 2)} if given.get("num-experts") else {},
+        lambda reader: (
+            {"model.experts_per_token": reader.get("moe-router-topk", 2)} if reader.get("num-experts") else {}
+        ),
     ),
     map_value("model.shared_expert_width", "moe-shared-expert-intermediate-size", 0),
     map_flag("model.shared_gate", "moe-shared-expert-gate"),
@@ -224,7 +228,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_value("numerics.gating.chosen_groups", "moe-router-group-topk", 1),
     map_value("numerics.gating.scale", "moe-router-topk-scaling-factor", 1.0),
     map_flag("numerics.normalised_gates", "moe-router-pre-softmax", inverted=True),
-    OptionMapping(_mtp_options, lambda given: {"model.num_predict_layers": given.get("mtp-num-layers") or 0}),
+    OptionMapping(_mtp_options, lambda reader: {"model.num_predict_layers": reader.get("mtp-num-layers") or 0}),
     map_names("model.sinks", "softmax-type", {False: "vanilla", True: "learnable"}, "vanilla"),
     OptionMapping(_window_options, _read_window),
 )

@@ -1,9 +1,9 @@
-"""Where Megatron-Core's GPTModel keeps each weight, which models it computes, and the names of files in its checkpoint folders.
+"""Tensor names of Megatron-Core's GPTModel, which models it computes, and the names of files in its checkpoint folders.
 
 Source: Megatron-LM at d98e8a64 (2026-08-22, Megatron-Core 0.20.0), the state dicts of the models that it builds on a CPU, and
-models/gpt/gpt_layer_specs.py for the names under Transformer Engine, whose norms are parts of the products behind them. Queries,
-keys and values of a group lie together (attention.py, get_query_key_value_tensors), a gate before what it gates (mlp.py, glu),
-and pairs of latent attention side by side (rope_utils.py, mla_rotary_interleaved).
+models/gpt/gpt_layer_specs.py for the names under Transformer Engine, whose norms are fused into the linear layer that follows.
+Queries, keys and values of a group lie together (attention.py, get_query_key_value_tensors), a gate before what it gates
+(mlp.py, glu), and rotated pairs of latent attention side by side (rope_utils.py, mla_rotary_interleaved).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ TITLE = "GPTModel of Megatron-Core"
 
 
 def require_supported(architecture: Architecture) -> None:
-    """Raise `InputError` that says why it does not compute a model."""
+    """Raise `InputError` with the reasons if GPTModel does not compute a model."""
     raise_problems(
         [f"model {architecture.name}: {TITLE}: {problem}" for problem in MEGATRON_MODELS.problems(architecture)]
     )
 
 
 def _all_biases(architecture: Architecture) -> set[str]:
-    """Projections that have a bias where any but those of queries, keys and values has one (add_bias_linear)."""
+    """Return the projections that have a bias if any besides queries, keys and values has one (add_bias_linear)."""
     experts, dense = architecture.num_experts > 0, architecture.num_dense_layers > 0 or not architecture.num_experts
     return {"qkv", "attention_out", *(("mlp",) if dense else ()), *(("router", "experts") if experts else ())}
 
@@ -56,47 +56,48 @@ MEGATRON_MODELS = SupportedModels(
     },
     conditions=(
         ModelCondition(
-            lambda one: one.norm_bias == (one.norm == "layer"),
+            lambda architecture: architecture.norm_bias == (architecture.norm == "layer"),
             "norms have a bias where they are of kind layer, and none where they are of kind rms; that is required",
         ),
         ModelCondition(
-            lambda one: set(one.bias) in ({*()}, {"qkv"}, _all_biases(one)),
+            lambda architecture: set(architecture.bias) in ({*()}, {"qkv"}, _all_biases(architecture)),
             "projections have biases, but not all of them; none, those of queries, keys and values alone, or all are required",
         ),
         ModelCondition(
-            lambda one: rotary_scaling(one) != "llama3" or _llama3_constants(one) == (1.0, 4.0, 8192),
+            lambda architecture: rotary_scaling(architecture) != "llama3" or _llama3_constants(architecture) == (1.0, 4.0, 8192),
             "frequencies are scaled with other constants than low = 1, high = 4 and 8192 positions, which it has in its code",
         ),
         ModelCondition(
-            lambda one: one.numerics.rotary.part == 1.0 or not one.kv_lora_rank,
+            lambda architecture: architecture.numerics.rotary.part == 1.0 or not architecture.kv_lora_rank,
             "latent attention turns a part of its rotary dims; all of them are required",
         ),
         ModelCondition(
-            lambda one: one.numerics.rotary.width(one.head_dim) % 2 == 0,
+            lambda architecture: architecture.numerics.rotary.width(architecture.head_dim) % 2 == 0,
             "the part of each head that turns has an odd number of dims; an even one is required",
         ),
         ModelCondition(
-            lambda one: not one.num_experts or _divides_gates(one),
+            lambda architecture: not architecture.num_experts or _divides_gates(architecture),
             "gates are divided by their sum where a token takes one expert, or are not where it takes several by their sigmoids; "
             "the other way round is required",
         ),
         ModelCondition(
-            lambda one: one.numerics.gating.groups == 1 or _group_votes(one) == one.numerics.gating.votes,
+            lambda architecture: architecture.numerics.gating.groups == 1
+            or _group_votes(architecture) == architecture.numerics.gating.votes,
             "groups of experts are chosen by other than experts_per_token / chosen_groups of their scores, which is required",
         ),
     ),
 )  # fmt: skip
 
 
-def _divides_gates(one: Architecture) -> bool:
-    """Whether gates are divided by their sum as its router has it (moe_utils.py, topk_routing_with_score_function)."""
-    several, divided = one.experts_per_token > 1, one.numerics.normalised_gates
-    return divided == several if one.numerics.gating.scores == SIGMOID else several or not divided
+def _divides_gates(architecture: Architecture) -> bool:
+    """Return whether gates are divided by their sum as in its router (moe_utils.py, topk_routing_with_score_function)."""
+    takes_several, divided = architecture.experts_per_token > 1, architecture.numerics.normalised_gates
+    return divided == takes_several if architecture.numerics.gating.scores == SIGMOID else takes_several or not divided
 
 
-def _group_votes(one: Architecture) -> int:
-    """How many of a group's scores count (moe_utils.py, group_limited_topk)."""
-    return one.experts_per_token // one.numerics.gating.chosen_groups
+def _group_votes(architecture: Architecture) -> int:
+    """Return how many of a group's scores count (moe_utils.py, group_limited_topk)."""
+    return architecture.experts_per_token // architecture.numerics.gating.chosen_groups
 
 
 def _llama3_constants(architecture: Architecture) -> tuple[float, float, int]:
@@ -106,7 +107,7 @@ def _llama3_constants(architecture: Architecture) -> tuple[float, float, int]:
 
 STACKED = TensorPattern(
     "decoder.layers.", "{layer}"
-)  # all layers in one tensor, as a distributed checkpoint has layers of one kind
+)  # a distributed checkpoint stacks layers of one kind in one tensor
 NUMBERED = TensorPattern("decoder.layers.{layer}.")
 _ENDS = {
     "embedding": TensorPattern("embedding.word_embeddings.weight", "[V]+Z, D"),
@@ -151,15 +152,15 @@ _ROUTER = {
 
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
-    """How the tensors of experts are called, what stands before the dims of each, and what behind the name."""
+    """Tensor names of experts: a prefix and a suffix, and what stands before the dims of each pattern."""
 
     prefix: str
     dims: str = ""
     suffix: str = ""
 
-    def tensor_of(self, module: str, weight: str, layout: str) -> TensorPattern:
-        """A weight of a module of the experts."""
-        return TensorPattern(f"{self.prefix}{module}.{weight}{self.suffix}", f"{self.dims}{layout}")
+    def tensor_of(self, module: str, weight: str, dims: str) -> TensorPattern:
+        """Return the pattern of a weight in a module of the experts."""
+        return TensorPattern(f"{self.prefix}{module}.{weight}{self.suffix}", f"{self.dims}{dims}")
 
 
 DISTRIBUTED_EXPERTS = ExpertNames("mlp.experts.experts.", "{expert}, ")  # of a distributed checkpoint
@@ -169,17 +170,19 @@ DENSE_MLP = ExpertNames("mlp.")
 SHARED_EXPERTS = ExpertNames("mlp.shared_experts.")
 
 
-def _mlp_patterns(kind: ExpertNames, ours: Mapping[str, str], width: str, *, gated: bool) -> dict[str, TensorPattern]:
-    """An MLP of this width, whose gate and what it gates lie one after the other."""
+def _mlp_patterns(
+    kind: ExpertNames, weights: Mapping[str, str], width: str, *, gated: bool
+) -> dict[str, TensorPattern]:
+    """Return the patterns of an MLP by our names; `width` is its hidden dim, and a gate lies before what it gates."""
     gate, up = (f"[{width}]+{width}", f"{width}+[{width}]") if gated else ("", width)
-    found = {
+    patterns = {
         "up": kind.tensor_of("linear_fc1", "weight", f"{up}, D"), "down": kind.tensor_of("linear_fc2", "weight", f"D, {width}"),
         "up.bias": kind.tensor_of("linear_fc1", "bias", up), "down.bias": kind.tensor_of("linear_fc2", "bias", "D"),
     }  # fmt: skip
     if gated:
-        found["gate"] = kind.tensor_of("linear_fc1", "weight", f"{gate}, D")
-        found["gate.bias"] = kind.tensor_of("linear_fc1", "bias", gate)
-    return {ours[name]: stored for name, stored in found.items() if name in ours}
+        patterns["gate"] = kind.tensor_of("linear_fc1", "weight", f"{gate}, D")
+        patterns["gate.bias"] = kind.tensor_of("linear_fc1", "bias", gate)
+    return {weights[name]: pattern for name, pattern in patterns.items() if name in weights}
 
 
 _DENSE_MLP = {
@@ -195,7 +198,7 @@ _SHARED_MLP = {"gate": "shared_gate", "up": "shared_up", "down": "shared_down"}
 
 
 class NormNames(NamedTuple):
-    """What the names of norms begin with: of a layer, of its MLP, and of an MLP with experts."""
+    """Prefixes of the names of norms: of a layer, of its MLP, and of an MLP with experts."""
 
     layer: str
     mlp: str
@@ -205,7 +208,9 @@ class NormNames(NamedTuple):
 FUSED_NORMS = NormNames("self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
 FUSED_LATENT_NORMS = FUSED_NORMS._replace(layer="input_layernorm.")
 OWN_NORMS = NormNames("input_layernorm.", "pre_mlp_layernorm.", "pre_mlp_layernorm.")
-RENAMED_NORMS = FUSED_NORMS._replace(routed=FUSED_NORMS.mlp)  # sharded_state_dict_keys_map of the modules of its own
+RENAMED_NORMS = FUSED_NORMS._replace(
+    routed=FUSED_NORMS.mlp
+)  # sharded_state_dict_keys_map of Megatron-Core's own modules
 FUSED_LATENT_NAMES = (
     "self_attention.linear_q_up_proj.layer_norm_weight",
     "self_attention.linear_kv_up_proj.layer_norm_weight",
@@ -214,7 +219,7 @@ OWN_LATENT_NAMES = ("self_attention.q_layernorm.weight", "self_attention.kv_laye
 
 
 class ModuleNames(NamedTuple):
-    """Names of norms in layers without and with latent attention, those of the norms of latents, and of experts."""
+    """Names of norms in layers without and with latent attention, of the norms of latents, and of experts."""
 
     norms: NormNames
     latent_norms: NormNames
@@ -222,12 +227,12 @@ class ModuleNames(NamedTuple):
     experts: ExpertNames
 
 
-# Of a distributed checkpoint: those of Transformer Engine, and where a model of Megatron-Core's own modules asks for others.
+# Names in a distributed checkpoint: those of Transformer Engine, and those that Megatron-Core's own modules ask for.
 DISTRIBUTED_NAMES = (
     ModuleNames(FUSED_NORMS, FUSED_LATENT_NORMS, FUSED_LATENT_NAMES, DISTRIBUTED_EXPERTS),
     ModuleNames(RENAMED_NORMS, OWN_NORMS, OWN_LATENT_NAMES, DISTRIBUTED_EXPERTS),
 )  # fmt: skip
-# Of a rank's own file, by --transformer-impl.
+# Names in a rank's file, by --transformer-impl.
 RANK_NAMES: Mapping[str, ModuleNames] = {
     "transformer_engine": ModuleNames(FUSED_NORMS, FUSED_LATENT_NORMS, FUSED_LATENT_NAMES, GROUPED_EXPERTS),
     "local": ModuleNames(OWN_NORMS, OWN_NORMS, OWN_LATENT_NAMES, SEQUENTIAL_EXPERTS),
@@ -235,7 +240,7 @@ RANK_NAMES: Mapping[str, ModuleNames] = {
 
 
 def megatron_weight_table(architecture: Architecture, names: ModuleNames, layer: TensorPattern) -> WeightTable:
-    """The names of a model's weights. Raises `InputError` where GPTModel computes no such model."""
+    """Return the names of a model's weights. Raises `InputError` if GPTModel does not compute it."""
     require_supported(architecture)
     latent, gated = architecture.kv_lora_rank > 0, architecture.structure.has_gated_mlp
     norms = names.latent_norms if latent else names.norms
@@ -254,8 +259,8 @@ def megatron_weight_table(architecture: Architecture, names: ModuleNames, layer:
     )  # fmt: skip
 
 
-def _norm_patterns(ours: str, prefix: str) -> dict[str, TensorPattern]:
-    return {f"{ours}.{weight}": TensorPattern(f"{prefix}{weight}", "D") for weight in ("weight", "bias")}
+def _norm_patterns(norm: str, prefix: str) -> dict[str, TensorPattern]:
+    return {f"{norm}.{weight}": TensorPattern(f"{prefix}{weight}", "D") for weight in ("weight", "bias")}
 
 
 TRACKER_FILE, RELEASE_FOLDER = "latest_checkpointed_iteration.txt", "release"
@@ -265,7 +270,7 @@ SIGMOID_FIX = "routers that score by sigmoid, of which it keeps the biases,"
 
 
 def tracked_folder(folder: Path) -> Path:
-    """Where the checkpoint lies that a folder's tracker names, or the folder itself."""
+    """Return the folder of the checkpoint that a tracker names, or the folder itself if it has no tracker."""
     try:
         named = (folder / TRACKER_FILE).read_text(encoding="utf-8").strip()
     except OSError:

@@ -1,8 +1,8 @@
 """Config functions of torchtitan 0.3.0's registries: chosen for a run, written where flags are not enough, and read by syntax.
 
-A function makes a `Trainer.Config` of calls with keywords, or takes that of another function, and sets attributes of it. Only
-such statements are understood, by `ast`; nothing is run. What has another form becomes an option by its own text, so that it is
-reported as not understood.
+A function builds a `Trainer.Config` from calls with keywords, or takes that of another function, and sets attributes of it.
+Only such statements are understood, by `ast`; nothing is run. Any other statement becomes an option named by its own text, so
+that it is reported as not understood.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from shardwise.interop.launches.target import Options
 from shardwise.values.errors import InputError
 
 MODELS_PACKAGE = "torchtitan.models."
-RUN_MODULE = "run_config"  # the file of a function of its own
-LIST_OPTIONS = ("parallelism.module_fqns_per_model_part",)  # what tyro does not read back as it was
-OTHER_DATA = ("sft", "debug")  # functions with other data than text from the web
+RUN_MODULE = "run_config"  # file of the run's own config function
+LIST_OPTIONS = ("parallelism.module_fqns_per_model_part",)  # nested lists, which tyro does not read back unchanged
+OTHER_DATA = ("sft", "debug")  # functions whose data is not text from the web
 LOSS_CALLS = {
     "ChunkedLossWrapper": "ChunkedLossWrapper.Config(loss_fn=CrossEntropyLoss.Config({vocabulary}))",
     "CrossEntropyLoss": "CrossEntropyLoss.Config({vocabulary})",
@@ -34,12 +34,12 @@ HOME_MODULES = {
     "Float8LinearConverter": "torchtitan.components.quantization",
     "Float8GroupedExpertsConverter": "torchtitan.components.quantization",
 }  # fmt: skip
-# Arguments that say what is so without them
+# Arguments that repeat a default.
 DEFAULT_ARGUMENTS = {"model.moe_comm_backend": "standard", "Float8LinearConverter.recipe_name": "rowwise"}
 
 
 class RegisteredConfig(NamedTuple):
-    """A function of a registry, and what it sets."""
+    """A function of a registry, and the options that it sets."""
 
     module: str
     name: str
@@ -47,50 +47,55 @@ class RegisteredConfig(NamedTuple):
 
 
 def nearest_config(options: Options) -> RegisteredConfig:
-    """The function of the model's module from which the fewest steps lead to some options."""
+    """Return the function of the model's module that needs the fewest changes to give these options."""
     module = options["model.name"]
-    every = [RegisteredConfig(module, name, own) for name, own in registered_configs()[module].items()]
-    usual = [one for one in every if not any(word in one.name for word in OTHER_DATA)] or every
-    return min(usual, key=lambda one: _config_distance(options, one))
+    registered = [
+        RegisteredConfig(module, name, config_options) for name, config_options in registered_configs()[module].items()
+    ]
+    pretraining = [config for config in registered if not any(word in config.name for word in OTHER_DATA)] or registered
+    return min(pretraining, key=lambda config: _config_distance(options, config))
 
 
 def _config_distance(options: Options, base: RegisteredConfig) -> tuple[Any, ...]:
-    """How far: formats that were not requested, statements that it takes, and whether it is of the same flavour."""
-    strange = "model.converters" in base.options and "model.converters" not in options
+    """Return the distance of a function from some options, as a tuple to compare."""
+    adds_converters = "model.converters" in base.options and "model.converters" not in options
+    # Converters that nobody asked for would change the precision, so they weigh most; then statements, as flags are simpler.
     return (
-        strange,
+        adds_converters,
         len(list(_changing_statements(options, base))),
         base.options.get("model.flavor") != options["model.flavor"],
     )
 
 
 def _model_options(options: Options) -> dict[str, Any]:
-    """What a model registry is asked for, without what it would give unasked."""
-    usual = {
+    """Return the arguments for a model registry, without its defaults."""
+    defaults = {
         **DEFAULT_ARGUMENTS,
         "model.attn_backend": default_attention(options.get("model.name"), options.get("model.flavor")),
     }
     return {
         name: value for name, value in options.items()
         if (name.startswith("model.") or "Converter." in name) and not name.endswith("model_compile_enabled")
-        and value != usual.get(name)
+        and value != defaults.get(name)
     }  # fmt: skip
 
 
 def _changing_statements(options: Options, base: RegisteredConfig) -> Iterator[tuple[str, str]]:
-    """What changes a config to some options where flags cannot: where each name is from, and the statement."""
+    """Yield (module to import model_registry from, or "", statement) for each change that flags cannot make."""
     module = options["model.name"]
-    other = _model_options(options) != {
+    changes_model = _model_options(options) != {
         "model.flavor": base.options.get("model.flavor"),
         **_model_options(base.options),
     }
-    if other:
+    if changes_model:
         yield (
             f"{MODELS_PACKAGE}{module}",
             f"config.model_spec = model_registry({', '.join(_registry_arguments(options))})",
         )
     loss = options["loss"]
-    if loss != base.options.get("loss") or (other and options["model.flavor"] != base.options.get("model.flavor")):
+    if loss != base.options.get("loss") or (
+        changes_model and options["model.flavor"] != base.options.get("model.flavor")
+    ):
         yield "", f"config.loss = {LOSS_CALLS[loss].format(vocabulary=VOCABULARY_ARGUMENT)}"
     for name in LIST_OPTIONS:
         if name in options:
@@ -98,7 +103,7 @@ def _changing_statements(options: Options, base: RegisteredConfig) -> Iterator[t
 
 
 def _registry_arguments(options: Options) -> Iterator[str]:
-    """Arguments of model_registry."""
+    """Yield the arguments of model_registry."""
     yield repr(options["model.flavor"])
     for name in ("attn_backend", "num_mtp_layers"):
         if f"model.{name}" in options:
@@ -108,12 +113,12 @@ def _registry_arguments(options: Options) -> Iterator[str]:
 
 
 def _converter_call(options: Options, name: str) -> str:
-    own = [f"{key.partition('.')[2]}={value!r}" for key, value in options.items() if key.startswith(f"{name}.")]
-    return f"{name}.Config({', '.join([*own, 'model_compile_enabled=True'])})"
+    arguments = [f"{key.partition('.')[2]}={value!r}" for key, value in options.items() if key.startswith(f"{name}.")]
+    return f"{name}.Config({', '.join([*arguments, 'model_compile_enabled=True'])})"
 
 
 def config_file_text(options: Options, base: RegisteredConfig) -> str:
-    """The file of a function of its own; empty where flags say all."""
+    """Return the text of a file with its own config function, or "" if flags are enough."""
     statements = list(_changing_statements(options, base))
     if not statements:
         return ""
@@ -127,39 +132,40 @@ def config_file_text(options: Options, base: RegisteredConfig) -> str:
 
 
 def changed_flags(options: Options, base: RegisteredConfig) -> dict[str, Any]:
-    """The flags of some options: those that the function does not set as they are."""
-    told = (*LIST_OPTIONS, "loss", "optimizer")
+    """Return the flags to set: the options that the function does not already set."""
+    set_elsewhere = (*LIST_OPTIONS, "loss", "optimizer")
     return {
         name: value for name, value in options.items()
-        if name not in told and not name.startswith("model.") and "Converter." not in name and base.options.get(name) != value
+        if name not in set_elsewhere and not name.startswith("model.") and "Converter." not in name
+        and base.options.get(name) != value
     }  # fmt: skip
 
 
 @cache
 def registered_configs() -> Mapping[str, Mapping[str, Options]]:
-    """Functions of the release's registries by module, each with the options that it sets, as read from the wheel."""
+    """Return the functions of the release's registries by module and name, with the options that each sets, as in the wheel."""
     text = (
         resources.files("shardwise.interop.frameworks")
         .joinpath("options", "torchtitan_configs.json")
         .read_text(encoding="utf-8")
     )
-    found: Mapping[str, Mapping[str, Options]] = json.loads(text)
-    return found
+    configs: Mapping[str, Mapping[str, Options]] = json.loads(text)
+    return configs
 
 
 def registered_options(module: str, name: str) -> Options:
-    """The options of a function of the release. Raises `InputError` for one that it lacks."""
+    """Return the options of a function of the release. Raises `InputError` for one that it lacks."""
     functions = registered_configs().get(module, {})
     if name not in functions:
-        known = ", ".join(functions) or ", ".join(registered_configs())
+        available = ", ".join(functions) or ", ".join(registered_configs())
         raise InputError(
-            f"config: found {module} {name}, whose file is not among those given; it, or one of {known}, is required"
+            f"config: found {module} {name}, whose file is not among those given; it, or one of {available}, is required"
         )
     return functions[name]
 
 
 def function_text(base: str, module: str, options: Options, imports: Sequence[str], statements: Sequence[str]) -> str:
-    """A file with one function, `run`: the config of a registered one, and statements that change it."""
+    """Return a file with one function, `run`: the config of a registered one, and statements that change it."""
     lines = "\n".join(f"    {line}" for line in statements)
     names = "\n".join(sorted({*imports, f"from {MODELS_PACKAGE}{module}.config_registry import {base}",
                               "from torchtitan.trainer import Trainer"}))  # fmt: skip
@@ -170,31 +176,31 @@ def function_text(base: str, module: str, options: Options, imports: Sequence[st
 
 
 CONFIG_CLASS = "Trainer.Config"
-FIRST_ARGUMENTS = {"model_registry": "flavor"}  # what the first argument of a call is, where it is given by its place
-MAX_CALLS = 200  # of functions of a file by one another: far above any registry
+FIRST_ARGUMENTS = {"model_registry": "flavor"}  # name of the first positional argument
+MAX_CALLS = 200  # nested calls of a file's functions: far above any registry
 
 
 class ConfigCall(NamedTuple):
-    """A call, not made: dotted name and arguments by name."""
+    """A call that is not made: dotted name and arguments by name."""
 
     name: str
     keywords: Mapping[str, Any]
 
 
 class ConfigModule(NamedTuple):
-    """A file of config functions: its functions, and where the names that it imports come from."""
+    """A file of config functions: its functions, and the modules that its imported names come from."""
 
     functions: Mapping[str, ast.FunctionDef]
     imports: Mapping[str, str]
     package: str
 
 
-def parse_config_module(text: str, what: str, package: str = "") -> ConfigModule:
-    """A file of Python. `package` is the model that relative imports are of. Raises `InputError` for what is no Python."""
+def parse_config_module(text: str, source: str, package: str = "") -> ConfigModule:
+    """Return the functions and imports of a Python file; relative imports are of the model `package`. Raises `InputError`."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"{what}: not valid Python: {error}") from None
+        raise InputError(f"{source}: not valid Python: {error}") from None
     imports = {
         alias.asname or alias.name: (node.module or "") if not node.level else f"{MODELS_PACKAGE}{package}"
         for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -204,49 +210,52 @@ def parse_config_module(text: str, what: str, package: str = "") -> ConfigModule
 
 
 def evaluate_config(source: ConfigModule, name: str) -> dict[str, Any]:
-    """The options that a function sets. Raises `InputError` where it is no function of a config."""
+    """Return the options that a function sets. Raises `InputError` if it is missing or returns no config."""
     if name not in source.functions:
         raise InputError(f"config: no function {name!r} among {', '.join(source.functions) or 'none'}")
     try:
-        found = _ConfigInterpreter(source, [MAX_CALLS]).run(source.functions[name], {})
+        options = _ConfigInterpreter(source, [MAX_CALLS]).run(source.functions[name], {})
     except RecursionError:
         raise InputError(f"config: {name} is nested too deeply") from None
-    if found is None:
+    if options is None:
         raise InputError(f"config: {name} returns no {CONFIG_CLASS} that can be read without running it")
-    return found
+    return options
 
 
 class _ConfigInterpreter:
-    """The statements of one function, in order; `calls_left`: how many more calls of functions of the file are followed."""
+    """Interprets the statements of one function, in order.
 
-    def __init__(self, source: ConfigModule, left: list[int]) -> None:
-        self.source, self.calls_left = source, left
+    `calls_left` (one number, shared by nested interpreters) limits how many calls of functions of the file are followed.
+    """
+
+    def __init__(self, source: ConfigModule, calls_left: list[int]) -> None:
+        self.source, self.calls_left = source, calls_left
         self.names: dict[str, Any] = {}
         self.unread: dict[str, Any] = {}
 
-    def run(self, function: ast.FunctionDef, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The options of the config that is returned; None where none is."""
+    def run(self, function: ast.FunctionDef, arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options of the config that the function returns, or None if it returns something else."""
         self.calls_left[0] -= 1
         if self.calls_left[0] < 0:
             raise InputError(
                 f"config: {function.name} takes more than {MAX_CALLS} calls of functions; fewer are required"
             )
         parameters = function.args.args
-        defaults = [self._evaluate(one) for one in function.args.defaults]
+        defaults = [self._evaluate(default) for default in function.args.defaults]
         self.names = dict(
-            zip((one.arg for one in parameters[len(parameters) - len(defaults) :]), defaults, strict=True)
+            zip((parameter.arg for parameter in parameters[len(parameters) - len(defaults) :]), defaults, strict=True)
         )
-        self.names |= given
+        self.names |= arguments
         for statement in function.body:
             if isinstance(statement, ast.Return):
-                found = self._evaluate(statement.value) if statement.value is not None else None
-                found = self._build_config(found)
-                return {**found, **self.unread} if isinstance(found, dict) else None
+                config = self._evaluate(statement.value) if statement.value is not None else None
+                config = self._build_config(config)
+                return {**config, **self.unread} if isinstance(config, dict) else None
             self._run_statement(statement)
         return None
 
     def _run_statement(self, statement: ast.stmt) -> None:
-        """An assignment to a name or to an attribute of a config; texts and assertions say nothing."""
+        """Run an assignment to a name or to an attribute of a config; skip constants, assertions and imports."""
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target, value = statement.targets[0], self._evaluate(statement.value)
             if isinstance(target, ast.Name):
@@ -263,11 +272,11 @@ class _ConfigInterpreter:
             self.unread[ast.unparse(statement).splitlines()[0][:80]] = True
 
     def _evaluate(self, node: ast.expr) -> Any:
-        """A literal, a name of the function's, a call that is not made, or the text of anything else."""
+        """Return a literal, the value of a local name, a call that is not made, or the text of anything else."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, (ast.List, ast.Tuple)):
-            return [self._evaluate(one) for one in node.elts]
+            return [self._evaluate(child) for child in node.elts]
         if isinstance(node, ast.Name) and node.id in self.names:
             return self.names[node.id]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
@@ -275,32 +284,32 @@ class _ConfigInterpreter:
         return self._evaluate_call(node) if isinstance(node, ast.Call) else ast.unparse(node)
 
     def _evaluate_call(self, node: ast.Call) -> Any:
-        """The config that another function makes, or a call by its name."""
+        """Return the config that another function makes, or the call by its name."""
         name = ast.unparse(node.func)
-        named = {word.arg: self._evaluate(word.value) for word in node.keywords if word.arg}
+        arguments = {keyword.arg: self._evaluate(keyword.value) for keyword in node.keywords if keyword.arg}
         if name in self.source.functions:
-            found = _ConfigInterpreter(self.source, self.calls_left).run(self.source.functions[name], named)
-            return ConfigCall(name, named) if found is None else found
+            config = _ConfigInterpreter(self.source, self.calls_left).run(self.source.functions[name], arguments)
+            return ConfigCall(name, arguments) if config is None else config
         module = self.source.imports.get(name, "")
         if name == "model_registry":
-            named["name"] = module.removeprefix(MODELS_PACKAGE).split(".")[0] or self.source.package
+            arguments["name"] = module.removeprefix(MODELS_PACKAGE).split(".")[0] or self.source.package
         elif module.endswith(".config_registry"):
             return dict(registered_options(module.removeprefix(MODELS_PACKAGE).split(".")[0], name))
         if node.args:
-            named = {FIRST_ARGUMENTS.get(name, "arguments"): self._evaluate(node.args[0]), **named}
-        return ConfigCall(name, named)
+            arguments = {FIRST_ARGUMENTS.get(name, "arguments"): self._evaluate(node.args[0]), **arguments}
+        return ConfigCall(name, arguments)
 
     def _build_config(self, call: Any) -> Any:
-        """The options of a config that is made by one call, of whatever class; anything else as it is."""
+        """Return the options of a config that one call makes, of whatever class; anything else unchanged."""
         if not isinstance(call, ConfigCall) or "model_spec" not in call.keywords:
             return call
-        found: dict[str, Any] = {}
+        config: dict[str, Any] = {}
         for name, value in call.keywords.items():
-            self._set_option(found, name, value)
-        return found
+            self._set_option(config, name, value)
+        return config
 
     def _set_option(self, config: dict[str, Any], name: str, value: Any) -> None:
-        """Set an option, or all of a section in place of those that it had."""
+        """Set an option, or replace all options of a section."""
         if isinstance(value, ConfigCall) or name in ("activation_checkpoint", "optimizer"):
             for old in [old for old in config if old.startswith(f"{name}.") or old == name]:
                 del config[old]
@@ -309,37 +318,44 @@ class _ConfigInterpreter:
         elif name in ("activation_checkpoint", "loss", "optimizer"):
             config.update(_class_section(name, value))
         elif isinstance(value, ConfigCall):
-            config.update({f"{name}.{key}": one for key, one in value.keywords.items()})
+            config.update({f"{name}.{key}": setting for key, setting in value.keywords.items()})
         else:
             config[name] = value
 
 
 def _model_section(config: dict[str, Any], value: Any) -> Mapping[str, Any]:
-    """What a model registry is asked for; converters by name, with their options under these."""
+    """Return the arguments of a model registry; converters by name, with their options under these."""
     if not isinstance(value, ConfigCall):
         return {"model_spec": str(value)}
     for old in [old for old in config if old.startswith("model.") or "Converter." in old]:
         del config[old]
-    found = {f"model.{name}": one for name, one in value.keywords.items()}
+    options = {f"model.{name}": setting for name, setting in value.keywords.items()}
     converters = value.keywords.get("converters")
     if not isinstance(converters, list):
-        return found
-    found["model.converters"] = [
-        one.name.partition(".")[0] if isinstance(one, ConfigCall) else str(one) for one in converters
+        return options
+    options["model.converters"] = [
+        converter.name.partition(".")[0] if isinstance(converter, ConfigCall) else str(converter)
+        for converter in converters
     ]
-    for one in converters:
-        if isinstance(one, ConfigCall):
-            found |= {f"{one.name.partition('.')[0]}.{key}": each for key, each in one.keywords.items()}
-    return found
+    for converter in converters:
+        if isinstance(converter, ConfigCall):
+            options |= {
+                f"{converter.name.partition('.')[0]}.{key}": setting for key, setting in converter.keywords.items()
+            }
+    return options
 
 
 def _class_section(name: str, value: Any) -> Mapping[str, Any]:
-    """A section that is one of several classes: which it is, and its options."""
+    """Return a section that is one of several classes: its class, and its options."""
     if value is None:
         return {name: "none"}
     if not isinstance(value, ConfigCall):
         return {name: str(value)}
     kind = value.name.partition(".")[0]
     short = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory-budget"}.get(kind, kind)
-    plain = {key: one for key, one in value.keywords.items() if not isinstance(one, ConfigCall) and name != "optimizer"}
-    return {name: short, **{f"{name}.{key}": one for key, one in plain.items() if key != "global_vocab_size"}}
+    plain = {
+        key: setting
+        for key, setting in value.keywords.items()
+        if not isinstance(setting, ConfigCall) and name != "optimizer"
+    }
+    return {name: short, **{f"{name}.{key}": setting for key, setting in plain.items() if key != "global_vocab_size"}}

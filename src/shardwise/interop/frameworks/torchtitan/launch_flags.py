@@ -1,8 +1,8 @@
-"""torchtitan 0.3.0: a function of its config registry with flags of tyro; a function of its own for what no flag says.
+"""torchtitan 0.3.0: a function of its config registry with tyro flags, or a function of its own for what no flag sets.
 
 Source of names and types: the wheel of torchtitan 0.3.0: config/manager.py (--module, --config, flags), config/configs.py,
-trainer.py, distributed/activation_checkpoint.py, models/*/config_registry.py. It reads no TOML any more; see
-`torchtitan_toml` for what does.
+trainer.py, distributed/activation_checkpoint.py, models/*/config_registry.py. It no longer reads TOML; `launch_toml` is for
+releases that do.
 """
 
 from __future__ import annotations
@@ -56,31 +56,30 @@ RECOMPUTE_MODES = {"none": "none", "alternate": "selective", "full": "full"}
 SEQUENCE_PARALLEL, ASYNC_TP = "parallelism.enable_sequence_parallel", "compile.enable_async_tensor_parallel"
 NO_CUDA_GRAPHS, CONVERTERS, ATTENTION_BACKEND = "training.disable_cuda_graphs", "model.converters", "model.attn_backend"
 LINEAR_CONVERTER, EXPERTS_CONVERTER = "Float8LinearConverter", "Float8GroupedExpertsConverter"
-FP8_EXCLUDED = {
-    False: ["lm_head"],
-    True: ["lm_head", "router.gate"],
-}  # what a recipe of float8 leaves out, without and with experts
+FP8_EXCLUDED = {False: ["lm_head"], True: ["lm_head", "router.gate"]}  # layers not in float8, without and with experts
 
 
-def _read_sequence_parallel(given: OptionReader) -> Mapping[str, Any]:
-    return {"layout.sequence_parallel": bool(given.get(SEQUENCE_PARALLEL, True)) and get_degree(given, TP) > 1}
+def _read_sequence_parallel(reader: OptionReader) -> Mapping[str, Any]:
+    return {"layout.sequence_parallel": bool(reader.get(SEQUENCE_PARALLEL, True)) and get_degree(reader, TP) > 1}
 
 
-def _read_async_tp(given: OptionReader) -> Mapping[str, Any]:
-    """Collectives in pieces: by the compiler, which has to compile then, or by products of their own."""
-    wanted, fused = bool(given.get(ASYNC_TP, False)), given.get("model.tp_gemm_backend", "default") == "dist_gemm"
-    if wanted and not (given.get("compile.enable", False) and "model" in given.get("compile.components", ["model"])):
+def _read_async_tp(reader: OptionReader) -> Mapping[str, Any]:
+    """Return whether collectives are split: by the compiler, which must be enabled, or by GEMM kernels made for it."""
+    requested, fused = bool(reader.get(ASYNC_TP, False)), reader.get("model.tp_gemm_backend", "default") == "dist_gemm"
+    if requested and not (
+        reader.get("compile.enable", False) and "model" in reader.get("compile.components", ["model"])
+    ):
         raise InputError(
             f"{ASYNC_TP}: found true without a compiled model; compile.enable with model among its components is required"
         )
-    return {"layout.async_tp": (wanted or fused) and get_degree(given, TP) > 1}
+    return {"layout.async_tp": (requested or fused) and get_degree(reader, TP) > 1}
 
 
-def _read_context(given: OptionReader) -> Mapping[str, Any]:
-    """Keys and values are gathered, whatever balances causal work."""
-    balancer = given.get(LOAD_BALANCER, "headtail")
-    given.get("parallelism.context_parallel_ptrr_mask_key")
-    if get_degree(given, CP) == 1:
+def _read_context(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the variant: keys and values are gathered, whatever balances causal work."""
+    balancer = reader.get(LOAD_BALANCER, "headtail")
+    reader.get("parallelism.context_parallel_ptrr_mask_key")
+    if get_degree(reader, CP) == 1:
         return {}
     if balancer not in ("headtail", "ptrr"):
         raise InputError(
@@ -100,32 +99,33 @@ def _precision_options(launch: Launch) -> Options:
     }  # fmt: skip
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    found, recipe = read_dtypes(given), given.get(f"{LINEAR_CONVERTER}.recipe_name", "rowwise")
-    used = [str(one) for one in given.get(CONVERTERS) or []]
-    given.get(f"{LINEAR_CONVERTER}.filter_fqns")
-    if not used:
-        return {"job.precision": found}
-    whole = (
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    precision, recipe = read_dtypes(reader), reader.get(f"{LINEAR_CONVERTER}.recipe_name", "rowwise")
+    converters = [str(converter) for converter in reader.get(CONVERTERS) or []]
+    reader.get(f"{LINEAR_CONVERTER}.filter_fqns")
+    if not converters:
+        return {"job.precision": precision}
+    required = (
         {LINEAR_CONVERTER, EXPERTS_CONVERTER}
-        if "model.num_experts" in read_flavor(MODELS_FILE, given).fields
+        if "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
         else {LINEAR_CONVERTER}
     )
-    if set(used) != whole or recipe != "rowwise":
+    if set(converters) != required or recipe != "rowwise":
         raise InputError(
-            f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}), which no recipe here is; {LINEAR_CONVERTER} of "
+            f"{CONVERTERS}: found {', '.join(converters)} (recipe {recipe}), which no recipe here is; {LINEAR_CONVERTER} of "
             f"recipe rowwise, with {EXPERTS_CONVERTER} where there are experts, is what can be read"
         )
     return {"job.precision": "fp8_torchao_rowwise"}
 
 
 def _graph_options(launch: Launch) -> Options:
-    """CUDA graphs, which the release has by default, take no pipeline, and no dispatcher of tokens that waits for the host."""
+    """Return whether CUDA graphs are off: they work neither with a pipeline nor with a token dispatcher that waits for the
+    host."""
     return {NO_CUDA_GRAPHS: launch.layout.pp > 1 or launch.layout.ep > 1}
 
 
 def _needs_flex_attention(launch: Launch) -> bool:
-    """Whether a model's attention has to be another than its flavour's: sequences are split under FlexAttention alone."""
+    """Return whether a model's attention must differ from its flavor's: context parallelism needs FlexAttention."""
     return launch.layout.cp > 1 and flavor_facts(MODELS_FILE, launch.model).get("attention", "flex") != "flex"
 
 
@@ -138,24 +138,24 @@ OWN_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {LOAD_BALANCER: "headtail"} if launch.layout.cp > 1 else {}, _read_context),
     OptionMapping(
         lambda launch: {},
-        lambda given: {"layout.etp": 1 if get_degree(given, EP) > 1 and get_degree(given, TP) > 1 else None},
+        lambda reader: {"layout.etp": 1 if get_degree(reader, EP) > 1 and get_degree(reader, TP) > 1 else None},
     ),
     map_names("layout.recompute", "activation_checkpoint", RECOMPUTE_MODES),
     OptionMapping(_precision_options, _read_precision),
-    add_options(NO_CUDA_GRAPHS, say=_graph_options),
+    add_options(NO_CUDA_GRAPHS, to_options=_graph_options),
     add_options(
         ATTENTION_BACKEND, "model.moe_comm_backend",
-        say=lambda launch: {ATTENTION_BACKEND: "flex"} if _needs_flex_attention(launch) else {},
+        to_options=lambda launch: {ATTENTION_BACKEND: "flex"} if _needs_flex_attention(launch) else {},
     ),
     OptionMapping(
         lambda launch: {"model.num_mtp_layers": launch.model.num_predict_layers, "loss": "MTPLoss"}
         if launch.model.num_predict_layers else {},
-        lambda given: {"model.num_predict_layers": given.get("model.num_mtp_layers", 0)},
+        lambda reader: {"model.num_predict_layers": reader.get("model.num_mtp_layers", 0)},
     ),
     OptionMapping(
         lambda launch: {} if launch.model.num_predict_layers
         else {"loss": "CrossEntropyLoss" if launch.job.loss == "unfused" else "ChunkedLossWrapper"},
-        lambda given: {"job.loss": "chunked" if given.get("loss") == "ChunkedLossWrapper" else "unfused"},
+        lambda reader: {"job.loss": "chunked" if reader.get("loss") == "ChunkedLossWrapper" else "unfused"},
     ),
     map_names("job.optimizer", "optimizer", {"adamw": "default_adamw"}, "default_adamw"),
 )  # fmt: skip
@@ -163,21 +163,21 @@ OWN_MAPPINGS: tuple[OptionMapping, ...] = (
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     base = nearest_config(options)
-    own = config_file_text(options, base)
-    module, config = (RUN_MODULE, "run") if own else (base.module, base.name)
+    config_text = config_file_text(options, base)
+    module, config = (RUN_MODULE, "run") if config_text else (base.module, base.name)
     flags = [f"--module {module}", f"--config {config}", '--hf_assets_path "${HF_ASSETS:?a folder with the tokenizer}"',
              *format_tyro(changed_flags(options, base), SUBCOMMANDS)]  # fmt: skip
-    path = 'export PYTHONPATH="${RUN_DIR:-$PWD}${PYTHONPATH:+:$PYTHONPATH}"\n' if own else ""
+    path = 'export PYTHONPATH="${RUN_DIR:-$PWD}${PYTHONPATH:+:$PYTHONPATH}"\n' if config_text else ""
     text = (
         f"#!/bin/bash\n# Starts on each node, with {TITLE} installed.\nset -euo pipefail\n{path}\nARGS=(\n"
-        + "\n".join(f"  {one}" for one in flags)
+        + "\n".join(f"  {flag}" for flag in flags)
         + f'\n)\n\n{torchrun_command(launch.machines, "-m torchtitan.train")} "${{ARGS[@]}}"\n'
     )
-    return {SCRIPT: text, **({f"{RUN_MODULE}.py": own} if own else {})}
+    return {SCRIPT: text, **({f"{RUN_MODULE}.py": config_text} if config_text else {})}
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """The options of the function that a command chooses, and the flags over them."""
+    """Return the options of the function that the command chooses, with the flags over them."""
     scripts = {name: text for name, text in files.items() if not name.endswith(".py")}
     if len(scripts) != 1:
         raise InputError(
@@ -206,7 +206,9 @@ def _notes(launch: Launch) -> Iterator[str]:
 TARGET = Target(
     name=NAME, title="torchtitan", version="0.3.0", source="https://pypi.org/project/torchtitan/0.3.0/, torchtitan/config",
     stack="torchtitan", options_file=NAME,
-    mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS, add_options("module", "config", say=lambda launch: {})),
+    mappings=(
+        map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS, add_options("module", "config", to_options=lambda launch: {}),
+    ),
     requirements=(
         require_flavor(MODELS_FILE, TITLE),
         *SHARED_REQUIREMENTS,

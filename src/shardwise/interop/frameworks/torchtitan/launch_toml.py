@@ -1,6 +1,6 @@
-"""torchtitan up to 0.2.2: a TOML file, and the command that gives it.
+"""torchtitan up to 0.2.2: a TOML file, and the command that starts with it.
 
-Source of names and types: the wheel of torchtitan 0.2.2: config/job_config.py; what it asks of them: config/manager.py,
+Source of names and types: the wheel of torchtitan 0.2.2: config/job_config.py; requirements: config/manager.py,
 distributed/parallel_dims.py, distributed/utils.py, models/*/infra/parallelize.py.
 """
 
@@ -58,9 +58,8 @@ CONVERTERS, LINEAR_CONVERTER, EXPERTS_CONVERTER = (
     "quantize.linear.float8",
     "quantize.grouped_mm.float8",
 )
-EARLIER_NAMES = {
-    "float8": LINEAR_CONVERTER
-}  # names of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml)
+# A name of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml).
+EARLIER_NAMES = {"float8": LINEAR_CONVERTER}
 FP8_ALL_GATHER, FP8_PRECOMPUTED_SCALES = (
     f"{LINEAR_CONVERTER}.enable_fsdp_float8_all_gather",
     f"{LINEAR_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp",
@@ -72,22 +71,22 @@ def _context_options(launch: Launch) -> Options:
     return {LOAD_BALANCER: "headtail", CP_ROTATE_METHOD: variant} if launch.layout.cp > 1 and variant else {}
 
 
-def _read_context(given: OptionReader) -> Mapping[str, Any]:
-    balancer, method = given.get(LOAD_BALANCER, "headtail"), given.get(CP_ROTATE_METHOD, "allgather")
-    back = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
-    if get_degree(given, CP) == 1:
+def _read_context(reader: OptionReader) -> Mapping[str, Any]:
+    balancer, method = reader.get(LOAD_BALANCER, "headtail"), reader.get(CP_ROTATE_METHOD, "allgather")
+    variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
+    if get_degree(reader, CP) == 1:
         return {}
-    if balancer not in ("headtail", "ptrr") or method not in back:
+    if balancer not in ("headtail", "ptrr") or method not in variants:
         raise InputError(
             f"{CP_ROTATE_METHOD}: found {method} with {LOAD_BALANCER} {balancer}; allgather or alltoall with headtail is required"
         )
-    return {"layout.cp_variant": back[method]}
+    return {"layout.cp_variant": variants[method]}
 
 
-def _read_experts(given: OptionReader) -> Mapping[str, Any]:
-    """Experts are whole unless they are split as layers are; without expert parallelism they always are split."""
-    tp, etp = get_degree(given, TP), given.get(EXPERT_TP, 1)
-    if get_degree(given, EP) == 1 or tp == 1:
+def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
+    """Return etp: experts are whole unless split as layers are; without expert parallelism they always are split."""
+    tp, etp = get_degree(reader, TP), reader.get(EXPERT_TP, 1)
+    if get_degree(reader, EP) == 1 or tp == 1:
         return {"layout.etp": None}
     if etp not in (1, tp):
         raise InputError(f"{EXPERT_TP}: found {etp}; 1, or tensor_parallel_degree = {tp}, is required")
@@ -95,7 +94,7 @@ def _read_experts(given: OptionReader) -> Mapping[str, Any]:
 
 
 def _recompute_options(launch: Launch) -> Options:
-    """Whole layers, of each so many that one in `k` runs again, or products and attention kept but for every other product."""
+    """Return recompute: every k-th layer as a whole, or selective, which keeps attention and every other matmul."""
     layout = launch.layout
     match layout.recompute:
         case "none":
@@ -105,15 +104,15 @@ def _recompute_options(launch: Launch) -> Options:
         case "full" if layout.recompute_layers is None:
             return {RECOMPUTE_MODE: "full"}
         case "full":
-            held, count = layers_by_stage(launch.model, layout), layout.recompute_layers or 1
-            every = max(max(held) // count, 1)
-            if all(layers // every == count for layers in held):
+            stage_layers, count = layers_by_stage(launch.model, layout), layout.recompute_layers or 1
+            every = max(max(stage_layers) // count, 1)
+            if all(layers // every == count for layers in stage_layers):
                 return {RECOMPUTE_MODE: "selective", RECOMPUTE_OPTION: str(every)}
     return {RECOMPUTE_MODE: "none"}
 
 
-def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
-    mode, option = given.get(RECOMPUTE_MODE, "selective"), str(given.get(RECOMPUTE_OPTION, "2"))
+def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
+    mode, option = reader.get(RECOMPUTE_MODE, "selective"), str(reader.get(RECOMPUTE_OPTION, "2"))
     if mode in ("none", "full"):
         return {"layout.recompute": mode}
     if mode == "selective" and option == "op":
@@ -123,7 +122,7 @@ def _read_recompute(given: OptionReader) -> Mapping[str, Any]:
             f"{RECOMPUTE_MODE}: found {mode} ({RECOMPUTE_OPTION} {option}); none, full, or selective with op or a number, "
             "is required"
         )
-    layers = read_flavor(MODELS_FILE, given).fields["model.num_layers"] // get_degree(given, PP) // int(option[:9])
+    layers = read_flavor(MODELS_FILE, reader).fields["model.num_layers"] // get_degree(reader, PP) // int(option[:9])
     return {"layout.recompute": "full", "layout.recompute_layers": layers} if layers else {"layout.recompute": "none"}
 
 
@@ -139,45 +138,45 @@ def _precision_options(launch: Launch) -> Options:
     return {**linear, f"{LINEAR_CONVERTER}.recipe_name": "rowwise", **grouped}
 
 
-def _read_precision(given: OptionReader) -> Mapping[str, Any]:
-    found, recipe, gathered = (
-        read_dtypes(given),
-        given.get(f"{LINEAR_CONVERTER}.recipe_name", "tensorwise"),
-        given.get(FP8_ALL_GATHER, False),
+def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    precision, recipe, gathered = (
+        read_dtypes(reader),
+        reader.get(f"{LINEAR_CONVERTER}.recipe_name", "tensorwise"),
+        reader.get(FP8_ALL_GATHER, False),
     )
-    used = [EARLIER_NAMES.get(str(one), str(one)) for one in given.get(CONVERTERS, [])]
+    converters = [EARLIER_NAMES.get(str(converter), str(converter)) for converter in reader.get(CONVERTERS, [])]
     for name in (f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES):
-        given.get(name)
-    if not used:
-        return {"job.precision": found}
-    known = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
-    whole = (
+        reader.get(name)
+    if not converters:
+        return {"job.precision": precision}
+    precisions = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
+    required = (
         {LINEAR_CONVERTER, EXPERTS_CONVERTER}
-        if "model.num_experts" in read_flavor(MODELS_FILE, given).fields
+        if "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
         else {LINEAR_CONVERTER}
     )
-    if set(used) != whole or (recipe, gathered) not in known:
+    if set(converters) != required or (recipe, gathered) not in precisions:
         raise InputError(
-            f"{CONVERTERS}: found {', '.join(used)} (recipe {recipe}, {FP8_ALL_GATHER} {str(gathered).lower()}), which no recipe "
-            f"here is; {LINEAR_CONVERTER} (with {EXPERTS_CONVERTER} where there are experts), tensorwise with gathers in float8 "
-            "or rowwise without, is what can be read"
+            f"{CONVERTERS}: found {', '.join(converters)} (recipe {recipe}, {FP8_ALL_GATHER} {str(gathered).lower()}), "
+            f"which no recipe here is; {LINEAR_CONVERTER} (with {EXPERTS_CONVERTER} where there are experts), tensorwise "
+            "with gathers in float8 or rowwise without, is what can be read"
         )
-    return {"job.precision": known[recipe, gathered]}
+    return {"job.precision": precisions[recipe, gathered]}
 
 
 OWN_MAPPINGS: tuple[OptionMapping, ...] = (
     map_stages(MODELS_FILE, "output"),
-    OptionMapping(lambda launch: {}, lambda given: {"layout.sequence_parallel": get_degree(given, TP) > 1}),
+    OptionMapping(lambda launch: {}, lambda reader: {"layout.sequence_parallel": get_degree(reader, TP) > 1}),
     OptionMapping(lambda launch: {"parallelism.enable_async_tensor_parallel": launch.layout.async_tp},
-          lambda given: {"layout.async_tp": bool(given.get("parallelism.enable_async_tensor_parallel", False))
-                         and get_degree(given, TP) > 1}),
+          lambda reader: {"layout.async_tp": bool(reader.get("parallelism.enable_async_tensor_parallel", False))
+                         and get_degree(reader, TP) > 1}),
     OptionMapping(_context_options, _read_context),
     OptionMapping(lambda launch: {EXPERT_TP: launch.layout.expert_tp} if launch.layout.ep > 1 else {}, _read_experts),
     OptionMapping(_recompute_options, _read_recompute),
     OptionMapping(_precision_options, _read_precision),
     map_names("job.optimizer", "optimizer.name", {"adamw": "AdamW"}, "AdamW"),
     add_options("job.config_file", "parallelism.disable_loss_parallel", "parallelism.expert_parallel_comm_backend",
-           say=lambda launch: {}),
+           to_options=lambda launch: {}),
 )  # fmt: skip
 OWN_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
@@ -203,9 +202,9 @@ OWN_REQUIREMENTS: tuple[Requirement, ...] = (
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:
-    starts = torchrun_command(launch.machines, "-m torchtitan.train")
+    command = torchrun_command(launch.machines, "-m torchtitan.train")
     text = (
-        f"#!/bin/bash\n# Starts on each node, with {TITLE} installed.\nset -euo pipefail\n\n{starts} \\\n"
+        f"#!/bin/bash\n# Starts on each node, with {TITLE} installed.\nset -euo pipefail\n\n{command} \\\n"
         f'  --job.config_file "${{RUN_DIR:-$PWD}}/{CONFIG_FILE}" \\\n'
         '  --model.hf_assets_path "${HF_ASSETS:?a folder with the tokenizer}" \\\n'
         '  --optimizer.lr "${LR:?a learning rate}"\n'
@@ -214,17 +213,17 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """The file, and what the command gives beside it."""
-    found: dict[str, Any] = {}
+    """Return the options of the TOML file, with those of the command over them."""
+    options: dict[str, Any] = {}
     tables = {name: text for name, text in files.items() if name.endswith(".toml")}
     scripts = [(name, text) for name, text in files.items() if name not in tables]
     if len(tables) != 1 or len(scripts) > 1:
         raise InputError(f"{NAME}: found {', '.join(files)}; one TOML file, and at most one script, are required")
     for name, text in tables.items():
-        found |= parse_toml(text, name)
+        options |= parse_toml(text, name)
     for name, text in scripts:
-        found |= parse_tyro(training_command(text, name).arguments, option_table(OPTIONS_FILE))
-    return {name: value for name, value in found.items() if value is not None}
+        options |= parse_tyro(training_command(text, name).arguments, option_table(OPTIONS_FILE))
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _notes(launch: Launch) -> Iterator[str]:

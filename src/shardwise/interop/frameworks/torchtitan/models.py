@@ -1,13 +1,13 @@
-"""Models of torchtitan: the flavors of its registries, where its models keep each weight, and which models its code computes.
+"""Models of torchtitan: the flavors of its registries, the tensor names of its models, and which models its code computes.
 
 A flavor is a model by its name, and no option sets a size. Tables: `options/torchtitan_models.json` (0.3.0) and
-`options/torchtitan_toml_models.json` (0.2.2), from the registries of the two wheels (models/*/__init__.py): fields of a launch
-(`launch.Launch.fields`) of each flavor whose weights, built without memory, are as many as those fields have here; `attention`,
-`max_seq_len`, `pipelines` and `splits_sequence` are from its code.
+`options/torchtitan_toml_models.json` (0.2.2), from the registries of the two wheels (models/*/__init__.py). They have the
+fields (`launch.Launch.fields`) of each flavor whose weights, built without memory, are as many as those of the fields here;
+`attention`, `max_seq_len`, `pipelines` and `splits_sequence` are from its code.
 
 Source of weight names: the wheel of torchtitan 0.3.0, models/common (decoder.py, attention.py, feed_forward.py, moe.py),
-models/llama3, models/qwen3 and models/deepseek_v3 (model.py, mtp.py, state_dict_adapter.py). Llama 3 and DeepSeek-V3 rotate pairs
-of dims that lie side by side (ComplexRoPE), Qwen 3 the halves of a head (CosSinRoPE).
+models/llama3, models/qwen3 and models/deepseek_v3 (model.py, mtp.py, state_dict_adapter.py). Llama 3 and DeepSeek-V3 rotate
+pairs of dims that lie side by side (ComplexRoPE), Qwen 3 the halves of a head (CosSinRoPE).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardwise.values.errors import InputError, describe_unknown
 
 
 class Flavor(NamedTuple):
-    """A model of a registry: its parts, and the release's other facts about it (`facts`)."""
+    """A model of a registry: its fields, and other facts about it in the release (`facts`)."""
 
     name: str
     flavor: str
@@ -44,14 +44,14 @@ class Flavor(NamedTuple):
 
 @cache
 def list_flavors(table: str) -> tuple[Flavor, ...]:
-    """All of a release."""
+    """Return all flavors of a release from the package's table."""
     text = (
         resources.files("shardwise.interop.frameworks").joinpath("options", f"{table}.json").read_text(encoding="utf-8")
     )
     return tuple(
-        Flavor(name, flavor, {part: _hashable(value) for part, value in facts.pop("parts").items()}, facts)
-        for name, every in json.loads(text).items()
-        for flavor, facts in every.items()
+        Flavor(name, flavor, {field: _hashable(value) for field, value in facts.pop("parts").items()}, facts)
+        for name, flavors in json.loads(text).items()
+        for flavor, facts in flavors.items()
     )
 
 
@@ -61,65 +61,72 @@ def _hashable(value: Any) -> Any:
 
 @cache
 def _flavors_by_shape(table: str) -> Mapping[tuple[Any, ...], Flavor]:
-    """Flavours by their sizes; of several with the same the first."""
-    found: dict[tuple[Any, ...], Flavor] = {}
-    for one in list_flavors(table):
-        sizes = {part.removeprefix("model."): value for part, value in one.fields.items() if part.startswith("model.")}
-        found.setdefault(_model_shape(Architecture(name="", **sizes)), one)
-    return found
+    """Return flavors by their sizes; the first of several with the same sizes."""
+    flavors: dict[tuple[Any, ...], Flavor] = {}
+    for flavor in list_flavors(table):
+        sizes = {
+            field.removeprefix("model."): value for field, value in flavor.fields.items() if field.startswith("model.")
+        }
+        flavors.setdefault(_model_shape(Architecture(name="", **sizes)), flavor)
+    return flavors
 
 
 def _model_shape(model: Architecture) -> tuple[Any, ...]:
-    """The sizes of a model, without modules of multi-token prediction, which are an argument of a registry."""
-    names = [one.name for one in fields(model) if one.name not in (*COSTLESS_FIELDS, "num_predict_layers")]
+    """Return the sizes of a model without multi-token prediction, which is an argument of a registry."""
+    names = [field.name for field in fields(model) if field.name not in (*COSTLESS_FIELDS, "num_predict_layers")]
     return tuple(tuple(sorted(model.bias)) if name == "bias" else getattr(model, name) for name in names)
 
 
 def find_flavor(table: str, model: Architecture) -> Flavor | None:
-    """The flavour with the sizes of a model, if a release has one."""
+    """Return the flavor with the sizes of a model, or None."""
     return _flavors_by_shape(table).get(_model_shape(model))
 
 
 def flavor_facts(table: str, model: Architecture) -> Mapping[str, Any]:
-    """The facts of a release about a model beside its sizes; none for a model that it lacks."""
-    found = find_flavor(table, model)
-    return found.facts if found else {}
+    """Return a release's facts about a model beyond its sizes; empty for a model that it lacks."""
+    flavor = find_flavor(table, model)
+    return flavor.facts if flavor else {}
 
 
 def default_attention(name: object, flavor: object) -> str | None:
-    """The kind of attention that a flavour of 0.3.0 has unasked."""
-    every = {(one.name, one.flavor): one.facts["attention"] for one in list_flavors("torchtitan_models")}
-    return every.get((str(name), str(flavor)))
+    """Return the default kind of attention of a flavor of 0.3.0, or None."""
+    attention_by_flavor = {
+        (registered.name, registered.flavor): registered.facts["attention"]
+        for registered in list_flavors("torchtitan_models")
+    }
+    return attention_by_flavor.get((str(name), str(flavor)))
 
 
 def map_flavor(table: str) -> OptionMapping:
-    """`model.name` and `model.flavor` for the sizes of a model."""
+    """Map a model's sizes to `model.name` and `model.flavor`."""
 
     def say(launch: Launch) -> Options:
-        found = find_flavor(table, launch.model)
-        return {"model.name": found.name, "model.flavor": found.flavor} if found else {}
+        flavor = find_flavor(table, launch.model)
+        return {"model.name": flavor.name, "model.flavor": flavor.flavor} if flavor else {}
 
-    return OptionMapping(say, lambda given: read_flavor(table, given).fields)
+    return OptionMapping(say, lambda reader: read_flavor(table, reader).fields)
 
 
-def read_flavor(table: str, given: OptionReader) -> Flavor:
-    """The flavour that options name. Raises `InputError` for one that the release lacks."""
-    name, flavor = given.get("model.name", "llama3"), given.get("model.flavor", "debugmodel")
-    known = {one.flavor: one for one in list_flavors(table) if one.name == name}
-    if not known:
+def read_flavor(table: str, reader: OptionReader) -> Flavor:
+    """Return the flavor that options name. Raises `InputError` for one that the release lacks."""
+    name, flavor = reader.get("model.name", "llama3"), reader.get("model.flavor", "debugmodel")
+    flavors = {registered.flavor: registered for registered in list_flavors(table) if registered.name == name}
+    if not flavors:
         raise InputError(
-            f"model.name: {describe_unknown(str(name), dict.fromkeys(one.name for one in list_flavors(table)))}"
+            f"model.name: {describe_unknown(str(name), dict.fromkeys(registered.name for registered in list_flavors(table)))}"
         )
-    if flavor not in known:
-        raise InputError(f"model.flavor: of {name}: {describe_unknown(str(flavor), known)}")
-    return known[flavor]
+    if flavor not in flavors:
+        raise InputError(f"model.flavor: of {name}: {describe_unknown(str(flavor), flavors)}")
+    return flavors[flavor]
 
 
 def require_flavor(table: str, title: str) -> Requirement:
-    """That a model is one of a release's."""
+    """Return the requirement that a model is one of a release's flavors."""
 
     def says(launch: Launch) -> str:
-        names = ", ".join(f"{one.name} {one.flavor}" for one in list_flavors(table) if "debug" not in one.flavor)
+        names = ", ".join(
+            f"{flavor.name} {flavor.flavor}" for flavor in list_flavors(table) if "debug" not in flavor.flavor
+        )
         return f"{launch.model.name} has not the sizes of any model in the registries of {title}; it has {names}"
 
     return Requirement(lambda launch: find_flavor(table, launch.model) is not None, says)
@@ -181,7 +188,7 @@ _PREDICT = {
     "pair_projection": TensorPattern("eh_proj.weight", "D, J"),
     "final_norm.weight": TensorPattern("mtp_norm.weight"),
 }
-# A tied model's state dict has its one matrix under both names (Decoder.__init__).
+# A tied model's state dict has its single matrix under both names (Decoder.__init__).
 _TIED = {"head": {"head": TensorPattern("lm_head.weight", "V, D")}}
 
 
@@ -194,7 +201,7 @@ def _weight_table(title: str, block: Mapping[str, TensorPattern]) -> WeightTable
 
 @dataclass(frozen=True, slots=True)
 class TorchtitanModel:
-    """A folder of torchtitan's models: its names, and the models that it has."""
+    """A folder of torchtitan's models: its weight table, and the models that it computes."""
 
     weight_table: WeightTable
     models: SupportedModels
@@ -216,11 +223,13 @@ TORCHTITAN_MODELS: Mapping[str, TorchtitanModel] = {
         _weight_table("deepseek_v3 of torchtitan", _LATENT),
         SupportedModels(
             any_of=_ROUTED | _LATENTS | _GATING | {"shared_expert_width"},
-            values={"num_predict_layers": (0, 1)},  # its second module would read what the first one's norm gives
+            values={"num_predict_layers": (0, 1)},  # a second module would read the normed output of the first
             conditions=(
-                ModelCondition(lambda one: one.kv_lora_rank > 0, "kv_lora_rank is 0; latent attention is required"),
                 ModelCondition(
-                    lambda one: one.numerics.gating.groups == 1 or one.numerics.gating.votes == 2,
+                    lambda architecture: architecture.kv_lora_rank > 0, "kv_lora_rank is 0; latent attention is required"
+                ),
+                ModelCondition(
+                    lambda architecture: architecture.numerics.gating.groups == 1 or architecture.numerics.gating.votes == 2,
                     "groups of experts are chosen by other than their 2 best scores; 2 is required",
                 ),
             ),
@@ -230,7 +239,7 @@ TORCHTITAN_MODELS: Mapping[str, TorchtitanModel] = {
 
 
 def torchtitan_model(architecture: Architecture) -> TorchtitanModel:
-    """The naming that fits a model. Raises `InputError` with the reason against each."""
+    """Return the torchtitan model that computes an architecture. Raises `InputError` with the reason against each."""
     for model in TORCHTITAN_MODELS.values():
         if not any(model.models.problems(architecture)):
             return model
@@ -241,5 +250,5 @@ def torchtitan_model(architecture: Architecture) -> TorchtitanModel:
 
 def _refusal_reasons(architecture: Architecture) -> Iterator[str]:
     for name, model in TORCHTITAN_MODELS.items():
-        first, *more = model.models.problems(architecture)
-        yield f"{name}: {first}" + (f" ({len(more)} more)" if more else "")
+        first, *later = model.models.problems(architecture)
+        yield f"{name}: {first}" + (f" ({len(later)} more)" if later else "")

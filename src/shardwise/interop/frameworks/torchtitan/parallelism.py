@@ -1,7 +1,8 @@
-"""How both releases of torchtitan express a layout and a batch: degrees, sharding, micro-batches and pipeline stages.
+"""Options of both torchtitan releases for a layout and a batch: degrees, sharding, micro-batches and pipeline stages.
 
-Layers of stages follow from what the ends count for, from layers of each stage, or from lists of modules. Source: torchtitan
-0.3.0, config/configs.py, distributed/parallel_dims.py and distributed/pipeline_parallel.py; 0.2.2, config/job_config.py.
+The layers of stages follow from how many layers embedding and head count for, from the layers of each stage, or from lists of
+modules. Source: torchtitan 0.3.0, config/configs.py, distributed/parallel_dims.py and distributed/pipeline_parallel.py; 0.2.2,
+config/job_config.py.
 """
 
 from __future__ import annotations
@@ -26,92 +27,95 @@ LOCAL_BATCH, GLOBAL_BATCH, MICRO_BATCH = (
     "training.local_batch_size", "training.global_batch_size", f"{SECTION}.pipeline_parallel_microbatch_size",
 )  # fmt: skip
 DTYPE, PARAM_DTYPE, CPU_OFFLOAD = "training.dtype", "training.mixed_precision_param", "training.enable_cpu_offload"
-RESHARD_POLICIES = {
-    2: "never",
-    3: "always",
-}  # whether weights are gathered once, and kept, or again for the backward pass
+RESHARD_POLICIES = {2: "never", 3: "always"}  # by ZeRO stage: weights stay gathered, or are gathered again for backward
 DEFAULT_PRECISION = "bf16_fp32_reduction"
 
 
-def map_always(part: str, option: str, default: Any) -> OptionMapping:
-    """A part that an option always has, whatever the release takes where it is missing."""
+def map_always(field: str, option: str, default: Any) -> OptionMapping:
+    """Map a field to an option that is always written, even if it has the release's default."""
     return OptionMapping(
-        lambda launch: {option: launch.fields()[part]}, lambda given: {part: given.get(option, default)}
+        lambda launch: {option: launch.fields()[field]}, lambda reader: {field: reader.get(option, default)}
     )
 
 
-def get_degree(given: OptionReader, name: str) -> int:
-    """A degree of parallelism, 1 where none is given. Raises `InputError` for what is none."""
-    found = given.get(name, 1)
-    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
-        raise InputError(f"{name}: found {found!r}; a whole number of at least 1 is required")
-    return found
+def get_degree(reader: OptionReader, name: str) -> int:
+    """Return a degree of parallelism, by default 1. Raises `InputError` unless it is a whole number of at least 1."""
+    degree = reader.get(name, 1)
+    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+        raise InputError(f"{name}: found {degree!r}; a whole number of at least 1 is required")
+    return degree
 
 
 def _sharding_options(launch: Launch) -> Options:
     layout = launch.layout
-    usual = _default_zero_stage(layout.fsdp * layout.cp, layout.pp)
-    policy = "default" if layout.zero_stage == usual else RESHARD_POLICIES.get(layout.zero_stage, "default")
+    default_stage = _default_zero_stage(layout.fsdp * layout.cp, layout.pp)
+    policy = "default" if layout.zero_stage == default_stage else RESHARD_POLICIES.get(layout.zero_stage, "default")
     return {REPLICATE: layout.dp, SHARD: layout.fsdp, RESHARD_AFTER_FORWARD: policy}
 
 
 def _default_zero_stage(shards: int, pp: int) -> int:
-    """What the default policy is: weights stay gathered in a pipeline, where each micro-batch would gather them again."""
+    """Return the ZeRO stage of the default reshard policy: 0 for one shard, 2 in a pipeline (weights stay gathered), else 3."""
     return 0 if shards == 1 else 2 if pp > 1 else 3
 
 
-def _read_sharding(given: OptionReader) -> Mapping[str, Any]:
-    replicas, shards = read_replicas(given)
-    policy = given.get(RESHARD_AFTER_FORWARD, "default")
-    stages = {"default": _default_zero_stage(shards * get_degree(given, CP), get_degree(given, PP)),
+def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
+    replicas, shards = read_replicas(reader)
+    policy = reader.get(RESHARD_AFTER_FORWARD, "default")
+    stages = {"default": _default_zero_stage(shards * get_degree(reader, CP), get_degree(reader, PP)),
               **{name: stage for stage, name in RESHARD_POLICIES.items()}}  # fmt: skip
     if policy not in stages:
         raise InputError(f"{RESHARD_AFTER_FORWARD}: found {policy!r}; one of {', '.join(stages)} is required")
     return {"layout.dp": replicas, "layout.fsdp": shards, "layout.zero_stage": stages[policy]}
 
 
-def read_replicas(given: OptionReader) -> tuple[int, int]:
-    """Replicas, and shards of each; -1 shards are as many as there are devices. Raises `InputError` unless they come out."""
-    replicas, shards, devices = get_degree(given, REPLICATE), given.get(SHARD, -1), given.machines.num_devices
-    others = replicas * get_degree(given, TP) * get_degree(given, CP) * get_degree(given, PP)
+def read_replicas(reader: OptionReader) -> tuple[int, int]:
+    """Return replicas, and shards of each; -1 stands for all remaining devices. Raises `InputError` if they do not fit the
+    cluster."""
+    replicas, shards, devices = get_degree(reader, REPLICATE), reader.get(SHARD, -1), reader.machines.num_devices
+    model_parallel = replicas * get_degree(reader, TP) * get_degree(reader, CP) * get_degree(reader, PP)
     if not isinstance(shards, int) or isinstance(shards, bool) or (shards != -1 and shards < 1):
         raise InputError(
             f"{SHARD}: found {shards!r}; a whole number of at least 1, or -1 for all that are left, is required"
         )
-    found = devices // others if shards == -1 else shards
-    if found * others != devices:
+    num_shards = devices // model_parallel if shards == -1 else shards
+    if num_shards * model_parallel != devices:
         raise InputError(
-            f"{SECTION}: replicas, tensor, context and pipeline parallelism take {others} devices together"
-            + (f" and {shards} shards of them {others * shards}" if shards != -1 else "")
+            f"{SECTION}: replicas, tensor, context and pipeline parallelism take {model_parallel} devices together"
+            + (f" and {shards} shards of them {model_parallel * shards}" if shards != -1 else "")
             + f", found {devices}; a cluster that they divide is required"
         )
-    return replicas, found
+    return replicas, num_shards
 
 
 def _batch_options(launch: Launch) -> Options:
-    """A pipeline cuts a rank's batch of a step into micro-batches; without one a rank's batch is a micro-batch."""
+    """Return batch sizes. A pipeline splits a rank's batch of a step into micro-batches; without one it is a micro-batch."""
     layout, seqs = launch.layout, launch.job.num_seqs
-    local = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
-    micro = layout.micro_batch_seqs if layout.pp > 1 else 1
-    return {LOCAL_BATCH: local, GLOBAL_BATCH: seqs, MICRO_BATCH: micro}
+    local_batch = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
+    micro_batch = layout.micro_batch_seqs if layout.pp > 1 else 1
+    return {LOCAL_BATCH: local_batch, GLOBAL_BATCH: seqs, MICRO_BATCH: micro_batch}
 
 
-def _read_batch(given: OptionReader) -> Mapping[str, Any]:
-    replicas, shards = read_replicas(given)
-    local, every, micro = given.get(LOCAL_BATCH, 8), given.get(GLOBAL_BATCH, -1), given.get(MICRO_BATCH, 1)
-    seqs = local * replicas * shards if every < 0 else every
-    if local < 1 or seqs % (local * replicas * shards):
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
+    replicas, shards = read_replicas(reader)
+    local_batch, global_batch, micro_batch = (
+        reader.get(LOCAL_BATCH, 8),
+        reader.get(GLOBAL_BATCH, -1),
+        reader.get(MICRO_BATCH, 1),
+    )
+    seqs = local_batch * replicas * shards if global_batch < 0 else global_batch
+    if local_batch < 1 or seqs % (local_batch * replicas * shards):
         raise InputError(
-            f"{GLOBAL_BATCH}: found {seqs}; a multiple of {LOCAL_BATCH} × replicas = {local * replicas * shards} is required"
+            f"{GLOBAL_BATCH}: found {seqs}; a multiple of {LOCAL_BATCH} × replicas = {local_batch * replicas * shards} is "
+            "required"
         )
-    if get_degree(given, PP) == 1:
-        return {"layout.micro_batch_seqs": local, "job.global_batch_seqs": seqs}
-    if seqs != local * replicas * shards:
+    if get_degree(reader, PP) == 1:
+        return {"layout.micro_batch_seqs": local_batch, "job.global_batch_seqs": seqs}
+    if seqs != local_batch * replicas * shards:
         raise InputError(
-            f"{GLOBAL_BATCH}: found {seqs}, for which the pipeline runs {seqs // (local * replicas * shards)} times and drains "
-            f"between; {LOCAL_BATCH} × replicas = {local * replicas * shards} is what can be read"
+            f"{GLOBAL_BATCH}: found {seqs}, for which the pipeline runs {seqs // (local_batch * replicas * shards)} times and "
+            f"drains between; {LOCAL_BATCH} × replicas = {local_batch * replicas * shards} is what can be read"
         )
-    return {"layout.micro_batch_seqs": micro, "job.global_batch_seqs": seqs}
+    return {"layout.micro_batch_seqs": micro_batch, "job.global_batch_seqs": seqs}
 
 
 def _step_options(launch: Launch) -> Options:
@@ -119,32 +123,33 @@ def _step_options(launch: Launch) -> Options:
     return {"training.steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
 
 
-def _read_steps(given: OptionReader) -> Mapping[str, Any]:
-    replicas, shards = read_replicas(given)
-    every = given.get(GLOBAL_BATCH, -1)
-    seqs = given.get(LOCAL_BATCH, 8) * replicas * shards if every < 0 else every
-    steps = given.get("training.steps")
-    return {"job.tokens": float(steps * seqs * given.get("training.seq_len", 2048))} if steps else {}
+def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
+    replicas, shards = read_replicas(reader)
+    global_batch = reader.get(GLOBAL_BATCH, -1)
+    seqs = reader.get(LOCAL_BATCH, 8) * replicas * shards if global_batch < 0 else global_batch
+    steps = reader.get("training.steps")
+    return {"job.tokens": float(steps * seqs * reader.get("training.seq_len", 2048))} if steps else {}
 
 
-def read_dtypes(given: OptionReader) -> str:
-    """The formats of weights and activations by the recipe that has them, products apart. Raises `InputError` for others."""
-    whole, mixed = given.get(DTYPE, "float32"), given.get(PARAM_DTYPE, "bfloat16")
-    given.get("training.mixed_precision_reduce")
-    if whole != "float32":
+def read_dtypes(reader: OptionReader) -> str:
+    """Return the precision recipe of weights and activations, matmul formats aside. Raises `InputError` if none has these
+    dtypes."""
+    dtype, param_dtype = reader.get(DTYPE, "float32"), reader.get(PARAM_DTYPE, "bfloat16")
+    reader.get("training.mixed_precision_reduce")
+    if dtype != "float32":
         raise InputError(
-            f"{DTYPE}: found {whole!r}, which keeps no fp32 copy of weights and moments; float32 is what can be read"
+            f"{DTYPE}: found {dtype!r}, which keeps no fp32 copy of weights and moments; float32 is what can be read"
         )
-    return DEFAULT_PRECISION if mixed == "bfloat16" else "fp32"
+    return DEFAULT_PRECISION if param_dtype == "bfloat16" else "fp32"
 
 
 def dtype_options(launch: Launch) -> Options:
-    """The same of a launch."""
+    """Return the dtypes of weights and activations of a launch."""
     return {DTYPE: "float32", PARAM_DTYPE: "float32" if launch.job.precision == "fp32" else "bfloat16"}
 
 
-def _refuse_offload(given: OptionReader) -> Mapping[str, Any]:
-    if given.get(CPU_OFFLOAD, False):
+def _refuse_offload(reader: OptionReader) -> Mapping[str, Any]:
+    if reader.get(CPU_OFFLOAD, False):
         raise InputError(
             f"{CPU_OFFLOAD}: weights, gradients and moments rest on the host; no layout has that, false is required"
         )
@@ -152,7 +157,7 @@ def _refuse_offload(given: OptionReader) -> Mapping[str, Any]:
 
 
 def sequence_divisor(launch: Launch) -> int:
-    """What the length of a sequence must be a multiple of. Source: trainer.py 0.3.0, seq_len_divisor in 0.2.2."""
+    """Return the number that must divide the sequence length. Source: trainer.py 0.3.0, seq_len_divisor in 0.2.2."""
     layout = launch.layout
     return (layout.tp if layout.sequence_parallel else 1) * (2 * layout.cp if layout.cp > 1 else 1)
 
@@ -168,7 +173,7 @@ SHARED_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_step_options, _read_steps),
     OptionMapping(lambda launch: {}, _refuse_offload),
     add_options("compile.enable", "compile.components", "compile.backend",
-           say=lambda launch: {"compile.enable": True, "compile.components": ["model", "loss"]}),
+           to_options=lambda launch: {"compile.enable": True, "compile.components": ["model", "loss"]}),
 )  # fmt: skip
 SHARED_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
@@ -207,14 +212,13 @@ SHARED_REQUIREMENTS: tuple[Requirement, ...] = (
     ),
 )
 
-# Names of torch.distributed.pipelining, schedules.py (get_schedule_class); those of several stages on a rank have two of them
-# by default.
+# Names of torch.distributed.pipelining, schedules.py (get_schedule_class). Schedules with several stages per rank default to two.
 SCHEDULES = {
     "1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS", "zb_v": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }  # fmt: skip
 SINGLE_STAGE_SCHEDULES = ("1f1b", "afab")
-FILLED_SCHEDULES = ("1f1b", "dualpipe_v")  # that take no fewer micro-batches than there are stages: the same file
+FILLED_SCHEDULES = ("1f1b", "dualpipe_v")  # need at least as many micro-batches as stages: the same file
 MAX_STAGES = 10_000  # far above any pipeline
 STAGE_SECTION = "parallelism"
 FIRST_STAGE_LESS, LAST_STAGE_LESS = (
@@ -231,19 +235,19 @@ STAGE_MODULES, SCHEDULE_CSV = (
 
 
 def generate_stages(num_layers: int, num_stages: int, first: int, last: int) -> tuple[int, ...] | None:
-    """Layers of each stage where the first counts `first` more and the last `last` more; None where torchtitan refuses."""
-    per, extra = divmod(num_layers + first + last, num_stages)
-    if num_stages < 2 or per < 1 or max(first, last) > per:
+    """Return the layers of each stage if embedding counts for `first` layers and head for `last`; None if torchtitan refuses."""
+    layers_per_stage, extra = divmod(num_layers + first + last, num_stages)
+    if num_stages < 2 or layers_per_stage < 1 or max(first, last) > layers_per_stage:
         return None
-    layers = [per + (stage < extra) for stage in range(num_stages)]
+    layers = [layers_per_stage + (stage < extra) for stage in range(num_stages)]
     layers[0] -= first
     layers[-1] -= last
     return tuple(layers)
 
 
 def map_stages(table: str, head: str) -> OptionMapping:
-    """Schedule and stages of models of a table; `head` is what the release calls the output's projection."""
-    return OptionMapping(lambda launch: _stage_options(launch, head), lambda given: _read_stages(given, table))
+    """Map schedule and stages of the models in a table; `head` is the release's name of the output projection."""
+    return OptionMapping(lambda launch: _stage_options(launch, head), lambda reader: _read_stages(reader, table))
 
 
 def _num_micro_batches(launch: Launch) -> int:
@@ -269,41 +273,46 @@ def _stage_options(launch: Launch, head: str) -> Options:
     if layout.pp == 1 or layout.schedule not in SCHEDULES:
         return {}
     stages, schedule = layers_by_virtual_stage(launch.model, layout), {SCHEDULE: SCHEDULES[layout.schedule]}
+    # torchtitan's default (1, 1) first, then the other splits that options express; lists of modules only if none of them fits.
     for first, last in ((1, 1), (0, 0), (1, 0), (0, 1)):
         if generate_stages(sum(stages), len(stages), first, last) == stages:
             ends = {FIRST_STAGE_LESS: first, LAST_STAGE_LESS: last}
             if layout.num_virtual_stages == _default_stages_per_rank(layout.schedule):
                 return {**schedule, **ends}
-            per = -(-(sum(stages) + first + last) // len(stages))
-            if _num_stages(sum(stages) + first + last, per) == len(stages):
-                return {**schedule, **ends, LAYERS_PER_STAGE: per}
+            layers_per_stage = -(-(sum(stages) + first + last) // len(stages))
+            if _num_stages(sum(stages) + first + last, layers_per_stage) == len(stages):
+                return {**schedule, **ends, LAYERS_PER_STAGE: layers_per_stage}
     return {**schedule, STAGE_MODULES: _stage_modules(stages, head)}
 
 
 def _stage_modules(stages: tuple[int, ...], head: str) -> list[list[str]]:
-    """The modules of each stage by name."""
-    start, found = 0, []
+    """Return the names of each stage's modules."""
+    start, modules = 0, []
     for layers in stages:
-        found.append([f"layers.{layer}" for layer in range(start, start + layers)])
+        modules.append([f"layers.{layer}" for layer in range(start, start + layers)])
         start += layers
-    found[0].insert(0, "tok_embeddings")
-    found[-1] += ["norm", head]
-    return found
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", head]
+    return modules
 
 
 def _default_stages_per_rank(schedule: str) -> int:
-    """Stages on each rank where nothing says how many."""
+    """Return the default number of stages on each rank."""
     return 1 if schedule in SINGLE_STAGE_SCHEDULES else 2
 
 
-def _num_stages(counted: int, per: int) -> int:
-    return -(-counted // per)
+def _num_stages(num_layers: int, layers_per_stage: int) -> int:
+    return -(-num_layers // layers_per_stage)
 
 
-def _read_stages(given: OptionReader, table: str) -> Mapping[str, Any]:
-    ranks = given.get(f"{STAGE_SECTION}.pipeline_parallel_degree", 1)
-    name, first, last = given.get(SCHEDULE, "1F1B"), given.get(FIRST_STAGE_LESS, 1), given.get(LAST_STAGE_LESS, 1)
-    modules, per, actions = given.get(STAGE_MODULES), given.get(LAYERS_PER_STAGE), given.get(SCHEDULE_CSV, "")
+def _read_stages(reader: OptionReader, table: str) -> Mapping[str, Any]:
+    ranks = reader.get(f"{STAGE_SECTION}.pipeline_parallel_degree", 1)
+    name, first, last = reader.get(SCHEDULE, "1F1B"), reader.get(FIRST_STAGE_LESS, 1), reader.get(LAST_STAGE_LESS, 1)
+    modules, layers_per_stage, actions = (
+        reader.get(STAGE_MODULES),
+        reader.get(LAYERS_PER_STAGE),
+        reader.get(SCHEDULE_CSV, ""),
+    )
     if ranks == 1:
         return {"layout.schedule": "none"}
     if actions:
@@ -311,26 +320,30 @@ def _read_stages(given: OptionReader, table: str) -> Mapping[str, Any]:
     schedule = {theirs.casefold(): ours for ours, theirs in SCHEDULES.items()}.get(str(name).casefold())
     if schedule is None:
         raise InputError(f"{SCHEDULE}: {describe_unknown(str(name), SCHEDULES.values())}")
-    layers = read_flavor(table, given).fields["model.num_layers"]
+    layers = read_flavor(table, reader).fields["model.num_layers"]
     if modules:
         stages = _layers_of_modules(modules, layers)
     else:
-        count = _num_stages(layers + first + last, per) if per else ranks * _default_stages_per_rank(schedule)
-        made = generate_stages(layers, count, first, last) if count <= MAX_STAGES else None
-        if made is None:
+        count = (
+            _num_stages(layers + first + last, layers_per_stage)
+            if layers_per_stage
+            else ranks * _default_stages_per_rank(schedule)
+        )
+        generated = generate_stages(layers, count, first, last) if count <= MAX_STAGES else None
+        if generated is None:
             raise InputError(
                 f"{STAGE_SECTION}: found {layers} layers on {count} stages; at least one on each is required"
             )
-        stages = made
+        stages = generated
     if len(stages) % ranks or (schedule in SINGLE_STAGE_SCHEDULES) != (len(stages) == ranks):
-        each = "one stage" if schedule in SINGLE_STAGE_SCHEDULES else "two or more stages"
-        raise InputError(f"{SCHEDULE}: found {len(stages)} stages on {ranks} ranks; {name} has {each} on each rank")
+        required = "one stage" if schedule in SINGLE_STAGE_SCHEDULES else "two or more stages"
+        raise InputError(f"{SCHEDULE}: found {len(stages)} stages on {ranks} ranks; {name} has {required} on each rank")
     return {"layout.num_virtual_stages": len(stages) // ranks, "layout.stages": stages, "layout.schedule": schedule}
 
 
 def _layers_of_modules(modules: object, layers: int) -> tuple[int, ...]:
-    """How many layers lists of modules have. Raises `InputError` unless they are the model's in order."""
-    if not isinstance(modules, (list, tuple)) or not all(isinstance(one, (list, tuple)) for one in modules):
+    """Return how many layers each list of modules has. Raises `InputError` unless they are the model's, in order."""
+    if not isinstance(modules, (list, tuple)) or not all(isinstance(stage, (list, tuple)) for stage in modules):
         raise InputError(f"{STAGE_MODULES}: found {str(modules)[:80]!r}; a list of lists of module names is required")
     names = [[name for name in stage if str(name).startswith("layers.")] for stage in modules]
     if [name for stage in names for name in stage] != [f"layers.{layer}" for layer in range(layers)]:
