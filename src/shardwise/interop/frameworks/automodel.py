@@ -100,7 +100,7 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
     ranks = get_degree(reader, f"{SECTION}.pp_size")
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     name = str(reader.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
-    reader.get(f"{PIPELINE}.pp_microbatch_size")
+    reader.acknowledge(f"{PIPELINE}.pp_microbatch_size")
     if ranks == 1:
         return {"layout.schedule": "none"}
     if name not in schedules or reader.model is None:
@@ -145,11 +145,11 @@ def _map_degree(axis: str) -> OptionMapping:
     """Map a degree, which is written if it is above 1."""
     name = f"{SECTION}.{axis}_size"
 
-    def say(launch: Launch) -> Options:
+    def write_degree(launch: Launch) -> Options:
         degree = getattr(launch.layout, axis)
         return {name: degree} if degree > 1 else {}
 
-    return OptionMapping(say, lambda reader: {f"layout.{axis}": get_degree(reader, name)})
+    return OptionMapping(write_degree, lambda reader: {f"layout.{axis}": get_degree(reader, name)})
 
 
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
@@ -200,7 +200,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
         get_degree(reader, "step_scheduler.global_batch_size", 32),
         get_degree(reader, "step_scheduler.local_batch_size"),
     )
-    reader.get("dataset.batch_size")
+    reader.acknowledge("dataset.batch_size")
     if get_degree(reader, f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
     replicas = read_replicas(reader)
@@ -229,16 +229,11 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     """Return the precision. Weights stored in bf16 have bf16 moments too; the nearest recipe keeps moments in fp32."""
     names = {recipe: ours for ours, recipe in FP8_RECIPES.items()}
     if reader.get("fp8.enabled", False) and reader.get("fp8.recipe_name", "tensorwise") in names:
-        for name in (
-            "model.torch_dtype",
-            "fp8.enable_fsdp_float8_all_gather",
-            *(f"{SECTION}.mp_policy.{role}_dtype" for role in ("param", "reduce")),
-        ):
-            reader.get(name)
+        reader.acknowledge("model.torch_dtype", "fp8.enable_fsdp_float8_all_gather", *POLICY_DTYPES)
         return {"job.precision": names[reader.get("fp8.recipe_name", "tensorwise")]}
     if str(reader.options.get("model.torch_dtype", "")) not in FP32_NAMES:
         return {"job.precision": "bf16_no_master"}
-    reader.get("model.torch_dtype")
+    reader.acknowledge("model.torch_dtype")
     _, reduced = (reader.get(name, "float32") for name in POLICY_DTYPES)
     reduced = str(reduced).removeprefix("torch.")
     return {"job.precision": "bf16" if reduced in ("bfloat16", "bf16") else "bf16_fp32_reduction"}

@@ -141,7 +141,7 @@ def accumulates_in_weight_dtype(precision: str) -> bool:
 
 def is_enabled(reader: OptionReader, name: str) -> bool:
     """Return whether "bf16" or "fp16" is enabled; bfloat16 is an older name of bf16."""
-    reader.get(SCRIPT_PREFIX + name)  # "auto" was replaced by it
+    reader.acknowledge(SCRIPT_PREFIX + name)  # "auto" was replaced by it
     return is_true(reader.get(f"{name}.enabled", reader.get("bfloat16.enabled", False) if name == "bf16" else False))
 
 

@@ -90,11 +90,11 @@ def _read_model(reader: OptionReader) -> Mapping[str, Any]:
             "one of the two, true, is required"
         )
 
-    def of(name: str, default: Any = None) -> Any:
+    def get_option(name: str, default: Any = None) -> Any:
         return reader.get(f"{MODEL_CONFIG}.{name}", default)
 
-    of("max_position_embeddings")  # rows of the rotary table, which grows as needed
-    return _read_starcoder(of) if starcoder else _read_llama(of)
+    get_option("max_position_embeddings")  # rows of the rotary table, which grows as needed
+    return _read_starcoder(get_option) if starcoder else _read_llama(get_option)
 
 
 def _read_llama(get_option: Any) -> Mapping[str, Any]:

@@ -51,6 +51,11 @@ class OptionReader:
             raise InputError(problem)
         return value
 
+    def acknowledge(self, *names: str) -> None:
+        """Record options as read that change no field. Raises `InputError` for values of another type."""
+        for name in names:
+            self.get(name)
+
     def require(self, name: str) -> Any:
         """Return the value of an option that every launch has. Raises `InputError` if it is missing."""
         setting = self.get(name)
@@ -94,14 +99,14 @@ def map_names(field: str, option: str, names: Mapping[Any, Any] | None, default:
     """
     ours_by_theirs = None if names is None else {theirs: ours for ours, theirs in names.items()}
 
-    def say(launch: Launch) -> Options:
+    def write_option(launch: Launch) -> Options:
         value = launch.fields()[field]
         if names is not None and value not in names:
             return {}
         theirs = value if names is None else names[value]
         return {} if theirs == default else {option: theirs}
 
-    def hear(reader: OptionReader) -> Mapping[str, Any]:
+    def read_option(reader: OptionReader) -> Mapping[str, Any]:
         theirs = reader.get(option, default)
         if theirs is None:
             return {}
@@ -109,7 +114,7 @@ def map_names(field: str, option: str, names: Mapping[Any, Any] | None, default:
             raise InputError(f"{option}: {describe_unknown(str(theirs), map(str, ours_by_theirs))}")
         return {field: theirs if ours_by_theirs is None else ours_by_theirs[theirs]}
 
-    return OptionMapping(say, hear)
+    return OptionMapping(write_option, read_option)
 
 
 def map_flag(field: str, option: str, *, inverted: bool = False) -> OptionMapping:
@@ -123,12 +128,11 @@ def map_flag(field: str, option: str, *, inverted: bool = False) -> OptionMappin
 def add_options(*names: str, to_options: Callable[[Launch], Options]) -> OptionMapping:
     """Write options that no field follows from: they are known, and set no field when read."""
 
-    def hear(reader: OptionReader) -> Mapping[str, Any]:
-        for name in names:
-            reader.get(name)
+    def read_nothing(reader: OptionReader) -> Mapping[str, Any]:
+        reader.acknowledge(*names)
         return {}
 
-    return OptionMapping(to_options, hear)
+    return OptionMapping(to_options, read_nothing)
 
 
 LaunchFiles = Mapping[str, str]  # texts by file name

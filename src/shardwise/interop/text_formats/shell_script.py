@@ -74,18 +74,18 @@ class ShellVariables:
     """The variables that a script has set so far: texts, and arrays of words."""
 
     def __init__(self, source: str) -> None:
-        self.what = source
+        self.source = source
         self.texts: dict[str, str] = {}
         self.arrays: dict[str, list[str]] = {}
 
     def assign(self, name: str, value: str, *, append: bool) -> None:
         """Set a variable from the text behind its `=`, or add to it (`append`, for `+=`)."""
         if value.startswith("("):
-            tokens = split_words(self.expand(value.removeprefix("(").removesuffix(")")), self.what)
+            tokens = split_words(self.expand(value.removeprefix("(").removesuffix(")")), self.source)
             self.arrays[name] = (self.arrays.get(name, []) if append else []) + tokens
             self.texts.pop(name, None)
             return
-        tokens = split_words(value, self.what)
+        tokens = split_words(value, self.source)
         self.texts[name] = (self.texts.get(name, "") if append else "") + self.expand(" ".join(tokens))
 
     def expand(self, text: str) -> str:
@@ -94,7 +94,7 @@ class ShellVariables:
         for _ in range(MAX_VARIABLE_DEPTH):
             expanded = _ARITHMETIC.sub(self._arithmetic_value, _VARIABLE.sub(self._variable_value, text))
             if len(expanded) > MAX_EXPANDED_CHARACTERS:
-                raise InputError(f"{self.what}: variables that grow beyond {MAX_EXPANDED_CHARACTERS:,} characters")
+                raise InputError(f"{self.source}: variables that grow beyond {MAX_EXPANDED_CHARACTERS:,} characters")
             if expanded == text:
                 break
             text = expanded
@@ -115,7 +115,7 @@ class ShellVariables:
 
     def condition_holds(self, condition: str) -> bool:
         """Return whether a condition on texts or whole numbers is known to hold. Conditions on files never are."""
-        tokens = split_words(_UNSET.sub("", self.expand(condition)), self.what)
+        tokens = split_words(_UNSET.sub("", self.expand(condition)), self.source)
         if not tokens or tokens[0] not in ("[", "[[", "test"):
             return False
         alternatives = _split_at([token for token in tokens[1:] if token not in ("]", "]]")], "||", "-o")
@@ -208,10 +208,10 @@ def _list_commands(text: str, variables: ShellVariables, depth: int = 0) -> Iter
     """Yield the words of each command of a text; assignments on the way set `variables`."""
     for statement in _reached_statements(text, variables):
         match = _ASSIGNMENT.match(statement)
-        if match and _is_assignment(statement[match.end() :], variables.what):
+        if match and _is_assignment(statement[match.end() :], variables.source):
             variables.assign(match[1], statement[match.end() :], append=bool(match[2]))
             continue
-        for tokens in _split_commands(split_words(variables.expand(statement), variables.what)):
+        for tokens in _split_commands(split_words(variables.expand(statement), variables.source)):
             yield tokens
             for nested_script in (token for token in tokens if " --" in token and ".py " in token):
                 if depth < MAX_COMMAND_DEPTH:

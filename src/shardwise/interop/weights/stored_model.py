@@ -143,16 +143,16 @@ def _tensor_problems(slices: Iterable[StoredSlice], tensors: TensorFolder, autho
     }
     for verb, keys in differences.items():
         if keys:
-            listed = ", ".join(_shown(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
+            listed = ", ".join(_format_name(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
                 ", ..." if len(keys) > MAX_NAMES_SHOWN else ""
             )
             yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {listed}"
     mismatched = [key for key in expected if key in stored_shapes and stored_shapes[key] != expected[key]]
     for key in mismatched[:MAX_NAMES_SHOWN]:
-        yield f"model: {_shown(*key)} of {tensors.folder} has shape {stored_shapes[key]}; {authority} says {expected[key]}"
+        yield f"model: {_format_name(*key)} of {tensors.folder} has shape {stored_shapes[key]}; {authority} says {expected[key]}"
 
 
-def _shown(file: str, name: str) -> str:
+def _format_name(file: str, name: str) -> str:
     return f"{name} in {file}" if file else name
 
 

@@ -82,12 +82,12 @@ def _require_model(
 ) -> Callable[[Path, Architecture | None], StoredModel]:
     """Return a reader of folders that do not say which model they have."""
 
-    def found(folder: Path, architecture: Architecture | None) -> StoredModel:
+    def read_with_model(folder: Path, architecture: Architecture | None) -> StoredModel:
         if architecture is None:
             raise InputError(f"--model: {folder} does not say which model its weights are of, which is required")
         return read(folder, architecture)
 
-    return found
+    return read_with_model
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {

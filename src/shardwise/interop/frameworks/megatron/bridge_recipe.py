@@ -224,8 +224,9 @@ def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
     megatron_options = {**_model_arguments(model), **to_megatron(reader.options)}
     argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
     launch_fields = from_options(launch_script.TARGET, argument_reader)
-    for name in (*JOINT_FIELDS, *(field for option in argument_reader.read_names if (field := bridge_field(option)))):
-        reader.get(name)
+    reader.acknowledge(
+        *JOINT_FIELDS, *(field for option in argument_reader.read_names if (field := bridge_field(option)))
+    )
     return launch_fields
 
 

@@ -59,7 +59,7 @@ def _precision_options(launch: Launch) -> Options:
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     """Return the precision with these dtypes; if matmuls have their own format, the one with the same recipe for it."""
     formats = {name: reader.get(name) for name in NUMBER_FORMATS if reader.get(name, False) not in (False, "fp32")}
-    reader.get("use-precision-aware-optimizer")
+    reader.acknowledge("use-precision-aware-optimizer")
     for name, (recipe, default) in DEFAULT_RECIPES.items():
         formats |= {recipe: formats.get(recipe, default)} if name in formats else {}
     formats_by_precision = {

@@ -82,8 +82,7 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
         reader.get("num-distributed-optimizer-instances", 1),
     )
     uses_fsdp = reader.get("use-megatron-fsdp", False)
-    for name in ("use-distributed-optimizer", "ckpt-format"):
-        reader.get(name)
+    reader.acknowledge("use-distributed-optimizer", "ckpt-format")
     by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING_STRATEGIES.items()}}
     stage = by_strategy[strategy] if uses_fsdp else int(bool(reader.get("use-distributed-optimizer", False)))
     if not stage:
@@ -172,7 +171,7 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
     if granularity == "full":
         return {"layout.recompute": "full", **({"layout.recompute_layers": count} if method == "block" else {})}
     if set(modules) <= MODULES.keys():  # else the option is reported as unread
-        reader.get("recompute-modules")
+        reader.acknowledge("recompute-modules")
     return {"layout.recompute": join_modules(modules)}
 
 
@@ -192,8 +191,7 @@ def _expert_options(launch: Launch) -> Options:
 
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     tp, etp = reader.get("tensor-model-parallel-size", 1), reader.get("expert-tensor-parallel-size")
-    for name in ("moe-token-dispatcher-type", "moe-grouped-gemm"):
-        reader.get(name)
+    reader.acknowledge("moe-token-dispatcher-type", "moe-grouped-gemm")
     return {"layout.ep": reader.get("expert-model-parallel-size", 1), "layout.etp": 1 if etp == 1 and tp > 1 else None}
 
 

@@ -78,7 +78,7 @@ def _read_async_tp(reader: OptionReader) -> Mapping[str, Any]:
 def _read_context(reader: OptionReader) -> Mapping[str, Any]:
     """Return the variant: keys and values are gathered, whatever balances causal work."""
     balancer = reader.get(LOAD_BALANCER, "headtail")
-    reader.get("parallelism.context_parallel_ptrr_mask_key")
+    reader.acknowledge("parallelism.context_parallel_ptrr_mask_key")
     if get_degree(reader, CP) == 1:
         return {}
     if balancer not in ("headtail", "ptrr"):
@@ -102,7 +102,7 @@ def _precision_options(launch: Launch) -> Options:
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     precision, recipe = read_dtypes(reader), reader.get(f"{LINEAR_CONVERTER}.recipe_name", "rowwise")
     converters = [str(converter) for converter in reader.get(CONVERTERS) or []]
-    reader.get(f"{LINEAR_CONVERTER}.filter_fqns")
+    reader.acknowledge(f"{LINEAR_CONVERTER}.filter_fqns")
     if not converters:
         return {"job.precision": precision}
     required = (

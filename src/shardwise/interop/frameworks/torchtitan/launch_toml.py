@@ -145,8 +145,7 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
         reader.get(FP8_ALL_GATHER, False),
     )
     converters = [EARLIER_NAMES.get(str(converter), str(converter)) for converter in reader.get(CONVERTERS, [])]
-    for name in (f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES):
-        reader.get(name)
+    reader.acknowledge(f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES)
     if not converters:
         return {"job.precision": precision}
     precisions = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}

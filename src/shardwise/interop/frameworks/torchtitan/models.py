@@ -100,11 +100,11 @@ def default_attention(name: object, flavor: object) -> str | None:
 def map_flavor(table: str) -> OptionMapping:
     """Map a model's sizes to `model.name` and `model.flavor`."""
 
-    def say(launch: Launch) -> Options:
+    def write_flavor(launch: Launch) -> Options:
         flavor = find_flavor(table, launch.model)
         return {"model.name": flavor.name, "model.flavor": flavor.flavor} if flavor else {}
 
-    return OptionMapping(say, lambda reader: read_flavor(table, reader).fields)
+    return OptionMapping(write_flavor, lambda reader: read_flavor(table, reader).fields)
 
 
 def read_flavor(table: str, reader: OptionReader) -> Flavor:
@@ -123,13 +123,13 @@ def read_flavor(table: str, reader: OptionReader) -> Flavor:
 def require_flavor(table: str, title: str) -> Requirement:
     """Return the requirement that a model is one of a release's flavors."""
 
-    def says(launch: Launch) -> str:
+    def message(launch: Launch) -> str:
         names = ", ".join(
             f"{flavor.name} {flavor.flavor}" for flavor in list_flavors(table) if "debug" not in flavor.flavor
         )
         return f"{launch.model.name} has not the sizes of any model in the registries of {title}; it has {names}"
 
-    return Requirement(lambda launch: find_flavor(table, launch.model) is not None, says)
+    return Requirement(lambda launch: find_flavor(table, launch.model) is not None, message)
 
 
 LAYER_PREFIX, MODULE_PREFIX = TensorPattern("layers.{layer}."), TensorPattern("mtp_layers.{module}.")

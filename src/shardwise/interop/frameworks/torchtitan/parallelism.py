@@ -135,7 +135,7 @@ def read_dtypes(reader: OptionReader) -> str:
     """Return the precision recipe of weights and activations, matmul formats aside. Raises `InputError` if none has these
     dtypes."""
     dtype, param_dtype = reader.get(DTYPE, "float32"), reader.get(PARAM_DTYPE, "bfloat16")
-    reader.get("training.mixed_precision_reduce")
+    reader.acknowledge("training.mixed_precision_reduce")
     if dtype != "float32":
         raise InputError(
             f"{DTYPE}: found {dtype!r}, which keeps no fp32 copy of weights and moments; float32 is what can be read"
