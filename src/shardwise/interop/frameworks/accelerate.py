@@ -39,6 +39,7 @@ from shardwise.interop.launches.target import (
     Target,
     add_options,
     option_table,
+    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
 from shardwise.values.errors import InputError, describe_unknown
@@ -204,8 +205,7 @@ RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
 
 
 def _batch_options(launch: Launch) -> Options:
-    layout, seqs = launch.layout, launch.job.num_seqs
-    return {MICRO_BATCH: layout.micro_batch_seqs, ACCUMULATION: seqs // (layout.micro_batch_seqs * layout.num_replicas)}
+    return {MICRO_BATCH: launch.layout.micro_batch_seqs, ACCUMULATION: launch.num_micro_batches}
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
@@ -328,9 +328,7 @@ def _notes(launch: Launch) -> Iterator[str]:
 
 
 REQUIREMENTS = (
-    Requirement(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
-         lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro-batch × replicas = "
-         f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
+    require_whole_micro_batches("a batch of {} sequences", "micro-batch × replicas"),
     Requirement(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
          lambda launch: "tensor and context parallelism go with shards, not with replicas alone; set fsdp > 1, or dp=1"),
     Requirement(lambda launch: not launch.layout.offloads_activations

@@ -38,7 +38,7 @@ def _replica_options(launch: Launch) -> Options:
     """Return options of replicas: DDP without shards, FSDP2 that reshards weights after the forward pass (ZeRO-3) or not
     (ZeRO-2)."""
     layout = launch.layout
-    replicas = layout.dp * layout.fsdp
+    replicas = layout.num_replicas
     if not layout.zero_stage and replicas > 1:
         return {"distributed.strategy": "ddp"}
     copies = {"distributed.dp_replicate_size": layout.dp} if layout.dp > 1 else {}
@@ -187,7 +187,7 @@ def _model_options(launch: Launch) -> Options:
 def _batch_options(launch: Launch) -> Options:
     """Return batch sizes. A replica's local batch is one micro-batch, or all that pass the pipeline's stages before an update."""
     layout, seqs = launch.layout, launch.job.num_seqs
-    local = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
+    local = seqs // layout.num_replicas if layout.pp > 1 else layout.micro_batch_seqs
     return {
         "step_scheduler.global_batch_size": seqs,
         "step_scheduler.local_batch_size": local,
@@ -249,8 +249,7 @@ def _read_length(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _step_options(launch: Launch) -> Options:
-    job = launch.job
-    return {"step_scheduler.max_steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
+    return {"step_scheduler.max_steps": launch.num_steps} if launch.num_steps else {}
 
 
 def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
@@ -303,12 +302,7 @@ def _notes(launch: Launch) -> Iterator[str]:
 
 def _is_ddp(launch: Launch) -> bool:
     layout = launch.layout
-    return layout.zero_stage == 0 and layout.dp * layout.fsdp > 1
-
-
-def _seqs_at_once(launch: Launch) -> int:
-    """Return the sequences of one micro-batch on all replicas."""
-    return launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs
+    return layout.zero_stage == 0 and layout.num_replicas > 1
 
 
 def _has_whole_experts(launch: Launch) -> bool:
@@ -346,12 +340,12 @@ TARGET = Target(
             lambda launch: "enable_async_tensor_parallel requires sequence_parallel; set sequence_parallel=true",
         ),
         Requirement(
-            lambda launch: launch.job.num_seqs % _seqs_at_once(launch) == 0,
+            lambda launch: launch.job.num_seqs % launch.seqs_at_once == 0,
             lambda launch: f"global_batch_size = {launch.job.num_seqs} is not a multiple of "
-            f"{_seqs_at_once(launch)} for a micro-batch",
+            f"{launch.seqs_at_once} for a micro-batch",
         ),
         Requirement(
-            lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= _seqs_at_once(launch) * launch.layout.pp,
+            lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= launch.seqs_at_once * launch.layout.pp,
             lambda launch: f"fewer micro-batches than the {launch.layout.pp} ranks of the pipeline; take a larger batch or fewer",
         ),
     ),

@@ -37,6 +37,7 @@ from shardwise.interop.launches.target import (
     Target,
     add_options,
     option_table,
+    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_json, normalize_values, parse_json
 from shardwise.values.errors import InputError, describe_unknown, raise_problems
@@ -244,12 +245,8 @@ def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _batch_options(launch: Launch) -> Options:
-    layout, seqs = launch.layout, launch.job.num_seqs
-    return {
-        BATCH: seqs,
-        MICRO_BATCH: layout.micro_batch_seqs,
-        ACCUMULATION: seqs // (layout.micro_batch_seqs * layout.num_replicas),
-    }
+    micro_batch, accumulation = launch.layout.micro_batch_seqs, launch.num_micro_batches
+    return {BATCH: launch.job.num_seqs, MICRO_BATCH: micro_batch, ACCUMULATION: accumulation}
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
@@ -422,9 +419,7 @@ REQUIREMENTS = (
     Requirement(_divides_heads,
          lambda launch: f"tp = {launch.layout.tp} for {launch.model.num_kv_heads} key-value heads: AutoTP leaves devices without "
          "heads; a tp that divides them is required"),
-    Requirement(lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
-         lambda launch: f"{BATCH} = {launch.job.num_seqs} is not a multiple of micro-batch × replicas = "
-         f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"),
+    require_whole_micro_batches(f"{BATCH} = {{}}", "micro-batch × replicas"),
     Requirement(lambda launch: not launch.layout.offloads_optimizer or launch.layout.zero_stage > 0,
          lambda launch: "offload_optimizer is a part of ZeRO; set a zero_stage of 1 to 3, or offload=none"),
     Requirement(lambda launch: not launch.layout.offloads_activations or launch.layout.recompute == "full",

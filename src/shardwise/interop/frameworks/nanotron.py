@@ -24,6 +24,7 @@ from shardwise.interop.launches.target import (
     map_value,
     option_table,
     require_types,
+    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.model.architecture import Architecture
@@ -206,8 +207,7 @@ DEFAULT_STEPS = 15  # without a length in the plan: examples/config_tiny_llama.y
 
 
 def _replica_options(launch: Launch) -> Options:
-    layout = launch.layout
-    return {"parallelism.dp": layout.dp * layout.fsdp, "optimizer.zero_stage": layout.zero_stage}
+    return {"parallelism.dp": launch.layout.num_replicas, "optimizer.zero_stage": launch.layout.zero_stage}
 
 
 def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
@@ -272,12 +272,10 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _batch_options(launch: Launch) -> Options:
-    layout, job = launch.layout, launch.job
-    sequences = layout.dp * layout.fsdp * layout.micro_batch_seqs
-    steps = round(job.tokens / job.global_batch_tokens) if job.tokens else DEFAULT_STEPS
     return {
-        "tokens.sequence_length": job.seq_len, "tokens.micro_batch_size": layout.micro_batch_seqs,
-        "tokens.batch_accumulation_per_replica": job.num_seqs // sequences, "tokens.train_steps": max(steps, 1),
+        "tokens.sequence_length": launch.job.seq_len, "tokens.micro_batch_size": launch.layout.micro_batch_seqs,
+        "tokens.batch_accumulation_per_replica": launch.num_micro_batches,
+        "tokens.train_steps": launch.num_steps or DEFAULT_STEPS,
     }  # fmt: skip
 
 
@@ -385,11 +383,6 @@ def _notes(launch: Launch) -> Iterator[str]:
         yield f"tokens.train_steps is {DEFAULT_STEPS}: the plan says no length of the run"
 
 
-def _num_micro_batches(launch: Launch) -> int:
-    layout = launch.layout
-    return launch.job.num_seqs // (layout.dp * layout.fsdp * layout.micro_batch_seqs)
-
-
 TARGET = Target(
     name="nanotron", title="nanotron", version="0.4",
     source="https://github.com/huggingface/nanotron, src/nanotron/config", stack="nanotron", options_file="nanotron",
@@ -402,11 +395,7 @@ TARGET = Target(
         ),
     ),
     requirements=(
-        Requirement(
-            lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,
-            lambda launch: f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_size × dp = "
-            f"{launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs}",
-        ),
+        require_whole_micro_batches("a batch of {} sequences", "micro_batch_size × dp"),
         Requirement(
             lambda launch: launch.model.num_kv_heads % launch.layout.tp == 0
             or (is_starcoder2(launch.model) and launch.model.num_kv_heads == 1),
@@ -414,9 +403,9 @@ TARGET = Target(
             "nanotron does not replicate them",
         ),
         Requirement(
-            lambda launch: launch.layout.schedule not in FILLED_SCHEDULES or _num_micro_batches(launch) >= launch.layout.pp - 1,
+            lambda launch: launch.layout.schedule not in FILLED_SCHEDULES or launch.num_micro_batches >= launch.layout.pp - 1,
             lambda launch: f"1f1b takes at least {launch.layout.pp - 1} micro-batches of pp = {launch.layout.pp}; there are "
-            f"{_num_micro_batches(launch)}",
+            f"{launch.num_micro_batches}",
         ),
         Requirement(
             lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1,

@@ -49,6 +49,21 @@ class Launch:
     machines: Machines
     plan: Plan | None = None
 
+    @property
+    def seqs_at_once(self) -> int:
+        """Sequences of one micro-batch on all replicas."""
+        return self.layout.num_replicas * self.layout.micro_batch_seqs
+
+    @property
+    def num_micro_batches(self) -> int:
+        """Micro-batches of a replica in a step."""
+        return self.job.num_seqs // self.seqs_at_once
+
+    @property
+    def num_steps(self) -> int | None:
+        """Steps of the run, at least one, or None if the job has no number of tokens."""
+        return max(round(self.job.tokens / self.job.global_batch_tokens), 1) if self.job.tokens else None
+
     def fields(self) -> dict[str, Any]:
         """Return every field by dotted name, such as `layout.tp`.
 

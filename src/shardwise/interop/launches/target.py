@@ -154,6 +154,17 @@ class Requirement(NamedTuple):
     message: Callable[[Launch], str]
 
 
+def require_whole_micro_batches(batch: str, product: str) -> Requirement:
+    """Require a batch that is a multiple of micro-batch × replicas.
+
+    `batch` and `product` are the framework's words for the message; {} in `batch` stands for the sequences.
+    """
+    return Requirement(
+        lambda launch: launch.job.num_seqs % launch.seqs_at_once == 0,
+        lambda launch: f"{batch.format(launch.job.num_seqs)} is not a multiple of {product} = {launch.seqs_at_once}",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """A framework whose launches are written and read.

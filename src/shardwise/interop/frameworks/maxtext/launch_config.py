@@ -23,7 +23,6 @@ from shardwise.interop.frameworks.maxtext.parallelism import (
     DEFAULT_STEPS,
     layout_mappings,
     mesh_options,
-    num_micro_batches,
     num_slices,
     spans_slices,
 )
@@ -40,6 +39,7 @@ from shardwise.interop.launches.target import (
     map_names,
     option_table,
     require_types,
+    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
@@ -68,13 +68,7 @@ COMMON_REQUIREMENTS = (
             f"the axes of {launch.layout} do not divide evenly over the {num_slices(launch.machines)} slices"
         ),
     ),
-    Requirement(
-        lambda launch: launch.job.num_seqs % (launch.layout.num_replicas * launch.layout.micro_batch_seqs) == 0,
-        lambda launch: (
-            f"a batch of {launch.job.num_seqs} sequences is not a multiple of micro_batch_seqs × replicas = "
-            f"{launch.layout.num_replicas * launch.layout.micro_batch_seqs}"
-        ),
-    ),
+    require_whole_micro_batches("a batch of {} sequences", "micro_batch_seqs × replicas"),
     Requirement(
         lambda launch: launch.layout.zero_stage != 1 or launch.layout.dp == 1,
         lambda launch: (
@@ -83,9 +77,9 @@ COMMON_REQUIREMENTS = (
         ),
     ),
     Requirement(
-        lambda launch: launch.layout.pp == 1 or num_micro_batches(launch) % launch.layout.pp == 0,
+        lambda launch: launch.layout.pp == 1 or launch.num_micro_batches % launch.layout.pp == 0,
         lambda launch: (
-            f"the {num_micro_batches(launch)} micro-batches of a pipeline are not a multiple of its {launch.layout.pp} stages"
+            f"the {launch.num_micro_batches} micro-batches of a pipeline are not a multiple of its {launch.layout.pp} stages"
         ),
     ),
     Requirement(
@@ -135,7 +129,7 @@ GPU_REQUIREMENTS = (
     ),
     Requirement(
         lambda launch: (
-            launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or num_micro_batches(launch) == 1
+            launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or launch.num_micro_batches == 1
         ),
         lambda launch: (
             "fp8 with delayed scaling does not go with gradient accumulation; take a larger micro-batch or fp8_current"

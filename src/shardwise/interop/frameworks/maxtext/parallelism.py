@@ -224,10 +224,10 @@ def _read_context(reader: OptionReader) -> Mapping[str, Any]:
 
 def _batch_options(launch: Launch) -> Options:
     """Return the batch. A pipeline splits one batch into micro-batches; without one they are steps of accumulation."""
-    layout, job, count = launch.layout, launch.job, num_micro_batches(launch)
-    piped = layout.pp > 1
-    sequences = job.num_seqs if piped else layout.micro_batch_seqs * layout.num_replicas
-    steps = {"steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
+    job, count = launch.job, launch.num_micro_batches
+    piped = launch.layout.pp > 1
+    sequences = job.num_seqs if piped else launch.seqs_at_once
+    steps = {"steps": launch.num_steps} if launch.num_steps else {}
     micro_batches = (
         {"num_pipeline_microbatches": count} if piped else {"gradient_accumulation_steps": count} if count > 1 else {}
     )
@@ -320,9 +320,3 @@ def layout_mappings(hardware: str) -> tuple[OptionMapping, ...]:
         OptionMapping(_recompute_options, _read_recompute),
         OptionMapping(partial(_context_options, hardware), _read_context),
     )
-
-
-def num_micro_batches(launch: Launch) -> int:
-    """Return the micro-batches of a replica in a step."""
-    layout = launch.layout
-    return launch.job.num_seqs // (layout.num_replicas * layout.micro_batch_seqs)

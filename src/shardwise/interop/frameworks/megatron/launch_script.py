@@ -25,6 +25,7 @@ from shardwise.interop.launches.target import (
     map_names,
     map_required,
     option_table,
+    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
 from shardwise.interop.text_formats.shell_script import training_command
@@ -156,11 +157,7 @@ TARGET = Target(
     source="https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py", stack="megatron", options_file="megatron",
     model_mappings=MODEL_MAPPINGS, mappings=(*LAYOUT_MAPPINGS, *JOB_MAPPINGS),
     requirements=(
-        Requirement(
-            lambda launch: launch.job.num_seqs % (launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs) == 0,
-            lambda launch: f"global-batch-size = {launch.job.num_seqs} is not a multiple of micro-batch-size × replicas = "
-            f"{launch.layout.dp * launch.layout.fsdp * launch.layout.micro_batch_seqs}",
-        ),
+        require_whole_micro_batches("global-batch-size = {}", "micro-batch-size × replicas"),
         Requirement(
             lambda launch: not (launch.model.num_experts and launch.layout.tp > 1) or launch.layout.sequence_parallel,
             lambda launch: "experts beside tensor parallelism require sequence parallelism; set sequence_parallel=true",

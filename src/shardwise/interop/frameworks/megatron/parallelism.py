@@ -197,7 +197,7 @@ def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
 
 def _overlap_options(launch: Launch) -> Options:
     sharded = {"overlap-param-gather": True} if launch.layout.zero_stage else {}
-    return {"overlap-grad-reduce": True, **sharded} if launch.layout.dp * launch.layout.fsdp > 1 else {}
+    return {"overlap-grad-reduce": True, **sharded} if launch.layout.num_replicas > 1 else {}
 
 
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (

@@ -90,7 +90,7 @@ def read_replicas(reader: OptionReader) -> tuple[int, int]:
 def _batch_options(launch: Launch) -> Options:
     """Return batch sizes. A pipeline splits a rank's batch of a step into micro-batches; without one it is a micro-batch."""
     layout, seqs = launch.layout, launch.job.num_seqs
-    local_batch = seqs // (layout.dp * layout.fsdp) if layout.pp > 1 else layout.micro_batch_seqs
+    local_batch = seqs // layout.num_replicas if layout.pp > 1 else layout.micro_batch_seqs
     micro_batch = layout.micro_batch_seqs if layout.pp > 1 else 1
     return {LOCAL_BATCH: local_batch, GLOBAL_BATCH: seqs, MICRO_BATCH: micro_batch}
 
@@ -119,8 +119,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _step_options(launch: Launch) -> Options:
-    job = launch.job
-    return {"training.steps": max(round(job.tokens / job.global_batch_tokens), 1)} if job.tokens else {}
+    return {"training.steps": launch.num_steps} if launch.num_steps else {}
 
 
 def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
@@ -250,19 +249,14 @@ def map_stages(table: str, head: str) -> OptionMapping:
     return OptionMapping(lambda launch: _stage_options(launch, head), lambda reader: _read_stages(reader, table))
 
 
-def _num_micro_batches(launch: Launch) -> int:
-    layout = launch.layout
-    return launch.job.num_seqs // (layout.dp * layout.fsdp * layout.micro_batch_seqs)
-
-
 ENOUGH_MICRO_BATCHES = Requirement(
     lambda launch: (
         launch.layout.schedule not in FILLED_SCHEDULES
-        or _num_micro_batches(launch) >= launch.layout.pp * launch.layout.num_virtual_stages
+        or launch.num_micro_batches >= launch.layout.pp * launch.layout.num_virtual_stages
     ),
     lambda launch: (
         f"{SCHEDULES[launch.layout.schedule]} takes no fewer micro-batches than stages, found "
-        f"{_num_micro_batches(launch)} for {launch.layout.pp * launch.layout.num_virtual_stages}; a smaller micro-batch or fewer "
+        f"{launch.num_micro_batches} for {launch.layout.pp * launch.layout.num_virtual_stages}; a smaller micro-batch or fewer "
         "stages are required"
     ),
 )
