@@ -25,7 +25,6 @@ from shardwise.interop.launches.launch_scripts import (
     argument_lines,
     config_files,
     drop_script_options,
-    get_count,
     is_true,
     read_script_options,
     read_tokens,
@@ -80,9 +79,9 @@ def _sharding_options(launch: Launch) -> Options:
     }
 
 
-def get_degree(reader: OptionReader, axis: str) -> int:
+def _get_degree(reader: OptionReader, axis: str) -> int:
     """Return a size of ParallelismConfig, 1 if it is not set."""
-    return get_count(reader, DEGREE_OPTION.format(axis)) or 1
+    return reader.get_count(DEGREE_OPTION.format(axis)) or 1
 
 
 def read_replicas(reader: OptionReader) -> int:
@@ -92,11 +91,11 @@ def read_replicas(reader: OptionReader) -> int:
         raise InputError(
             f"{NUM_PROCESSES}: found {processes!r} on a cluster of {devices} devices; give the cluster of the launch"
         )
-    if get_degree(reader, "sp") > 1:
+    if _get_degree(reader, "sp") > 1:
         raise InputError(
             "parallelism_config_sp_size: Ulysses is DeepSpeed's; a launch with FSDP, or a ds_config.json, is required"
         )
-    sizes = {axis: get_degree(reader, axis) for axis in AXES}
+    sizes = {axis: _get_degree(reader, axis) for axis in AXES}
     model_parallel = sizes["tp"] * sizes["cp"]
     product = model_parallel * sizes["dp_replicate"] * sizes["dp_shard"]
     if product not in (1, devices):
@@ -114,7 +113,7 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
             f"{DISTRIBUTED_TYPE}: found {distributed_type!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its "
             "ds_config.json)"
         )
-    tp, cp = get_degree(reader, "tp"), get_degree(reader, "cp")
+    tp, cp = _get_degree(reader, "tp"), _get_degree(reader, "cp")
     rotated = reader.get(CP_STRATEGY, CP_VARIANTS["all_gather"])
     variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
     if rotated not in variants:
@@ -134,7 +133,7 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
 
 def _num_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
     """Return how many copies of the shards there are: one per node, or ParallelismConfig's dp_replicate."""
-    return reader.machines.num_nodes if whole_nodes else min(get_degree(reader, "dp_replicate"), replicas)
+    return reader.machines.num_nodes if whole_nodes else min(_get_degree(reader, "dp_replicate"), replicas)
 
 
 def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
@@ -209,11 +208,11 @@ def _batch_options(launch: Launch) -> Options:
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
-    micro_batch = get_count(reader, MICRO_BATCH, reader.user_fields.get("layout.micro_batch_seqs"))
+    micro_batch = reader.get_count(MICRO_BATCH, reader.user_fields.get("layout.micro_batch_seqs"))
     if micro_batch is None:
         return {}
     steps, user_batch = (
-        get_count(reader, ACCUMULATION, get_count(reader, CONFIG_ACCUMULATION)),
+        reader.get_count(ACCUMULATION, reader.get_count(CONFIG_ACCUMULATION)),
         reader.user_fields.get("job.global_batch_seqs"),
     )
     if steps is None and (user_batch or MICRO_BATCH not in reader):

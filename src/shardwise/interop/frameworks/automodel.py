@@ -46,31 +46,21 @@ def _replica_options(launch: Launch) -> Options:
     return {"distributed.strategy": "fsdp2", "distributed.dp_size": replicas, **copies, **resharding}
 
 
-def get_degree(reader: OptionReader, name: str, default: int = 1) -> int:
-    """Return a degree; if missing or "none", the default."""
-    degree = reader.get(name)
-    if degree is None or (isinstance(degree, str) and degree.lower() in ("none", "null")):
-        return default
-    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-        raise InputError(f"{name}: found {degree!r}; a whole number of at least 1 is required")
-    return degree
-
-
 def read_replicas(reader: OptionReader) -> int:
     """Return how many groups of devices have sequences of their own. Raises `InputError` if degrees do not divide the cluster."""
     split = 1
     for axis in ("tp", "pp", "cp"):
-        split *= get_degree(reader, f"{SECTION}.{axis}_size")
+        split *= reader.get_degree(f"{SECTION}.{axis}_size")
     if reader.machines.num_devices % split:
         raise InputError(
             f"tp_size·pp_size·cp_size = {split} does not divide {reader.machines.num_devices} devices; give the launch's cluster"
         )
-    return get_degree(reader, f"{SECTION}.dp_size", reader.machines.num_devices // split)
+    return reader.get_degree(f"{SECTION}.dp_size", reader.machines.num_devices // split)
 
 
 def _read_layout_replicas(reader: OptionReader) -> Mapping[str, Any]:
     replicas, strategy = read_replicas(reader), str(reader.get(f"{SECTION}.strategy", "fsdp2")).lower()
-    copies, cp = get_degree(reader, f"{SECTION}.dp_replicate_size"), get_degree(reader, f"{SECTION}.cp_size")
+    copies, cp = reader.get_degree(f"{SECTION}.dp_replicate_size"), reader.get_degree(f"{SECTION}.cp_size")
     if strategy not in ("fsdp2", "ddp") or replicas % copies:
         raise InputError(
             f"{SECTION}.strategy: found {strategy!r} with {replicas} replicas in {copies} copies; fsdp2 or ddp, and a divisor, "
@@ -79,7 +69,7 @@ def _read_layout_replicas(reader: OptionReader) -> Mapping[str, Any]:
     reshards = reader.get(f"{SECTION}.reshard_after_forward")
     if strategy == "ddp" or replicas * cp == copies:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
-    keeps_gathered = get_degree(reader, f"{SECTION}.pp_size") > 1 if reshards is None else not reshards
+    keeps_gathered = reader.get_degree(f"{SECTION}.pp_size") > 1 if reshards is None else not reshards
     return {"layout.dp": copies, "layout.fsdp": replicas // copies, "layout.zero_stage": 2 if keeps_gathered else 3}
 
 
@@ -97,7 +87,7 @@ def _stage_options(launch: Launch) -> Options:
 def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
     """Return the layers of each stage as `generate_hf_model_fqn_per_model_part` splits them: the first stages take a remaining
     layer each."""
-    ranks = get_degree(reader, f"{SECTION}.pp_size")
+    ranks = reader.get_degree(f"{SECTION}.pp_size")
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     name = str(reader.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
     reader.acknowledge(f"{PIPELINE}.pp_microbatch_size")
@@ -137,8 +127,8 @@ def _read_num_stages(reader: OptionReader, layers: int, ranks: int, default_per_
 
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     """Return the degrees of experts, which are never split: ranks of tensor parallelism hold whole experts."""
-    ep = get_degree(reader, f"{SECTION}.ep_size")
-    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and get_degree(reader, f"{SECTION}.tp_size") > 1 else None}
+    ep = reader.get_degree(f"{SECTION}.ep_size")
+    return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and reader.get_degree(f"{SECTION}.tp_size") > 1 else None}
 
 
 def _map_degree(axis: str) -> OptionMapping:
@@ -149,7 +139,7 @@ def _map_degree(axis: str) -> OptionMapping:
         degree = getattr(launch.layout, axis)
         return {name: degree} if degree > 1 else {}
 
-    return OptionMapping(write_degree, lambda reader: {f"layout.{axis}": get_degree(reader, name)})
+    return OptionMapping(write_degree, lambda reader: {f"layout.{axis}": reader.get_degree(name)})
 
 
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
@@ -197,11 +187,11 @@ def _batch_options(launch: Launch) -> Options:
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     seqs, local = (
-        get_degree(reader, "step_scheduler.global_batch_size", 32),
-        get_degree(reader, "step_scheduler.local_batch_size"),
+        reader.get_degree("step_scheduler.global_batch_size", 32),
+        reader.get_degree("step_scheduler.local_batch_size"),
     )
     reader.acknowledge("dataset.batch_size")
-    if get_degree(reader, f"{SECTION}.pp_size") == 1:
+    if reader.get_degree(f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
     replicas = read_replicas(reader)
     if seqs != local * replicas:
@@ -211,7 +201,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
         )
     return {
         "job.global_batch_seqs": seqs,
-        "layout.micro_batch_seqs": get_degree(reader, f"{SECTION}.pipeline.pp_microbatch_size"),
+        "layout.micro_batch_seqs": reader.get_degree(f"{SECTION}.pipeline.pp_microbatch_size"),
     }
 
 
@@ -254,7 +244,7 @@ def _step_options(launch: Launch) -> Options:
 
 def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
     steps = reader.get("step_scheduler.max_steps")
-    seqs, length = get_degree(reader, "step_scheduler.global_batch_size", 32), _read_length(reader)["job.seq_len"]
+    seqs, length = reader.get_degree("step_scheduler.global_batch_size", 32), _read_length(reader)["job.seq_len"]
     return {"job.tokens": float(steps * seqs * length)} if steps else {}
 
 

@@ -22,7 +22,6 @@ from shardwise.interop.launches.launch_scripts import (
     argument_lines,
     config_files,
     drop_script_options,
-    get_count,
     is_true,
     read_optimizer,
     read_script_options,
@@ -205,7 +204,7 @@ RECOMPUTE = "activation_checkpointing"
 
 def _get_degree(reader: OptionReader, option: str) -> int:
     """Return a degree; 0 means 1."""
-    return 1 if reader.get(option) == 0 else get_count(reader, option) or 1
+    return 1 if reader.get(option) == 0 else reader.get_count(option) or 1
 
 
 def _read_replicas(reader: OptionReader) -> int:
@@ -278,8 +277,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
 
 def _batch_count(reader: OptionReader, option: str) -> int | None:
     """Return a count of the batch from the configuration, or else from the training script; None if neither has it."""
-    argument = get_count(reader, SCRIPT_PREFIX + AUTO_ARGUMENTS[option]) if option in AUTO_ARGUMENTS else None
-    return get_count(reader, option, argument)
+    argument = reader.get_count(SCRIPT_PREFIX + AUTO_ARGUMENTS[option]) if option in AUTO_ARGUMENTS else None
+    return reader.get_count(option, argument)
 
 
 def _recompute_options(launch: Launch) -> Options:

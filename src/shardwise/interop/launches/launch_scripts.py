@@ -94,7 +94,6 @@ def _started_processes(text: str, name: str) -> tuple[int, int] | None:
 
 
 SCRIPT_PREFIX = "script."
-MAX_COUNT = 10**12  # steps, sequences, tokens or devices: far above any launch
 # Names of the sequence length; the first is written. Sources: transformers' run_clm.py; TRL's SFTConfig, now and before;
 # LLaMA-Factory.
 LENGTH_OPTIONS = (
@@ -119,7 +118,7 @@ CONFIG_ENDINGS = (".json", ".yaml", ".yml")
 
 def _read_length(reader: OptionReader) -> Mapping[str, Any]:
     lengths = {
-        name: get_count(reader, SCRIPT_PREFIX + name) for name in LENGTH_OPTIONS if SCRIPT_PREFIX + name in reader
+        name: reader.get_count(SCRIPT_PREFIX + name) for name in LENGTH_OPTIONS if SCRIPT_PREFIX + name in reader
     }
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"--{name} {value}" for name, value in lengths.items())
@@ -132,22 +131,11 @@ def _step_options(launch: Launch) -> Options:
     return {f"{SCRIPT_PREFIX}max_steps": round(tokens / launch.job.global_batch_tokens)} if tokens else {}
 
 
-def get_count(reader: OptionReader, option: str, default: int | None = None) -> int | None:
-    """Return an option that counts things, or `default`. Raises `InputError` unless it is a whole number from 1 to
-    `MAX_COUNT`."""
-    value = reader.get(option, default)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
-        raise InputError(f"{option}: found {str(value)[:80]!r}; a whole number from 1 to {MAX_COUNT:,} is required")
-    return value
-
-
 def read_tokens(reader: OptionReader, seqs: int | None, seq_len: int | None) -> Mapping[str, Any]:
     """Return `job.tokens` from the script's number of steps, if it and both sizes are known."""
     if reader.get(f"{SCRIPT_PREFIX}max_steps", -1) == -1 or not seqs or not seq_len:
         return {}
-    steps = get_count(reader, f"{SCRIPT_PREFIX}max_steps")
+    steps = reader.get_count(f"{SCRIPT_PREFIX}max_steps")
     return {"job.tokens": float((steps or 0) * seqs * seq_len)}
 
 

@@ -20,6 +20,9 @@ from shardwise.values.errors import InputError, describe_unknown, did_you_mean, 
 Options = Mapping[str, Any]  # by the target's name; names of nested files are dotted
 
 
+MAX_COUNT = 10**12  # steps, sequences, tokens or devices: far above any launch
+
+
 class OptionReader:
     """Reads options of one launch by name and records which were read.
 
@@ -62,6 +65,24 @@ class OptionReader:
         if setting is None:
             raise InputError(f"{name}: missing; a launch that says it is required")
         return setting
+
+    def get_count(self, name: str, default: int | None = None) -> int | None:
+        """Return an option that counts things, or the default. Raises `InputError` unless it is from 1 to `MAX_COUNT`."""
+        count = self.get(name, default)
+        if count is None:
+            return None
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_COUNT:
+            raise InputError(f"{name}: found {str(count)[:80]!r}; a whole number from 1 to {MAX_COUNT:,} is required")
+        return count
+
+    def get_degree(self, name: str, default: int = 1) -> int:
+        """Return a degree of parallelism; if missing or "none", the default. Raises `InputError` for anything but a count."""
+        degree = self.get(name)
+        if degree is None or (isinstance(degree, str) and degree.lower() in ("none", "null")):
+            return default
+        if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
+            raise InputError(f"{name}: found {degree!r}; a whole number of at least 1 is required")
+        return degree
 
     def unread_names(self) -> Iterator[str]:
         """Return the names of the options that were not read."""

@@ -29,7 +29,6 @@ from shardwise.interop.frameworks.torchtitan.parallelism import (
     SHARED_REQUIREMENTS,
     TP,
     dtype_options,
-    get_degree,
     map_stages,
     read_dtypes,
 )
@@ -60,7 +59,7 @@ FP8_EXCLUDED = {False: ["lm_head"], True: ["lm_head", "router.gate"]}  # layers 
 
 
 def _read_sequence_parallel(reader: OptionReader) -> Mapping[str, Any]:
-    return {"layout.sequence_parallel": bool(reader.get(SEQUENCE_PARALLEL, True)) and get_degree(reader, TP) > 1}
+    return {"layout.sequence_parallel": bool(reader.get(SEQUENCE_PARALLEL, True)) and reader.get_degree(TP) > 1}
 
 
 def _read_async_tp(reader: OptionReader) -> Mapping[str, Any]:
@@ -72,14 +71,14 @@ def _read_async_tp(reader: OptionReader) -> Mapping[str, Any]:
         raise InputError(
             f"{ASYNC_TP}: found true without a compiled model; compile.enable with model among its components is required"
         )
-    return {"layout.async_tp": (requested or fused) and get_degree(reader, TP) > 1}
+    return {"layout.async_tp": (requested or fused) and reader.get_degree(TP) > 1}
 
 
 def _read_context(reader: OptionReader) -> Mapping[str, Any]:
     """Return the variant: keys and values are gathered, whatever balances causal work."""
     balancer = reader.get(LOAD_BALANCER, "headtail")
     reader.acknowledge("parallelism.context_parallel_ptrr_mask_key")
-    if get_degree(reader, CP) == 1:
+    if reader.get_degree(CP) == 1:
         return {}
     if balancer not in ("headtail", "ptrr"):
         raise InputError(
@@ -138,7 +137,7 @@ OWN_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {LOAD_BALANCER: "headtail"} if launch.layout.cp > 1 else {}, _read_context),
     OptionMapping(
         lambda launch: {},
-        lambda reader: {"layout.etp": 1 if get_degree(reader, EP) > 1 and get_degree(reader, TP) > 1 else None},
+        lambda reader: {"layout.etp": 1 if reader.get_degree(EP) > 1 and reader.get_degree(TP) > 1 else None},
     ),
     map_names("layout.recompute", "activation_checkpoint", RECOMPUTE_MODES),
     OptionMapping(_precision_options, _read_precision),

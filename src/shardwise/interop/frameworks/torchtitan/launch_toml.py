@@ -20,7 +20,6 @@ from shardwise.interop.frameworks.torchtitan.parallelism import (
     SHARED_REQUIREMENTS,
     TP,
     dtype_options,
-    get_degree,
     map_stages,
     read_dtypes,
 )
@@ -74,7 +73,7 @@ def _context_options(launch: Launch) -> Options:
 def _read_context(reader: OptionReader) -> Mapping[str, Any]:
     balancer, method = reader.get(LOAD_BALANCER, "headtail"), reader.get(CP_ROTATE_METHOD, "allgather")
     variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
-    if get_degree(reader, CP) == 1:
+    if reader.get_degree(CP) == 1:
         return {}
     if balancer not in ("headtail", "ptrr") or method not in variants:
         raise InputError(
@@ -85,8 +84,8 @@ def _read_context(reader: OptionReader) -> Mapping[str, Any]:
 
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     """Return etp: experts are whole unless split as layers are; without expert parallelism they always are split."""
-    tp, etp = get_degree(reader, TP), reader.get(EXPERT_TP, 1)
-    if get_degree(reader, EP) == 1 or tp == 1:
+    tp, etp = reader.get_degree(TP), reader.get(EXPERT_TP, 1)
+    if reader.get_degree(EP) == 1 or tp == 1:
         return {"layout.etp": None}
     if etp not in (1, tp):
         raise InputError(f"{EXPERT_TP}: found {etp}; 1, or tensor_parallel_degree = {tp}, is required")
@@ -122,7 +121,7 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
             f"{RECOMPUTE_MODE}: found {mode} ({RECOMPUTE_OPTION} {option}); none, full, or selective with op or a number, "
             "is required"
         )
-    layers = read_flavor(MODELS_FILE, reader).fields["model.num_layers"] // get_degree(reader, PP) // int(option[:9])
+    layers = read_flavor(MODELS_FILE, reader).fields["model.num_layers"] // reader.get_degree(PP) // int(option[:9])
     return {"layout.recompute": "full", "layout.recompute_layers": layers} if layers else {"layout.recompute": "none"}
 
 
@@ -165,10 +164,10 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
 
 OWN_MAPPINGS: tuple[OptionMapping, ...] = (
     map_stages(MODELS_FILE, "output"),
-    OptionMapping(lambda launch: {}, lambda reader: {"layout.sequence_parallel": get_degree(reader, TP) > 1}),
+    OptionMapping(lambda launch: {}, lambda reader: {"layout.sequence_parallel": reader.get_degree(TP) > 1}),
     OptionMapping(lambda launch: {"parallelism.enable_async_tensor_parallel": launch.layout.async_tp},
           lambda reader: {"layout.async_tp": bool(reader.get("parallelism.enable_async_tensor_parallel", False))
-                         and get_degree(reader, TP) > 1}),
+                         and reader.get_degree(TP) > 1}),
     OptionMapping(_context_options, _read_context),
     OptionMapping(lambda launch: {EXPERT_TP: launch.layout.expert_tp} if launch.layout.ep > 1 else {}, _read_experts),
     OptionMapping(_recompute_options, _read_recompute),

@@ -38,14 +38,6 @@ def map_always(field: str, option: str, default: Any) -> OptionMapping:
     )
 
 
-def get_degree(reader: OptionReader, name: str) -> int:
-    """Return a degree of parallelism, by default 1. Raises `InputError` unless it is a whole number of at least 1."""
-    degree = reader.get(name, 1)
-    if not isinstance(degree, int) or isinstance(degree, bool) or degree < 1:
-        raise InputError(f"{name}: found {degree!r}; a whole number of at least 1 is required")
-    return degree
-
-
 def _sharding_options(launch: Launch) -> Options:
     layout = launch.layout
     default_stage = _default_zero_stage(layout.fsdp * layout.cp, layout.pp)
@@ -61,7 +53,7 @@ def _default_zero_stage(shards: int, pp: int) -> int:
 def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
     replicas, shards = read_replicas(reader)
     policy = reader.get(RESHARD_AFTER_FORWARD, "default")
-    stages = {"default": _default_zero_stage(shards * get_degree(reader, CP), get_degree(reader, PP)),
+    stages = {"default": _default_zero_stage(shards * reader.get_degree(CP), reader.get_degree(PP)),
               **{name: stage for stage, name in RESHARD_POLICIES.items()}}  # fmt: skip
     if policy not in stages:
         raise InputError(f"{RESHARD_AFTER_FORWARD}: found {policy!r}; one of {', '.join(stages)} is required")
@@ -71,8 +63,8 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
 def read_replicas(reader: OptionReader) -> tuple[int, int]:
     """Return replicas, and shards of each; -1 stands for all remaining devices. Raises `InputError` if they do not fit the
     cluster."""
-    replicas, shards, devices = get_degree(reader, REPLICATE), reader.get(SHARD, -1), reader.machines.num_devices
-    model_parallel = replicas * get_degree(reader, TP) * get_degree(reader, CP) * get_degree(reader, PP)
+    replicas, shards, devices = reader.get_degree(REPLICATE), reader.get(SHARD, -1), reader.machines.num_devices
+    model_parallel = replicas * reader.get_degree(TP) * reader.get_degree(CP) * reader.get_degree(PP)
     if not isinstance(shards, int) or isinstance(shards, bool) or (shards != -1 and shards < 1):
         raise InputError(
             f"{SHARD}: found {shards!r}; a whole number of at least 1, or -1 for all that are left, is required"
@@ -108,7 +100,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
             f"{GLOBAL_BATCH}: found {seqs}; a multiple of {LOCAL_BATCH} × replicas = {local_batch * replicas * shards} is "
             "required"
         )
-    if get_degree(reader, PP) == 1:
+    if reader.get_degree(PP) == 1:
         return {"layout.micro_batch_seqs": local_batch, "job.global_batch_seqs": seqs}
     if seqs != local_batch * replicas * shards:
         raise InputError(
