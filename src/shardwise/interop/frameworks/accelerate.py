@@ -338,5 +338,5 @@ TARGET = Target(
     name="accelerate", title="Accelerate", version="1.15.0", source="https://github.com/huggingface/accelerate",
     stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=REQUIREMENTS,
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    includes_model=False, order=("tp", "cp", "fsdp", "dp", "pp"),
+    includes_model=False,
 )  # fmt: skip

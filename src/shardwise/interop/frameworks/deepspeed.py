@@ -432,5 +432,5 @@ TARGET = Target(
     name="deepspeed", title="DeepSpeed", version="0.19.8", source="https://github.com/deepspeedai/DeepSpeed, deepspeed/runtime",
     stack="deepspeed", options_file="deepspeed", mappings=MAPPINGS, requirements=REQUIREMENTS,
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    includes_model=False, order=("tp", "cp", "fsdp", "dp", "pp"),
+    includes_model=False,
 )  # fmt: skip

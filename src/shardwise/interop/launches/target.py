@@ -264,14 +264,16 @@ def _has_type(kind: str, value: object) -> bool:
 @cache
 def option_table(name: str) -> Mapping[str, FrameworkOption]:
     """Return a release's options by name from the package's table `name`.csv (name, type, choices)."""
-    text = (
-        resources.files("shardwise.interop.frameworks").joinpath("options", f"{name}.csv").read_text(encoding="utf-8")
-    )
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     return {
         row["name"]: FrameworkOption(row["name"], row["type"], tuple(filter(None, row["choices"].split("|"))))
-        for row in rows
+        for row in csv.DictReader(read_option_file(f"{name}.csv").splitlines())
     }
+
+
+def read_option_file(name: str) -> str:
+    """Return the text of a file in `frameworks/options`, without comment lines."""
+    text = resources.files("shardwise.interop.frameworks").joinpath("options", name).read_text(encoding="utf-8")
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 README_FILE, BATCH_FILE = "README.md", "launch.slurm"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.launches.target import FrameworkOption, Options
-from shardwise.interop.text_formats.config_trees import parse_yaml
+from shardwise.interop.text_formats.config_trees import parse_yaml, require_length
 from shardwise.values.errors import InputError
 
 OptionTable = Mapping[str, FrameworkOption]
@@ -121,7 +121,6 @@ def _read_tyro_option(name: str, value: Any, table: OptionTable) -> Mapping[str,
     return {name: None if value == "None" and kind != "str" else value}
 
 
-MAX_SCRIPT_CHARACTERS = 1_000_000
 _ASSIGNMENT = re.compile(r"^([A-Za-z_][A-Za-z0-9_]*)=([^\n]*)$")
 _VARIABLE_WITH_DEFAULT = re.compile(r"\$\{\w+:-([^{}$]*)\}")
 
@@ -131,10 +130,7 @@ def parse_assignments(text: str, program: str, source: str) -> dict[str, Any]:
 
     Variables without a default are left out. Raises `InputError` if there is no such command.
     """
-    if len(text) > MAX_SCRIPT_CHARACTERS:
-        raise InputError(
-            f"{source}: {len(text):,} characters; a launch script of at most {MAX_SCRIPT_CHARACTERS:,} is required"
-        )
+    require_length(text, source, "a launch script")
     options: dict[str, Any] = {}
     for line in re.sub(r"(^|\n)\s*#[^\n]*", r"\1", text).replace("\\\n", " ").splitlines():
         if program in line:

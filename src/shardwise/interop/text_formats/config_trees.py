@@ -17,7 +17,14 @@ from shardwise.interop.launches.target import FrameworkOption, Options
 from shardwise.values.errors import InputError
 
 TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
+MAX_CHARACTERS = 1_000_000  # of a script
 MAX_DEPTH = 40  # nested sections: far above any configuration
+
+
+def require_length(text: str, source: str, required: str, max_characters: int = MAX_CHARACTERS) -> None:
+    """Raise `InputError` for a text that is too long; `required` says in the message what it should be."""
+    if len(text) > max_characters:
+        raise InputError(f"{source}: {len(text):,} characters; {required} of at most {max_characters:,} is required")
 
 
 def nest(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -154,10 +161,7 @@ MAX_YAML_VALUES = 100_000  # far above any launch
 def parse_yaml(text: str, source: str) -> dict[str, Any]:
     """Return the mapping of a YAML text. Raises `InputError` for other or too large texts, and for repeated keys."""
     yaml = _load_pyyaml()
-    if len(text) > MAX_YAML_CHARACTERS:
-        raise InputError(
-            f"{source}: {len(text):,} characters; a YAML file of at most {MAX_YAML_CHARACTERS:,} is required"
-        )
+    require_length(text, source, "a YAML file", MAX_YAML_CHARACTERS)
     if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
         raise InputError(f"{source}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
     try:

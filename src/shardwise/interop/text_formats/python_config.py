@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from shardwise.interop.text_formats.config_trees import require_length
 from shardwise.values.errors import InputError
 
-MAX_CHARACTERS = 1_000_000
 MAX_ELEMENTS = 100_000  # of a list that a sum or product makes
 MAX_SHOWN = 80  # characters of a statement in a report
 
@@ -48,8 +48,7 @@ class PythonConfig(NamedTuple):
 
 def parse_python_config(text: str, source: str) -> PythonConfig:
     """Return the config of a file; the returned value itself has the path "". Raises `InputError` unless there is exactly one."""
-    if len(text) > MAX_CHARACTERS:
-        raise InputError(f"{source}: {len(text):,} characters; a recipe of at most {MAX_CHARACTERS:,} is required")
+    require_length(text, source, "a recipe")
     try:
         module = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

@@ -14,6 +14,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+from shardwise.interop.text_formats.config_trees import require_length
 from shardwise.values.errors import InputError
 
 MAX_EXPANDED_CHARACTERS = 1_000_000  # of a text with its variables replaced
@@ -162,7 +163,6 @@ def _evaluate_arithmetic(node: ast.expr) -> int:
     raise ValueError("no arithmetic of whole numbers")
 
 
-MAX_SCRIPT_CHARACTERS = 1_000_000
 MAX_COMMAND_DEPTH = 5  # commands inside a word of a command (bash -c "...")
 _ASSIGNMENT = re.compile(r"^(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=")
 COMMAND_SEPARATORS = {"&&", "||", "|", "&"}
@@ -182,10 +182,7 @@ def training_command(text: str, source: str) -> TrainingCommand:
 
     Raises `InputError` for a text that is no script, or in which no command has an option.
     """
-    if len(text) > MAX_SCRIPT_CHARACTERS:
-        raise InputError(
-            f"{source}: {len(text):,} characters; a launch script of at most {MAX_SCRIPT_CHARACTERS:,} is required"
-        )
+    require_length(text, source, "a launch script")
     variables = ShellVariables(source)
     command = max(_list_commands(text, variables), key=_num_options, default=[])
     if not _num_options(command):

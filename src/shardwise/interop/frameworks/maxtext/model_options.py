@@ -11,11 +11,10 @@ import json
 import math
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, option_table
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, option_table, read_option_file
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, did_you_mean
 
@@ -240,12 +239,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (OptionMapping(_model_options, _read
 @cache
 def known_models() -> Mapping[str, Options]:
     """Return the options of each of MaxText's models by name, from the package's table."""
-    text = (
-        resources.files("shardwise.interop.frameworks")
-        .joinpath("options", "maxtext_models.csv")
-        .read_text(encoding="utf-8")
-    )
-    rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
+    rows = csv.DictReader(read_option_file("maxtext_models.csv").splitlines())
     return {row["name"]: json.loads(row["options"]) for row in rows}
 
 

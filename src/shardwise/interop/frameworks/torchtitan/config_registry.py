@@ -11,11 +11,10 @@ import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwise.interop.frameworks.torchtitan.models import default_attention
-from shardwise.interop.launches.target import Options
+from shardwise.interop.launches.target import Options, read_option_file
 from shardwise.values.errors import InputError
 
 MODELS_PACKAGE = "torchtitan.models."
@@ -144,12 +143,7 @@ def changed_flags(options: Options, base: RegisteredConfig) -> dict[str, Any]:
 @cache
 def registered_configs() -> Mapping[str, Mapping[str, Options]]:
     """Return the functions of the release's registries by module and name, with the options that each sets, as in the wheel."""
-    text = (
-        resources.files("shardwise.interop.frameworks")
-        .joinpath("options", "torchtitan_configs.json")
-        .read_text(encoding="utf-8")
-    )
-    configs: Mapping[str, Mapping[str, Options]] = json.loads(text)
+    configs: Mapping[str, Mapping[str, Options]] = json.loads(read_option_file("torchtitan_configs.json"))
     return configs
 
 

@@ -225,5 +225,4 @@ TARGET = Target(
         ),
     ),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    order=("tp", "cp", "fsdp", "dp", "pp"),
 )  # fmt: skip

@@ -235,5 +235,4 @@ TARGET = Target(
     stack="torchtitan", options_file=OPTIONS_FILE, mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS),
     requirements=(require_flavor(MODELS_FILE, TITLE), *SHARED_REQUIREMENTS, ENOUGH_MICRO_BATCHES, *OWN_REQUIREMENTS),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    order=("tp", "cp", "fsdp", "dp", "pp"),
 )  # fmt: skip

@@ -16,7 +16,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwise.interop.frameworks.weight_table import (
@@ -28,7 +27,7 @@ from shardwise.interop.frameworks.weight_table import (
     scaling_condition,
 )
 from shardwise.interop.launches.launch import COSTLESS_FIELDS, Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, Requirement
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, Requirement, read_option_file
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, describe_unknown
 
@@ -45,12 +44,9 @@ class Flavor(NamedTuple):
 @cache
 def list_flavors(table: str) -> tuple[Flavor, ...]:
     """Return all flavors of a release from the package's table."""
-    text = (
-        resources.files("shardwise.interop.frameworks").joinpath("options", f"{table}.json").read_text(encoding="utf-8")
-    )
     return tuple(
         Flavor(name, flavor, {field: _hashable(value) for field, value in facts.pop("parts").items()}, facts)
-        for name, flavors in json.loads(text).items()
+        for name, flavors in json.loads(read_option_file(f"{table}.json")).items()
         for flavor, facts in flavors.items()
     )
 
