@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.interop.frameworks.megatron.weight_names import default_biases
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import (
     OptionMapping,
@@ -76,23 +77,14 @@ def _latent_options(launch: Launch) -> Options:
 
 def _bias_options(launch: Launch) -> Options:
     bias = set(launch.model.bias)
-    if bias == set(_default_biases(bool(launch.model.num_experts), bool(launch.model.num_dense_layers))):
+    if bias == set(default_biases(bool(launch.model.num_experts), bool(launch.model.num_dense_layers))):
         return {}
     return {"disable-bias-linear": True, **({"add-qkv-bias": True} if bias == {"qkv"} else {})}
 
 
-def _default_biases(experts: bool, dense: bool) -> tuple[str, ...]:
-    """Return the projections that have a bias by default."""
-    return (
-        *("qkv", "attention_out"),
-        *(("mlp",) if dense or not experts else ()),
-        *(("router", "experts") if experts else ()),
-    )
-
-
 def _read_biases(reader: OptionReader) -> Mapping[str, Any]:
     added = ("qkv",) if reader.get("add-qkv-bias", False) else ()
-    default = _default_biases(bool(reader.get("num-experts")), bool(_DENSE_FIRST.match(_expert_layer_text(reader))))
+    default = default_biases(bool(reader.get("num-experts")), bool(_DENSE_FIRST.match(_expert_layer_text(reader))))
     return {"model.bias": added if reader.get("disable-bias-linear", False) else default}
 
 

@@ -35,10 +35,14 @@ def require_supported(architecture: Architecture) -> None:
     )
 
 
+def default_biases(has_experts: bool, has_dense: bool) -> tuple[str, ...]:
+    """Return the projections that have a bias by default: all that the model has (add_bias_linear)."""
+    mlp = ("mlp",) if has_dense or not has_experts else ()
+    return ("qkv", "attention_out", *mlp, *(("router", "experts") if has_experts else ()))
+
+
 def _all_biases(architecture: Architecture) -> set[str]:
-    """Return the projections that have a bias if any besides queries, keys and values has one (add_bias_linear)."""
-    experts, dense = architecture.num_experts > 0, architecture.num_dense_layers > 0 or not architecture.num_experts
-    return {"qkv", "attention_out", *(("mlp",) if dense else ()), *(("router", "experts") if experts else ())}
+    return set(default_biases(architecture.num_experts > 0, architecture.num_dense_layers > 0))
 
 
 MEGATRON_MODELS = SupportedModels(
