@@ -25,6 +25,7 @@ from shardwise.interop.weights.distributed_checkpoints import write_megatron
 from shardwise.interop.weights.distributed_checkpoints import write_torchtitan as write_titan
 from shardwise.interop.weights.megatron_rank_files import RankDegrees, write_megatron_ranks
 from shardwise.interop.weights.stored_model import boxes_of_weights
+from shardwise.interop.weights.stored_slices import WeightSource
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.errors import InputError
@@ -42,18 +43,20 @@ def of_megatron(model: Architecture) -> None:
         raise InputError("q_lora_rank = 0")
 
 
+def source_of(weights: ModelWeights) -> WeightSource:
+    return WeightSource(weights.architecture, boxes_of_weights(weights), weights.dtype)
+
+
 def write_torchtitan(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
-    write_titan(folder, weights.architecture, boxes_of_weights(weights), weights.dtype)
+    write_titan(folder, source_of(weights))
 
 
 def write_distributed(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
-    write_megatron(folder, weights.architecture, boxes_of_weights(weights), weights.dtype)
+    write_megatron(folder, source_of(weights))
 
 
 def write_ranks(folder: Path, weights: ModelWeights, degrees: RankDegrees) -> None:
-    write_megatron_ranks(
-        folder, weights.architecture, boxes_of_weights(weights), weights.dtype, degrees=degrees, implementation="local"
-    )
+    write_megatron_ranks(folder, source_of(weights), degrees=degrees, implementation="local")
 
 
 FORMATS: Mapping[str, tuple[Callable[[Architecture], object], Writer]] = {

@@ -12,11 +12,11 @@ from typing_extensions import TypedDict
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
 from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_stored
 from shardwise.interop.weights.stored_slices import WEIGHT_DTYPES as DTYPES
+from shardwise.interop.weights.stored_slices import WeightSource
 from shardwise.interop.weights.weight_formats import (
     WEIGHT_FORMATS,
     ConvertOptions,
     WeightFormat,
-    WeightSource,
     detect_format,
 )
 from shardwise.model.architecture import Architecture

@@ -42,8 +42,8 @@ from shardwise.interop.weights.stored_model import StoredModel, TensorFolder, dr
 from shardwise.interop.weights.stored_slices import (
     BYTES_PER_FILE,
     OutputChunk,
-    ReadBox,
     StoredSlice,
+    WeightSource,
     list_slices,
     output_chunks,
     require_zero_biases,
@@ -59,21 +59,15 @@ TORCHTITAN_FILES = ModelFiles(METADATA_FILE, DCP_FILES)
 TORCHTITAN_TENSORS = re.compile(r"(tok_embeddings|layers|mtp_layers|norm|lm_head)\.")
 
 
-def write_torchtitan(
-    folder: str | Path,
-    architecture: Architecture,
-    read: ReadBox,
-    dtype: torch.dtype,
-    *,
-    bytes_per_file: int = BYTES_PER_FILE,
-) -> None:
-    """Write a model for torchtitan in `dtype`; `read` returns any box of a parameter. The checkpoint is complete or absent.
+def write_torchtitan(folder: str | Path, source: WeightSource, *, bytes_per_file: int = BYTES_PER_FILE) -> None:
+    """Write a model for torchtitan. The checkpoint is complete or absent.
 
     Raises `InputError` if torchtitan has no such model, and as `replace_model` and `output_chunks` do.
     """
-    chunks = output_chunks(architecture, list_slices(architecture, torchtitan_model(architecture).weight_table), dtype)
+    weight_table = torchtitan_model(source.architecture).weight_table
+    chunks = output_chunks(source, list_slices(source.architecture, weight_table))
     with replace_model(Path(folder), TORCHTITAN_FILES) as draft:
-        write_dcp(draft, chunks, read, bytes_per_file)
+        write_dcp(draft, chunks, source.read, bytes_per_file)
 
 
 def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredModel:
@@ -98,25 +92,18 @@ MEGATRON_COMMON_FILE = "common.pt"
 MEGATRON_TENSORS = re.compile(r"(embedding|decoder|output_layer|mtp)\.(?!.*\b_extra_state\b)")
 
 
-def write_megatron(
-    folder: str | Path,
-    architecture: Architecture,
-    read: ReadBox,
-    dtype: torch.dtype,
-    *,
-    bytes_per_file: int = BYTES_PER_FILE,
-) -> None:
-    """Write a model for Megatron-Core in `dtype`; `read` returns any box of a parameter. The checkpoint is complete or absent.
+def write_megatron(folder: str | Path, source: WeightSource, *, bytes_per_file: int = BYTES_PER_FILE) -> None:
+    """Write a model for Megatron-Core. The checkpoint is complete or absent.
 
     Raises `InputError` if GPTModel computes no such model, and as `replace_model` and `output_chunks` do.
     """
-    chunks = output_chunks(architecture, megatron_slices(architecture, layer_prefix(architecture)), dtype)
+    chunks = output_chunks(source, megatron_slices(source.architecture, layer_prefix(source.architecture)))
     if not any(chunk.name.endswith("expert_bias") for chunk in chunks):
-        require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
+        require_zero_biases(source, TITLE, SIGMOID_FIX)
     with replace_model(Path(folder), MEGATRON_FILES) as draft:
         release_folder = draft / RELEASE_FOLDER
         release_folder.mkdir()
-        write_dcp(release_folder, chunks, read, bytes_per_file, dict(_extra_states(chunks)))
+        write_dcp(release_folder, chunks, source.read, bytes_per_file, dict(_extra_states(chunks)))
         write_synced(release_folder / MEGATRON_COMMON_FILE, _torch_save_bytes({"checkpoint_version": 3.0}))
         write_synced(release_folder / MEGATRON_CONFIG_FILE, json.dumps(MEGATRON_CONFIG).encode())
         write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())

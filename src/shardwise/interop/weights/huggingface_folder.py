@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -32,16 +32,18 @@ from shardwise.interop.weights.stored_slices import (
     BYTES_PER_FILE,
     OutputChunk,
     ReadBox,
+    WeightSource,
     dtype_name,
     group_into_files,
     list_slices,
     output_chunks,
     require_zero_biases,
+    write_elements,
 )
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
+from shardwise.values.checksums import flush_to_disk, write_synced
 from shardwise.values.errors import InputError
 
 HUGGINGFACE_FILES = ModelFiles(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
@@ -51,25 +53,27 @@ HEADER_ALIGNMENT = 8  # bytes: tensors begin at a multiple, so the header is pad
 
 
 def write_huggingface(
-    folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, seq_len: int, model_type: str = "",
+    folder: str | Path,
+    source: WeightSource,
+    *,
+    seq_len: int,
+    model_type: str = "",
     bytes_per_file: int = BYTES_PER_FILE,
-) -> None:  # fmt: skip
-    """Write a model for transformers in `dtype`; `read` returns any box of a parameter. The model is complete or absent.
+) -> None:
+    """Write a model for transformers. It is complete or absent.
 
     A file holds at most `bytes_per_file` of tensors, or one tensor. Raises `InputError` if no family (or not `model_type`) has
     such a model, including biases that its routers have moved, for a dtype that no weights have, and if the folder cannot be
     written.
     """
-    config, family = write_config(architecture, seq_len, model_type)
-    config["dtype"] = dtype_name(dtype)
-    chunks = output_chunks(architecture, list_slices(architecture, family.weight_table), dtype)
+    config, family = write_config(source.architecture, seq_len, model_type)
+    config["dtype"] = dtype_name(source.dtype)
+    chunks = output_chunks(source, list_slices(source.architecture, family.weight_table))
     if not family.balance_bias:
         supporting = ", ".join(name for name, family_with_bias in FAMILIES.items() if family_with_bias.balance_bias)
-        require_zero_biases(
-            architecture, read, family.model_class, f"one of {supporting} (routers that score by sigmoid)"
-        )
+        require_zero_biases(source, family.model_class, f"one of {supporting} (routers that score by sigmoid)")
     with replace_model(Path(folder), HUGGINGFACE_FILES) as draft:
-        _write_files(draft, group_into_files(chunks, bytes_per_file), read)
+        _write_files(draft, group_into_files(chunks, bytes_per_file), source.read)
         _write_json(draft / CONFIG_FILE, config)
 
 
@@ -94,14 +98,8 @@ def _write_file(path: Path, chunks: Sequence[OutputChunk], read: ReadBox) -> Non
     with path.open("wb") as file:
         file.write(_format_header(chunks))
         for chunk in chunks:  # written by a function, which frees each tensor before the next is read
-            _write_tensor(file, chunk.assemble_values(read))
+            write_elements(file, chunk.assemble_values(read))
         flush_to_disk(file)
-
-
-def _write_tensor(file: BinaryIO, tensor: Tensor) -> None:
-    content = tensor.view(-1).view(torch.uint8).numpy()
-    for start in range(0, len(content), READ_BYTES):
-        file.write(content[start : start + READ_BYTES].data)
 
 
 def _format_header(chunks: Sequence[OutputChunk]) -> bytes:
@@ -152,10 +150,8 @@ def save_hf(
 
     Raises `InputError` if no family (or not `model_type`) has such a model, or if the folder cannot be written.
     """
-    write_huggingface(
-        folder, weights.architecture, boxes_of_weights(weights), weights.dtype, seq_len=seq_len, model_type=model_type,
-        bytes_per_file=bytes_per_file,
-    )  # fmt: skip
+    source = WeightSource(weights.architecture, boxes_of_weights(weights), weights.dtype)
+    write_huggingface(folder, source, seq_len=seq_len, model_type=model_type, bytes_per_file=bytes_per_file)
 
 
 class SafetensorsFolder:
@@ -214,6 +210,5 @@ def checkpoint_to_hf(
     damaged, or of another architecture, and as `save_hf` does.
     """
     read_box, stored_dtype = boxes_of_checkpoint(checkpoint, architecture)
-    write_huggingface(
-        folder, architecture, read_box, dtype or stored_dtype, seq_len=seq_len, bytes_per_file=bytes_per_file
-    )
+    source = WeightSource(architecture, read_box, dtype or stored_dtype)
+    write_huggingface(folder, source, seq_len=seq_len, bytes_per_file=bytes_per_file)

@@ -44,14 +44,16 @@ from shardwise.interop.weights.stored_slices import (
     OutputChunk,
     ReadBox,
     StoredSlice,
+    WeightSource,
     list_slices,
     output_chunks,
     require_zero_biases,
+    write_elements,
 )
 from shardwise.model.architecture import Architecture
 from shardwise.run.checkpoints.safe_pickle import SafeTensorPickle
 from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import READ_BYTES, flush_to_disk, write_synced
+from shardwise.values.checksums import flush_to_disk, write_synced
 from shardwise.values.errors import InputError, lookup, raise_problems
 
 SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts
@@ -128,26 +130,25 @@ STATEFUL_MODULES = re.compile(
 
 
 def write_megatron_ranks(
-    folder: str | Path, architecture: Architecture, read: ReadBox, dtype: torch.dtype, *, degrees: RankDegrees,
-    implementation: str = "transformer_engine",
-) -> None:  # fmt: skip
-    """Write a model for Megatron-LM's ranks in `dtype`; `read` returns any box of a parameter. It is complete or absent.
+    folder: str | Path, source: WeightSource, *, degrees: RankDegrees, implementation: str = "transformer_engine"
+) -> None:
+    """Write a model for Megatron-LM's ranks. It is complete or absent.
 
     Raises `InputError` if GPTModel computes no such model or it cannot be split by these degrees, and as `replace_model` and
     `output_chunks` do.
     """
-    degrees.require(architecture)
-    weight_table = rank_weight_table(architecture, implementation, degrees)
-    chunks = output_chunks(architecture, rank_slices(architecture, weight_table, degrees), dtype)
+    degrees.require(source.architecture)
+    weight_table = rank_weight_table(source.architecture, implementation, degrees)
+    chunks = output_chunks(source, rank_slices(source.architecture, weight_table, degrees))
     if weight_table.balance_bias is None:
-        require_zero_biases(architecture, read, TITLE, SIGMOID_FIX)
+        require_zero_biases(source, TITLE, SIGMOID_FIX)
     files: dict[str, list[OutputChunk]] = {}
     for chunk in chunks:
         files.setdefault(chunk.file, []).append(chunk)
     with replace_model(Path(folder), MEGATRON_FILES) as draft:
         for name, file_chunks in files.items():
             (draft / RELEASE_FOLDER / name).mkdir(parents=True)
-            _write_file(draft / RELEASE_FOLDER / name / RANK_FILE, file_chunks, read)
+            _write_file(draft / RELEASE_FOLDER / name / RANK_FILE, file_chunks, source.read)
         write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())
 
 
@@ -179,7 +180,8 @@ def _write_file(path: Path, chunks: list[OutputChunk], read: ReadBox) -> None:
             torch_save({"model": model, "checkpoint_version": 3.0}, file)
         data_offsets = _data_offsets(file)
         for number, chunk in enumerate(chunks):
-            _write_tensor(file, data_offsets[number], chunk.assemble_values(read))
+            file.seek(data_offsets[number])
+            write_elements(file, chunk.assemble_values(read))
         flush_to_disk(file)
 
 
@@ -197,13 +199,6 @@ def _data_offsets(file: BinaryIO) -> dict[int, int]:
                 num_name_bytes = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
                 offsets[int(number)] = record.header_offset + 30 + num_name_bytes
     return offsets
-
-
-def _write_tensor(file: BinaryIO, offset: int, tensor: Tensor) -> None:
-    content = tensor.view(-1).view(torch.uint8).numpy()
-    file.seek(offset)
-    for start in range(0, len(content), READ_BYTES):
-        file.write(content[start : start + READ_BYTES].data)
 
 
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
 from shardwise.step.parameters import PlacedUnit, unit_paths
 from shardwise.step.whole_parameters import balance_biases, single_device_instance
 from shardwise.values.boxes import Box, Shape
+from shardwise.values.checksums import READ_BYTES
 from shardwise.values.errors import InputError
 
 ReadBox = Callable[[str, Box], Tensor]  # (name of a parameter or balance bias, box) → values
@@ -160,6 +161,14 @@ BIAS_DTYPE = torch.float32
 BYTES_PER_FILE = 5 * 10**9  # per file of weights: long the default of `save_pretrained` (max_shard_size)
 
 
+class WeightSource(NamedTuple):
+    """A model to write: boxes of its weights, and the dtype to write them in."""
+
+    architecture: Architecture
+    read: ReadBox
+    dtype: torch.dtype
+
+
 class OutputChunk(NamedTuple):
     """A chunk of a tensor to write: the slices in it, and its dtype."""
 
@@ -199,13 +208,14 @@ class OutputChunk(NamedTuple):
         return chunk_values
 
 
-def output_chunks(architecture: Architecture, slices: Iterable[StoredSlice], dtype: torch.dtype) -> list[OutputChunk]:
-    """Return the chunks to write in `dtype`. Raises `InputError` for a dtype that no weights have."""
+def output_chunks(source: WeightSource, slices: Iterable[StoredSlice]) -> list[OutputChunk]:
+    """Return the chunks to write for a source. Raises `InputError` for a dtype that no weights have."""
+    dtype = source.dtype
     if dtype not in WEIGHT_DTYPES.values():
         raise InputError(
             f"dtype: found {dtype_name(dtype)}, which no weights have; one of {', '.join(WEIGHT_DTYPES)} is required"
         )
-    biases = set(balance_biases(architecture).values())
+    biases = set(balance_biases(source.architecture).values())
     chunks: dict[tuple[str, str, Shape], OutputChunk] = {}
     for stored_slice in slices:
         chunk = chunks.setdefault(
@@ -213,6 +223,13 @@ def output_chunks(architecture: Architecture, slices: Iterable[StoredSlice], dty
         )
         chunk.slices.append(stored_slice)
     return list(chunks.values())
+
+
+def write_elements(file: BinaryIO, tensor: Tensor) -> None:
+    """Write the elements of a contiguous tensor at the file's position."""
+    content = tensor.view(-1).view(torch.uint8).numpy()
+    for start in range(0, len(content), READ_BYTES):
+        file.write(content[start : start + READ_BYTES].data)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -233,10 +250,11 @@ def group_into_files(chunks: Iterable[OutputChunk], bytes_per_file: int) -> list
     return files
 
 
-def require_zero_biases(architecture: Architecture, read: ReadBox, title: str, fix: str) -> None:
+def require_zero_biases(source: WeightSource, title: str, fix: str) -> None:
     """Raise `InputError` if a router has a balance bias other than zero: without it tokens would go to other experts."""
+    architecture = source.architecture
     for name in balance_biases(architecture).values():
-        if read(name, Box((0,), (architecture.num_experts,))).any():
+        if source.read(name, Box((0,), (architecture.num_experts,))).any():
             raise InputError(
                 f"model {architecture.name}: {name}, which its experts are chosen by, has no place in a {title}; {fix}, or "
                 "training with --set recipe.balance=auxiliary is required"

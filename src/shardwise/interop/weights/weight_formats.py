@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE, require_same_model
 from shardwise.interop.frameworks.megatron import weight_names
@@ -20,7 +17,7 @@ from shardwise.interop.weights.megatron_rank_files import (
     write_megatron_ranks,
 )
 from shardwise.interop.weights.stored_model import StoredModel
-from shardwise.interop.weights.stored_slices import ReadBox
+from shardwise.interop.weights.stored_slices import WeightSource
 from shardwise.model.architecture import Architecture
 from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
 from shardwise.values.errors import InputError
@@ -34,14 +31,6 @@ class ConvertOptions:
     seq_len: int | None = None
     degrees: RankDegrees = field(default_factory=RankDegrees)
     implementation: str = "transformer_engine"
-
-
-class WeightSource(NamedTuple):
-    """A model to write: boxes of its weights, and the dtype to write them in."""
-
-    architecture: Architecture
-    read: ReadBox
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +53,7 @@ def _write_huggingface(folder: Path, source: WeightSource, options: ConvertOptio
         raise InputError(
             "--seq-len: a config.json says the longest sequence that a model was trained for, which is required"
         )
-    write_huggingface(folder, *source, seq_len=options.seq_len)
+    write_huggingface(folder, source, seq_len=options.seq_len)
 
 
 def _read_huggingface(folder: Path, architecture: Architecture | None) -> StoredModel:
@@ -74,7 +63,7 @@ def _read_huggingface(folder: Path, architecture: Architecture | None) -> Stored
 
 
 def _write_ranks(folder: Path, source: WeightSource, options: ConvertOptions) -> None:
-    write_megatron_ranks(folder, *source, degrees=options.degrees, implementation=options.implementation)
+    write_megatron_ranks(folder, source, degrees=options.degrees, implementation=options.implementation)
 
 
 def _require_model(
@@ -99,7 +88,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
         title="a distributed checkpoint of Megatron-Core",
         matches=lambda folder: (weight_names.tracked_folder(folder) / distributed_checkpoints.MEGATRON_CONFIG_FILE).is_file(),
         read=_require_model(distributed_checkpoints.open_megatron),
-        write=lambda folder, model, choices: distributed_checkpoints.write_megatron(folder, *model),
+        write=lambda folder, source, options: distributed_checkpoints.write_megatron(folder, source),
         begin="pretrain_gpt.py --load {folder}",
     ),
     "megatron-ranks": WeightFormat(
@@ -110,7 +99,7 @@ WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
     "torchtitan": WeightFormat(
         title="a checkpoint of torchtitan", matches=lambda folder: (folder / METADATA_FILE).is_file(),
         read=_require_model(distributed_checkpoints.open_torchtitan),
-        write=lambda folder, model, choices: distributed_checkpoints.write_torchtitan(folder, *model),
+        write=lambda folder, source, options: distributed_checkpoints.write_torchtitan(folder, source),
         begin="--checkpoint.enable --checkpoint.initial_load_path {folder}",
     ),
 }  # fmt: skip
