@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
+from shardwise.interop.weights.huggingface_folder import read_json
 from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_stored
 from shardwise.interop.weights.stored_slices import WEIGHT_DTYPES as DTYPES
 from shardwise.interop.weights.stored_slices import WeightSource
@@ -107,7 +107,7 @@ def open_source(folder: Path, model: str | None) -> OpenedSource:
     if weight_format is WEIGHT_FORMATS["huggingface"]:
         if model is not None:
             raise InputError(f"--model: {folder} says itself which model it has; leave it out")
-        seq_len = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8")).get("max_position_embeddings")
+        seq_len = read_json(folder / CONFIG_FILE).get("max_position_embeddings")
     architecture, plan_seq_len = (None, None) if model is None else _load_named(model)
     stored = weight_format.read(folder, architecture)
     return OpenedSource(

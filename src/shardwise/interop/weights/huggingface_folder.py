@@ -126,7 +126,7 @@ COMPUTED_SUFFIX = "rotary_emb.inv_freq"  # buffers that a model computes itself
 def open_hf(folder: str | Path) -> StoredModel:
     """Open the model of a folder. Raises `InputError` for an unsupported config, and for tensors that do not match it."""
     folder = Path(folder)
-    architecture, family = read_config(_read_json(folder / CONFIG_FILE), name=folder.resolve().name)
+    architecture, family = read_config(read_json(folder / CONFIG_FILE), name=folder.resolve().name)
     tied = {TIED_HEAD} if architecture.tied_embeddings else set()
     return StoredModel(
         architecture, list_slices(architecture, family.weight_table), SafetensorsFolder(folder, tied), "its config"
@@ -160,7 +160,7 @@ class SafetensorsFolder:
     def __init__(self, folder: Path, ignored_names: set[str]) -> None:
         self.folder, self._without = folder, ignored_names
         names = (
-            sorted(set(_read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
+            sorted(set(read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
             if (folder / WEIGHTS_INDEX_FILE).exists()
             else [WEIGHTS_FILE]
         )
@@ -187,7 +187,8 @@ class SafetensorsFolder:
         return self.read(file, name, Box((0,) * len(shape), (0,) * len(shape))).dtype
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def read_json(path: Path) -> Mapping[str, Any]:
+    """Return the object in a JSON file of a model. Raises `InputError` if it cannot be read or holds something else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
