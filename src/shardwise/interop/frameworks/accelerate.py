@@ -44,11 +44,8 @@ from shardwise.interop.text_formats.config_trees import flatten, format_yaml, no
 from shardwise.values.errors import InputError, describe_unknown
 
 NUM_PROCESSES = "num_processes"
-DISTRIBUTED_TYPE, FSDP_VERSION, RESHARD_AFTER_FORWARD = (
-    "distributed_type",
-    "fsdp_config.fsdp_version",
-    "fsdp_config.fsdp_reshard_after_forward",
-)
+DISTRIBUTED_TYPE, FSDP_VERSION = "distributed_type", "fsdp_config.fsdp_version"
+RESHARD_AFTER_FORWARD = "fsdp_config.fsdp_reshard_after_forward"
 SHARDING_STRATEGY = "fsdp_config.fsdp_sharding_strategy"
 DEGREE_OPTION = "parallelism_config.parallelism_config_{}_size"
 CP_STRATEGY = "parallelism_config.parallelism_config_cp_comm_strategy"
@@ -67,16 +64,9 @@ def _sharding_options(launch: Launch) -> Options:
     sizes = {DEGREE_OPTION.format(theirs): getattr(layout, ours) for theirs, ours in AXES.items()}
     if not layout.zero_stage:
         return {DISTRIBUTED_TYPE: "MULTI_GPU"} if layout.tp == 1 else {DISTRIBUTED_TYPE: "MULTI_GPU", **sizes}
-    rotated = (
-        {CP_STRATEGY: CP_VARIANTS[layout.cp_variant]} if layout.cp > 1 and layout.cp_variant in CP_VARIANTS else {}
-    )
-    return {
-        DISTRIBUTED_TYPE: "FSDP",
-        FSDP_VERSION: 2,
-        RESHARD_AFTER_FORWARD: layout.zero_stage == 3,
-        **sizes,
-        **rotated,
-    }
+    if layout.cp > 1 and layout.cp_variant in CP_VARIANTS:
+        sizes |= {CP_STRATEGY: CP_VARIANTS[layout.cp_variant]}
+    return {DISTRIBUTED_TYPE: "FSDP", FSDP_VERSION: 2, RESHARD_AFTER_FORWARD: layout.zero_stage == 3, **sizes}
 
 
 def _get_degree(reader: OptionReader, axis: str) -> int:
@@ -138,11 +128,8 @@ def _num_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
 
 def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
     """Return the ZeRO stage, and whether each node has a replica."""
-    version, reshard, strategy = (
-        reader.get(FSDP_VERSION, 1),
-        reader.get(RESHARD_AFTER_FORWARD, True),
-        reader.get(SHARDING_STRATEGY, "FULL_SHARD"),
-    )
+    version, reshard = reader.get(FSDP_VERSION, 1), reader.get(RESHARD_AFTER_FORWARD, True)
+    strategy = reader.get(SHARDING_STRATEGY, "FULL_SHARD")
     if str(version) == "2":
         return (3 if is_true(reshard) else 2), False
     names = list(STRATEGIES)
@@ -181,10 +168,8 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     mixed_precision = reader.get(MIXED_PRECISION, "no")
     settings: dict[str, Any] = {MIXED_PRECISION: mixed_precision}
     if mixed_precision == "fp8":
-        settings |= {
-            f"{FP8_PREFIX}backend": reader.get(f"{FP8_PREFIX}backend"),
-            FP8_ALL_GATHER: is_true(reader.get(FP8_ALL_GATHER, True)),
-        }
+        settings[f"{FP8_PREFIX}backend"] = reader.get(f"{FP8_PREFIX}backend")
+        settings[FP8_ALL_GATHER] = is_true(reader.get(FP8_ALL_GATHER, True))
     table = _known_precisions(reader.get(DISTRIBUTED_TYPE) == "FSDP")
     name = next((name for name, options in table.items() if options == settings), None)
     if name is None:
@@ -211,10 +196,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     micro_batch = reader.get_count(MICRO_BATCH, reader.user_fields.get("layout.micro_batch_seqs"))
     if micro_batch is None:
         return {}
-    steps, user_batch = (
-        reader.get_count(ACCUMULATION, reader.get_count(CONFIG_ACCUMULATION)),
-        reader.user_fields.get("job.global_batch_seqs"),
-    )
+    steps = reader.get_count(ACCUMULATION, reader.get_count(CONFIG_ACCUMULATION))
+    user_batch = reader.user_fields.get("job.global_batch_seqs")
     if steps is None and (user_batch or MICRO_BATCH not in reader):
         return {"layout.micro_batch_seqs": micro_batch}  # the user gives the batch, or has to
     seqs = micro_batch * (steps or 1) * read_replicas(reader)
@@ -308,12 +291,8 @@ def _launcher_overrides(launcher: Options) -> dict[str, Any]:
         name.rpartition(".")[2]: name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)
     }
     # Rank and rendezvous differ on each node.
-    set_by_node = {name for name, value in launcher.items() if str(value).startswith("$")}
-    overrides = {
-        full_names.get(name, name): value
-        for name, value in launcher.items()
-        if name not in {"config_file", *set_by_node}
-    }
+    ignored = {"config_file", *(name for name, value in launcher.items() if str(value).startswith("$"))}
+    overrides = {full_names.get(name, name): value for name, value in launcher.items() if name not in ignored}
     return {**({"distributed_type": "FSDP"} if overrides.pop("use_fsdp", False) else {}), **overrides}
 
 

@@ -110,10 +110,8 @@ def _read_num_stages(reader: OptionReader, layers: int, ranks: int, default_per_
 
     Raises `InputError` if it is not a multiple of the ranks.
     """
-    layers_per_stage, rounding = (
-        reader.get(f"{PIPELINE}.layers_per_stage"),
-        reader.get(f"{PIPELINE}.round_virtual_stages_to_pp_multiple"),
-    )
+    layers_per_stage = reader.get(f"{PIPELINE}.layers_per_stage")
+    rounding = reader.get(f"{PIPELINE}.round_virtual_stages_to_pp_multiple")
     stages: int = -(-layers // layers_per_stage) if layers_per_stage else ranks * default_per_rank
     if stages % ranks and rounding in ("up", "down"):
         stages += -(stages % ranks) + (ranks if rounding == "up" else 0)
@@ -178,18 +176,13 @@ def _batch_options(launch: Launch) -> Options:
     """Return batch sizes. A replica's local batch is one micro-batch, or all that pass the pipeline's stages before an update."""
     layout, seqs = launch.layout, launch.job.num_seqs
     local = seqs // layout.num_replicas if layout.pp > 1 else layout.micro_batch_seqs
-    return {
-        "step_scheduler.global_batch_size": seqs,
-        "step_scheduler.local_batch_size": local,
-        "dataset.batch_size": local,
-    }
+    batch = {"step_scheduler.global_batch_size": seqs, "step_scheduler.local_batch_size": local}
+    return {**batch, "dataset.batch_size": local}
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
-    seqs, local = (
-        reader.get_degree("step_scheduler.global_batch_size", 32),
-        reader.get_degree("step_scheduler.local_batch_size"),
-    )
+    seqs = reader.get_degree("step_scheduler.global_batch_size", 32)
+    local = reader.get_degree("step_scheduler.local_batch_size")
     reader.acknowledge("dataset.batch_size")
     if reader.get_degree(f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
@@ -199,10 +192,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
             f"step_scheduler: global_batch_size = {seqs} with local_batch_size = {local} of {replicas} replicas fills the "
             f"pipeline {seqs / (local * replicas):g} times for an update; once is what can be read"
         )
-    return {
-        "job.global_batch_seqs": seqs,
-        "layout.micro_batch_seqs": reader.get_degree(f"{SECTION}.pipeline.pp_microbatch_size"),
-    }
+    micro_batch = reader.get_degree(f"{SECTION}.pipeline.pp_microbatch_size")
+    return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": micro_batch}
 
 
 def _precision_options(launch: Launch) -> Options:

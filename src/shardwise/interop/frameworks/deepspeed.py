@@ -64,11 +64,8 @@ PRECISIONS: Mapping[str, GradientDtypes] = {
     "fp16_fp32_update": GradientDtypes("fp16", "fp16", "fp16"),
     "fp32": GradientDtypes("fp32", "fp32", "fp32"),
 }
-DTYPE_NAMES = {
-    "fp32": ("fp32", "float32"),
-    "bf16": ("bf16", "bfp16", "bfloat16"),
-    "fp16": ("fp16", "half", "float16"),
-}  # spellings of DtypeEnum
+# Spellings of DtypeEnum.
+DTYPE_NAMES = {"fp32": ("fp32", "float32"), "bf16": ("bf16", "bfp16", "bfloat16"), "fp16": ("fp16", "half", "float16")}
 # Options that change step time or memory and that no plan expresses, with the values that change nothing.
 UNPRICED: Mapping[str, tuple[Any, ...]] = {
     "zero_optimization.zero_hpz_partition_size": (0, 1),
@@ -95,12 +92,8 @@ def refuse_unpriced(reader: OptionReader) -> Mapping[str, Any]:
         name: reader.get(name) for name, harmless in UNPRICED.items() if reader.get(name, harmless[0]) not in harmless
     }
     refused |= {name: reader.get(name) for name in reader.options if name.startswith("zero_optimization.zenflow.")}
-    raise_problems(
-        [
-            f"{name}: found {value!r}, whose cost is not known and which no layout says; leave it out"
-            for name, value in refused.items()
-        ]
-    )
+    fix = "whose cost is not known and which no layout says; leave it out"
+    raise_problems([f"{name}: found {value!r}, {fix}" for name, value in refused.items()])
     return {}
 
 
@@ -151,13 +144,11 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
         raise InputError("bf16.enabled, fp16.enabled: both are true; one format is required")
     weights = enabled[0] if enabled else "fp32"
     parallel = reader.get("sequence_parallel_size", 1) > 1
-    option, default_reduced = (
+    option, default = (
         ("seq_parallel_communication_data_type", "fp32") if parallel else ("communication_data_type", weights)
     )
-    reduced, accumulated = (
-        _read_dtype(reader, name, default)
-        for name, default in ((option, default_reduced), ("data_types.grad_accum_dtype", weights))
-    )
+    reduced = _read_dtype(reader, option, default)
+    accumulated = _read_dtype(reader, "data_types.grad_accum_dtype", weights)
     keeps_both = _keeps_both_gradients(reader.get("zero_optimization.stage", 0), offloads_optimizer(reader))
     immediate = is_true(reader.get("bf16.immediate_grad_update", False))
     dtypes = GradientDtypes(
@@ -200,6 +191,8 @@ AUTO_ARGUMENTS = {MICRO_BATCH: "per_device_train_batch_size", ACCUMULATION: "gra
              "fp16.enabled": "fp16"}  # fmt: skip
 OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion"}
 RECOMPUTE = "activation_checkpointing"
+# By whether the optimizer and whether activations are on the host.
+OFFLOADS = {(False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"}
 
 
 def _get_degree(reader: OptionReader, option: str) -> int:
@@ -227,19 +220,13 @@ def _read_zero(reader: OptionReader) -> Mapping[str, Any]:
 
 def _expert_options(launch: Launch) -> Options:
     """Return options for whole experts on each device: `expert_tensor_parallel_size` must be 1."""
-    return (
-        {"expert_parallel.enabled": True, "expert_parallel.autoep_size": launch.layout.ep}
-        if launch.layout.ep > 1
-        else {}
-    )
+    ep = launch.layout.ep
+    return {"expert_parallel.enabled": True, "expert_parallel.autoep_size": ep} if ep > 1 else {}
 
 
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
-    ep = (
-        _get_degree(reader, "expert_parallel.autoep_size")
-        if is_true(reader.get("expert_parallel.enabled", False))
-        else 1
-    )
+    enabled = is_true(reader.get("expert_parallel.enabled", False))
+    ep = _get_degree(reader, "expert_parallel.autoep_size") if enabled else 1
     return {"layout.ep": ep, "layout.etp": 1 if ep > 1 and _get_degree(reader, TP) > 1 else None}
 
 
@@ -253,10 +240,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     replicas, batch = _read_replicas(reader), _batch_count(reader, BATCH)
     micro_batch, steps = (_batch_count(reader, option) for option in (MICRO_BATCH, ACCUMULATION))
     if not micro_batch:
-        micro_batch, batch = (
-            reader.user_fields.get("layout.micro_batch_seqs"),
-            batch or reader.user_fields.get("job.global_batch_seqs"),
-        )
+        micro_batch = reader.user_fields.get("layout.micro_batch_seqs")
+        batch = batch or reader.user_fields.get("job.global_batch_seqs")
         if micro_batch and not batch and not steps:
             return {"layout.micro_batch_seqs": micro_batch}
     if batch and not micro_batch:
@@ -298,16 +283,8 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
         is_true(reader.get(f"{SCRIPT_PREFIX}{name}", False)) for name in ("gradient_checkpointing", RECOMPUTE)
     )
     offloaded = (offloads_optimizer(reader), on_host)
-    offload_names = {
-        (False, False): "none",
-        (True, False): "optimizer",
-        (False, True): "activations",
-        (True, True): "both",
-    }
-    return {
-        "layout.recompute": "full" if requested or on_host or split else "none",
-        "layout.offload": offload_names[offloaded],
-    }
+    recompute = "full" if requested or on_host or split else "none"
+    return {"layout.recompute": recompute, "layout.offload": OFFLOADS[offloaded]}
 
 
 def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
@@ -379,11 +356,8 @@ def _read_files(files: LaunchFiles) -> Options:
     options = normalize_values(
         {**flatten(parse_json(text, name), table), **read_script_options(files, "deepspeed")[1]}, table
     )
-    return {
-        option: resolved
-        for option, value in options.items()
-        if (resolved := _resolve_auto(option, value, options)) is not None
-    }
+    resolved = {option: _resolve_auto(option, value, options) for option, value in options.items()}
+    return {option: value for option, value in resolved.items() if value is not None}
 
 
 def _resolve_auto(option: str, value: Any, options: Options) -> Any:

@@ -262,10 +262,8 @@ def _problems(config: Mapping[str, Any], architecture: Architecture, family: Hug
 
 
 def _layer_types(architecture: Architecture) -> list[str]:
-    return [
-        SLIDING_ATTENTION if architecture.attention_window(layer) else FULL_ATTENTION
-        for layer in range(architecture.num_layers)
-    ]
+    windows = map(architecture.attention_window, range(architecture.num_layers))
+    return [SLIDING_ATTENTION if window else FULL_ATTENTION for window in windows]
 
 
 def write_config(
@@ -281,13 +279,8 @@ def write_config(
             restored, family = read_config(config)
         except InputError:
             continue
-        renamed = replace(
-            restored,
-            name=architecture.name,
-            source=architecture.source,
-            nominal_num_params=architecture.nominal_num_params,
-        )
-        if renamed == architecture:
+        labels = {name: getattr(architecture, name) for name in ("name", "source", "nominal_num_params")}
+        if replace(restored, **labels) == architecture:
             return config, family
     raise InputError(
         f"model {architecture.name}: none of {model_type or ', '.join(FAMILIES)} has what it has, so that it cannot be written "

@@ -66,11 +66,8 @@ def _llama_options(model: Architecture) -> Options:
 
 def _starcoder_options(model: Architecture) -> Options:
     activation = {"activation_function": PLAIN_ACTIVATIONS[model.mlp]} if model.mlp in PLAIN_ACTIVATIONS else {}
-    heads = (
-        {"multi_query": True}
-        if model.num_kv_heads == 1
-        else {"grouped_query": True, "num_kv_heads": model.num_kv_heads}
-    )
+    grouped = {"grouped_query": True, "num_kv_heads": model.num_kv_heads}
+    heads = {"multi_query": True} if model.num_kv_heads == 1 else grouped
     windows: dict[str, object] = {}
     if model.sliding_window:
         every = model.global_every
@@ -192,11 +189,8 @@ def split_layers_by_cost(model: Architecture, pp: int) -> tuple[int, ...]:
 
 
 BATCH_OPTIONS = (
-    "tokens.micro_batch_size",
-    "tokens.batch_accumulation_per_replica",
-    "parallelism.dp",
-    "tokens.sequence_length",
-)
+    "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica", "parallelism.dp", "tokens.sequence_length",
+)  # fmt: skip
 # bf16 weights with fp32 master copies and fp32 gradient accumulation (optim/gradient_accumulator.py), or all in fp32.
 # bf16 weights alone would have bf16 moments, as no recipe here has.
 PRECISIONS: Mapping[str, Options] = {
@@ -217,19 +211,14 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
     if stage not in (0, 1, 2, 3):
         raise InputError(f"optimizer.zero_stage: found {stage}; 0 or 1 is required")
     sharded = stage > 0 and replicas > 1
-    return {
-        "layout.dp": 1 if sharded else replicas,
-        "layout.fsdp": replicas if sharded else 1,
-        "layout.zero_stage": int(sharded),
-    }
+    dp, fsdp = (1, replicas) if sharded else (replicas, 1)
+    return {"layout.dp": dp, "layout.fsdp": fsdp, "layout.zero_stage": int(sharded)}
 
 
 def _tp_options(launch: Launch) -> Options:
     layout = launch.layout
-    return {
-        "parallelism.tp_mode": "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE",
-        "parallelism.tp_linear_async_communication": layout.async_tp,
-    }
+    mode = "REDUCE_SCATTER" if layout.sequence_parallel else "ALL_REDUCE"
+    return {"parallelism.tp_mode": mode, "parallelism.tp_linear_async_communication": layout.async_tp}
 
 
 def _read_tp_mode(reader: OptionReader) -> Mapping[str, Any]:
@@ -243,14 +232,10 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
     pp, schedule = reader.get("parallelism.pp"), reader.get("parallelism.pp_engine", "afab")
     if pp == 1:
         return {"layout.schedule": "none"}
-    sizes: dict[str, Any] = {"name": "model"}
-    for mapping in MODEL_MAPPINGS:
-        sizes |= {
-            name.removeprefix("model."): value
-            for name, value in mapping.from_options(reader).items()
-            if name.startswith("model.")
-        }
-    return {"layout.schedule": schedule, "layout.stages": split_layers_by_cost(Architecture(**sizes), pp)}
+    fields = {name: value for mapping in MODEL_MAPPINGS for name, value in mapping.from_options(reader).items()}
+    sizes = {name.removeprefix("model."): value for name, value in fields.items() if name.startswith("model.")}
+    stages = split_layers_by_cost(Architecture(**{"name": "model", **sizes}), pp)
+    return {"layout.schedule": schedule, "layout.stages": stages}
 
 
 def _precision_options(launch: Launch) -> Options:
@@ -350,11 +335,8 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 def _read_files(files: LaunchFiles) -> Options:
     name, text = find_yaml(files, f"one, nanotron's {CONFIG},")
     table = option_table("nanotron")
-    options = {
-        option: value
-        for option, value in flatten(parse_yaml(text, name), table).items()
-        if value is not None or option not in table
-    }
+    options = flatten(parse_yaml(text, name), table)
+    options = {option: value for option, value in options.items() if value is not None or option not in table}
     mode = options.get("parallelism.tp_mode")
     if isinstance(mode, str):
         options["parallelism.tp_mode"] = mode.upper()  # as nanotron reads it

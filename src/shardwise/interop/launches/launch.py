@@ -70,11 +70,8 @@ class Launch:
         `layout.stages` holds the layers of each virtual stage, in place of `layers_per_stage`. The placement of ranks is no
         field: it follows from the order in which a target numbers them.
         """
-        model = {
-            field.name: getattr(self.model, field.name)
-            for field in fields(self.model)
-            if field.name not in COSTLESS_FIELDS
-        }
+        names = [field.name for field in fields(self.model) if field.name not in COSTLESS_FIELDS]
+        model = {name: getattr(self.model, name) for name in names}
         if self.model.structure.has_learned_positions:
             model["max_positions"] = self.model.max_positions  # each position is a row of weights
         job = {field.name: getattr(self.job, field.name) for field in fields(self.job) if field.name != "overlap"}
@@ -160,20 +157,14 @@ def _as_dict(constants: Rotary | Gating | None) -> dict[str, Any]:
 
 
 def _fields_of_group(launch_fields: LaunchFields, group: str) -> dict[str, Any]:
-    return {
-        field.removeprefix(f"{group}."): value
-        for field, value in launch_fields.items()
-        if field.startswith(f"{group}.")
-    }
+    prefix = f"{group}."
+    return {field.removeprefix(prefix): value for field, value in launch_fields.items() if field.startswith(prefix)}
 
 
 def _read_numerics(constants: LaunchFields, default: Numerics) -> Numerics:
     """Return numerics with constants by dotted name; those of nested values (rotary angles, gates) are set in place."""
-    nested_types: Mapping[str, type[Rotary] | type[Gating]] = {
-        "rotary": Rotary,
-        "local_rotary": Rotary,
-        "gating": Gating,
-    }
+    nested_types: dict[str, type[Rotary] | type[Gating]]
+    nested_types = {"rotary": Rotary, "local_rotary": Rotary, "gating": Gating}
     changes: dict[str, Any] = {name: value for name, value in constants.items() if "." not in name}
     for name, nested_type in nested_types.items():
         nested_constants = _fields_of_group(constants, name)

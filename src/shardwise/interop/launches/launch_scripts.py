@@ -97,15 +97,8 @@ SCRIPT_PREFIX = "script."
 # Names of the sequence length; the first is written. Sources: transformers' run_clm.py; TRL's SFTConfig, now and before;
 # LLaMA-Factory.
 LENGTH_OPTIONS = (
-    "block_size",
-    "max_length",
-    "max_seq_length",
-    "max_seq_len",
-    "seq_length",
-    "seq_len",
-    "sequence_length",
-    "cutoff_len",
-)
+    "block_size", "max_length", "max_seq_length", "max_seq_len", "seq_length", "seq_len", "sequence_length", "cutoff_len",
+)  # fmt: skip
 # Values of `--optim` by optimizer; the first is written. Source: transformers 5.23.0, OptimizerNames.
 OPTIMIZERS = {
     "adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused"),
@@ -191,10 +184,8 @@ def read_script_options(files: LaunchFiles, table: str) -> tuple[dict[str, Any],
     for name in files.keys() - config_files(files).keys():
         command = training_command(files[name], name)
         launcher |= _with_underscores(parse_flags(command.launcher[:-1], flag_table))  # the last word is the program
-        arguments |= {
-            SCRIPT_PREFIX + key: value
-            for key, value in _with_underscores(parse_flags(command.arguments, flag_table)).items()
-        }
+        script_options = _with_underscores(parse_flags(command.arguments, flag_table))
+        arguments |= {SCRIPT_PREFIX + key: value for key, value in script_options.items()}
     return launcher, arguments
 
 

@@ -171,10 +171,8 @@ def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: A
 def find_catalog_model(model: Architecture, ignored: Sequence[str] = ()) -> Architecture:
     """Return the catalogue's model with the same sizes (apart from the `ignored` fields), or the given model."""
     sizes = _priced_fields(model, ignored)
-    return next(
-        (candidate for candidate in map(load_model, model_names()) if _priced_fields(candidate, ignored) == sizes),
-        model,
-    )
+    catalog = map(load_model, model_names())
+    return next((candidate for candidate in catalog if _priced_fields(candidate, ignored) == sizes), model)
 
 
 def _priced_fields(model: Architecture, ignored: Sequence[str]) -> dict[str, Any]:

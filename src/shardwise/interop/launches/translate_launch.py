@@ -63,11 +63,8 @@ def refusals(launch: Launch, target: Target) -> list[str]:
         return reasons
     # Writing a launch, reading it back and comparing is the only test of what a target can express: no table lists that.
     try:
-        return [
-            text
-            for field, text in lost_fields(target, launch, to_options(target, launch))
-            if not field.startswith(LISTED_FIELDS)
-        ]
+        lost = lost_fields(target, launch, to_options(target, launch))
+        return [text for field, text in lost if not field.startswith(LISTED_FIELDS)]
     except InputError as error:
         return list(error.problems)
 
@@ -80,11 +77,8 @@ def lost_fields(target: Target, launch: Launch, options: Options) -> Iterator[tu
     for field, original in launch.fields().items():
         restored = restored_fields.get(field)
         if restored != original:
-            yield (
-                field,
-                f"{field} is {_format_value(original)}, which {target.title} has no option for; there it is "
-                f"{_format_value(restored)}",
-            )
+            text = f"{field} is {_format_value(original)}, which {target.title} has no option for"
+            yield field, f"{text}; there it is {_format_value(restored)}"
 
 
 def _format_value(value: object) -> str:

@@ -68,32 +68,21 @@ def parse_python_config(text: str, source: str) -> PythonConfig:
 
 def _returned_name(function: ast.FunctionDef) -> str | None:
     """Return the name that a function returns, if the function also assigns to it."""
-    returned = [
-        statement.value.id
-        for statement in function.body
-        if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Name)
-    ]
-    roots = {
-        _attribute_path(target)[0]
-        for statement in function.body
-        if isinstance(statement, ast.Assign)
-        for target in statement.targets
-    }
+    returns = [statement.value for statement in function.body if isinstance(statement, ast.Return)]
+    returned = [node.id for node in returns if isinstance(node, ast.Name)]
+    assignments = [statement for statement in function.body if isinstance(statement, ast.Assign)]
+    roots = {_attribute_path(target)[0] for assignment in assignments for target in assignment.targets}
     return returned[-1] if returned and returned[-1] in roots else None
 
 
 def _read_constants(body: list[ast.stmt], names: dict[str, Any]) -> dict[str, Any]:
     for statement in body:
-        target = (
-            statement.targets[0]
-            if isinstance(statement, ast.Assign)
-            else statement.target
-            if isinstance(statement, ast.AnnAssign)
-            else None
-        )
-        if isinstance(target, ast.Name) and statement.value is not None:  # type: ignore[attr-defined]
+        if not isinstance(statement, (ast.Assign, ast.AnnAssign)) or statement.value is None:
+            continue
+        target = statement.targets[0] if isinstance(statement, ast.Assign) else statement.target
+        if isinstance(target, ast.Name):
             try:
-                names[target.id] = _evaluate(statement.value, names)  # type: ignore[attr-defined]
+                names[target.id] = _evaluate(statement.value, names)
             except ValueError:
                 continue
     return names
@@ -175,11 +164,8 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
             values = [_evaluate(child, names) for child in node.elts]
             return values if isinstance(node, ast.List) else tuple(values)
         case ast.Dict() if None not in node.keys:
-            return {
-                _evaluate(key, names): _evaluate(child, names)
-                for key, child in zip(node.keys, node.values, strict=True)
-                if key
-            }
+            pairs = zip(node.keys, node.values, strict=True)
+            return {_evaluate(key, names): _evaluate(child, names) for key, child in pairs if key}
         case ast.UnaryOp(op=ast.USub()):
             return _require_number(-_require_number(_evaluate(node.operand, names)))
         case ast.BinOp():

@@ -244,11 +244,10 @@ def _reached_statements(text: str, variables: ShellVariables) -> Iterator[str]:
         elif keyword == "if":
             branches.append(all(branches) and variables.condition_holds(rest))
         elif keyword in ("elif", "else") and branches:
-            branches[-1] = (
-                None
-                if branches[-1] is not False
-                else all(branches[:-1]) and (keyword == "else" or variables.condition_holds(rest))
-            )
+            if branches[-1] is not False:
+                branches[-1] = None
+            else:
+                branches[-1] = all(branches[:-1]) and (keyword == "else" or variables.condition_holds(rest))
         elif keyword == "fi" and branches:
             branches.pop()
         elif all(branches):

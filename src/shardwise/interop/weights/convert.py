@@ -110,11 +110,8 @@ def open_source(folder: Path, model: str | None) -> OpenedSource:
         seq_len = read_json(folder / CONFIG_FILE).get("max_position_embeddings")
     architecture, plan_seq_len = (None, None) if model is None else _load_named(model)
     stored = weight_format.read(folder, architecture)
-    return OpenedSource(
-        weight_format.title,
-        WeightSource(stored.architecture, boxes_of_stored(stored), stored.tensors.dtype()),
-        seq_len or plan_seq_len,
-    )
+    source = WeightSource(stored.architecture, boxes_of_stored(stored), stored.tensors.dtype())
+    return OpenedSource(weight_format.title, source, seq_len or plan_seq_len)
 
 
 def _is_run(folder: Path) -> bool:

@@ -113,10 +113,8 @@ class Arrangement:
         for dim, runs in enumerate(self.runs):
             intervals = list(_split_interval(runs, box.offsets[dim], box.lengths[dim]))
             if len(intervals) > 1:
-                return torch.cat(
-                    [self.read_box(read, part) for part in box.cut(dim, [interval.volume for interval in intervals])],
-                    dim,
-                )
+                parts = box.cut(dim, [interval.volume for interval in intervals])
+                return torch.cat([self.read_box(read, part) for part in parts], dim)
         steps: list[tuple[StridedRun, int, int]] = []
         for runs, offset, length in zip(self.runs, box.offsets, box.lengths, strict=True):
             (interval,) = _split_interval(runs, offset, length)

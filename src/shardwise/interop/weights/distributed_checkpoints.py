@@ -82,12 +82,8 @@ def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredMod
 MEGATRON_FILES = ModelFiles(TRACKER_FILE, re.compile(RELEASE_FOLDER))
 MEGATRON_CONFIG_FILE = "metadata.json"
 # What `save_config` writes (dist_checkpointing/core.py); releases before 0.20 read the last two.
-MEGATRON_CONFIG = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
+MEGATRON_CONFIG = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch",
+                   "common_backend_version": 1}  # fmt: skip
 MEGATRON_COMMON_FILE = "common.pt"
 MEGATRON_TENSORS = re.compile(r"(embedding|decoder|output_layer|mtp)\.(?!.*\b_extra_state\b)")
 
@@ -124,11 +120,8 @@ def megatron_slices(
     shard, chunk_keys = whole_shard(architecture, padding), set[object]()
     for module_names in implementations:
         slices = list(list_slices(architecture, megatron_weight_table(architecture, module_names, layer), shard))
-        yield from (
-            replace(stored_slice, copy=bool(chunk_keys))
-            for stored_slice in slices
-            if stored_slice.chunk_key not in chunk_keys
-        )
+        new_slices = [stored_slice for stored_slice in slices if stored_slice.chunk_key not in chunk_keys]
+        yield from (replace(stored_slice, copy=bool(chunk_keys)) for stored_slice in new_slices)
         chunk_keys |= {stored_slice.chunk_key for stored_slice in slices}
 
 

@@ -159,11 +159,9 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path, ignored_names: set[str]) -> None:
         self.folder, self._without = folder, ignored_names
-        names = (
-            sorted(set(read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
-            if (folder / WEIGHTS_INDEX_FILE).exists()
-            else [WEIGHTS_FILE]
-        )
+        names = [WEIGHTS_FILE]
+        if (folder / WEIGHTS_INDEX_FILE).exists():
+            names = sorted(set(read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
         self.files: dict[str, Any] = {}
         for name in names:
             try:

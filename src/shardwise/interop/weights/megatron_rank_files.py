@@ -233,23 +233,15 @@ def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> Store
     tensors = RankFilesFolder(folder, dict(_load_models(folder)))
     degrees, num_virtual_stages = _read_degrees(tensors)
     degrees.require(architecture)
-    candidates = (
-        list(
-            drop_missing_biases(
-                _slices_in_files(architecture, tensors, degrees, num_virtual_stages, implementation),
-                architecture,
-                tensors,
-            )
-        )
-        for implementation in RANK_NAMES
-    )
-    best_slices = min(
-        candidates,
-        key=lambda slices: len(
-            {(stored_slice.file, stored_slice.name) for stored_slice in slices} - tensors.shapes.keys()
-        ),
-    )
-    return StoredModel(architecture, best_slices, tensors)
+
+    def slices_of(implementation: str) -> list[StoredSlice]:
+        slices = _slices_in_files(architecture, tensors, degrees, num_virtual_stages, implementation)
+        return list(drop_missing_biases(slices, architecture, tensors))
+
+    def count_missing(slices: list[StoredSlice]) -> int:
+        return len({stored_slice.tensor_key for stored_slice in slices} - tensors.shapes.keys())
+
+    return StoredModel(architecture, min(map(slices_of, RANK_NAMES), key=count_missing), tensors)
 
 
 def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -264,14 +256,8 @@ def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
             raise InputError(f"model: cannot read {path}: {str(error).splitlines()[0]}") from None
         for number, state_dict in enumerate(state_dicts):
             key = path.parent.name + (f"/{number}" if len(state_dicts) > 1 else "")
-            yield (
-                key,
-                {
-                    name: tensor
-                    for name, tensor in state_dict.items()
-                    if isinstance(tensor, Tensor) and EXTRA_STATE not in name
-                },
-            )
+            tensors = {name: tensor for name, tensor in state_dict.items() if isinstance(tensor, Tensor)}
+            yield key, {name: tensor for name, tensor in tensors.items() if EXTRA_STATE not in name}
 
 
 def _virtual_stage_models(content: Mapping[str, Any]) -> list[Any]:

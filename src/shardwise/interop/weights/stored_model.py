@@ -121,20 +121,12 @@ def drop_missing_biases(
 ) -> Iterator[StoredSlice]:
     """Return the slices without balance biases that the folder lacks: a model may be written without them."""
     biases = set(balance_biases(architecture).values())
-    return (
-        stored_slice
-        for stored_slice in slices
-        if stored_slice.parameter not in biases or (stored_slice.file, stored_slice.name) in tensors.shapes
-    )
+    return (stored for stored in slices if stored.parameter not in biases or stored.tensor_key in tensors.shapes)
 
 
 def _tensor_problems(slices: Iterable[StoredSlice], tensors: TensorFolder, authority: str) -> Iterator[str]:
     """Yield the tensors that the folder lacks, has besides the model, and has in other shapes."""
-    expected = {
-        (stored_slice.file, stored_slice.name): stored_slice.tensor_shape
-        for stored_slice in slices
-        if not stored_slice.copy
-    }
+    expected = {stored.tensor_key: stored.tensor_shape for stored in slices if not stored.copy}
     copies = {(stored_slice.file, stored_slice.name) for stored_slice in slices if stored_slice.copy}
     stored_shapes = tensors.shapes
     differences = {
@@ -201,17 +193,11 @@ def _checkpoint_shapes(architecture: Architecture) -> dict[str, Shape]:
 def _require_same_weights(path: Path, architecture: Architecture, checkpoint: OpenCheckpoint) -> None:
     """Raise `InputError` if the checkpoint's weights are those of another model."""
     expected = _checkpoint_shapes(architecture)
-    stored_shapes = {
-        name: tensor.shape
-        for name, tensor in checkpoint.tensors.items()
-        if name.startswith((MODEL_PREFIX, BUFFER_PREFIX))
-    }
-    differing = expected.keys() ^ stored_shapes.keys()
-    differing |= {
-        name
-        for name in expected.keys() & stored_shapes.keys()
-        if common_shape(expected[name], stored_shapes[name]) is None
-    }
+    names = {name for name in checkpoint.tensors if name.startswith((MODEL_PREFIX, BUFFER_PREFIX))}
+    differing = expected.keys() ^ names
+    for name in expected.keys() & names:
+        if common_shape(expected[name], checkpoint.tensors[name].shape) is None:
+            differing.add(name)
     if differing:
         names = ", ".join(name.partition(".")[2] for name in sorted(differing)[:4])
         raise InputError(

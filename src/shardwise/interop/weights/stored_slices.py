@@ -46,6 +46,11 @@ class StoredSlice:
     copy: bool = False
 
     @property
+    def tensor_key(self) -> tuple[str, str]:
+        """File and name of the tensor."""
+        return self.file, self.name
+
+    @property
     def chunk_key(self) -> tuple[str, str, Shape]:
         """File, tensor and offsets of the chunk: the slices of one chunk have the same, and are written in one piece."""
         return self.file, self.name, self.chunk_offsets
@@ -113,10 +118,8 @@ def _units_of_shard(
         if unit.kind in LAYER_UNITS and number in shard.layers:
             yield unit, {"layer": (number - shard.layers.start, counts[LAYER_UNITS])}
         elif unit.kind in MTP_UNITS and "head" in shard.end_units:
-            yield (
-                unit,
-                {"layer": (counts[LAYER_UNITS] + number, sum(counts.values())), "module": (number, counts[MTP_UNITS])},
-            )
+            layer = (counts[LAYER_UNITS] + number, sum(counts.values()))
+            yield unit, {"layer": layer, "module": (number, counts[MTP_UNITS])}
         elif unit.kind in shard.end_units:
             yield unit, {}
 
@@ -139,16 +142,8 @@ def _slices_of_parameter(
         box = Box(offsets, tuple(sizes[dim] for dim in dims))
         name = pattern.name.format(**{key: number for key, (number, _) in all_numbers.items()})
         yield StoredSlice(
-            shard.file,
-            name,
-            tensor_shape,
-            chunk_offsets,
-            sum(map(bool, counted_names)),
-            parameter,
-            box,
-            arrangement,
-            copy,
-        )
+            shard.file, name, tensor_shape, chunk_offsets, sum(map(bool, counted_names)), parameter, box, arrangement, copy,
+        )  # fmt: skip
 
 
 # Dtypes that weights are written in, by their names in a plan's precision.

@@ -136,10 +136,6 @@ GPU_REQUIREMENTS = (
         ),
     ),
 )
-REQUIREMENTS: Mapping[str, tuple[Requirement, ...]] = {
-    "tpu": (*COMMON_REQUIREMENTS, *TPU_REQUIREMENTS),
-    "gpu": (*COMMON_REQUIREMENTS, *GPU_REQUIREMENTS),
-}
 
 CONFIG, SCRIPT = "config.yml", "launch.sh"
 PROGRAM = "maxtext.trainers.pre_train.train"
@@ -154,12 +150,8 @@ PRECISIONS: Mapping[str, Mapping[str, Options]] = {
 # XPK's name of each chip, and what one chip adds to the number in a slice's type: v4, v5p and v7x count both of their cores.
 # Source: docs/run_maxtext/run_maxtext_via_xpk.md; utils/accelerator_to_spec_map.py.
 XPK_CHIPS = {
-    "tpu-v4": ("v4", 2),
-    "tpu-v5e": ("v5litepod", 1),
-    "tpu-v5p": ("v5p", 2),
-    "tpu-v6e": ("v6e", 1),
-    "tpu-v7x": ("tpu7x", 2),
-}
+    "tpu-v4": ("v4", 2), "tpu-v5e": ("v5litepod", 1), "tpu-v5p": ("v5p", 2), "tpu-v6e": ("v6e", 1), "tpu-v7x": ("tpu7x", 2),
+}  # fmt: skip
 
 
 def _precision_options(hardware: str, launch: Launch) -> Options:
@@ -203,13 +195,8 @@ def _mappings(hardware: str) -> tuple[OptionMapping, ...]:
 def _run_options(hardware: str, launch: Launch) -> Options:
     """Return options that every run needs and no plan has: synthetic data, until the user names other data."""
     kernels = {"attention": "flash"} if hardware == "tpu" else {"attention": "cudnn_flash_te", "packing": False}
-    return {
-        "hardware": hardware,
-        "run_name": launch.model.name,
-        "dataset_type": "synthetic",
-        "enable_checkpointing": False,
-        **kernels,
-    }
+    run = {"hardware": hardware, "run_name": launch.model.name, "dataset_type": "synthetic"}
+    return {**run, "enable_checkpointing": False, **kernels}
 
 
 def _write_files(hardware: str, options: Options, launch: Launch) -> LaunchFiles:
@@ -240,16 +227,14 @@ def _script_text(hardware: str, launch: Launch) -> str:
 
 def _read_files(hardware: str, files: LaunchFiles) -> Options:
     table = option_table("maxtext")
-    scripts = [
-        (name, text)
-        for name, text in files.items()
-        if PROGRAM.rpartition(".")[0] in text and not name.endswith((".yml", ".yaml"))
-    ]
-    if any(name.endswith((".yml", ".yaml")) for name in files) or not scripts:
+    package = PROGRAM.rpartition(".")[0]
+    has_yaml = any(name.endswith((".yml", ".yaml")) for name in files)
+    scripts = [(name, text) for name, text in files.items() if package in text]
+    if has_yaml or not scripts:
         name, text = find_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
         options = flatten(parse_yaml(text, name), table)
     else:
-        options = parse_assignments(scripts[0][1], PROGRAM.rpartition(".")[0], scripts[0][0])
+        options = parse_assignments(scripts[0][1], package, scripts[0][0])
     options = {name: None if value == "None" else value for name, value in options.items()}
     options = {name: value for name, value in options.items() if value is not None or name not in table}
     require_types(options, table)
@@ -273,7 +258,8 @@ def _build_target(name: str, hardware: str) -> Target:
     return Target(
         name=name, title="MaxText" if hardware == "tpu" else "MaxText on GPUs", version="e591f30 (2026-08-22)",
         source="https://github.com/AI-Hypercomputer/maxtext, src/maxtext/configs", stack=name, options_file="maxtext",
-        mappings=_mappings(hardware), requirements=REQUIREMENTS[hardware],
+        mappings=_mappings(hardware),
+        requirements=(*COMMON_REQUIREMENTS, *(TPU_REQUIREMENTS if hardware == "tpu" else GPU_REQUIREMENTS)),
         write=partial(_write_files, hardware), read=partial(_read_files, hardware),
         command=lambda launch: f"bash {SCRIPT}", notes=_notes, slurm=hardware == "gpu",
     )  # fmt: skip

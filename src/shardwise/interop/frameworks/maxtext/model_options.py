@@ -26,18 +26,8 @@ MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
 PAIRED_BLOCK = "gemma2"  # its decoder layer is two of the model's: one with a window, one with global attention
 BLOCKS = (
-    "llama2",
-    "mistral",
-    "mixtral",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "gemma",
-    PAIRED_BLOCK,
-    "gpt3",
-    "gpt_oss",
-    "deepseek",
-)
+    "llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED_BLOCK, "gpt3", "gpt_oss", "deepseek",
+)  # fmt: skip
 # Options of models that no architecture here describes, with the only readable value.
 UNPRICED: Mapping[str, object] = {
     "use_indexer": False, "moba": False, "mhc_expansion_rate": 1, "engram_layers": [], "share_kv_projections": False,
@@ -130,11 +120,8 @@ def _block_options(model: Architecture, block: str) -> Options:
         case "gpt3":
             return {"trainable_position_size": model.max_positions}
         case "gemma2":
-            return {
-                "use_post_attn_norm": True,
-                "use_post_ffw_norm": True,
-                "sliding_window_size": model.sliding_window or 0,
-            }
+            norms = {"use_post_attn_norm": True, "use_post_ffw_norm": True}
+            return {**norms, "sliding_window_size": model.sliding_window or 0}
         case "qwen2":
             return {"attention_bias": True}
         case "qwen3" | "qwen3_moe":
@@ -204,11 +191,8 @@ def _read_experts(options: Options, block: str) -> Mapping[str, Any]:
 
 
 def _read_block(options: Options, block: str) -> Mapping[str, Any]:
-    window = (
-        {"model.sliding_window": options["sliding_window_size"], "model.global_every": 2}
-        if options["sliding_window_size"]
-        else {}
-    )
+    size = options["sliding_window_size"]
+    window = {"model.sliding_window": size, "model.global_every": 2} if size else {}
     match block:
         case "deepseek":
             return {"model.kv_lora_rank": options["kv_lora_rank"], "model.q_lora_rank": options["q_lora_rank"],
@@ -224,10 +208,8 @@ def _read_block(options: Options, block: str) -> Mapping[str, Any]:
             has_post_norms = options["use_post_attn_norm"] and options["use_post_ffw_norm"]
             return {**gemma, **({"model.post_norms": has_post_norms, **window} if block == PAIRED_BLOCK else {})}
         case "qwen2":
-            return {
-                "model.bias": ("qkv",) if options["attention_bias"] else (),
-                "model.qk_norm": options["use_qk_norm"],
-            }
+            bias = ("qkv",) if options["attention_bias"] else ()
+            return {"model.bias": bias, "model.qk_norm": options["use_qk_norm"]}
         case "qwen3" | "qwen3_moe":
             return {"model.qk_norm": options["use_qk_norm"]}
     return {}

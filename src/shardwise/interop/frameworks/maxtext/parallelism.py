@@ -24,20 +24,9 @@ from shardwise.values.errors import InputError
 
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "pipeline", "expert")  # readable ones
 UNREADABLE_AXES = (
-    "diloco",
-    "fsdp_transpose",
-    "sequence",
-    "context_usp_ulysses",
-    "context_autoregressive",
-    "autoregressive",
-)
-OUTERMOST = (
-    "pp",
-    "dp",
-    "fsdp",
-    "cp",
-    "tp",
-)  # default order in which axes span slices; the remaining degree is within one
+    "diloco", "fsdp_transpose", "sequence", "context_usp_ulysses", "context_autoregressive", "autoregressive",
+)  # fmt: skip
+OUTERMOST = ("pp", "dp", "fsdp", "cp", "tp")  # default order in which axes span slices
 INFERRED = -1
 DEFAULTS = {"dcn_data": INFERRED, "ici_fsdp": INFERRED}
 
@@ -96,11 +85,8 @@ def read_mesh(reader: OptionReader) -> Mapping[str, Any]:
     _refuse_unreadable_axes(reader)
     degrees = _read_degrees(reader)
     total = {axis: degrees["ici", axis] * degrees["dcn", axis] for axis in AXES}
-    data_degree, fsdp, optimizer_over_data = (
-        total["data"],
-        total["fsdp"] * total["expert"],
-        reader.get("shard_optimizer_over_data", False),
-    )
+    data_degree, fsdp = total["data"], total["fsdp"] * total["expert"]
+    optimizer_over_data = reader.get("shard_optimizer_over_data", False)
     tensor = total["tensor"] * total["tensor_sequence"]
     weights = fsdp * total["context"] > 1
     if optimizer_over_data and weights and data_degree > 1:
@@ -158,11 +144,8 @@ def _read_degrees(reader: OptionReader) -> dict[tuple[str, str], int]:
     return degrees
 
 
-DEFAULT_LENGTH, DEFAULT_STEPS, DEFAULT_BATCH = (
-    2048,
-    150_001,
-    12.0,
-)  # of base.yml: max_target_length, steps, per_device_batch_size
+# max_target_length, steps and per_device_batch_size of base.yml.
+DEFAULT_LENGTH, DEFAULT_STEPS, DEFAULT_BATCH = 2048, 150_001, 12.0
 # Policies by (recompute, whether activations are offloaded). Every block is a jax.checkpoint, so no policy recomputes nothing.
 REMAT_POLICIES = {("full", False): "full", ("selective", False): "minimal_with_context", ("selective", True): "minimal_offloaded",
             ("full", True): "custom"}  # fmt: skip
@@ -210,10 +193,8 @@ def _read_context(reader: OptionReader) -> Mapping[str, Any]:
     balanced = reader.get("context_parallel_load_balance", True)
     if read_mesh(reader)["layout.cp"] == 1:
         return {}
-    variants = {theirs: ours for ours, theirs in CP_STRATEGIES.items()} | {
-        ("ring", False): "ring",
-        ("all_gather", False): "all_gather",
-    }
+    variants = {theirs: ours for ours, theirs in CP_STRATEGIES.items()}
+    variants |= {("ring", False): "ring", ("all_gather", False): "all_gather"}
     if (strategy, balanced) not in variants:
         raise InputError(
             f"context_parallel_strategy: found {strategy!r} with context_parallel_load_balance = {balanced}; one of all_gather, "
@@ -231,21 +212,15 @@ def _batch_options(launch: Launch) -> Options:
     micro_batches = (
         {"num_pipeline_microbatches": count} if piped else {"gradient_accumulation_steps": count} if count > 1 else {}
     )
-    return {
-        "max_target_length": job.seq_len,
-        "per_device_batch_size": sequences / launch.machines.num_devices,
-        **micro_batches,
-        **steps,
-    }
+    per_device = sequences / launch.machines.num_devices
+    return {"max_target_length": job.seq_len, "per_device_batch_size": per_device, **micro_batches, **steps}
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     mesh = read_mesh(reader)
     replicas, pp = mesh["layout.dp"] * mesh["layout.fsdp"], mesh["layout.pp"]
-    accumulated, micro_batches = (
-        reader.get("gradient_accumulation_steps", 1),
-        reader.get("num_pipeline_microbatches", -1),
-    )
+    accumulated = reader.get("gradient_accumulation_steps", 1)
+    micro_batches = reader.get("num_pipeline_microbatches", -1)
     micro_batches = (pp if micro_batches == -1 else micro_batches) if pp > 1 else 1
     length, steps = reader.get("max_target_length", DEFAULT_LENGTH), reader.get("steps", DEFAULT_STEPS)
     concurrent_seqs = _seqs_at_once(reader, replicas, micro_batches)
@@ -281,10 +256,8 @@ def _stage_options(launch: Launch) -> Options:
     if layout.pp == 1:
         return {}
     repeats = layout.num_virtual_stages
-    return {
-        "num_layers_per_pipeline_stage": num_blocks(launch.model) // (layout.pp * repeats),
-        "num_pipeline_repeats": repeats,
-    }
+    layers_per_stage = num_blocks(launch.model) // (layout.pp * repeats)
+    return {"num_layers_per_pipeline_stage": layers_per_stage, "num_pipeline_repeats": repeats}
 
 
 def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
@@ -304,11 +277,8 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
             "in all are required"
         )
     schedule = "looped_bfs" if repeats > 1 else "afab"
-    return {
-        "layout.num_virtual_stages": repeats,
-        "layout.schedule": schedule,
-        "layout.stages": (layers // (pp * repeats),) * (pp * repeats),
-    }
+    stages = (layers // (pp * repeats),) * (pp * repeats)
+    return {"layout.num_virtual_stages": repeats, "layout.schedule": schedule, "layout.stages": stages}
 
 
 def layout_mappings(hardware: str) -> tuple[OptionMapping, ...]:

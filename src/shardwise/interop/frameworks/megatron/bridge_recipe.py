@@ -109,19 +109,20 @@ VALUE_CONVERTERS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]
 }  # fmt: skip
 
 
+def _convert_value(option: str, value: Any, direction: int) -> Any:
+    """Return Bridge's value of an argument (`direction` 0), or the argument's value (1)."""
+    if option in INVERTED_FIELDS:
+        return not value
+    return VALUE_CONVERTERS[option][direction](value) if option in VALUE_CONVERTERS else value
+
+
 def to_bridge(options: Options) -> dict[str, Any]:
     """Return Bridge's fields for Megatron-LM's arguments."""
     fields: dict[str, Any] = {}
     for option, value in options.items():
         field = None if option in UNNAMED_OPTIONS else bridge_field(option)
         if field:
-            fields[field] = (
-                not value
-                if option in INVERTED_FIELDS
-                else VALUE_CONVERTERS[option][0](value)
-                if option in VALUE_CONVERTERS
-                else value
-            )
+            fields[field] = _convert_value(option, value, 0)
     fields |= {name: fields.get(name, False) for name in ALWAYS_SET}
     fields["optimizer.use_distributed_optimizer"] = fields["ddp.use_distributed_optimizer"]
     fields["model.cross_entropy_loss_fusion"] = fields.get("model.cross_entropy_loss_fusion", False)
@@ -142,14 +143,7 @@ def to_megatron(fields: Options) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for field, option in options_by_field().items():
         if field in explicit and option not in UNNAMED_OPTIONS:
-            value = explicit[field]
-            value = (
-                not value
-                if option in INVERTED_FIELDS
-                else VALUE_CONVERTERS[option][1](value)
-                if option in VALUE_CONVERTERS
-                else value
-            )
+            value = _convert_value(option, explicit[field], 1)
             arguments |= {} if value is None or value is False else {option: value}
     length = explicit.get("model.seq_length", explicit.get("dataset.seq_length"))
     arguments |= {"seq-length": length, "max-position-embeddings": length} if length is not None else {}
@@ -172,10 +166,8 @@ def precision_fields(precision: Any) -> dict[str, Any]:
     if suffix == "nvfp4":
         return {**fields, "mixed_precision.fp4": "e2m1", "mixed_precision.fp4_recipe": "nvfp4"}
     formats = _FP8_FORMATS.get(suffix)
-    return {
-        **fields,
-        **(dict(zip(("mixed_precision.fp8", "mixed_precision.fp8_recipe"), formats, strict=True)) if formats else {}),
-    }
+    names = ("mixed_precision.fp8", "mixed_precision.fp8_recipe")
+    return {**fields, **(dict(zip(names, formats, strict=True)) if formats else {})}
 
 
 RECIPE_FILE = "recipe.py"
@@ -261,10 +253,8 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     lines += [
         f"cfg.{name}.{field} = {value!r}" for name, settings in sections.items() for field, value in settings.items()
     ]
-    lines += [
-        'cfg.tokenizer.tokenizer_type = "NullTokenizer"',
-        f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}",
-    ]
+    lines.append('cfg.tokenizer.tokenizer_type = "NullTokenizer"')
+    lines.append(f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}")
     return {RECIPE_FILE: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}
 
 
@@ -295,10 +285,8 @@ def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
     if path == "mixed_precision" and not value.name.endswith("Config"):
         return {path: value}
     if path and not value.values and (path != "model" or value.name in PROVIDERS):
-        return {
-            **PROVIDERS.get(value.name, {}),
-            **{f"{path}.{name}": setting for name, setting in value.keywords.items()},
-        }
+        fields = {f"{path}.{name}": setting for name, setting in value.keywords.items()}
+        return {**PROVIDERS.get(value.name, {}), **fields}
     return {f"{path or 'recipe'} = {value!r}": None}
 
 

@@ -57,10 +57,8 @@ def _read_head_dim(reader: OptionReader) -> Mapping[str, Any]:
             "model.rope_head_dim": rotary, "model.head_dim": reader.get("qk-head-dim", 128) + rotary,
             "model.v_head_dim": reader.get("v-head-dim", 128),
         }  # fmt: skip
-    return {
-        "model.head_dim": reader.get("kv-channels")
-        or reader.require("hidden-size") // reader.require("num-attention-heads")
-    }
+    head_dim = reader.get("kv-channels") or reader.require("hidden-size") // reader.require("num-attention-heads")
+    return {"model.head_dim": head_dim}
 
 
 def _latent_options(launch: Launch) -> Options:
@@ -167,20 +165,16 @@ def _window_options(launch: Launch) -> Options:
     model = launch.model
     if model.sliding_window is None:
         return {}
-    return {
-        "window-size": f"{model.sliding_window - 1},0",
-        **({"window-attn-skip-freq": str(model.global_every)} if model.global_every else {}),
-    }
+    every = {"window-attn-skip-freq": str(model.global_every)} if model.global_every else {}
+    return {"window-size": f"{model.sliding_window - 1},0", **every}
 
 
 def _read_window(reader: OptionReader) -> Mapping[str, Any]:
     window, every = reader.get("window-size"), reader.get("window-attn-skip-freq")
     if window is None:
         return {}
-    return {
-        "model.sliding_window": int(str(window).strip("()").split(",")[0]) + 1,
-        "model.global_every": int(every) if every is not None else 0,
-    }
+    size = int(str(window).strip("()").split(",")[0]) + 1
+    return {"model.sliding_window": size, "model.global_every": int(every) if every is not None else 0}
 
 
 MODEL_MAPPINGS: tuple[OptionMapping, ...] = (

@@ -77,10 +77,8 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
             f"{reader.machines.num_devices}; give the cluster of the launch"
         )
     replicas = reader.machines.num_devices // model_parallel
-    strategy, instances = (
-        reader.get("data-parallel-sharding-strategy", "no_shard"),
-        reader.get("num-distributed-optimizer-instances", 1),
-    )
+    strategy = reader.get("data-parallel-sharding-strategy", "no_shard")
+    instances = reader.get("num-distributed-optimizer-instances", 1)
     uses_fsdp = reader.get("use-megatron-fsdp", False)
     reader.acknowledge("use-distributed-optimizer", "ckpt-format")
     by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING_STRATEGIES.items()}}
@@ -108,10 +106,8 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
     ranks, layers = reader.get("pipeline-model-parallel-size", 1), reader.require("num-layers")
     if ranks == 1:
         return {"layout.schedule": "none"}
-    text, layers_per_stage = (
-        reader.get("pipeline-model-parallel-layout"),
-        reader.get("num-layers-per-virtual-pipeline-stage"),
-    )
+    text = reader.get("pipeline-model-parallel-layout")
+    layers_per_stage = reader.get("num-layers-per-virtual-pipeline-stage")
     num_virtual_stages = reader.get(
         "num-virtual-stages-per-pipeline-rank", layers // ranks // layers_per_stage if layers_per_stage else 1
     )
@@ -161,10 +157,8 @@ def _recompute_options(launch: Launch) -> Options:
 
 
 def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
-    granularity, modules = (
-        reader.get("recompute-granularity"),
-        reader.options.get("recompute-modules") or DEFAULT_MODULES,
-    )
+    granularity = reader.get("recompute-granularity")
+    modules = reader.options.get("recompute-modules") or DEFAULT_MODULES
     method, count = reader.get("recompute-method"), reader.get("recompute-num-layers")
     if granularity is None and not reader.get("recompute-activations", False):
         return {"layout.recompute": "none"}
@@ -181,12 +175,8 @@ def _expert_options(launch: Launch) -> Options:
     if not model.num_experts:
         return {}
     tensor_parallel = {"expert-tensor-parallel-size": layout.expert_tp} if layout.tp > 1 else {}
-    return {
-        "expert-model-parallel-size": layout.ep,
-        **tensor_parallel,
-        "moe-token-dispatcher-type": "alltoall",
-        "moe-grouped-gemm": True,
-    }
+    kernels = {"moe-token-dispatcher-type": "alltoall", "moe-grouped-gemm": True}
+    return {"expert-model-parallel-size": layout.ep, **tensor_parallel, **kernels}
 
 
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:

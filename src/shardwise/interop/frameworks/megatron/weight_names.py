@@ -189,14 +189,8 @@ def _mlp_patterns(
     return {weights[name]: pattern for name, pattern in patterns.items() if name in weights}
 
 
-_DENSE_MLP = {
-    "gate": "w_gate",
-    "up": "w_up",
-    "down": "w_down",
-    "gate.bias": "gate.bias",
-    "up.bias": "up.bias",
-    "down.bias": "mlp_out.bias",
-}
+_DENSE_MLP = {"gate": "w_gate", "up": "w_up", "down": "w_down", "gate.bias": "gate.bias", "up.bias": "up.bias",
+              "down.bias": "mlp_out.bias"}  # fmt: skip
 _ROUTED_MLP = {name: f"experts_{name}" for name in ("gate", "up", "down", "gate.bias", "up.bias", "down.bias")}
 _SHARED_MLP = {"gate": "shared_gate", "up": "shared_up", "down": "shared_down"}
 

@@ -59,19 +59,14 @@ def _config_distance(options: Options, base: RegisteredConfig) -> tuple[Any, ...
     """Return the distance of a function from some options, as a tuple to compare."""
     adds_converters = "model.converters" in base.options and "model.converters" not in options
     # Converters that nobody asked for would change the precision, so they weigh most; then statements, as flags are simpler.
-    return (
-        adds_converters,
-        len(list(_changing_statements(options, base))),
-        base.options.get("model.flavor") != options["model.flavor"],
-    )
+    num_statements = len(list(_changing_statements(options, base)))
+    return adds_converters, num_statements, base.options.get("model.flavor") != options["model.flavor"]
 
 
 def _model_options(options: Options) -> dict[str, Any]:
     """Return the arguments for a model registry, without its defaults."""
-    defaults = {
-        **DEFAULT_ARGUMENTS,
-        "model.attn_backend": default_attention(options.get("model.name"), options.get("model.flavor")),
-    }
+    attention = default_attention(options.get("model.name"), options.get("model.flavor"))
+    defaults = {**DEFAULT_ARGUMENTS, "model.attn_backend": attention}
     return {
         name: value for name, value in options.items()
         if (name.startswith("model.") or "Converter." in name) and not name.endswith("model_compile_enabled")
@@ -82,15 +77,11 @@ def _model_options(options: Options) -> dict[str, Any]:
 def _changing_statements(options: Options, base: RegisteredConfig) -> Iterator[tuple[str, str]]:
     """Yield (module to import model_registry from, or "", statement) for each change that flags cannot make."""
     module = options["model.name"]
-    changes_model = _model_options(options) != {
-        "model.flavor": base.options.get("model.flavor"),
-        **_model_options(base.options),
-    }
+    base_model = {"model.flavor": base.options.get("model.flavor"), **_model_options(base.options)}
+    changes_model = _model_options(options) != base_model
     if changes_model:
-        yield (
-            f"{MODELS_PACKAGE}{module}",
-            f"config.model_spec = model_registry({', '.join(_registry_arguments(options))})",
-        )
+        arguments = ", ".join(_registry_arguments(options))
+        yield f"{MODELS_PACKAGE}{module}", f"config.model_spec = model_registry({arguments})"
     loss = options["loss"]
     if loss != base.options.get("loss") or (
         changes_model and options["model.flavor"] != base.options.get("model.flavor")
@@ -122,12 +113,10 @@ def config_file_text(options: Options, base: RegisteredConfig) -> str:
     if not statements:
         return ""
     imports = [f"from {home} import model_registry" for home, _ in statements if home]
-    imports += [
-        f"from {home} import {name}"
-        for name, home in HOME_MODULES.items()
-        if any(name in text for _, text in statements)
-    ]
-    return function_text(base.name, base.module, options, imports, [text for _, text in statements])
+    texts = [text for _, text in statements]
+    used = [name for name in HOME_MODULES if any(name in text for text in texts)]
+    imports += [f"from {HOME_MODULES[name]} import {name}" for name in used]
+    return function_text(base.name, base.module, options, imports, texts)
 
 
 def changed_flags(options: Options, base: RegisteredConfig) -> dict[str, Any]:
@@ -327,15 +316,12 @@ def _model_section(config: dict[str, Any], value: Any) -> Mapping[str, Any]:
     converters = value.keywords.get("converters")
     if not isinstance(converters, list):
         return options
-    options["model.converters"] = [
-        converter.name.partition(".")[0] if isinstance(converter, ConfigCall) else str(converter)
-        for converter in converters
-    ]
+    options["model.converters"] = names = []
     for converter in converters:
+        name = converter.name.partition(".")[0] if isinstance(converter, ConfigCall) else str(converter)
+        names.append(name)
         if isinstance(converter, ConfigCall):
-            options |= {
-                f"{converter.name.partition('.')[0]}.{key}": setting for key, setting in converter.keywords.items()
-            }
+            options |= {f"{name}.{key}": setting for key, setting in converter.keywords.items()}
     return options
 
 

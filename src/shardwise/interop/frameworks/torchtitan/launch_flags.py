@@ -104,11 +104,8 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     reader.acknowledge(f"{LINEAR_CONVERTER}.filter_fqns")
     if not converters:
         return {"job.precision": precision}
-    required = (
-        {LINEAR_CONVERTER, EXPERTS_CONVERTER}
-        if "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
-        else {LINEAR_CONVERTER}
-    )
+    has_experts = "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
+    required = {LINEAR_CONVERTER, EXPERTS_CONVERTER} if has_experts else {LINEAR_CONVERTER}
     if set(converters) != required or recipe != "rowwise":
         raise InputError(
             f"{CONVERTERS}: found {', '.join(converters)} (recipe {recipe}), which no recipe here is; {LINEAR_CONVERTER} of "

@@ -42,27 +42,18 @@ from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.values.errors import InputError
 
-NAME, OPTIONS_FILE, MODELS_FILE, TITLE = (
-    "torchtitan-toml",
-    "torchtitan_toml",
-    "torchtitan_toml_models",
-    "torchtitan 0.2.2",
-)
+NAME, TITLE = "torchtitan-toml", "torchtitan 0.2.2"
+OPTIONS_FILE, MODELS_FILE = "torchtitan_toml", "torchtitan_toml_models"
 SCRIPT, CONFIG_FILE = "launch.sh", "run.toml"
 CP_ROTATE_METHOD, EXPERT_TP = "parallelism.context_parallel_rotate_method", "parallelism.expert_tensor_parallel_degree"
 CP_VARIANTS = {"all_gather": "allgather", "zigzag": "alltoall"}
 RECOMPUTE_MODE, RECOMPUTE_OPTION = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
-CONVERTERS, LINEAR_CONVERTER, EXPERTS_CONVERTER = (
-    "model.converters",
-    "quantize.linear.float8",
-    "quantize.grouped_mm.float8",
-)
+CONVERTERS = "model.converters"
+LINEAR_CONVERTER, EXPERTS_CONVERTER = "quantize.linear.float8", "quantize.grouped_mm.float8"
 # A name of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml).
 EARLIER_NAMES = {"float8": LINEAR_CONVERTER}
-FP8_ALL_GATHER, FP8_PRECOMPUTED_SCALES = (
-    f"{LINEAR_CONVERTER}.enable_fsdp_float8_all_gather",
-    f"{LINEAR_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp",
-)
+FP8_ALL_GATHER = f"{LINEAR_CONVERTER}.enable_fsdp_float8_all_gather"
+FP8_PRECOMPUTED_SCALES = f"{LINEAR_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp"
 
 
 def _context_options(launch: Launch) -> Options:
@@ -138,21 +129,15 @@ def _precision_options(launch: Launch) -> Options:
 
 
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
-    precision, recipe, gathered = (
-        read_dtypes(reader),
-        reader.get(f"{LINEAR_CONVERTER}.recipe_name", "tensorwise"),
-        reader.get(FP8_ALL_GATHER, False),
-    )
+    precision, recipe = read_dtypes(reader), reader.get(f"{LINEAR_CONVERTER}.recipe_name", "tensorwise")
+    gathered = reader.get(FP8_ALL_GATHER, False)
     converters = [EARLIER_NAMES.get(str(converter), str(converter)) for converter in reader.get(CONVERTERS, [])]
     reader.acknowledge(f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES)
     if not converters:
         return {"job.precision": precision}
     precisions = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
-    required = (
-        {LINEAR_CONVERTER, EXPERTS_CONVERTER}
-        if "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
-        else {LINEAR_CONVERTER}
-    )
+    has_experts = "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
+    required = {LINEAR_CONVERTER, EXPERTS_CONVERTER} if has_experts else {LINEAR_CONVERTER}
     if set(converters) != required or (recipe, gathered) not in precisions:
         raise InputError(
             f"{CONVERTERS}: found {', '.join(converters)} (recipe {recipe}, {FP8_ALL_GATHER} {str(gathered).lower()}), "

@@ -86,11 +86,8 @@ def flavor_facts(table: str, model: Architecture) -> Mapping[str, Any]:
 
 def default_attention(name: object, flavor: object) -> str | None:
     """Return the default kind of attention of a flavor of 0.3.0, or None."""
-    attention_by_flavor = {
-        (registered.name, registered.flavor): registered.facts["attention"]
-        for registered in list_flavors("torchtitan_models")
-    }
-    return attention_by_flavor.get((str(name), str(flavor)))
+    attention = {(model.name, model.flavor): model.facts["attention"] for model in list_flavors("torchtitan_models")}
+    return attention.get((str(name), str(flavor)))
 
 
 def map_flavor(table: str) -> OptionMapping:

@@ -19,10 +19,8 @@ from shardwise.values.errors import InputError, describe_unknown
 SECTION = "parallelism"
 REPLICATE, SHARD = f"{SECTION}.data_parallel_replicate_degree", f"{SECTION}.data_parallel_shard_degree"
 TP, CP, PP, EP = (f"{SECTION}.{axis}_parallel_degree" for axis in ("tensor", "context", "pipeline", "expert"))
-RESHARD_AFTER_FORWARD, LOAD_BALANCER = (
-    f"{SECTION}.fsdp_reshard_after_forward",
-    f"{SECTION}.context_parallel_load_balancer",
-)
+RESHARD_AFTER_FORWARD = f"{SECTION}.fsdp_reshard_after_forward"
+LOAD_BALANCER = f"{SECTION}.context_parallel_load_balancer"
 LOCAL_BATCH, GLOBAL_BATCH, MICRO_BATCH = (
     "training.local_batch_size", "training.global_batch_size", f"{SECTION}.pipeline_parallel_microbatch_size",
 )  # fmt: skip
@@ -89,11 +87,8 @@ def _batch_options(launch: Launch) -> Options:
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     replicas, shards = read_replicas(reader)
-    local_batch, global_batch, micro_batch = (
-        reader.get(LOCAL_BATCH, 8),
-        reader.get(GLOBAL_BATCH, -1),
-        reader.get(MICRO_BATCH, 1),
-    )
+    local_batch, global_batch = reader.get(LOCAL_BATCH, 8), reader.get(GLOBAL_BATCH, -1)
+    micro_batch = reader.get(MICRO_BATCH, 1)
     seqs = local_batch * replicas * shards if global_batch < 0 else global_batch
     if local_batch < 1 or seqs % (local_batch * replicas * shards):
         raise InputError(
@@ -211,18 +206,12 @@ SCHEDULES = {
 SINGLE_STAGE_SCHEDULES = ("1f1b", "afab")
 FILLED_SCHEDULES = ("1f1b", "dualpipe_v")  # need at least as many micro-batches as stages: the same file
 MAX_STAGES = 10_000  # far above any pipeline
-STAGE_SECTION = "parallelism"
 FIRST_STAGE_LESS, LAST_STAGE_LESS = (
-    f"{STAGE_SECTION}.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")
+    f"{SECTION}.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")
 )
-LAYERS_PER_STAGE, SCHEDULE = (
-    f"{STAGE_SECTION}.pipeline_parallel_layers_per_stage",
-    f"{STAGE_SECTION}.pipeline_parallel_schedule",
-)
-STAGE_MODULES, SCHEDULE_CSV = (
-    f"{STAGE_SECTION}.module_fqns_per_model_part",
-    f"{STAGE_SECTION}.pipeline_parallel_schedule_csv",
-)
+LAYERS_PER_STAGE = f"{SECTION}.pipeline_parallel_layers_per_stage"
+SCHEDULE, SCHEDULE_CSV = f"{SECTION}.pipeline_parallel_schedule", f"{SECTION}.pipeline_parallel_schedule_csv"
+STAGE_MODULES = f"{SECTION}.module_fqns_per_model_part"
 
 
 def generate_stages(num_layers: int, num_stages: int, first: int, last: int) -> tuple[int, ...] | None:
@@ -292,13 +281,10 @@ def _num_stages(num_layers: int, layers_per_stage: int) -> int:
 
 
 def _read_stages(reader: OptionReader, table: str) -> Mapping[str, Any]:
-    ranks = reader.get(f"{STAGE_SECTION}.pipeline_parallel_degree", 1)
+    ranks = reader.get(PP, 1)
     name, first, last = reader.get(SCHEDULE, "1F1B"), reader.get(FIRST_STAGE_LESS, 1), reader.get(LAST_STAGE_LESS, 1)
-    modules, layers_per_stage, actions = (
-        reader.get(STAGE_MODULES),
-        reader.get(LAYERS_PER_STAGE),
-        reader.get(SCHEDULE_CSV, ""),
-    )
+    modules, layers_per_stage = reader.get(STAGE_MODULES), reader.get(LAYERS_PER_STAGE)
+    actions = reader.get(SCHEDULE_CSV, "")
     if ranks == 1:
         return {"layout.schedule": "none"}
     if actions:
@@ -317,9 +303,7 @@ def _read_stages(reader: OptionReader, table: str) -> Mapping[str, Any]:
         )
         generated = generate_stages(layers, count, first, last) if count <= MAX_STAGES else None
         if generated is None:
-            raise InputError(
-                f"{STAGE_SECTION}: found {layers} layers on {count} stages; at least one on each is required"
-            )
+            raise InputError(f"{SECTION}: found {layers} layers on {count} stages; at least one on each is required")
         stages = generated
     if len(stages) % ranks or (schedule in SINGLE_STAGE_SCHEDULES) != (len(stages) == ranks):
         required = "one stage" if schedule in SINGLE_STAGE_SCHEDULES else "two or more stages"
