@@ -16,23 +16,11 @@ from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.search.plan import Plan
 from shardwise.values.errors import lookup
 
-TARGETS: Mapping[str, Target] = {
-    target.name: target
-    for target in (
-        launch_script.TARGET,
-        bridge_recipe.TARGET,
-        automodel.TARGET,
-        launch_flags.TARGET,
-        launch_toml.TARGET,
-        deepspeed.TARGET,
-        accelerate.TARGET,
-        launch_config.TPU,
-        launch_config.GPU,
-        nanotron.TARGET,
-        shardwise_engine.SLURM,
-        shardwise_engine.SKYPILOT,
-    )
-}
+_TARGETS = (
+    launch_script.TARGET, bridge_recipe.TARGET, automodel.TARGET, launch_flags.TARGET, launch_toml.TARGET, deepspeed.TARGET,
+    accelerate.TARGET, launch_config.TPU, launch_config.GPU, nanotron.TARGET, shardwise_engine.SLURM, shardwise_engine.SKYPILOT,
+)  # fmt: skip
+TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
 
 
 def get_target(name: str) -> Target:

@@ -64,39 +64,29 @@ def _mesh_devices(launch: Launch) -> int:
 COMMON_REQUIREMENTS = (
     Requirement(
         lambda launch: spans_slices(launch) and _mesh_devices(launch) == launch.machines.num_devices,
-        lambda launch: (
-            f"the axes of {launch.layout} do not divide evenly over the {num_slices(launch.machines)} slices"
-        ),
+        lambda launch: f"the axes of {launch.layout} do not divide evenly over the {num_slices(launch.machines)} slices",
     ),
     require_whole_micro_batches("a batch of {} sequences", "micro_batch_seqs × replicas"),
     Requirement(
         lambda launch: launch.layout.zero_stage != 1 or launch.layout.dp == 1,
-        lambda launch: (
-            f"shard_optimizer_over_data is of all replicas, found dp = {launch.layout.dp} beside fsdp = "
-            f"{launch.layout.fsdp}; set dp=1"
-        ),
+        lambda launch: f"shard_optimizer_over_data is of all replicas, found dp = {launch.layout.dp} beside fsdp = "
+        f"{launch.layout.fsdp}; set dp=1",
     ),
     Requirement(
         lambda launch: launch.layout.pp == 1 or launch.num_micro_batches % launch.layout.pp == 0,
-        lambda launch: (
-            f"the {launch.num_micro_batches} micro-batches of a pipeline are not a multiple of its {launch.layout.pp} stages"
-        ),
+        lambda launch: f"the {launch.num_micro_batches} micro-batches of a pipeline are not a multiple of its "
+        f"{launch.layout.pp} stages",
     ),
     Requirement(
-        lambda launch: (
-            launch.layout.pp == 1
-            or num_blocks(launch.model) % (launch.layout.pp * launch.layout.num_virtual_stages) == 0
-        ),
-        lambda launch: (
-            f"the {num_blocks(launch.model)} decoder layers of {decoder_block(launch.model)} do not divide evenly over "
-            f"{launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of {num_blocks(launch.model)}"
-        ),
+        lambda launch: launch.layout.pp == 1
+        or num_blocks(launch.model) % (launch.layout.pp * launch.layout.num_virtual_stages) == 0,
+        lambda launch: f"the {num_blocks(launch.model)} decoder layers of {decoder_block(launch.model)} do not divide "
+        f"evenly over {launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of "
+        f"{num_blocks(launch.model)}",
     ),
     Requirement(
         lambda launch: launch.layout.pp == 1 or not launch.model.num_dense_layers,
-        lambda launch: (
-            f"the {launch.model.num_dense_layers} leading dense layers are outside of the pipeline; set pp=1"
-        ),
+        lambda launch: f"the {launch.model.num_dense_layers} leading dense layers are outside of the pipeline; set pp=1",
     ),
     Requirement(
         lambda launch: not (launch.model.sinks and (_uses_rings(launch) or _exchanges_heads(launch))),
@@ -106,7 +96,7 @@ COMMON_REQUIREMENTS = (
         lambda launch: not _uses_rings(launch) or launch.model.sliding_window is None,
         lambda launch: "attention with windows does not go in rings; set cp_variant=all_gather",
     ),
-)
+)  # fmt: skip
 TPU_REQUIREMENTS = (
     Requirement(
         lambda launch: not _uses_rings(launch) or launch.job.seq_len % launch.layout.cp**2 == 0,
@@ -128,14 +118,11 @@ GPU_REQUIREMENTS = (
         lambda launch: "MaxText exchanges heads on TPUs alone; set cp_variant=all_gather or zigzag",
     ),
     Requirement(
-        lambda launch: (
-            launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or launch.num_micro_batches == 1
-        ),
-        lambda launch: (
-            "fp8 with delayed scaling does not go with gradient accumulation; take a larger micro-batch or fp8_current"
-        ),
+        lambda launch: launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or launch.num_micro_batches == 1,
+        lambda launch: "fp8 with delayed scaling does not go with gradient accumulation; take a larger micro-batch or "
+        "fp8_current",
     ),
-)
+)  # fmt: skip
 
 CONFIG, SCRIPT = "config.yml", "launch.sh"
 PROGRAM = "maxtext.trainers.pre_train.train"

@@ -176,12 +176,10 @@ OWN_REQUIREMENTS: tuple[Requirement, ...] = (
     ),
     Requirement(
         lambda launch: launch.layout.fsdp * launch.layout.cp > 1 or launch.layout.tp * launch.layout.pp == 1,
-        lambda launch: (
-            f"{TITLE} replicates weights, and mixes precisions, under tensor and pipeline parallelism with FSDP alone; "
-            "fsdp or cp above 1 is required"
-        ),
+        lambda launch: f"{TITLE} replicates weights, and mixes precisions, under tensor and pipeline parallelism with FSDP "
+        "alone; fsdp or cp above 1 is required",
     ),
-)
+)  # fmt: skip
 
 
 def _write_files(options: Options, launch: Launch) -> LaunchFiles:

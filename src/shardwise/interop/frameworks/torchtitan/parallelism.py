@@ -164,39 +164,29 @@ SHARED_MAPPINGS: tuple[OptionMapping, ...] = (
 SHARED_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         lambda launch: launch.job.precision != "bf16",
-        lambda launch: (
-            f"precision bf16 reduces gradients in bf16, and torchtitan reduces them in fp32; precision={DEFAULT_PRECISION} "
-            "is what it runs"
-        ),
+        lambda launch: "precision bf16 reduces gradients in bf16, and torchtitan reduces them in fp32; "
+        f"precision={DEFAULT_PRECISION} is what it runs",
     ),
     Requirement(
         lambda launch: launch.model.num_heads % launch.layout.tp == launch.model.num_kv_heads % launch.layout.tp == 0,
-        lambda launch: (
-            f"tp = {launch.layout.tp} must divide num_heads = {launch.model.num_heads} and num_kv_heads = "
-            f"{launch.model.num_kv_heads}"
-        ),
+        lambda launch: f"tp = {launch.layout.tp} must divide num_heads = {launch.model.num_heads} and num_kv_heads = "
+        f"{launch.model.num_kv_heads}",
     ),
     Requirement(
         lambda launch: launch.job.seq_len % sequence_divisor(launch) == 0,
-        lambda launch: (
-            f"seq_len = {launch.job.seq_len} is not a multiple of {sequence_divisor(launch)}: of tp with sequence "
-            "parallelism, times 2·cp with context parallelism"
-        ),
+        lambda launch: f"seq_len = {launch.job.seq_len} is not a multiple of {sequence_divisor(launch)}: of tp with sequence "
+        "parallelism, times 2·cp with context parallelism",
     ),
     Requirement(
         lambda launch: not (launch.model.tied_embeddings and launch.layout.pp > 1),
-        lambda launch: (
-            f"{launch.model.name} ties its embeddings, which no pipeline of torchtitan does; pp=1 is required"
-        ),
+        lambda launch: f"{launch.model.name} ties its embeddings, which no pipeline of torchtitan does; pp=1 is required",
     ),
     Requirement(
         lambda launch: launch.layout.fsdp * launch.layout.cp * launch.layout.tp % launch.layout.ep == 0,
-        lambda launch: (
-            f"ep = {launch.layout.ep} takes its ranks from shards, context and tensor parallelism, which are "
-            f"{launch.layout.fsdp * launch.layout.cp * launch.layout.tp} together; a divisor is required"
-        ),
+        lambda launch: f"ep = {launch.layout.ep} takes its ranks from shards, context and tensor parallelism, which are "
+        f"{launch.layout.fsdp * launch.layout.cp * launch.layout.tp} together; a divisor is required",
     ),
-)
+)  # fmt: skip
 
 # Names of torch.distributed.pipelining, schedules.py (get_schedule_class). Schedules with several stages per rank default to two.
 SCHEDULES = {
@@ -231,16 +221,12 @@ def map_stages(table: str, head: str) -> OptionMapping:
 
 
 ENOUGH_MICRO_BATCHES = Requirement(
-    lambda launch: (
-        launch.layout.schedule not in FILLED_SCHEDULES
-        or launch.num_micro_batches >= launch.layout.pp * launch.layout.num_virtual_stages
-    ),
-    lambda launch: (
-        f"{SCHEDULES[launch.layout.schedule]} takes no fewer micro-batches than stages, found "
-        f"{launch.num_micro_batches} for {launch.layout.pp * launch.layout.num_virtual_stages}; a smaller micro-batch or fewer "
-        "stages are required"
-    ),
-)
+    lambda launch: launch.layout.schedule not in FILLED_SCHEDULES
+    or launch.num_micro_batches >= launch.layout.pp * launch.layout.num_virtual_stages,
+    lambda launch: f"{SCHEDULES[launch.layout.schedule]} takes no fewer micro-batches than stages, found "
+    f"{launch.num_micro_batches} for {launch.layout.pp * launch.layout.num_virtual_stages}; a smaller micro-batch or fewer "
+    "stages are required",
+)  # fmt: skip
 
 
 def _stage_options(launch: Launch, head: str) -> Options:
