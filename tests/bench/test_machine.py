@@ -84,7 +84,7 @@ def fit(found: dict[str, float] | None = None) -> MachineFit:
         num_processes=2,
         memory_bytes=8e9,
         dtype="fp32",
-        others=("bf16",),
+        other_dtypes=("bf16",),
     )
     return MachineFit(found or seconds(), SAMPLES, TINY, own)
 

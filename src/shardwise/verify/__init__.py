@@ -1,6 +1,7 @@
 """Independent judges of derived programs and of the engine.
 
-`product_runs` writes a sharded product as JAX or PyTorch source and runs it, `xla_compile` compares it with what XLA makes of the
-same product, `training.plan_verification` trains small models on a plan's axes and compares them with one process;
-`numpy_collectives` and `systolic_simulation` are NumPy oracles. The room may import `run` and all rooms below it, torch and jax.
+`product_runs` writes a sharded product as JAX or PyTorch source and runs it, `xla_compile` compares it with what XLA
+makes of the same product, `training.plan_verification` trains small models on a plan's axes and compares them with one
+process; `numpy_collectives` and `systolic_simulation` are NumPy oracles. The room may import `run` and all rooms below
+it, torch and jax.
 """

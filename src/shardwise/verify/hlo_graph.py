@@ -1,4 +1,4 @@
-"""HLO text as one graph of simple instructions: fusions, calls and asynchronous computations unfolded; groups of devices."""
+"""HLO text as one graph of simple instructions, with called computations inlined; device groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Groups = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True, eq=False)
 class HloNode:
-    """One instruction of the unfolded program; two are equal only when they are the same."""
+    """An instruction of the inlined program; compared by identity."""
 
     opcode: str
     shape: str
@@ -24,7 +24,7 @@ class HloNode:
 
     @property
     def elements(self) -> int:
-        """Elements of the result; of a tuple, all together."""
+        """Elements of the result; for a tuple, of all its elements together."""
         return sum(math.prod(dims) for _, dims in _shapes(self.shape))
 
     @property
@@ -37,7 +37,7 @@ class HloNode:
 
 
 def inline_computations(text: str) -> list[HloNode]:
-    """The instructions of a module from its entry on, in order, each with those that use it; the last is its result."""
+    """Return the instructions of a module from its entry on, in order, each with its users; the last is the result."""
     computations, entry = _computations(text)
     nodes: list[HloNode] = []
     root = _Inliner(computations, nodes).run(entry, None)
@@ -67,17 +67,17 @@ _INLINED = ("fusion", "call", "async-start", "while")
 
 
 def _computations(text: str) -> tuple[dict[str, _Computation], str]:
-    found: dict[str, _Computation] = {}
+    computations: dict[str, _Computation] = {}
     entry = current = ""
     for line in re.sub(r"/\*.*?\*/", "", text).splitlines():
         opening = _OPENING.match(line)
         if opening is not None and " = " not in line.split("(")[0]:
             current = opening.group(2)
-            found[current] = []
+            computations[current] = []
             entry = current if opening.group(1) else entry
         elif current and (head := _HEAD.match(line)) is not None:
-            found[current].append(_instruction(head, line[head.end() :]))
-    return found, entry
+            computations[current].append(_instruction(head, line[head.end() :]))
+    return computations, entry
 
 
 def _instruction(head: re.Match[str], rest: str) -> _Instruction:
@@ -91,7 +91,7 @@ def _instruction(head: re.Match[str], rest: str) -> _Instruction:
 
 
 def _closing(text: str, start: int) -> int:
-    """The position behind the parenthesis that closes the one at `start`."""
+    """Return the position after the parenthesis that closes the one at `start`."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[position], 0)
@@ -101,34 +101,34 @@ def _closing(text: str, start: int) -> int:
 
 
 def _shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Element type and dims of each array in a shape."""
-    found = re.findall(r"([a-z]\w*)\[([\d,]*)\]", shape)
-    return [(dtype, tuple(int(size) for size in dims.split(",") if size)) for dtype, dims in found]
+    """Return element type and dims of each array in a shape."""
+    arrays = re.findall(r"([a-z]\w*)\[([\d,]*)\]", shape)
+    return [(dtype, tuple(int(size) for size in dims.split(",") if size)) for dtype, dims in arrays]
 
 
 class _Inliner:
-    """Puts called computations in the place of their calls; the body of a loop stands once."""
+    """Puts called computations in place of their calls; the body of a loop appears once."""
 
     def __init__(self, computations: Mapping[str, _Computation], nodes: list[HloNode]) -> None:
         self.computations, self.nodes = computations, nodes
 
     def run(self, name: str, arguments: Sequence[HloNode] | None) -> HloNode:
-        known: dict[str, HloNode] = {}
+        nodes_by_name: dict[str, HloNode] = {}
         root = None
         for instruction in self.computations[name]:
-            known[instruction.name] = node = self.node(instruction, known, arguments)
+            nodes_by_name[instruction.name] = node = self.node(instruction, nodes_by_name, arguments)
             root = node if instruction.root else root
         assert root is not None, f"{name} has no root"
         return root
 
     def node(
-        self, instruction: _Instruction, known: Mapping[str, HloNode], arguments: Sequence[HloNode] | None
+        self, instruction: _Instruction, nodes_by_name: Mapping[str, HloNode], arguments: Sequence[HloNode] | None
     ) -> HloNode:
         opcode = instruction.opcode
         if opcode == "parameter" and arguments is not None:
             return arguments[int(instruction.arguments)]
         names = re.findall(r"%([\w.\-]+)", instruction.arguments)
-        operands = [known[name] for name in names if name in known]
+        operands = [nodes_by_name[name] for name in names if name in nodes_by_name]
         called = _CALLED.search(instruction.attributes)
         if opcode in _INLINED and called is not None:
             return self.run(called.group(1), operands)
@@ -136,22 +136,22 @@ class _Inliner:
             return operands[0]
         if opcode == "get-tuple-element" and operands[0].opcode == "tuple":
             return operands[0].operands[tuple_index(instruction.attributes)]
-        made = HloNode(opcode, instruction.shape, operands, instruction.arguments, instruction.attributes)
-        self.nodes.append(made)
-        return made
+        node = HloNode(opcode, instruction.shape, operands, instruction.arguments, instruction.attributes)
+        self.nodes.append(node)
+        return node
 
 
 def tuple_index(attributes: str) -> int:
-    """Which part of a tuple a get-tuple-element takes."""
-    found = re.search(r"index=(\d+)", attributes)
-    return int(found.group(1)) if found else 0
+    """Return which element of a tuple a get-tuple-element selects."""
+    match = re.search(r"index=(\d+)", attributes)
+    return int(match.group(1)) if match else 0
 
 
 # Groups of devices
 
 
 def replica_groups(attributes: str, num_devices: int) -> Groups:
-    """Device groups in any of the ways in which HLO writes them: lists, an iota, or axes of a mesh."""
+    """Return device groups in any of the forms in which HLO writes them: lists, an iota, or axes of a mesh."""
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", attributes)
     if iota is not None:
         return _chunks(_iota(iota.group(3)), int(iota.group(2)))
@@ -159,8 +159,8 @@ def replica_groups(attributes: str, num_devices: int) -> Groups:
     if mesh is not None:
         return _mesh_groups(*mesh.groups())
     lists = re.search(r"replica_groups=\{(\{[\d,{} ]*\})?\}", attributes)
-    found = _lists(lists.group(1)) if lists is not None and lists.group(1) else ()
-    return found or (tuple(range(num_devices)),)
+    groups = _lists(lists.group(1)) if lists is not None and lists.group(1) else ()
+    return groups or (tuple(range(num_devices)),)
 
 
 def _lists(text: str) -> Groups:
@@ -168,21 +168,21 @@ def _lists(text: str) -> Groups:
 
 
 def permute_pairs(attributes: str) -> Groups:
-    """Source and target of each of a permute's messages."""
-    found = re.search(r"source_target_pairs=\{((?:\{\d+, ?\d+\},? ?)*)\}", attributes)
-    assert found is not None, "a permute without pairs"
-    return _lists(found.group(1))
+    """Return source and target of each message of a permute."""
+    match = re.search(r"source_target_pairs=\{((?:\{\d+, ?\d+\},? ?)*)\}", attributes)
+    assert match is not None, "a permute without pairs"
+    return _lists(match.group(1))
 
 
 def _iota(text: str) -> list[int]:
-    """`[2,4]T(1,0)`: the numbers 0..7 in two rows, transposed, in order."""
+    """Return the numbers of an iota: `[2,4]T(1,0)` is 0..7 in two rows, transposed, in order."""
     shape, _, order = text.partition("T")
     sizes = [int(i) for i in shape.strip("[]").split(",")]
     return _transpose(sizes, [int(i) for i in order.strip("()").split(",")] if order else list(range(len(sizes))))
 
 
 def _transpose(sizes: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The numbers of a row-major grid, read with its dims in another order."""
+    """Return the numbers of a row-major grid, read with its dims in another order."""
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     indices = itertools.product(*(range(sizes[i]) for i in order))
     return [sum(index * strides[i] for index, i in zip(point, order, strict=True)) for point in indices]
@@ -193,25 +193,32 @@ def _chunks(numbers: Sequence[int], size: int) -> Groups:
 
 
 def _mesh_groups(axes: str, devices: str | None, members: str) -> Groups:
-    """`mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}`; `'b':(2)2` is the part of b of size 2 below a part of size 2."""
+    """Return the groups of `mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}`.
+
+    `'b':(2)2` is the part of b of size 2 below a part of size 2.
+    """
     names = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)]
     parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", members)
     sizes: list[int] = []
-    wanted: dict[tuple[str, int], int] = {}
+    part_indices: dict[tuple[str, int], int] = {}
     for name, size in names:
         cuts = sorted({1, size, *(int(b) * f for n, b, s in parts if n == name and s for f in (1, int(s)))})
         for before, after in itertools.pairwise(cuts or [1]):
-            wanted[name, before] = len(sizes)
+            part_indices[name, before] = len(sizes)
             sizes.append(after // before)
         if size == 1:
-            wanted[name, 1] = len(sizes)
+            part_indices[name, 1] = len(sizes)
             sizes.append(1)
-    inner = [i for n, b, s in parts for i in _span(wanted, sizes, n, int(b or 1), int(s) if s else dict(names)[n])]
+    inner = [
+        i for n, b, s in parts for i in _span(part_indices, sizes, n, int(b or 1), int(s) if s else dict(names)[n])
+    ]
     order = [i for i in range(len(sizes)) if i not in inner] + inner
     numbers = _iota(devices) if devices else list(range(math.prod(sizes)))
     return _chunks([numbers[i] for i in _transpose(sizes, order)], math.prod(sizes[i] for i in inner))
 
 
-def _span(wanted: Mapping[tuple[str, int], int], sizes: Sequence[int], name: str, before: int, size: int) -> list[int]:
-    """The atomic parts of an axis that make up its part of `size` below a part of size `before`."""
-    return [i for (n, b), i in wanted.items() if n == name and before <= b and b * sizes[i] <= before * size]
+def _span(
+    part_indices: Mapping[tuple[str, int], int], sizes: Sequence[int], name: str, before: int, size: int
+) -> list[int]:
+    """Return the atomic parts of an axis that make up its part of `size` below a part of size `before`."""
+    return [i for (n, b), i in part_indices.items() if n == name and before <= b and b * sizes[i] <= before * size]

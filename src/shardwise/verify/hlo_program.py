@@ -1,8 +1,8 @@
 """What a compiler chose, read from the text of its HLO: collectives with their groups and payloads, and FLOPs.
 
-Fusions, calls and asynchronous computations are unfolded, so that the program is one graph of simple instructions. A backend
-without a ReduceScatter writes an AllReduce of which each device keeps a part; whether it does so is found by working out the
-part's offset on every device, and such an AllReduce counts as the ReduceScatter that it is.
+Fusions, calls and asynchronous computations are inlined, so that the program is one graph of simple instructions. A
+backend without a ReduceScatter writes an AllReduce of which each device keeps a part: the part's offset is computed for
+every device, and such an AllReduce counts as the ReduceScatter that it is.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from shardwise.verify.hlo_graph import Groups, HloNode, inline_computations, per
 
 @dataclass(frozen=True, slots=True)
 class HloCollective:
-    """One collective: the device groups that take part, and the elements of its payload on one device
-    (`Collective.payload_elements`). The groups of a permute are its (source, target) pairs."""
+    """A collective: its groups of devices, and the elements of its payload on one device.
+
+    `payload` is as `Collective.payload_elements`; the groups of a permute are its (source, target) pairs.
+    """
 
     kind: CollectiveKind
     groups: Groups
@@ -30,7 +32,7 @@ class HloCollective:
 
     @property
     def received_elements(self) -> float:
-        """Elements that one device receives, by the convention of `sharding.collectives.received_elements`."""
+        """Elements that a device receives, by the convention of `sharding.collectives.received_elements`."""
         if self.kind is CollectiveKind.PERMUTE:
             return self.payload if any(source != target for source, target in self.groups) else 0.0
         n = len(self.groups[0])
@@ -38,7 +40,7 @@ class HloCollective:
 
 
 class HloProgram:
-    """The unfolded graph of an HLO module. `num_devices` counts its partitions."""
+    """Inlined graph of an HLO module; `num_devices` is its number of partitions."""
 
     def __init__(self, text: str) -> None:
         partitions = re.search(r"num_partitions=(\d+)", text)
@@ -46,8 +48,8 @@ class HloProgram:
         self.nodes = inline_computations(text)
 
     def collectives(self) -> tuple[HloCollective, ...]:
-        """Every collective that moves something, once (an asynchronous one may be written several times)."""
-        found: list[HloCollective] = []
+        """Return every collective that moves data, once (an asynchronous one may be written several times)."""
+        collectives: list[HloCollective] = []
         channels: set[tuple[CollectiveKind, str]] = set()
         folded: set[int] = set()
         for node in self.nodes:
@@ -59,10 +61,10 @@ class HloProgram:
                 continue
             channels |= {(kind, channel.group(1))} if channel is not None else set()
             if kind is CollectiveKind.ALL_REDUCE:
-                found += _AllReduce(self, node, folded).collectives()
+                collectives += _AllReduce(self, node, folded).collectives()
             else:
-                found.append(self.read_collective(kind, node))
-        return tuple(c for c in found if c.received_elements)
+                collectives.append(self.read_collective(kind, node))
+        return tuple(c for c in collectives if c.received_elements)
 
     def read_collective(self, kind: CollectiveKind, node: HloNode) -> HloCollective:
         groups = (
@@ -74,12 +76,15 @@ class HloProgram:
         return HloCollective(kind, groups, payload * (len(groups[0]) if kind is CollectiveKind.ALL_GATHER else 1))
 
     def multiplications(self) -> float:
-        """Multiplications of numbers that are not integers, on one device."""
+        """Return the floating-point multiplications on one device."""
         return float(sum(_multiplications(node) for node in self.nodes))
 
     def flops(self) -> float:
-        """FLOPs on one device: two per multiplication of a product that is summed, one where nothing is, and one for each
-        element of what is summed without a multiplication."""
+        """Return the FLOPs on one device.
+
+        Two per multiplication of a product that is summed, one if nothing is, and one per element that is summed
+        without one.
+        """
         products = sum(_multiplications(node) * (2 if _is_summed(node) else 1) for node in self.nodes)
         return float(products + sum(node.operands[0].elements for node in self.nodes if _is_plain_sum(node)))
 
@@ -99,21 +104,25 @@ _SAME_VALUES = ("bitcast", "convert", "copy", "reshape", "transpose", "all-reduc
 
 
 class _AllReduce:
-    """One AllReduce; what it is depends on what is done with its result."""
+    """An AllReduce, which may be a ReduceScatter, depending on how its result is used.
+
+    It counts as a ReduceScatter if every reader is a dynamic-slice; two AllReduces in a row count as one over the
+    joined groups.
+    """
 
     def __init__(self, program: HloProgram, node: HloNode, folded: set[int]) -> None:
         self.program, self.node, self.folded = program, node, folded
         self.groups = replica_groups(node.attributes, program.num_devices)
 
     def collectives(self) -> list[HloCollective]:
-        found = []
+        collectives = []
         for index, operand in enumerate(self.node.operands):
             uses = list(self.uses(self.node, index if len(self.node.operands) > 1 else None))
-            found += self.reduced(float(operand.elements), self.groups, uses)
-        return found
+            collectives += self.reduced(float(operand.elements), self.groups, uses)
+        return collectives
 
     def uses(self, node: HloNode, index: int | None) -> Iterator[HloNode]:
-        """What reads the values, through conversions; `index` picks one of a tuple."""
+        """Yield the readers of the values, through conversions; `index` selects an element of a tuple."""
         for user in node.users:
             if user.opcode == "get-tuple-element" and (index is None or tuple_index(user.attributes) == index):
                 yield from self.uses(user, None)
@@ -134,45 +143,55 @@ class _AllReduce:
 
     def offsets(self, device: int, use: HloNode) -> tuple[int | None, ...]:
         index = _IndexArithmetic(device)
-        found = [index.values(operand) for operand in use.operands[1:]]
-        return tuple(values[0] if values else None for values in found)
+        start_values = [index.values(operand) for operand in use.operands[1:]]
+        return tuple(values[0] if values else None for values in start_values)
 
 
 def _join_groups(first: Groups, second: Groups) -> Groups:
-    """Groups of an AllReduce over the first and then the second groups."""
-    of = {device: set(group) for group in first for device in group}
-    merged = {tuple(sorted(set().union(*(of.get(device, {device}) for device in group)))) for group in second}
+    """Return the groups of an AllReduce over the first and then the second groups."""
+    groups_by_device = {device: set(group) for group in first for device in group}
+    merged = {
+        tuple(sorted(set().union(*(groups_by_device.get(device, {device}) for device in group)))) for group in second
+    }
     return tuple(sorted(merged))
 
 
 def _split_all_reduce(payload: float, groups: Groups, offsets: Sequence[tuple[object, ...]]) -> Iterator[HloCollective]:
-    """A ReduceScatter among the devices of a group that keep different parts, an AllReduce among those that keep the same."""
-    alike: list[list[tuple[int, ...]]] = []
+    """Yield a ReduceScatter among devices that keep different parts, an AllReduce among those that keep the same."""
+    partitions: list[list[tuple[int, ...]]] = []
     for group in groups:
         by_offset: dict[tuple[object, ...], list[int]] = {}
         for device in group:
             by_offset.setdefault(offsets[device], []).append(device)
-        alike.append([tuple(members) for members in by_offset.values()])
-    parts, copies = len(alike[0]), len(alike[0][0])
-    if any(len(found) != parts or any(len(members) != copies for members in found) for found in alike):
+        partitions.append([tuple(members) for members in by_offset.values()])
+    num_parts, num_copies = len(partitions[0]), len(partitions[0][0])
+    if any(
+        len(partition) != num_parts or any(len(members) != num_copies for members in partition)
+        for partition in partitions
+    ):
         yield HloCollective(CollectiveKind.ALL_REDUCE, groups, payload)
         return
     yield HloCollective(
-        CollectiveKind.REDUCE_SCATTER, tuple(t for found in alike for t in zip(*found, strict=True)), payload
+        CollectiveKind.REDUCE_SCATTER,
+        tuple(devices for partition in partitions for devices in zip(*partition, strict=True)),
+        payload,
     )
     yield HloCollective(
-        CollectiveKind.ALL_REDUCE, tuple(members for found in alike for members in found), payload / parts
+        CollectiveKind.ALL_REDUCE,
+        tuple(members for partition in partitions for members in partition),
+        payload / num_parts,
     )
 
 
 _ARITHMETIC: Mapping[str, Callable[[int, int], int]] = {
     "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": lambda a, b: a // b if b else 0,
-    "remainder": lambda a, b: a % b if b else 0, "minimum": min, "maximum": max, "and": operator.and_, "or": operator.or_,
+    "remainder": lambda a, b: a % b if b else 0, "minimum": min, "maximum": max, "and": operator.and_,
+    "or": operator.or_,
 }  # fmt: skip
 
 
 class _IndexArithmetic:
-    """The integers that one device works out from its number; arrays beyond the limit are data, not indices."""
+    """Integers that a device computes from its number; arrays beyond the limit are data, not indices."""
 
     limit = 2**16
 
@@ -180,14 +199,14 @@ class _IndexArithmetic:
         self.device = device
 
     def values(self, node: HloNode) -> list[int] | None:
-        """The elements of a small integer array, or none when they depend on more than the device's number."""
+        """Return the elements of a small integer array, or None if they depend on more than the device's number."""
         if node.opcode in ("partition-id", "replica-id"):
             return [self.device if node.opcode == "partition-id" else 0]
         if node.opcode == "constant":
             return _integers(node.literal)
-        known = [self.values(operand) for operand in node.operands] if node.elements <= self.limit else [None]
-        operands = [v for v in known if v]
-        if len(operands) < len(known) or not operands:
+        operand_values = [self.values(operand) for operand in node.operands] if node.elements <= self.limit else [None]
+        operands = [v for v in operand_values if v]
+        if len(operands) < len(operand_values) or not operands:
             return None
         if node.opcode in _SAME_VALUES or node.opcode == "broadcast":
             return operands[0] * (node.elements // len(operands[0]))
@@ -202,7 +221,7 @@ class _IndexArithmetic:
 
 
 def _integers(literal: str) -> list[int] | None:
-    """The elements of a constant; none of one that has none. Raises `InputError` where the text leaves them out."""
+    """Return the elements of a constant, or None for an empty one. Raises `InputError` if the text omits them."""
     if "..." in literal:
         raise InputError(
             f"hlo: found constant({literal}), whose values the text leaves out; without them a ReduceScatter looks like an "
@@ -230,7 +249,7 @@ def _multiplications(node: HloNode) -> int:
 
 
 def _is_summed(node: HloNode) -> bool:
-    """Whether the products are added up: by the instruction itself or, of small ones, by those that follow."""
+    """Return True if the products are summed, by the instruction itself or, for small ones, by those that follow."""
     return node.opcode != "multiply" or _is_followed_by_sum(node)
 
 
@@ -242,7 +261,7 @@ def _is_followed_by_sum(node: HloNode) -> bool:
 
 
 def _is_plain_sum(node: HloNode) -> bool:
-    """Whether an instruction adds up numbers that are no products: the sum of one operand."""
+    """Return True for a sum of numbers that are no products: the sum of one operand."""
     if node.opcode != "reduce" or not node.is_float:
         return False
     source = node.operands[0]
@@ -256,8 +275,8 @@ def _contracted(node: HloNode, dims: Sequence[int]) -> int:
 
 
 def _numbers(attributes: str, name: str) -> list[int]:
-    found = re.search(name + r"=\{([\d,]*)\}", attributes)
-    return [int(i) for i in found.group(1).split(",") if i] if found else []
+    match = re.search(name + r"=\{([\d,]*)\}", attributes)
+    return [int(i) for i in match.group(1).split(",") if i] if match else []
 
 
 def _gemm_dims(attributes: str) -> list[int]:
@@ -268,8 +287,8 @@ def _gemm_dims(attributes: str) -> list[int]:
 
 
 def _kernel_elements(node: HloNode) -> int:
-    """Summands of each output of a convolution, as which some backends write a matrix product: all dims of the kernel
-    but that of the outputs."""
+    """Return the summands per output of a convolution, as which some backends write a matrix product: all dims of the
+    kernel but that of the outputs."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", node.attributes)
     assert labels is not None, "a convolution without labels"
     return math.prod(size for label, size in zip(labels.group(1), node.operands[1].dims, strict=True) if label != "o")

@@ -1,4 +1,4 @@
-"""A listing as JAX source: `jax.shard_map` over a mesh, one collective of `jax.lax` or one einsum a step."""
+"""A listing as JAX source: `jax.shard_map` over a mesh, one `jax.lax` collective or one einsum per step."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ if __name__ == "__main__":
 
 
 def write_jax_source(listing: ProductListing) -> str:
-    """The whole file."""
+    """Return the text of the file."""
     header = _HEADER.format(title=listing.title, mesh=listing.mesh_text, count=listing.mesh.num_devices)
     helpers = [_OWN_PART] if CollectiveKind.SLICE in listing.kinds else []
     helpers += [_PART_TO_SEND] if any(step.sends_part for step in listing.collectives) else []
@@ -126,7 +126,9 @@ def _main(listing: ProductListing) -> str:
         equation=listing.equation,
         wholes="\n".join(f"        {operand.unsharded_text}," for operand in listing.operands),
         function=_function(listing),
-        specs="\n".join(f"            {_operand_spec(o.spec)},  # {o.text}" for o in listing.operands),
+        specs="\n".join(
+            f"            {_operand_spec(operand.spec)},  # {operand.text}" for operand in listing.operands
+        ),
         out=_partition(listing.spec.axes),
         text=listing.text,
         arguments=", ".join(operand.variable for operand in listing.operands),
@@ -134,11 +136,11 @@ def _main(listing: ProductListing) -> str:
 
 
 def _function(listing: ProductListing) -> str:
-    """`product`, or a wrapper that takes its device's summand of operands that are partial sums."""
+    """Return `product`, or a wrapper that selects the device's summand of operands that are partial sums."""
     if not any(operand.spec.partial for operand in listing.operands):
         return "product"
-    taken = [f"{o.variable}[0]" if o.spec.partial else o.variable for o in listing.operands]
-    return f"lambda {', '.join(o.variable for o in listing.operands)}: product({', '.join(taken)})"
+    summands = [f"{operand.variable}[0]" if operand.spec.partial else operand.variable for operand in listing.operands]
+    return f"lambda {', '.join(operand.variable for operand in listing.operands)}: product({', '.join(summands)})"
 
 
 def _operand_spec(spec: Spec) -> str:

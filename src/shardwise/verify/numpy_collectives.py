@@ -1,6 +1,6 @@
-"""The collectives of message passing on lists of NumPy arrays: what every rank holds before and after.
+"""Collectives of message passing on lists of NumPy arrays: what every rank holds before and after.
 
-Rank r's array is the r-th of the list. Nothing is changed in place. Source: S1, the crash course in an appendix.
+The r-th array of a list is rank r's. Nothing is changed in place. Source: S1, the crash course in an appendix.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def _arrays(arrays: Sequence[ArrayLike]) -> list[Array]:
 
 
 def _parts(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
-    """One array for each rank on each rank."""
-    for rank, own in enumerate(parts):
-        if len(own) != len(parts):
+    """Return one array per destination on every rank."""
+    for rank, rank_parts in enumerate(parts):
+        if len(rank_parts) != len(parts):
             raise InputError(
-                f"rank {rank}: found {len(own)} arrays; one for each of the {len(parts)} ranks is required"
+                f"rank {rank}: found {len(rank_parts)} arrays; one for each of the {len(parts)} ranks is required"
             )
-    return [_arrays(own) for own in parts]
+    return [_arrays(rank_parts) for rank_parts in parts]
 
 
 def _rank(name: str, rank: int, count: int) -> None:
@@ -51,59 +51,61 @@ def _reduce_arrays(arrays: Sequence[Array], reduction: str) -> Array:
 
 
 def broadcast(arrays: Sequence[ArrayLike], source: int = 0) -> list[Array]:
-    """Every rank has the source's array."""
-    held = _arrays(arrays)
-    _rank("source", source, len(held))
-    return [held[source].copy() for _ in held]
+    """Return the source's array on every rank."""
+    rank_arrays = _arrays(arrays)
+    _rank("source", source, len(rank_arrays))
+    return [rank_arrays[source].copy() for _ in rank_arrays]
 
 
 def reduce(arrays: Sequence[ArrayLike], destination: int = 0, reduction: Reduction = "sum") -> list[Array]:
-    """The destination has the sum of all arrays, the others keep their own (what a library leaves there is its affair)."""
-    held = _arrays(arrays)
-    _rank("destination", destination, len(held))
-    total = _reduce_arrays(held, reduction)
-    return [total if rank == destination else array for rank, array in enumerate(held)]
+    """Return the sum of all arrays on the destination; the others keep their own (libraries leave that open)."""
+    rank_arrays = _arrays(arrays)
+    _rank("destination", destination, len(rank_arrays))
+    total = _reduce_arrays(rank_arrays, reduction)
+    return [total if rank == destination else array for rank, array in enumerate(rank_arrays)]
 
 
 def all_reduce(arrays: Sequence[ArrayLike], reduction: Reduction = "sum") -> list[Array]:
-    """Every rank has the sum of all arrays."""
-    held = _arrays(arrays)
-    total = _reduce_arrays(held, reduction)
-    return [total.copy() for _ in held]
+    """Return the sum of all arrays on every rank."""
+    rank_arrays = _arrays(arrays)
+    total = _reduce_arrays(rank_arrays, reduction)
+    return [total.copy() for _ in rank_arrays]
 
 
 def gather(arrays: Sequence[ArrayLike], destination: int = 0) -> list[list[Array]]:
-    """The destination has the list of all arrays, the others an empty one."""
-    held = _arrays(arrays)
-    _rank("destination", destination, len(held))
-    return [held if rank == destination else [] for rank in range(len(held))]
+    """Return the list of all arrays on the destination, and an empty list on the others."""
+    rank_arrays = _arrays(arrays)
+    _rank("destination", destination, len(rank_arrays))
+    return [rank_arrays if rank == destination else [] for rank in range(len(rank_arrays))]
 
 
 def all_gather(arrays: Sequence[ArrayLike]) -> list[list[Array]]:
-    """Every rank has the list of all arrays."""
-    held = _arrays(arrays)
-    return [[array.copy() for array in held] for _ in held]
+    """Return the list of all arrays on every rank."""
+    rank_arrays = _arrays(arrays)
+    return [[array.copy() for array in rank_arrays] for _ in rank_arrays]
 
 
 def scatter(parts: Sequence[ArrayLike]) -> list[Array]:
-    """Rank r has the r-th of the arrays that one rank hands out."""
+    """Return on rank r the r-th of the arrays that one rank sends."""
     return _arrays(parts)
 
 
 def reduce_scatter(parts: Sequence[Sequence[ArrayLike]], reduction: Reduction = "sum") -> list[Array]:
-    """Rank j has the sum of every rank's j-th array; `parts[r][j]` is the j-th of rank r."""
-    held = _parts(parts)
-    return [_reduce_arrays([own[j] for own in held], reduction) for j in range(len(held))]
+    """Return on rank j the sum of every rank's j-th array; `parts[r][j]` is the j-th of rank r."""
+    rank_parts = _parts(parts)
+    return [
+        _reduce_arrays([parts_of_rank[j] for parts_of_rank in rank_parts], reduction) for j in range(len(rank_parts))
+    ]
 
 
 def all_to_all(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
-    """Rank j has every rank's j-th array, that of rank r as its r-th: the transpose."""
-    held = _parts(parts)
-    return [[own[j] for own in held] for j in range(len(held))]
+    """Return on rank j every rank's j-th array, in the order of ranks: the transpose."""
+    rank_parts = _parts(parts)
+    return [[parts_of_rank[j] for parts_of_rank in rank_parts] for j in range(len(rank_parts))]
 
 
 def barrier_s(arrival_s: Sequence[float]) -> list[float]:
-    """Seconds at which each rank leaves a barrier, from those at which they reach it: when the last has come.
+    """Return the seconds at which each rank leaves a barrier, from those at which they reach it: the last arrival.
 
     Assumes: the barrier's own messages take no time.
     """
@@ -114,7 +116,7 @@ def barrier_s(arrival_s: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RingResult:
-    """What a ring all-reduce leaves on every rank, its steps, and the elements that each rank sent."""
+    """Arrays that a ring all-reduce leaves on every rank, its steps, and the elements that each rank sent."""
 
     arrays: list[Array]
     num_steps: int
@@ -126,22 +128,22 @@ def ring_all_reduce(arrays: Sequence[ArrayLike]) -> RingResult:
 
     Each of the 2(N - 1) steps sends one chunk, so a rank sends 2(N - 1)/N of its array. Source: S1.
     """
-    held = _arrays(arrays)
-    count, shape = len(held), held[0].shape
-    _reduce_arrays(held, "sum")
-    chunks = [[np.array(chunk) for chunk in np.array_split(array.ravel(), count)] for array in held]
-    sent = [0] * count
-    for step in range(2 * (count - 1)):
-        outgoing = [(rank - step) % count for rank in range(count)]
-        moving = [chunks[rank][outgoing[rank]].copy() for rank in range(count)]
+    rank_arrays = _arrays(arrays)
+    num_ranks, shape = len(rank_arrays), rank_arrays[0].shape
+    _reduce_arrays(rank_arrays, "sum")
+    chunks = [[np.array(chunk) for chunk in np.array_split(array.ravel(), num_ranks)] for array in rank_arrays]
+    sent_elements = [0] * num_ranks
+    for step in range(2 * (num_ranks - 1)):
+        outgoing = [(rank - step) % num_ranks for rank in range(num_ranks)]
+        moving = [chunks[rank][outgoing[rank]].copy() for rank in range(num_ranks)]
         for rank, chunk in enumerate(moving):
-            sent[rank] += chunk.size
-            after, place = (rank + 1) % count, outgoing[rank]
-            chunks[after][place] = chunks[after][place] + chunk if step < count - 1 else chunk
+            sent_elements[rank] += chunk.size
+            next_rank, chunk_index = (rank + 1) % num_ranks, outgoing[rank]
+            chunks[next_rank][chunk_index] = chunks[next_rank][chunk_index] + chunk if step < num_ranks - 1 else chunk
     return RingResult(
-        arrays=[np.concatenate(own).reshape(shape) for own in chunks],
-        num_steps=2 * (count - 1),
-        sent_elements=tuple(sent),
+        arrays=[np.concatenate(rank_chunks).reshape(shape) for rank_chunks in chunks],
+        num_steps=2 * (num_ranks - 1),
+        sent_elements=tuple(sent_elements),
     )
 
 
@@ -155,19 +157,19 @@ def _matrices(left: ArrayLike, right: ArrayLike) -> tuple[Array, Array]:
 def _split_array(array: Array, num_ranks: int, dim: int) -> list[Array]:
     size = array.shape[dim]
     if num_ranks < 1 or size % num_ranks:
-        near = [n for n in range(1, size + 1) if size % n == 0]
-        raise InputError(f"ranks: found {num_ranks} for a dim of {size}; a divisor is required, one of {near}")
+        divisors = [n for n in range(1, size + 1) if size % n == 0]
+        raise InputError(f"ranks: found {num_ranks} for a dim of {size}; a divisor is required, one of {divisors}")
     return [np.array(part) for part in np.split(array, num_ranks, axis=dim)]
 
 
 def column_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
-    """Each rank multiplies all of `left` by its columns of `right`: its columns of the product."""
+    """Return each rank's columns of the product: all of `left` times its columns of `right`."""
     a, b = _matrices(left, right)
     return [a @ part for part in _split_array(b, num_ranks, 1)]
 
 
 def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
-    """Each rank multiplies its columns of `left` by its rows of `right`: partial sums, which an all-reduce adds up.
+    """Return each rank's partial sum: its columns of `left` times its rows of `right`. An all-reduce adds them up.
 
     With as many ranks as rows these are outer products. Source: S2, the product of matrices in blocks.
     """
@@ -177,5 +179,5 @@ def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Arra
 
 
 def concatenate_parts(parts: Sequence[ArrayLike], dim: int = -1) -> Array:
-    """What ranks that gathered parts of an array have: the parts side by side along `dim`."""
+    """Return the gathered parts of an array, concatenated along `dim`."""
     return np.concatenate(_arrays(parts), axis=dim)

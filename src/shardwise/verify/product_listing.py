@@ -1,8 +1,8 @@
 """A sharded product as source text that runs without Shardwise: on JAX's `shard_map`, or on `torch.distributed`.
 
-`build_listing` turns a program's steps into lines to write, with a variable for every tensor, an einsum equation for every
-product and the dims that a collective acts on; the two backends only spell them. The emitted file holds one function, `product`,
-that works on one device's shards, and a `main` that compares it with the unsharded product.
+`build_listing` turns a program's steps into lines to write: a variable per tensor, an einsum equation per product, the
+dims that a collective acts on; the backends only spell them. An emitted file has one function, `product`, that works on
+one device's shards, and a `main` that compares it with the unsharded product.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ TensorKey = tuple[str, Spec]  # a tensor in one of its shardings
 # Names that an emitted file uses itself.
 RESERVED_NAMES = frozenset({
     "jax", "jnp", "lax", "np", "torch", "dist", "json", "math", "os", "sys", "mesh", "rng", "seed", "expected", "error",
-    "result", "sharded", "shard", "relative", "cuda", "device", "main", "make_groups", "product", "own_part", "part_to_send",
-    "slots", "in_axes_order", "in_group_order", "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute",
-    *dir(builtins),
+    "result", "sharded", "shard", "relative", "cuda", "device", "main", "make_groups", "product", "own_part",
+    "part_to_send", "slots", "in_axes_order", "in_group_order", "all_gather", "reduce_scatter", "all_reduce",
+    "all_to_all", "permute", *dir(builtins),
 })  # fmt: skip
 _WORDS = {
     CollectiveKind.ALL_GATHER: "all-gather", CollectiveKind.REDUCE_SCATTER: "reduce-scatter",
@@ -43,7 +43,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOperand:
-    """An input: its variable, how it is written (`A[I_X, J]`), and the shape of the whole array.
+    """An input: its variable, its notation (`A[I_X, J]`), and the shape of the unsharded array.
 
     An operand that is a partial sum has a leading dim, the summands, which its partial axes split.
     """
@@ -55,13 +55,13 @@ class ListedOperand:
 
     @property
     def random_line(self) -> str:
-        """The line that draws it; of a partial sum, every summand."""
+        """Source line that draws the operand; for a partial sum, every summand."""
         note = f", its summands along {', '.join(self.spec.partial)} stacked" if self.spec.partial else ""
         return f"{self.variable} = rng.standard_normal({self.shape}, dtype=np.float32)  # {self.text}{note}"
 
     @property
     def unsharded_text(self) -> str:
-        """The unsharded array in float64."""
+        """Expression of the unsharded array in float64."""
         text = f"{self.variable}.astype(np.float64)"
         return f"{text}.sum(axis=0)" if self.spec.partial else text
 
@@ -71,8 +71,8 @@ class CollectiveLine:
     """A collective. `gathered` and `split` are the dims that lose and gain the axes.
 
     In a permute the i-th device along the axes sends to the `destinations[i]`-th: its whole shard or, of the parts that
-    `counts` cuts it into along each dim, the `parts[i]`-th (the last dim the fastest). Its axes are in the mesh's order:
-    `lax.ppermute` numbers devices so, whatever the order it is given; the other collectives number them as told.
+    `counts` cuts it into along each dim, the `parts[i]`-th (the last dim the fastest). Its axes are in the mesh's
+    order, because `lax.ppermute` numbers devices so in any case; the other collectives number them in the order given.
     """
 
     comment: str
@@ -103,7 +103,7 @@ class EinsumLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductListing:
-    """What a backend writes. `equation` is the whole product's; `text` the result as it is written, `C[I_X, K]`."""
+    """What a backend writes: `equation` of the unsharded product, and the result's notation as `text`, `C[I_X, K]`."""
 
     title: str
     mesh: Mesh
@@ -128,7 +128,7 @@ class ProductListing:
 
 
 def tuple_text(names: Iterable[str]) -> str:
-    """Names as the text of a tuple, with double quotes."""
+    """Return the source of a tuple of strings, with double quotes."""
     quoted = [json.dumps(name) for name in names]
     return f"({quoted[0]},)" if len(quoted) == 1 else f"({', '.join(quoted)})"
 
@@ -136,7 +136,7 @@ def tuple_text(names: Iterable[str]) -> str:
 def fill_template(
     template: str, listing: ProductListing, array: str, call: Callable[[CollectiveLine | EinsumLine], str]
 ) -> str:
-    """The template of the product's function with what the listing says; `call` writes a step, `array` is a parameter's type."""
+    """Fill the template of the product's function; `call` writes a step, `array` is a parameter's type."""
     return template.format(
         parameters=", ".join(f"{operand.variable}: {array}" for operand in listing.operands),
         text=listing.text,
@@ -147,7 +147,7 @@ def fill_template(
 
 
 def format_statements(step: CollectiveLine | EinsumLine, call: str) -> list[str]:
-    """The lines of a step: its comment, the part that a device sends where it is not the whole shard, and the call."""
+    """Return the lines of a step: its comment, the part that a device sends unless it is the whole shard, the call."""
     lines = [f"# {step.comment}", f"{step.target} = {call}"]
     if isinstance(step, CollectiveLine) and step.sends_part:
         arguments = f"{step.source}, {tuple_text(step.axes)}, counts={step.counts}, parts={list(step.parts)}"
@@ -155,33 +155,34 @@ def format_statements(step: CollectiveLine | EinsumLine, call: str) -> list[str]
     return lines
 
 
-def build_listing(made: ShardedExpression, program: ShardedProgram) -> ProductListing:
-    """The program with a variable for every tensor and a letter for every dim."""
+def build_listing(product: ShardedExpression, program: ShardedProgram) -> ProductListing:
+    """Return the program with a variable for every tensor and a letter for every dim."""
     reads = [_reads(step) for step in program.steps]
-    end: TensorKey = made.result_name, program.specs[made.result_name]
+    end_key: TensorKey = product.result_name, program.specs[product.result_name]
     variables = _Variables()
-    letters = assign_letters(dim for spec in made.operands for dim in spec.dims)
+    letters = assign_letters(dim for spec in product.operands for dim in spec.dims)
     operands = []
-    for name, given in zip(made.names, made.operands, strict=True):
-        spec = next((s for keys in reads for n, s in keys if n == name), given)
-        variable = variables.define((name, spec), _read_later(reads, -1, end))
-        operands.append(_operand(made, variable, name, spec))
+    for name, operand_spec in zip(product.names, product.operands, strict=True):
+        spec = next((s for keys in reads for n, s in keys if n == name), operand_spec)
+        variable = variables.define((name, spec), _read_later(reads, -1, end_key))
+        operands.append(_operand(product, variable, name, spec))
     steps: list[CollectiveLine | EinsumLine] = []
     for index, step in enumerate(program.steps):
-        later = _read_later(reads, index, end)
+        later = _read_later(reads, index, end_key)
         if isinstance(step, CollectiveStep):
-            steps.append(_collective_line(step, made.mesh, variables, later))
+            steps.append(_collective_line(step, product.mesh, variables, later))
         else:
             steps.append(_einsum_line(step, letters, variables, later))
     return ProductListing(
-        title=str(made.expression), mesh=made.mesh, operands=tuple(operands), steps=tuple(steps), result=variables.by_key[end],
-        text=f"{end[0]}{end[1]}", spec=end[1], equation=einsum_equation(made.expression),
+        title=str(product.expression), mesh=product.mesh, operands=tuple(operands), steps=tuple(steps),
+        result=variables.by_key[end_key], text=f"{end_key[0]}{end_key[1]}", spec=end_key[1],
+        equation=einsum_equation(product.expression),
     )  # fmt: skip
 
 
-def _operand(made: ShardedExpression, variable: str, name: str, spec: Spec) -> ListedOperand:
-    summands = (made.mesh.size(spec.partial),) if spec.partial else ()
-    shape = (*summands, *(made.sizes[dim] for dim in spec.dims))
+def _operand(product: ShardedExpression, variable: str, name: str, spec: Spec) -> ListedOperand:
+    summands = (product.mesh.size(spec.partial),) if spec.partial else ()
+    shape = (*summands, *(product.sizes[dim] for dim in spec.dims))
     return ListedOperand(variable=variable, text=f"{name}{spec}", spec=spec, shape=shape)
 
 
@@ -191,33 +192,33 @@ def _reads(step: ProgramStep) -> list[TensorKey]:
     return list(zip(step.operation.operands, step.placed.inputs, strict=True))
 
 
-def _read_later(reads: Sequence[Sequence[TensorKey]], index: int, end: TensorKey) -> set[TensorKey]:
-    """What the steps behind `index`, and the end, still read."""
-    return {end, *itertools.chain.from_iterable(reads[index + 1 :])}
+def _read_later(reads: Sequence[Sequence[TensorKey]], index: int, end_key: TensorKey) -> set[TensorKey]:
+    """Return the tensors that are still read after step `index`, and the result."""
+    return {end_key, *itertools.chain.from_iterable(reads[index + 1 :])}
 
 
 class _Variables:
-    """A variable for each tensor in each sharding; one that nothing reads any more is written over."""
+    """A variable for each tensor in each sharding; a variable that nothing reads any more is reused."""
 
     def __init__(self) -> None:
         self.bases: dict[str, str] = {}
         self.by_key: dict[TensorKey, str] = {}
 
     def base(self, name: str) -> str:
-        """`W1` is `w1`, the product `A*B` is `a_b`, `A.sum` is `a_sum`, `A'` is `a_prime`; a taken one gets an underscore."""
+        """Return `w1` for `W1`, `a_b` for `A*B`, `a_sum` for `A.sum`, `a_prime` for `A'`; underscores until it is free."""
         if name not in self.bases:
-            found = name.lower().replace("*", "_").replace(".", "_").replace("'", "_prime")
-            while keyword.iskeyword(found) or found in RESERVED_NAMES or found in self.bases.values():
-                found += "_"
-            self.bases[name] = found
+            variable = name.lower().replace("*", "_").replace(".", "_").replace("'", "_prime")
+            while keyword.iskeyword(variable) or variable in RESERVED_NAMES or variable in self.bases.values():
+                variable += "_"
+            self.bases[name] = variable
         return self.bases[name]
 
     def define(self, key: TensorKey, later: set[TensorKey]) -> str:
         base = self.base(key[0])
-        busy = {variable for held, variable in self.by_key.items() if held in later and held != key}
-        numbered = (f"{base}_{number}" for number in itertools.count(2))
-        variable = next(name for name in itertools.chain([base], numbered) if name not in busy)
-        self.by_key = {held: name for held, name in self.by_key.items() if name != variable}
+        busy = {variable for other_key, variable in self.by_key.items() if other_key in later and other_key != key}
+        numbered_names = (f"{base}_{number}" for number in itertools.count(2))
+        variable = next(name for name in itertools.chain([base], numbered_names) if name not in busy)
+        self.by_key = {other_key: name for other_key, name in self.by_key.items() if name != variable}
         self.by_key[key] = variable
         return variable
 
@@ -242,26 +243,26 @@ def _collective_line(step: CollectiveStep, mesh: Mesh, variables: _Variables, la
     before, after = collective.before, collective.after
     if collective.kind not in _WORDS or before.reduction != "sum":
         raise InputError(f"emit: {collective} of {name} cannot be written; only {', '.join(_WORDS)} can")
-    grows = [len(new) - len(old) for old, new in zip(before.axes, after.axes, strict=True)]
-    move = CollectiveLine(
+    axis_changes = [len(new) - len(old) for old, new in zip(before.axes, after.axes, strict=True)]
+    line = CollectiveLine(
         comment=f"{name}: {before} -> {after}, {_WORDS[collective.kind]} over {', '.join(collective.axes)}",
         source=variables.by_key[name, before], target=variables.define((name, after), later),
         kind=collective.kind, axes=collective.axes,
-        gathered=next((i for i, change in enumerate(grows) if change < 0), 0),
-        split=next((i for i, change in enumerate(grows) if change > 0), 0),
+        gathered=next((i for i, change in enumerate(axis_changes) if change < 0), 0),
+        split=next((i for i, change in enumerate(axis_changes) if change > 0), 0),
     )  # fmt: skip
-    return _with_destinations(move, collective, mesh) if collective.kind is CollectiveKind.PERMUTE else move
+    return _with_destinations(line, collective, mesh) if collective.kind is CollectiveKind.PERMUTE else line
 
 
-def _with_destinations(move: CollectiveLine, collective: Collective, mesh: Mesh) -> CollectiveLine:
-    """Who sends which part to whom among the devices along the axes: the same wherever the group is on the other axes."""
+def _with_destinations(line: CollectiveLine, collective: Collective, mesh: Mesh) -> CollectiveLine:
+    """Return a permute with who sends which part to whom along its axes, the same at any place on the others."""
     group = Mesh(tuple((axis, size if axis in collective.axes else 1) for axis, size in mesh.axes))
-    sent, counts = permute_sends(collective, group), permute_split_factors(collective, group)
-    numbers = [sum(n * math.prod(counts[dim + 1 :]) for dim, n in enumerate(send.part)) for send in sent]
+    sends, counts = permute_sends(collective, group), permute_split_factors(collective, group)
+    part_numbers = [sum(n * math.prod(counts[dim + 1 :]) for dim, n in enumerate(send.part)) for send in sends]
     return replace(
-        move,
+        line,
         axes=tuple(axis for axis in mesh.names if axis in collective.axes),
-        destinations=tuple(send.destination for send in sent),
+        destinations=tuple(send.destination for send in sends),
         counts=counts,
-        parts=tuple(numbers),
+        parts=tuple(part_numbers),
     )

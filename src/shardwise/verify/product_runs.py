@@ -1,7 +1,7 @@
-"""Run a sharded product and compare it with the unsharded one: on virtual devices in NumPy, or by running its emitted source.
+"""Run a sharded product and compare it with the unsharded one: on virtual devices in NumPy, or as emitted source.
 
-What runs on JAX and PyTorch is the emitted file itself, in processes of their own; neither is imported here. The payloads are
-the keys that a run and a compilation add to what `shardwise matmul --json` prints.
+What runs on JAX and PyTorch is the emitted file itself, in processes of its own; neither is imported here. The payloads
+are the keys that a run and a compilation add to the JSON of `shardwise matmul --json`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ for path in sys.argv[2:]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """The largest difference of any device's shard from the unsharded product, over the product's largest magnitude."""
+    """Largest difference of any device's shard from the unsharded product, over that product's largest magnitude."""
 
     max_relative_error: float
     num_devices: int
@@ -55,100 +55,102 @@ class RunResult:
 
 
 def run_product(
-    made: ShardedExpression, program: ShardedProgram, framework: Framework, *, seed: int = 0, timeout_s: float = 120
+    product: ShardedExpression, program: ShardedProgram, framework: Framework, *, seed: int = 0, timeout_s: float = 120
 ) -> RunResult:
-    """Run `program` on random inputs: float64 on NumPy's virtual devices, fp32 on JAX (host devices) and PyTorch (gloo).
+    """Run `program` on random inputs: float64 on NumPy's virtual devices, fp32 on JAX's host devices and on gloo.
 
-    Raises `InputError` when the framework is not installed, and `ShardwiseError` when the run fails or takes too long.
+    Raises `InputError` if the framework is not installed, and `ShardwiseError` if the run fails or takes too long.
     """
     if framework == "numpy":
-        error = _run_numpy(made, program, seed)
+        error = _run_numpy(product, program, seed)
     elif framework == "jax":
-        (error,) = _run_jax([(made, program)], seed, timeout_s)
+        (error,) = _run_jax([(product, program)], seed, timeout_s)
     elif framework == "torch":
-        error = _run_torch(made, program, seed, timeout_s)
+        error = _run_torch(product, program, seed, timeout_s)
     else:
         raise InputError(f"run: found framework {framework!r}; one of numpy, jax, torch is required")
-    return RunResult(max_relative_error=error, num_devices=made.mesh.num_devices, framework=framework)
+    return RunResult(max_relative_error=error, num_devices=product.mesh.num_devices, framework=framework)
 
 
 def run_products(
     cases: Sequence[ProductProgram], framework: Framework = "jax", *, seed: int = 0, timeout_s: float = 120
 ) -> list[float]:
-    """The errors of many programs, in order; JAX starts once, with as many host devices as the largest mesh has.
+    """Return the errors of many programs, in order; JAX starts once, with the host devices of the largest mesh.
 
     `timeout_s` is for all of them together on JAX, for each of them on PyTorch.
     """
     if framework == "jax":
         return _run_jax(cases, seed, timeout_s) if cases else []
     return [
-        run_product(made, program, framework, seed=seed, timeout_s=timeout_s).max_relative_error
-        for made, program in cases
+        run_product(product, program, framework, seed=seed, timeout_s=timeout_s).max_relative_error
+        for product, program in cases
     ]
 
 
-def _run_numpy(made: ShardedExpression, program: ShardedProgram, seed: int) -> float:
-    """On virtual devices, against the einsum of the text. An operand that is a partial sum has summands of its own on every
-    device of its axes."""
-    known = build_listing(made, program)
-    _require_few_elements(made, program)
+def _run_numpy(product: ShardedExpression, program: ShardedProgram, seed: int) -> float:
+    """Return the error on virtual devices against the einsum; operands that are partial sums have a summand on each."""
+    listing = build_listing(product, program)
+    _require_few_elements(product, program)
     rng = np.random.default_rng(seed)
-    devices = VirtualDevices(made.mesh, made.sizes)
-    wholes = []
-    for name, operand in zip(made.names, known.operands, strict=True):
+    devices = VirtualDevices(product.mesh, product.sizes)
+    unsharded = []
+    for name, operand in zip(product.names, listing.operands, strict=True):
         spec = operand.spec
-        drawn = rng.standard_normal(operand.shape)
-        summands = drawn if spec.partial else drawn[None]
+        samples = rng.standard_normal(operand.shape)
+        summands = samples if spec.partial else samples[None]
         devices.held[name, spec] = [
-            devices.local_part(summands[made.mesh.position(place, spec.partial)], spec, place)
-            for place in devices.coordinates
+            devices.local_part(summands[product.mesh.position(coordinate, spec.partial)], spec, coordinate)
+            for coordinate in devices.coordinates
         ]
-        wholes.append(summands.sum(axis=0))
+        unsharded.append(summands.sum(axis=0))
     devices.run(program.program, program.steps)
-    expected = np.asarray(np.einsum(known.equation, *wholes, optimize=True))
-    shards = zip(devices.coordinates, devices.held[made.result_name, known.spec], strict=True)
-    error = max(np.abs(shard - devices.local_part(expected, known.spec, place)).max() for place, shard in shards)
+    expected = np.asarray(np.einsum(listing.equation, *unsharded, optimize=True))
+    shards = zip(devices.coordinates, devices.held[product.result_name, listing.spec], strict=True)
+    error = max(
+        np.abs(shard - devices.local_part(expected, listing.spec, coordinate)).max() for coordinate, shard in shards
+    )
     return float(error / np.abs(expected).max())
 
 
-def _require_few_elements(made: ShardedExpression, program: ShardedProgram) -> None:
-    """Refuse arrays that would not fit in the memory of a host: shards on all devices, those of products on the way too,
-    and the whole arrays."""
+def _require_few_elements(product: ShardedExpression, program: ShardedProgram) -> None:
+    """Refuse arrays beyond a host's memory: unsharded ones, and all devices' shards, also of intermediate products."""
     products = [step.placed.outputs[0] for step in program.steps if isinstance(step, ComputeStep)]
-    wholes = sum(
-        math.prod(made.sizes[dim] for dim in spec.dims) for spec in (*made.operands, program.specs[made.result_name])
+    unsharded_elements = sum(
+        math.prod(product.sizes[dim] for dim in spec.dims)
+        for spec in (*product.operands, program.specs[product.result_name])
     )
-    held = made.mesh.num_devices * sum(
-        math.prod(made.sizes[dim] // made.mesh.size(axes) for dim, axes in zip(spec.dims, spec.axes, strict=True))
-        for spec in (*made.operands, *products)
+    shard_elements = product.mesh.num_devices * sum(
+        math.prod(product.sizes[dim] // product.mesh.size(axes) for dim, axes in zip(spec.dims, spec.axes, strict=True))
+        for spec in (*product.operands, *products)
     )
-    if wholes + held > MOST_ELEMENTS:
+    num_elements = unsharded_elements + shard_elements
+    if num_elements > MOST_ELEMENTS:
         raise InputError(
-            f"--run numpy: found {wholes + held:.3g} elements in the arrays and on all {made.mesh.num_devices:,} devices; at "
+            f"--run numpy: found {num_elements:.3g} elements in the arrays and on all {product.mesh.num_devices:,} devices; at "
             f"most {MOST_ELEMENTS:.3g} are required: take smaller sizes, which a program's correctness does not depend on"
         )
 
 
 def _run_jax(cases: Sequence[ProductProgram], seed: int, timeout_s: float) -> list[float]:
-    num_devices = max(made.mesh.num_devices for made, _ in cases)
+    num_devices = max(product.mesh.num_devices for product, _ in cases)
     _require_framework("jax", num_devices)
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={num_devices}"
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"product_{index}.py" for index in range(len(cases))]
-        for path, (made, program) in zip(paths, cases, strict=True):
-            path.write_text(emit(made, program, "jax"), encoding="utf-8")
+        for path, (product, program) in zip(paths, cases, strict=True):
+            path.write_text(emit(product, program, "jax"), encoding="utf-8")
         command = [sys.executable, "-c", _RUN_ALL, str(seed), *map(str, paths)]
         processes = _Processes("jax", Path(folder))
         processes.run(command, [{"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}], timeout_s)
         return processes.errors()
 
 
-def _run_torch(made: ShardedExpression, program: ShardedProgram, seed: int, timeout_s: float) -> float:
-    num_devices = made.mesh.num_devices
+def _run_torch(product: ShardedExpression, program: ShardedProgram, seed: int, timeout_s: float) -> float:
+    num_devices = product.mesh.num_devices
     _require_framework("torch", num_devices)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "product.py"
-        path.write_text(emit(made, program, "torch"), encoding="utf-8")
+        path.write_text(emit(product, program, "torch"), encoding="utf-8")
         for attempt in range(1, _TRIES + 1):
             processes = _Processes("torch", Path(folder))
             try:
@@ -161,10 +163,10 @@ def _run_torch(made: ShardedExpression, program: ShardedProgram, seed: int, time
 
 
 def _rank_environments(num_devices: int) -> list[dict[str, str]]:
-    """What `torchrun` would put into the environment of each process, for gloo on this host alone."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """Return the environment variables of each process, as `torchrun` sets them, for gloo on this host."""
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     shared = {
         "WORLD_SIZE": str(num_devices), "LOCAL_WORLD_SIZE": str(num_devices), "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
@@ -176,16 +178,16 @@ def _rank_environments(num_devices: int) -> list[dict[str, str]]:
 def _require_framework(framework: str, num_devices: int) -> None:
     if importlib.util.find_spec(framework) is None:
         raise InputError(f"{framework} is not installed; {_INSTALL[framework]}")
-    most = _MOST_DEVICES[framework]
-    if num_devices > most:
+    max_devices = _MOST_DEVICES[framework]
+    if num_devices > max_devices:
         raise InputError(
-            f"mesh: found {num_devices} devices; {framework} runs on one host with at most {most}; shrink the mesh, "
+            f"mesh: found {num_devices} devices; {framework} runs on one host with at most {max_devices}; shrink the mesh, "
             f"or emit the source and start it on more hosts"
         )
 
 
 class _Processes:
-    """Processes of one run, their output in files of a folder; when one fails the others are ended."""
+    """Processes of one run, with their output in files of a folder; if one fails the others are killed."""
 
     def __init__(self, framework: str, folder: Path) -> None:
         self.framework, self.folder = framework, folder
@@ -213,34 +215,34 @@ class _Processes:
             time.sleep(0.02)
 
     def error_tail(self, failed: Sequence[int]) -> str:
-        """The end of what the first process to fail wrote."""
+        """Return the last lines of standard error of the first process that failed."""
         text = (self.folder / f"{failed[0]}.err").read_text(encoding="utf-8", errors="replace")
         return "\n".join(text.strip().splitlines()[-12:])
 
     def errors(self) -> list[float]:
-        """The errors that the first process printed."""
+        """Return the errors that the first process printed."""
         lines = (self.folder / "0.out").read_text(encoding="utf-8").splitlines()
         return [json.loads(line)["max_relative_error"] for line in lines if line.startswith("{")]
 
 
 def run_payload(result: RunResult) -> dict[str, Any]:
-    """The error of a run, and the devices that it ran on."""
+    """Return the error of a run and its number of devices as JSON."""
     return {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
 
 
 def compile_payload(report: XlaReport) -> dict[str, Any]:
-    """What XLA's partitioner made of the product, under `verify`."""
+    """Return the report of XLA's partitioner as JSON, under `verify`."""
     return {"verify": asdict(report)}
 
 
-def emit(made: ShardedExpression, program: ShardedProgram, framework: Literal["jax", "torch"]) -> str:
-    """Source text that computes `made` by the steps of `program`, and checks itself when it is run.
+def emit(product: ShardedExpression, program: ShardedProgram, framework: Literal["jax", "torch"]) -> str:
+    """Return source text that computes `product` by the steps of `program`, and checks itself when it is run.
 
-    Raises `InputError` for another framework, and for steps that are not collectives and products.
+    Raises `InputError` for another framework, and for steps other than collectives and products.
     """
     from shardwise.verify import jax_source, torch_source
 
     backends = {"jax": jax_source.write_jax_source, "torch": torch_source.write_torch_source}
     if framework not in backends:
         raise InputError(f"emit: found framework {framework!r}; one of {', '.join(backends)} is required")
-    return backends[framework](build_listing(made, program))
+    return backends[framework](build_listing(product, program))

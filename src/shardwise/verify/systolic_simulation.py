@@ -1,7 +1,7 @@
-"""A systolic array cycle by cycle: weights sink into place, activations cross from the left, sums fall out below.
+"""A systolic array cycle by cycle: weights move down into place, activations right, and sums down and out.
 
-The cells of one diagonal do the same thing one cycle after those of the diagonal before. `book_formulas.rules.SystolicArray` has
-the number of cycles in closed form.
+The cells of a diagonal do the same as those of the previous diagonal one cycle later.
+`book_formulas.rules.SystolicArray` has the number of cycles in closed form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystolicRun:
-    """The product, and the cycles from an empty array to the last sum; of them those in which a cell multiplied, on average."""
+    """The product, the cycles from an empty array to the last sum, and the mean share of cells that multiplied."""
 
     product: Array
     cycles: int
@@ -24,7 +24,7 @@ class SystolicRun:
 
 
 def run_systolic(left: Array, right: Array, side: int) -> SystolicRun:
-    """left[M, D] · right[D, F] on an array of side x side cells, D and F padded with zeros to multiples of it.
+    """Multiply left[M, D] by right[D, F] on an array of side x side cells; D and F are padded with zeros to multiples.
 
     The tiles of `right` follow one another; while one is used, the next loads. Sums over D's tiles are added outside.
     """
@@ -44,7 +44,7 @@ def run_systolic(left: Array, right: Array, side: int) -> SystolicRun:
 
 
 class _Cells:
-    """Registers of all cells: an activation with its place in the stream, a sum, the weight in use and the one that loads."""
+    """Registers of all cells: an activation with its place in the stream, a sum, weights in use and loading."""
 
     def __init__(self, rows: list[Array], weights: list[Array]) -> None:
         self.rows, self.weights = rows, weights
@@ -56,7 +56,7 @@ class _Cells:
         self.cycle = self.work = self.collected = 0
 
     def step(self) -> list[tuple[int, int, int, float]]:
-        """One cycle; the sums that leave: tile, row, column, value."""
+        """Advance one cycle; return the sums that leave: tile, row, column, value."""
         self.shift()
         first = (self.place >= 0) & (self.place % self.period == 0)
         self.used = np.where(first, self.loading, self.used)  # a tile's first row brings its weights into use
@@ -67,7 +67,7 @@ class _Cells:
         return self.collect_sums()
 
     def shift(self) -> None:
-        """Activations move right and sums down; array row i takes in the stream's place that entered row 0 i cycles ago."""
+        """Move activations right and sums down; array row i takes the stream's row that entered row 0 i cycles ago."""
         for register, empty in ((self.activation, 0.0), (self.place, -1)):
             register[:, 1:] = register[:, :-1].copy()
             register[:, 0] = empty
@@ -80,7 +80,7 @@ class _Cells:
                 self.place[i, 0] = tile * self.period + row
 
     def load(self) -> None:
-        """Weights of the next tile sink a cell a cycle, the lowest row's first; column j is j cycles behind column 0."""
+        """Move the next tile's weights down a cell per cycle, the lowest row's first; column j is j cycles late."""
         for j in range(self.side):
             since = self.cycle - j - self.side  # column j's first row of the first tile
             tile, sunk = divmod(since, self.period) if since >= 0 else (-1, since + self.side)
@@ -90,10 +90,10 @@ class _Cells:
 
     def collect_sums(self) -> list[tuple[int, int, int, float]]:
         places = self.place[-1]
-        found = [
+        sums = [
             (*divmod(int(place), self.period), column, float(self.sum[-1, column]))
             for column, place in enumerate(places)
             if place >= 0
         ]
-        self.collected += len(found)
-        return found
+        self.collected += len(sums)
+        return sums

@@ -1,7 +1,7 @@
-"""A listing as PyTorch source: plain collectives of `torch.distributed`, each in a small function that the file brings along.
+"""A listing as PyTorch source: collectives of `torch.distributed`, each in a small function of the emitted file.
 
-PyTorch's collectives work on the leading dim and its process groups sort their members by rank; the functions put dims and
-members in order, so that the steps of `product` read as those of the notation do.
+PyTorch's collectives work on the leading dim, and its process groups sort their members by rank; the functions restore
+the order of dims and members, so that the steps of `product` read like the notation.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ if __name__ == "__main__":
 
 
 def write_torch_source(listing: ProductListing) -> str:
-    """The whole file."""
+    """Return the text of the file."""
     helpers = [_HELPERS[kind] for kind in _HELPERS if kind in listing.kinds]
     if listing.kinds & {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL}:
         helpers.insert(0, _ORDER)
@@ -231,7 +231,7 @@ def _main(listing: ProductListing) -> str:
 
 
 def _shard(array: str, spec: Spec) -> str:
-    """This rank's shard of a whole array; of one that is a partial sum, its summand."""
+    """Return the rank's shard of an unsharded array, its summand if the array is a partial sum, as source."""
     groups = (spec.partial, *spec.axes) if spec.partial else spec.axes
     arguments = ", ".join([array, *map(tuple_text, groups)])
     return f"shard({arguments}){'[0]' if spec.partial else ''}.to(device)"

@@ -1,7 +1,7 @@
-"""What XLA makes of the same sharded product: its collectives, bytes and FLOPs, to hold against what was derived.
+"""What XLA makes of a sharded product: its collectives, bytes and FLOPs, to compare with the derived ones.
 
-The product is compiled, not run, in a process of its own (the number of host devices is fixed when jax starts), with the
-shardings of operands and result given and everything between left to the compiler. Nothing here imports jax but that process.
+The product is compiled, not run, in a process of its own (the number of host devices is fixed when jax starts). The
+shardings of operands and result are given; the compiler decides the rest. Only that process imports jax.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class XlaReport:
     multiplications_per_device: float
 
 
-def compile_product(made: ShardedExpression, *, backend: Backend = "cpu", timeout_s: float = 120) -> XlaReport:
-    """Compile one product. Raises `InputError` when jax or a compiler is missing, or the product is none for XLA."""
-    return compile_products([made], backend=backend, timeout_s=timeout_s)[0]
+def compile_product(product: ShardedExpression, *, backend: Backend = "cpu", timeout_s: float = 120) -> XlaReport:
+    """Compile one product. Raises `InputError` if jax or a compiler is missing, or if XLA has no such product."""
+    return compile_products([product], backend=backend, timeout_s=timeout_s)[0]
 
 
 def compile_products(
@@ -77,14 +77,14 @@ def compile_products(
 ) -> list[XlaReport]:
     """Compile many products in one process, whose start takes longer than most compilations."""
     raise_problems(missing_packages(backend))
-    raise_problems([problem for made in cases for problem in _violations(made, backend)])
-    answer = _compile([_request(made) for made in cases], backend, timeout_s)
+    raise_problems([problem for product in cases for problem in _violations(product, backend)])
+    answer = _compile([_request(product) for product in cases], backend, timeout_s)
     version = answer["version"]
-    return [read_report(made, text, backend, version) for made, text in zip(cases, answer["hlo"], strict=True)]
+    return [read_report(product, text, backend, version) for product, text in zip(cases, answer["hlo"], strict=True)]
 
 
 def missing_packages(backend: Backend) -> list[str]:
-    """What has to be installed before `backend` can compile. Raises `InputError` for a backend that is not known."""
+    """Return a problem for each package that `backend` lacks. Raises `InputError` for an unknown backend."""
     if find_spec("jax") is None:
         return ['xla: jax is not installed; pip install "shardwise[jax]"']
     return [
@@ -101,13 +101,15 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def read_report(made: ShardedExpression, hlo: str, backend: str, version: str) -> XlaReport:
-    """The report of a compiled module's text."""
+def read_report(product: ShardedExpression, hlo: str, backend: str, version: str) -> XlaReport:
+    """Return the report of a compiled module's text."""
     program = HloProgram(hlo)
-    width = bytes_per_element(made.dtype)
+    width = bytes_per_element(product.dtype)
     collectives = tuple(
         XlaCollective(
-            c.kind, group_axes(c.groups, made.mesh, pairs=c.kind is CollectiveKind.PERMUTE), c.received_elements * width
+            c.kind,
+            group_axes(c.groups, product.mesh, pairs=c.kind is CollectiveKind.PERMUTE),
+            c.received_elements * width,
         )
         for c in program.collectives()
     )
@@ -118,9 +120,9 @@ def read_report(made: ShardedExpression, hlo: str, backend: str, version: str) -
 
 
 def group_axes(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | None:
-    """The mesh axes along which the devices of a group differ; none unless every group is a whole line, plane ... of them.
+    """Return the mesh axes along which the devices of a group differ; None unless every group spans whole axes.
 
-    Of a permute's pairs: all axes along which any source differs from its target.
+    For the pairs of a permute: all axes along which any source differs from its target.
     """
     coordinates = list(mesh.coordinates())
     axes = tuple(
@@ -131,13 +133,13 @@ def group_axes(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | Non
     return axes if all(len(set(group)) == mesh.size(axes) for group in groups) else None
 
 
-def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
+def _violations(product: ShardedExpression, backend: Backend) -> list[str]:
     partial = [
         f"xla: {name}{spec} is a partial sum; XLA takes whole operands, so leave {{U_...}} out"
-        for name, spec in zip(made.names, made.operands, strict=True)
+        for name, spec in zip(product.names, product.operands, strict=True)
         if spec.partial
     ]
-    devices = made.mesh.num_devices
+    devices = product.mesh.num_devices
     if backend == "cpu" and devices > LARGEST_CPU_MESH:
         return [*partial, f"xla: the mesh has {devices} devices; the CPU backend takes at most {LARGEST_CPU_MESH}"]
     if backend == "tpu" and devices not in TPU_SHAPES:
@@ -149,14 +151,14 @@ def _violations(made: ShardedExpression, backend: Backend) -> list[str]:
 # The process that compiles
 
 
-def _request(made: ShardedExpression) -> dict[str, Any]:
+def _request(product: ShardedExpression) -> dict[str, Any]:
     return {
-        "product": einsum_equation(made.expression),
-        "dtype": _STAND_INS[made.dtype],
-        "mesh": made.mesh.axes,
-        "shapes": [[made.sizes[dim] for dim in spec.dims] for spec in made.operands],
-        "operands": [spec.axes for spec in made.operands],
-        "result": made.goal.axes if made.goal is not None else None,
+        "product": einsum_equation(product.expression),
+        "dtype": _STAND_INS[product.dtype],
+        "mesh": product.mesh.axes,
+        "shapes": [[product.sizes[dim] for dim in spec.dims] for spec in product.operands],
+        "operands": [spec.axes for spec in product.operands],
+        "result": product.goal.axes if product.goal is not None else None,
     }
 
 
@@ -168,21 +170,21 @@ def _compile(requests: Sequence[Mapping[str, Any]], backend: Backend, timeout_s:
     command = [sys.executable, "-c", "from shardwise.verify.xla_worker import compile_requests; compile_requests()"]
     text = json.dumps({"backend": backend, "requests": requests})
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, input=text, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
         )
     except subprocess.TimeoutExpired:
-        late = f"xla: {len(requests)} products were not compiled within {timeout_s:g} s; give more time"
-        raise InputError(late) from None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise InputError(f"xla: the {backend} compiler failed: {last[0]}")
-    answer: dict[str, Any] = json.loads(done.stdout)
+        problem = f"xla: {len(requests)} products were not compiled within {timeout_s:g} s; give more time"
+        raise InputError(problem) from None
+    if process.returncode:
+        last_line = process.stderr.strip().splitlines()[-1:] or [f"exit status {process.returncode}"]
+        raise InputError(f"xla: the {backend} compiler failed: {last_line[0]}")
+    answer: dict[str, Any] = json.loads(process.stdout)
     return answer
 
 
 def _environment(backend: Backend, devices: int) -> dict[str, str]:
-    """Variables that jax reads when it is imported."""
+    """Return the variables that jax reads at import."""
     common = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if backend == "cpu":
         return common | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}

@@ -1,7 +1,7 @@
-"""The child process of `verify.xla_compile`, which compiles products with XLA.
+"""Child process of `verify.xla_compile` that compiles products with XLA.
 
-Requests come as JSON on standard input, and the HLO of each goes to standard output. jax is imported inside the functions, so
-that the parent process can import this module without it.
+Requests come as JSON on standard input; the HLO of each goes to standard output. jax is imported inside the functions,
+so that the parent process can import this module without it.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TPU_SHAPES = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 
 
 
 def compile_requests() -> None:
-    """Compile what standard input asks for, and write the modules' texts to standard output."""
+    """Compile the requests on standard input, and write the text of their modules to standard output."""
     import jax
 
-    asked = json.load(sys.stdin)
-    texts = [_compile_request(request, asked["backend"]) for request in asked["requests"]]
+    job = json.load(sys.stdin)
+    texts = [_compile_request(request, job["backend"]) for request in job["requests"]]
     json.dump({"version": f"jax {jax.__version__}", "hlo": texts}, sys.stdout)
 
 
@@ -49,10 +49,10 @@ def _compile_request(request: Mapping[str, Any], backend: str) -> str:
 
 
 def module_text(compiled: Any) -> str:
-    """The HLO of what jax has compiled, with every constant in full.
+    """Return the HLO of a module that jax compiled, with every constant in full.
 
-    The text that jax itself gives leaves out the values of constants of more than ten elements (`{...}`). A table of where each
-    device's part starts, which tells a ReduceScatter from an AllReduce, has an element for each device.
+    The text of jax itself leaves out constants of more than ten elements (`{...}`). The table of where each device's
+    part starts, which tells a ReduceScatter from an AllReduce, has an element per device.
     """
     options = import_module("jaxlib._hlo").HloPrintOptions()  # jax gives out no name of its own for it
     options.print_large_constants = True
@@ -75,7 +75,7 @@ device_description_str: "NVIDIA H100 80GB HBM3" """
 
 
 def _devices(sizes: Sequence[int], backend: str) -> Any:
-    """The first devices of the backend, or those of a described machine, as an array of the mesh's shape."""
+    """Return the first devices of the backend, or those of a described machine, as an array of the mesh's shape."""
     import jax
     import numpy as np
     from jax.experimental import mesh_utils, topologies

@@ -1,7 +1,7 @@
-"""A sweep over batches: each batch is trained to one loss, at the learning rate that reaches it in the fewest steps.
+"""Sweep over batches: train with each batch to one loss, at the learning rate that reaches it in the fewest steps.
 
-What is run next follows from the runs that have ended, so a sweep may stop and go on at any time. Whatever is wrong with one of
-its runs is reported before the first begins.
+The next runs follow from those that have ended, so a sweep may stop and resume at any time. Problems of its runs are
+reported before the first starts.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shardwise.search.plan_file import load_plan
 from shardwise.values.errors import InputError, raise_problems, run_all
 from shardwise.values.units import format_count, format_quantity, parse_count, parse_quantity, pluralize
 
-RATE_FACTOR = 2.0  # between neighbouring learning rates: the best is at most its root from one of them
-FARTHEST_FACTOR = 3  # of these from the square-root rule's: 1/8 to 8 times
+RATE_FACTOR = 2.0  # between neighbouring learning rates: one of them is within a factor of its root of the best rate
+FARTHEST_FACTOR = 3  # powers of RATE_FACTOR around the square-root rule's rate: 1/8 to 8 times
 
 
 @dataclass(frozen=True, slots=True)
 class SweepTrial:
-    """A run that is to be made, and the most steps of it: those after which it is of no use."""
+    """A run to make, and the step after which it is of no more use."""
 
     batch_tokens: int
     learning_rate: float
@@ -47,22 +47,25 @@ class SweepTrial:
 
     @property
     def name(self) -> str:
-        """That of its folder."""
+        """Name of the run's folder."""
         return f"batch-{self.batch_tokens}-rate-{self.learning_rate:.3g}-seed-{self.seed}"
 
     @property
     def key(self) -> tuple[int, float, int]:
-        """What tells it from all others of its sweep."""
+        """Batch, learning rate and seed, which no other run of the sweep shares."""
         return self.batch_tokens, self.learning_rate, self.seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """Batches in tokens, each run to a loss with `num_seeds` seeds at the learning rate that reaches it in the fewest steps.
+    """Batches in tokens, each run to a loss with `num_seeds` seeds at the learning rate that needs the fewest steps.
 
-    The rate is looked for with the first seed: among `learning_rates`, or, where there are none, at and around the square-root
-    rule's, which is `learning_rate` at a batch of `plan_batch_tokens`: both neighbours (half and double) of the best are tried,
-    until the best lies between them. A rate that needs more steps than the best so far is stopped there. Raises `InputError`.
+    The rate is searched with the first seed: among `learning_rates` or, if there are none, around that of the
+    square-root rule, which is `learning_rate` at a batch of `plan_batch_tokens`. Both neighbours of the best rate (half
+    and double) are tried until the best lies between them. A rate that needs more steps than the best so far is stopped
+    there.
+
+    Raises `InputError` for a rate that is no number above 0.
     """
 
     batches: tuple[int, ...]
@@ -79,54 +82,68 @@ class Design:
 
     @property
     def seeds(self) -> range:
-        """The seeds that each batch is run with."""
+        """Seeds that each batch is run with."""
         return range(self.first_seed, self.first_seed + self.num_seeds)
 
     def next_trials(self, runs: Sequence[BatchRun]) -> Iterator[SweepTrial]:
-        """The runs that may be made now, those of the smallest batches, which take the most steps, first."""
+        """Yield the runs that may be made now; the smallest batches, which take the most steps, first."""
         for batch in sorted(self.batches):
             yield from self._of_batch(batch, [run for run in runs if run.batch_tokens == batch])
 
     def _of_batch(self, batch: int, runs: Sequence[BatchRun]) -> Iterator[SweepTrial]:
-        tuned = [run for run in runs if run.seed == self.first_seed]
-        best = min((run for run in tuned if run.steps is not None), key=lambda run: run.steps or 0.0, default=None)
-        rates = [rate for rate in self._rates(batch, tuned, best) if rate not in [run.learning_rate for run in tuned]]
-        most = self.most_steps if best is None or best.steps is None else min(math.ceil(best.steps), self.most_steps)
-        yield from (SweepTrial(batch, rate, self.first_seed, most) for rate in rates)
-        if best is not None and best.learning_rate is not None and not rates:
-            done = [run.seed for run in runs if run.learning_rate == best.learning_rate]
+        first_seed_runs = [run for run in runs if run.seed == self.first_seed]
+        best_run = min(
+            (run for run in first_seed_runs if run.steps is not None), key=lambda run: run.steps or 0.0, default=None
+        )
+        rates = [
+            rate
+            for rate in self._rates(batch, first_seed_runs, best_run)
+            if rate not in [run.learning_rate for run in first_seed_runs]
+        ]
+        max_steps = (
+            self.most_steps
+            if best_run is None or best_run.steps is None
+            else min(math.ceil(best_run.steps), self.most_steps)
+        )
+        yield from (SweepTrial(batch, rate, self.first_seed, max_steps) for rate in rates)
+        if best_run is not None and best_run.learning_rate is not None and not rates:
+            finished_seeds = [run.seed for run in runs if run.learning_rate == best_run.learning_rate]
             for seed in self.seeds:
-                if seed not in done:
-                    yield SweepTrial(batch, best.learning_rate, seed, self.most_steps)
+                if seed not in finished_seeds:
+                    yield SweepTrial(batch, best_run.learning_rate, seed, self.most_steps)
 
-    def _rates(self, batch: int, tuned: Sequence[BatchRun], best: BatchRun | None) -> Sequence[float]:
-        """The learning rates of a batch that have to be known before the best of them counts."""
+    def _rates(self, batch: int, first_seed_runs: Sequence[BatchRun], best_run: BatchRun | None) -> Sequence[float]:
+        """Return the learning rates that must have run before the best of them counts."""
         if self.learning_rates:
             return self.learning_rates
-        middle = square_root_learning_rate(self.learning_rate, self.plan_batch_tokens, batch)
-        grid = [middle * RATE_FACTOR**power for power in range(-FARTHEST_FACTOR, FARTHEST_FACTOR + 1)]
-        if not tuned:
-            return [middle]
-        tried = [grid.index(run.learning_rate) for run in tuned if run.learning_rate in grid]
-        if best is not None:
-            at = grid.index(best.learning_rate) if best.learning_rate in grid else FARTHEST_FACTOR
-            near = [at - 1, at + 1]
-        else:  # too high where one has failed, too low where all have run to their end
-            near = [min(tried) - 1] if any(run.failed != NOT_REACHED for run in tuned) else [max(tried) + 1]
-        return [grid[place] for place in near if 0 <= place < len(grid)]
+        rule_rate = square_root_learning_rate(self.learning_rate, self.plan_batch_tokens, batch)
+        grid = [rule_rate * RATE_FACTOR**power for power in range(-FARTHEST_FACTOR, FARTHEST_FACTOR + 1)]
+        if not first_seed_runs:
+            return [rule_rate]
+        tried_indices = [grid.index(run.learning_rate) for run in first_seed_runs if run.learning_rate in grid]
+        if best_run is not None:
+            best_index = grid.index(best_run.learning_rate) if best_run.learning_rate in grid else FARTHEST_FACTOR
+            next_indices = [best_index - 1, best_index + 1]
+        else:  # rates are too high if a run has failed, too low if all ran out of steps
+            next_indices = (
+                [min(tried_indices) - 1]
+                if any(run.failed != NOT_REACHED for run in first_seed_runs)
+                else [max(tried_indices) + 1]
+            )
+        return [grid[index] for index in next_indices if 0 <= index < len(grid)]
 
 
 SCHEMA = "shardwise.batch_sweep/1"
 
 
 def sweep_folder(path: Path) -> ExperimentFolder:
-    """The folder of a sweep."""
+    """Return the folder of a sweep."""
     return ExperimentFolder(path=path, kind="sweep", schema=SCHEMA, lines=RUNS_FILE)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSweep:
-    """A sweep in a folder. `flags` are those that all runs have (`shardwise train`)."""
+    """A sweep in a folder; `flags` of `shardwise train` are common to all runs."""
 
     plan: Path
     design: Design
@@ -135,45 +152,44 @@ class BatchSweep:
     flags: Sequence[str]
 
     def runs(self) -> tuple[BatchRun, ...]:
-        """Those that have ended."""
+        """Return the runs that have ended."""
         return read_batch_runs(self.folder.path) if self.folder.runs.exists() else ()
 
     def pending_trials(self) -> list[SweepTrial]:
-        """Those that may be made now."""
+        """Return the runs that may be made now."""
         return list(self.design.next_trials(self.runs()))
 
     def is_complete(self, trial: SweepTrial) -> bool:
-        """Whether a run has reached the loss, or has made all its steps."""
+        """Return True if a run has reached the loss or made all its steps."""
         losses = self.folder.losses_of(trial.name)
         return len(losses) >= trial.most_steps or steps_to_loss(losses, self.target_loss) is not None
 
     def prepare(self, trial: SweepTrial) -> None:
-        """A run of a sweep begins from nothing."""
+        """Do nothing: a run of a sweep starts from scratch."""
 
     def command(self, trial: SweepTrial) -> list[str]:
-        """What `train` is given for a run."""
+        """Return the arguments of `train` for a run."""
         run = self.folder.run_of(trial.name)
-        own: Mapping[str, object] = {
+        run_flags: Mapping[str, object] = {
             "--batch-schedule": trial.batch_tokens, "--learning-rate": repr(trial.learning_rate), "--seed": trial.seed,
             "--steps": trial.most_steps, "--to-loss": self.target_loss, "--out": run.path,
             "--checkpoint-every": CHECKPOINT_EVERY, "--keep-last": 1,
         }  # fmt: skip
-        again = ["--resume"] if run.contains_run else []
-        return [*self.flags, *(f"{flag}={value}" for flag, value in own.items()), *again, str(self.plan)]
+        resume_flag = ["--resume"] if run.contains_run else []
+        return [*self.flags, *(f"{flag}={value}" for flag, value in run_flags.items()), *resume_flag, str(self.plan)]
 
     def line(self, trial: SweepTrial, failed: str | None) -> dict[str, Any]:
-        """The line of a run that has ended."""
+        """Return the line of a run that has ended."""
         return result_line(trial, self.folder.losses_of(trial.name), self.target_loss, failed)
 
     def progress_line(self, trial: SweepTrial, line: Mapping[str, Any]) -> str:
-        """A run that has ended in a line of progress."""
+        """Return the result of a run as a line of progress."""
         rate = format_quantity(trial.learning_rate)
         return f"batch {trial.batch_tokens:,}, learning rate {rate}, seed {trial.seed}: {_result_text(line, trial)}"
 
 
 def result_line(trial: SweepTrial, losses: Sequence[float], target_loss: float, failed: str | None) -> dict[str, Any]:
-    """The line of a run that has ended: its steps and tokens to the loss, null where it was not reached, and its last smoothed
-    loss.
+    """Return the line of an ended run: steps and tokens to the loss (None if not reached), and its last smoothed loss.
 
     >>> result_line(SweepTrial(8, 1e-3, 0, 99), [3.0] * 30, 2.0, None)["steps"] is None
     True
@@ -184,8 +200,8 @@ def result_line(trial: SweepTrial, losses: Sequence[float], target_loss: float, 
     steps = None if failed else target.steps
     return {
         "batch_tokens": trial.batch_tokens, "learning_rate": trial.learning_rate, "seed": trial.seed, "steps": steps,
-        "tokens": None if steps is None else steps * trial.batch_tokens, "loss": target.smoothed, "target_loss": target_loss,
-        "failed": failed,
+        "tokens": None if steps is None else steps * trial.batch_tokens, "loss": target.smoothed,
+        "target_loss": target_loss, "failed": failed,
     }  # fmt: skip
 
 
@@ -206,18 +222,21 @@ REQUIRED = {
 
 
 def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
-    """Run what is left of a sweep, and give all its runs. Raises `InputError`, and `SystemExit` where it was asked to stop."""
+    """Make the runs that are left of a sweep, and return all of them.
+
+    Raises `InputError`, and `SystemExit` after a signal.
+    """
     require_flags(arguments, REQUIRED)
     plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, what="--to-loss", unit="")
-    design, share = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
+    design, budget = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
     sweep = _build_sweep(arguments, design, target_loss)
     run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
-    Runner(sweep, share, say).run_all(_identity(arguments, sweep))
+    Runner(sweep, budget, say).run_all(_identity(arguments, sweep))
     return sweep.runs()
 
 
 def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
-    """The design that flags say for a plan. Raises `InputError` with all that is wrong with them."""
+    """Return the design of a sweep from its flags. Raises `InputError` with every problem of them."""
     batches, rate, rates, seeds, steps = run_all(
         lambda: parse_batches(arguments.batches),
         lambda: parse_quantity(arguments.learning_rate, what="--learning-rate", unit=""),
@@ -238,7 +257,7 @@ def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
 def _build_sweep(arguments: argparse.Namespace, design: Design, target_loss: float) -> BatchSweep:
     warmup = parse_whole_number(arguments.warmup, "--warmup")
     flags = [f"--warmup={warmup}", "--schedule=constant"]
-    flags += [f"--data={one}" for one in arguments.data] + [f"--set={one}" for one in arguments.set]
+    flags += [f"--data={text}" for text in arguments.data] + [f"--set={text}" for text in arguments.set]
     return BatchSweep(
         plan=Path(arguments.source), design=design, target_loss=target_loss, folder=sweep_folder(Path(arguments.out)),
         flags=flags,
@@ -246,18 +265,19 @@ def _build_sweep(arguments: argparse.Namespace, design: Design, target_loss: flo
 
 
 def _admit(plan: Plan, command: Sequence[str]) -> None:
-    """The checks of `train` on one of the runs."""
+    """Check a run as `train` does before it starts."""
     try:
         check_run(plan, parse_settings(build_parser().parse_args(command)))
     except InputError as error:
-        batch = next(word for word in command if word.startswith("--batch-schedule"))
-        raise InputError(*(f"{batch}: {problem}" for problem in error.problems)) from None
+        batch_flag = next(argument for argument in command if argument.startswith("--batch-schedule"))
+        raise InputError(*(f"{batch_flag}: {problem}" for problem in error.problems)) from None
 
 
 def _identity(arguments: argparse.Namespace, sweep: BatchSweep) -> dict[str, Any]:
-    """What the runs of one sweep have in common."""
+    """Return what all runs of a sweep have in common."""
     design = sweep.design
     return {
-        "plan": Path(arguments.source).read_text(encoding="utf-8"), "to_loss": sweep.target_loss, "flags": list(sweep.flags),
-        "learning_rate": design.learning_rate, "learning_rates": list(design.learning_rates),
+        "plan": Path(arguments.source).read_text(encoding="utf-8"), "to_loss": sweep.target_loss,
+        "flags": list(sweep.flags), "learning_rate": design.learning_rate,
+        "learning_rates": list(design.learning_rates),
     }  # fmt: skip

@@ -1,6 +1,6 @@
-"""Training runs side by side in one folder: the folder with a line for each run that has ended, and the processes that train.
+"""Training runs side by side in one folder: a line of JSON for each run that has ended, and the processes that train.
 
-`Runner` starts, records and stops the runs of an experiment until none is left; the same command goes on where it was stopped.
+`Runner` starts, records and stops the runs of an experiment until none is left; the same command resumes it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from shardwise.values.units import parse_count, pluralize
 
 
 def require_flags(arguments: argparse.Namespace, required: Mapping[str, str]) -> None:
-    """Raise `InputError` that names every flag that is missing; `required` has what each of them takes."""
+    """Raise `InputError` that names every missing flag; `required` maps a flag to the text of what it takes."""
     missing = [name for name in required if not getattr(arguments, name)]
     raise_problems([f"--{name.replace('_', '-')}: found none; {required[name]}, is required" for name in missing])
 
 
 def parse_batches(text: str) -> tuple[int, ...]:
-    """The batches in tokens that `--batches` names, in the order given. Raises `InputError`.
+    """Return the batches of `--batches` in tokens, in the order given. Raises `InputError`.
 
     >>> parse_batches("1Ki:4Ki:x2"), parse_batches("512,4Ki")
     ((1024, 2048, 4096), (512, 4096))
@@ -50,7 +50,7 @@ LONGEST_TEXT = 200  # characters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFolder:
-    """Where runs of one kind (`kind`, such as "sweep") keep what; `lines` is the name of the file with a line for each."""
+    """Paths of an experiment of a `kind`, such as "sweep"; `lines` is the name of the file with a line per ended run."""
 
     path: Path
     kind: str
@@ -59,79 +59,79 @@ class ExperimentFolder:
 
     @property
     def identity(self) -> Path:
-        """What the runs are of."""
+        """File that identifies the experiment: what all of its runs have in common."""
         return self.path / f"{self.kind}.json"
 
     @property
     def runs(self) -> Path:
-        """A line of JSON for each run that has ended."""
+        """File with a line of JSON for each run that has ended."""
         return self.path / self.lines
 
     def run_of(self, name: str) -> RunFolder:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return RunFolder(self.path / "runs" / name)
 
     def output_of(self, name: str) -> Path:
-        """What a run prints."""
+        """Return the file with the output of a run."""
         return self.path / "runs" / f"{name}.txt"
 
-    def open_or_resume(self, of: Mapping[str, Any]) -> None:
-        """Make the folder, or go on with the runs in it. Raises `InputError` for a folder with runs of something else."""
-        said = json.loads(json.dumps({"schema": self.schema, **of}))
+    def open_or_resume(self, identity: Mapping[str, Any]) -> None:
+        """Create the folder, or check that it holds the same experiment. Raises `InputError` if it does not."""
+        payload = json.loads(json.dumps({"schema": self.schema, **identity}))
         if self.identity.exists():
-            self._require_same(said)
+            self._require_same(payload)
         elif self.path.is_dir() and any(path.name != "lock" for path in self.path.iterdir()):
             raise InputError(
                 f"--out: {self.path} holds other files; an empty folder, or that of a {self.kind}, is required"
             )
         else:
             self.path.joinpath("runs").mkdir(parents=True, exist_ok=True)
-            write_json_atomic(self.identity, said)
+            write_json_atomic(self.identity, payload)
 
-    def _require_same(self, said: Mapping[str, Any]) -> None:
-        before, where = read_json(self.identity), f"the {self.kind} in {self.path}"
-        differs = [name for name in {**before, **said} if before.get(name) != said.get(name)]
-        if differs:
+    def _require_same(self, payload: Mapping[str, Any]) -> None:
+        recorded, folder_text = read_json(self.identity), f"the {self.kind} in {self.path}"
+        differing = [name for name in {**recorded, **payload} if recorded.get(name) != payload.get(name)]
+        if differing:
             raise InputError(
                 *(
-                    f"{name}: found {_short(said.get(name))}; {where} has {_short(before.get(name))}, which is required: give "
-                    "the same, or another --out"
-                    for name in differs
+                    f"{name}: found {_short(payload.get(name))}; {folder_text} has {_short(recorded.get(name))}, which is "
+                    "required: give the same, or another --out"
+                    for name in differing
                 )
             )
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """Add the line of a run: a file that is read is whole at any moment."""
-        before = self.runs.read_text(encoding="utf-8") if self.runs.exists() else ""
-        write_text_atomic(self.runs, before + json.dumps(line) + "\n")
+        """Append the line of a run. The file is replaced as a whole, so that a reader never sees half a line."""
+        previous_lines = self.runs.read_text(encoding="utf-8") if self.runs.exists() else ""
+        write_text_atomic(self.runs, previous_lines + json.dumps(line) + "\n")
 
     def num_ended(self) -> int:
-        """The runs that have ended."""
+        """Return the number of runs that have ended."""
         return len(self.runs.read_text(encoding="utf-8").splitlines()) if self.runs.exists() else 0
 
     def log_of(self, name: str) -> StepLog | None:
-        """The log of a run; None where it has not begun."""
+        """Return the log of a run; None if it has not started."""
         log = self.run_of(name).log
         return read_log(log) if log.exists() else None
 
     def losses_of(self, name: str) -> list[float]:
-        """The losses of the steps of a run; none where it has not begun."""
+        """Return the losses of the steps of a run; none if it has not started."""
         log = self.log_of(name)
         return [] if log is None else [record.loss for record in log.steps]
 
 
 def _short(value: object) -> str:
-    """A value in a message; of a long one, such as a plan, its hash."""
+    """Return the text of a value for a message; a hash if it is long, such as a plan."""
     text = str(value)
     return text if len(text) <= LONGEST_TEXT else f"one of hash {hashlib.sha256(text.encode('utf-8')).hexdigest()[:12]}"
 
 
 def failure_reason(output: Path, code: int) -> str:
-    """Why a run failed: the error that it printed last, or its exit code with its last line."""
+    """Return the error that a run printed last, or else its exit code with its last line."""
     lines = output.read_text(encoding="utf-8", errors="replace").splitlines() if output.exists() else []
-    said = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    last = "".join(f": {line}" for line in lines[-1:])
-    return said[-1] if said else f"ended with exit code {code}{last}"
+    errors = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
+    last_line = "".join(f": {line}" for line in lines[-1:])
+    return errors[-1] if errors else f"ended with exit code {code}{last_line}"
 
 
 TICK_S = 0.2  # between two looks at what has ended
@@ -139,7 +139,7 @@ CHECKPOINT_EVERY = 500  # steps: what is lost of each run by those that are kill
 
 
 class Trial(Protocol):
-    """A run that is to be made: the name of its folder, and what tells it from all others of its folder."""
+    """A run to make: the name of its folder, and a key that no other run of the experiment has."""
 
     @property
     def name(self) -> str: ...
@@ -152,62 +152,67 @@ T = TypeVar("T", bound=Trial)
 
 
 class Experiment(Protocol[T]):
-    """Runs that belong together, as a runner asks for them."""
+    """Runs of one experiment, as `Runner` asks for them."""
 
     @property
     def folder(self) -> ExperimentFolder:
-        """Where they are kept."""
+        """Folder of the experiment."""
 
     def pending_trials(self) -> Sequence[T]:
-        """Those that may be made now, by what has ended; those under way are among them."""
+        """Return the trials that may start now, given the runs that have ended; includes those that are running."""
 
     def prepare(self, trial: T) -> None:
-        """Have what a run needs beside its flags. Raises `InputError`."""
+        """Write the files that a run needs besides its flags. Raises `InputError`."""
 
     def command(self, trial: T) -> list[str]:
-        """What `train` is given for a run; of one that had begun, that it goes on."""
+        """Return the arguments of `train` for a run; with `--resume` if it has started before."""
 
     def is_complete(self, trial: T) -> bool:
-        """Whether the log of a run has all its steps."""
+        """Return True if the log of a run has all its steps."""
 
     def line(self, trial: T, failed: str | None) -> dict[str, Any]:
-        """The line of a run that has ended; `failed` is why it did not come to its end."""
+        """Return the line of a run that has ended; `failed` is the reason if it did not complete."""
 
     def progress_line(self, trial: T, line: Mapping[str, Any]) -> str:
-        """The same for people."""
+        """Return the line of a run as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessBudget:
-    """How many runs there are at a time, and the threads of each."""
+    """Number of runs at a time, and of threads of each."""
 
     num_processes: int
     num_threads: int
 
     @classmethod
-    def of(cls, processes: str | None, ranks: int) -> ProcessBudget:
-        """Of this host's cores, for runs of so many ranks; `processes` is what `--processes` says. Raises `InputError`."""
+    def of(cls, processes: str | None, num_ranks: int) -> ProcessBudget:
+        """Divide the cores of this host among runs of `num_ranks` ranks; `processes` is the text of `--processes`.
+
+        Raises `InputError`.
+        """
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        count = parse_count(processes, what="--processes") if processes else max(cores // ranks, 1)
-        return cls(num_processes=count, num_threads=max(cores // (count * ranks), 1))
+        num_processes = parse_count(processes, what="--processes") if processes else max(cores // num_ranks, 1)
+        return cls(num_processes=num_processes, num_threads=max(cores // (num_processes * num_ranks), 1))
 
 
 @dataclass(slots=True)
 class Runner(Generic[T]):
-    """Makes the runs of `trials`; `say` shows a line of progress."""
+    """Make the runs of an experiment; `say` shows a line of progress."""
 
     trials: Experiment[T]
     share: ProcessBudget
     say: Callable[[str], None]
     _running: dict[T, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def run_all(self, of: Mapping[str, Any]) -> None:
-        """All runs that are left of those that are `of` this. Raises `InputError` for a folder of other runs, and `SystemExit`
-        where it was asked to stop."""
+    def run_all(self, identity: Mapping[str, Any]) -> None:
+        """Make the runs that are left in the folder of the experiment with this identity.
+
+        Raises `InputError` for a folder of another experiment, and `SystemExit` after a signal.
+        """
         folder = self.trials.folder
         with RunLock(folder.path) as lock, StopRequest() as stop:
             lock.take()
-            folder.open_or_resume(of)
+            folder.open_or_resume(identity)
             self.say(
                 f"{folder.num_ended()} of the {folder.kind}'s runs are done; {self.share.num_processes} run side by side"
             )
@@ -217,8 +222,10 @@ class Runner(Generic[T]):
             raise SystemExit(code)
 
     def run(self, stop: StopRequest) -> int:
-        """All runs that are left. The exit code: 0, or 128 and the signal by which it was asked to stop; runs that had begun then
-        go on where they were when this is run again."""
+        """Make the runs that are left, and return the exit code: 0, or 128 plus the signal that stopped it.
+
+        Runs that were stopped resume from their checkpoints when this is run again.
+        """
         try:
             while not stop.signal and (self._start_pending() or self._running):
                 self._record()
@@ -228,33 +235,35 @@ class Runner(Generic[T]):
         return exit_code(stop.signal)
 
     def _start_pending(self) -> bool:
-        """Start what may be, as far as there is room. Whether anything is left to be run."""
-        under_way = {trial.key for trial in self._running}
-        waiting = [trial for trial in self.trials.pending_trials() if trial.key not in under_way]
-        for trial in waiting[: self.share.num_processes - len(self._running)]:
-            if self.trials.is_complete(trial):  # and was not recorded: this was killed in between
+        """Start as many trials as there is room for; return False if nothing is left to run."""
+        running_keys = {trial.key for trial in self._running}
+        pending = [trial for trial in self.trials.pending_trials() if trial.key not in running_keys]
+        for trial in pending[: self.share.num_processes - len(self._running)]:
+            if self.trials.is_complete(trial):  # but not recorded: an earlier runner was killed in between
                 self._add(trial, None)
             else:
                 self._running[trial] = self._start_process(trial)
-        return bool(waiting)
+        return bool(pending)
 
     def _start_process(self, trial: T) -> subprocess.Popen[bytes]:
         self.trials.prepare(trial)
         command = [sys.executable, "-m", "shardwise", "train", *self.trials.command(trial)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(self.share.num_threads)}
         with self.trials.folder.output_of(trial.name).open("ab") as output:
-            # The run ends with this process, and with a checkpoint; Ctrl-C reaches this alone, which then asks each to stop.
+            # In a process group of its own: Ctrl-C reaches only the runner, which then asks each run to stop with a
+            # checkpoint. `end_with_parent` ends the run if the runner is killed.
             return subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0,
                 preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def _record(self) -> None:
-        """Write a line for each run that has ended; one that came to its end did so whatever its process ended with."""
+        """Write a line for each run that has ended."""
         for trial, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
                 del self._running[trial]
+                # The log decides, not the exit code: a run may end with an error after its last step.
                 has_failed = code and not self.trials.is_complete(trial)
                 self._add(trial, failure_reason(self.trials.folder.output_of(trial.name), code) if has_failed else None)
 
@@ -266,7 +275,7 @@ class Runner(Generic[T]):
         self.say(f"{self.trials.progress_line(trial, line)} ({done})")
 
     def _end(self) -> None:
-        """Ask what runs to stop, and wait until it has."""
+        """Ask all processes to stop, and wait for them."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         for process in self._running.values():

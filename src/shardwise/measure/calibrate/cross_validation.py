@@ -1,10 +1,12 @@
-"""How good predictions are where they were not fitted: runs are left out in turn, and predicted from the others.
+"""Errors of predictions for runs outside the fit: groups of runs are left out in turn and predicted from the others.
 
-*model*: the stack is known, the model is new: a tenth of all pairs of stack and model at a time, several draws. *source*: a
-source and its stack are new: their runs are left out, and the stack is expected to be as others of its kind. *lab*: the same
-with all sources of a lab, NVIDIA's and Google's many among them. *three*: a source is new, and then three of its runs are
-given. The constants of the others are found from the derivatives at the fit to all, which is exact as far as times are
-straight lines there; what is left out is priced exactly.
+- *model*: stack known, model new; a tenth of all pairs of stack and model at a time, several draws
+- *source*: a source and its stack are new: its runs are left out, and the stack is at the priors of its kind
+- *lab*: the same with all sources of a lab, such as NVIDIA's and Google's
+- *three*: a source is new, and then three of its runs are given
+
+Constants from the other runs follow from the derivatives at the fit to all, exact as long as log times are linear
+there; runs that are left out are priced exactly.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from shardwise.values.progress import Progress, ignore_progress
 
 TENTHS, NUM_GIVEN, DRAWS = 10, 3, 3
 FOLDS = ("model", "source", "lab", "three")
-REPEATED_FOLDS = ("model", "three")  # those that chance decides, several times
+REPEATED_FOLDS = ("model", "three")  # drawn at random, several times
 SEED = 0
 # Sources of several releases.
 SOURCES = (("mbridge", r"nvidia-mbridge|mbridge"), ("dgxc", "dgxc"))
@@ -43,7 +45,7 @@ LABS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldMember:
-    """An observation with where it comes from: its source's family, and its model by its sizes, whatever it is called."""
+    """An observation with its source's family and the text of its model's sizes, without the model's name."""
 
     observation: Observation
     family: str
@@ -55,7 +57,7 @@ class FoldMember:
 
     @property
     def source(self) -> str:
-        """The family without its releases: those of one product are no sources of their own."""
+        """Family without its release: releases of one product are one source."""
         return next((source for source, names in SOURCES if re.match(names, self.family)), self.family)
 
     @property
@@ -65,7 +67,7 @@ class FoldMember:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitEvidence:
-    """A fit to members and to observations that are never left out, in this order."""
+    """A fit to members and then to observations that are never left out."""
 
     members: Sequence[FoldMember]
     always_fitted: Sequence[Observation] = ()
@@ -73,12 +75,12 @@ class FitEvidence:
 
     @property
     def observations(self) -> list[Observation]:
-        """All that was fitted."""
-        return [*(one.observation for one in self.members), *self.always_fitted]
+        """Observations of the fit, in its order."""
+        return [*(member.observation for member in self.members), *self.always_fitted]
 
 
 class HeldOutPrediction(NamedTuple):
-    """A prediction to make: of a member, for a kind of fold and draw, at constants by name."""
+    """A prediction to make for a member, by kind of fold and draw, at these constants."""
 
     fold: str
     draw: int
@@ -86,107 +88,113 @@ class HeldOutPrediction(NamedTuple):
     constants: Mapping[str, float]
 
 
-def cross_validate(found: FitEvidence, progress: Progress = ignore_progress) -> Mapping[str, Array]:
-    """Predicted seconds by kind of fold, [draw, member]; nan where a fold has none (given runs, labs of few)."""
-    return _predict(found.members, list(_held_out_predictions(found, progress)), progress)
+def cross_validate(evidence: FitEvidence, progress: Progress = ignore_progress) -> Mapping[str, Array]:
+    """Return the predicted seconds by kind of fold, [draw, member]; nan if a fold does not predict a member."""
+    return _predict(evidence.members, list(_held_out_predictions(evidence, progress)), progress)
 
 
-def _held_out_predictions(found: FitEvidence, progress: Progress) -> Iterator[HeldOutPrediction]:
-    members = found.members
+def _held_out_predictions(evidence: FitEvidence, progress: Progress) -> Iterator[HeldOutPrediction]:
+    members = evidence.members
     for draw in range(DRAWS):
         progress("left out by model", draw, DRAWS)
-        yield from _leave_out_groups(found, "model", model_folds(members, draw), draw)
+        yield from _leave_out_groups(evidence, "model", model_folds(members, draw), draw)
     for fold in ("source", "lab"):
         progress(f"left out by {fold}")
-        yield from _leave_out_groups(found, fold, fold_groups(members, fold), new_stacks=True)
+        yield from _leave_out_groups(evidence, fold, fold_groups(members, fold), new_stacks=True)
     progress("left out by lab, with three runs given")
-    yield from _give_three_runs(found)
+    yield from _give_three_runs(evidence)
 
 
 def _predict(
-    members: Sequence[FoldMember], asked: Sequence[HeldOutPrediction], progress: Progress
+    members: Sequence[FoldMember], requests: Sequence[HeldOutPrediction], progress: Progress
 ) -> Mapping[str, Array]:
-    """Seconds by kind of fold; all of a member are worked out at once."""
+    """Return the seconds by kind of fold; all predictions of a member are priced in one call."""
     by_member: dict[int, list[HeldOutPrediction]] = {}
-    for one in asked:
-        by_member.setdefault(one.member, []).append(one)
+    for request in requests:
+        by_member.setdefault(request.member, []).append(request)
     seconds = {fold: np.full((DRAWS if fold in REPEATED_FOLDS else 1, len(members)), np.nan) for fold in FOLDS}
-    for number, (member, own) in enumerate(by_member.items()):
+    for number, (member, member_requests) in enumerate(by_member.items()):
         progress("held-out runs predicted", number, len(by_member))
-        constants = {name: np.array([one.constants[name] for one in own]) for name in own[0].constants}
-        found = np.broadcast_to(members[member].observation.seconds(constants), len(own))
-        for one, value in zip(own, found, strict=True):
-            seconds[one.fold][one.draw, member] = value
+        constants = {
+            name: np.array([request.constants[name] for request in member_requests])
+            for name in member_requests[0].constants
+        }
+        predicted_s = np.broadcast_to(members[member].observation.seconds(constants), len(member_requests))
+        for request, value in zip(member_requests, predicted_s, strict=True):
+            seconds[request.fold][request.draw, member] = value
     return seconds
 
 
 def group_key(fold: str) -> Callable[[FoldMember], Any]:
-    """What the runs of a group have in common, by kind of fold. Raises `InputError` for another kind."""
+    """Return the function that maps a member to its group in a kind of fold. Raises `InputError` for another kind."""
     groups: Mapping[str, Callable[[FoldMember], Any]] = {
-        "model": lambda one: one.pair, "source": lambda one: one.source, "lab": lambda one: one.lab,
-        "three": lambda one: one.source,
+        "model": lambda member: member.pair, "source": lambda member: member.source, "lab": lambda member: member.lab,
+        "three": lambda member: member.source,
     }  # fmt: skip
     return lookup(groups, fold, "fold")
 
 
 def model_folds(members: Sequence[FoldMember], draw: int = 0) -> list[list[int]]:
-    """Members by a tenth of the pairs of stack and model, dealt out at random: all runs of a pair are left out together."""
-    pairs = sorted({one.pair for one in members})
+    """Return the members of ten folds; all runs of a pair of stack and model fall into the same, at random."""
+    pairs = sorted({member.pair for member in members})
     tenth = dict(zip(pairs, np.random.default_rng(SEED + draw).permutation(len(pairs)) % TENTHS, strict=True))
-    return [[i for i, one in enumerate(members) if tenth[one.pair] == fold] for fold in range(TENTHS)]
+    return [[i for i, member in enumerate(members) if tenth[member.pair] == fold] for fold in range(TENTHS)]
 
 
 def fold_groups(members: Sequence[FoldMember], fold: str, draw: int = 0) -> list[list[int]]:
-    """Which members are left out together: by tenths, by lab, or (three of its runs given or none) by source.
+    """Return the groups of member indices that are left out together, for a kind of fold.
 
-    Raises `InputError` for another kind of fold.
+    Raises `InputError` for another kind.
     """
     if fold == "model":
         return model_folds(members, draw)
     names = list(map(group_key(fold), members))
-    return [[i for i, own in enumerate(names) if own == name] for name in sorted(set(names))]
+    return [
+        [i for i, member_name in enumerate(names) if member_name == group_name] for group_name in sorted(set(names))
+    ]
 
 
 def _leave_out_groups(
-    found: FitEvidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
+    evidence: FitEvidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
 ) -> Iterator[HeldOutPrediction]:
-    """Each group of members from all the others."""
+    """Yield predictions of each group of members from all others."""
     for group in groups:
-        free = refit_without(found, group, new_stacks=new_stacks)
+        point = refit_without(evidence, group, new_stacks=new_stacks)
         for i in group:
-            yield HeldOutPrediction(fold, draw, i, found.fitted.constants_at(found.members[i].observation, free))
+            yield HeldOutPrediction(fold, draw, i, evidence.fitted.constants_at(evidence.members[i].observation, point))
 
 
-def refit_without(found: FitEvidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
-    """The constants from all but some members; `new_stacks`: the stacks of these are as expected of their kind."""
-    observations, fitted = found.observations, found.fitted
-    others = sorted(set(range(len(observations))) - set(left_out))
-    free = fitted.point
-    for _ in range(6):  # the pull of far residuals changes as they do
-        free = free + gauss_newton_step(observations, fitted, free, others)
+def refit_without(evidence: FitEvidence, left_out: Sequence[int], *, new_stacks: bool = False) -> Array:
+    """Return the point fitted without some members; with `new_stacks` their stacks are at the priors of their kind."""
+    observations, fitted = evidence.observations, evidence.fitted
+    kept_indices = sorted(set(range(len(observations))) - set(left_out))
+    point = fitted.point
+    # Linear steps with the slopes of the fit to all, in place of a refit; the Huber weights change between them.
+    for _ in range(6):
+        point = point + gauss_newton_step(observations, fitted, point, kept_indices)
     if new_stacks:
         stacks = {f"stack {observations[i].stack.name}" for i in left_out}
-        new = np.array([who in stacks for who, _ in fitted.keys])
-        free = np.where(new, fitted.prior, free)
-    return free
+        is_new_stack = np.array([owner in stacks for owner, _ in fitted.keys])
+        point = np.where(is_new_stack, fitted.prior, point)
+    return point
 
 
-def _give_three_runs(found: FitEvidence) -> Iterator[HeldOutPrediction]:
-    """Three runs of a lab, drawn at random several times, move the constants from where the others leave them."""
-    members, fitted = found.members, found.fitted
+def _give_three_runs(evidence: FitEvidence) -> Iterator[HeldOutPrediction]:
+    """Yield predictions of a source after three of its runs, drawn at random, moved the constants of the others."""
+    members, fitted = evidence.members, evidence.fitted
     random = np.random.default_rng(SEED)
-    for lab in (one for one in fold_groups(members, "three") if len(one) > 2 * NUM_GIVEN):
-        free = refit_without(found, lab, new_stacks=True)
+    for lab in (group for group in fold_groups(members, "three") if len(group) > 2 * NUM_GIVEN):
+        point = refit_without(evidence, lab, new_stacks=True)
         for draw in range(DRAWS):
-            given = random.choice(lab, NUM_GIVEN, replace=False).tolist()
-            own = fit_given_runs([members[i].observation for i in given], fitted, free)
-            for i in sorted(set(lab) - set(given)):
-                yield HeldOutPrediction("three", draw, i, own.constants_at(members[i].observation, own.point))
+            given_runs = random.choice(lab, NUM_GIVEN, replace=False).tolist()
+            lab_fit = fit_given_runs([members[i].observation for i in given_runs], fitted, point)
+            for i in sorted(set(lab) - set(given_runs)):
+                yield HeldOutPrediction("three", draw, i, lab_fit.constants_at(members[i].observation, lab_fit.point))
 
 
-def fit_given_runs(observations: Sequence[Observation], fitted: ConstantFit, free: Array) -> ConstantFit:
-    """A fit to a few runs that starts at given constants."""
+def fit_given_runs(observations: Sequence[Observation], fitted: ConstantFit, point: Array) -> ConstantFit:
+    """Return a fit to a few runs whose priors are the constants at `point`."""
     index = {key: position for position, key in enumerate(fitted.keys)}
-    begin = initial_fit(observations)
-    expected = np.array([free[index[key]] for key in begin.keys])
-    return fit_constants(observations, begin.with_prior(expected), iterations=6, sigma=SIGMA_FEW)
+    initial = initial_fit(observations)
+    prior = np.array([point[index[key]] for key in initial.keys])
+    return fit_constants(observations, initial.with_prior(prior), iterations=6, sigma=SIGMA_FEW)

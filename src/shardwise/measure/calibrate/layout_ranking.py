@@ -1,9 +1,9 @@
-"""Whether predictions order layouts as measurements do: layouts of one model, measured on one machine with one stack.
+"""How well predictions order layouts: runs of one model on one machine with one stack.
 
-The error of single runs does not show how well layouts are ranked, since people publish the layout that they had chosen. There
-are two groupings. `rank_layouts` compares the time per token of all runs of a source that are alike in `RANKED_COLUMNS`.
-`group_layouts` compares runs that differ in their layout alone (`LAYOUT_GROUP_COLUMNS`): the same source, software, model, chip,
-number of devices, sequence, batch and precision, and at least `FEWEST_LAYOUTS` layouts.
+Errors of single runs do not show this, because people publish the layout that they chose. There are two groupings.
+`rank_layouts` compares the time per token of all runs of a source with the same `RANKED_COLUMNS`. `group_layouts`
+compares runs that differ in their layout alone (`LAYOUT_GROUP_COLUMNS`): the same source, software, model, chip, number
+of devices, sequence, batch and precision, and at least `FEWEST_LAYOUTS` layouts.
 """
 
 from __future__ import annotations
@@ -17,27 +17,29 @@ from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, predict_
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
 from shardwise.values.progress import Progress, ignore_progress
 
-LEAST_DIFFERENCE = 0.1  # pairs whose measured times differ by less are a matter of noise
+LEAST_DIFFERENCE = 0.1  # smaller differences of measured times are noise
 RANKED_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "dtype", "task")
 T = TypeVar("T")
 
 
-def row_key(row: RunRow, same: Sequence[str]) -> tuple[str, ...]:
-    """What rows of a group have in common: their source, and some columns."""
-    return (row.family, *(row.cell(column) for column in same))
+def row_key(row: RunRow, columns: Sequence[str]) -> tuple[str, ...]:
+    """Return what rows of a group have in common: their source and the given columns."""
+    return (row.family, *(row.cell(column) for column in columns))
 
 
-def group_rows(items: Iterable[T], row: Callable[[T], RunRow], same: Sequence[str]) -> dict[tuple[str, ...], list[T]]:
-    """Items whose rows are alike in their source and in some columns, by these: of each configuration the first."""
-    found: dict[tuple[str, ...], dict[str, T]] = {}
+def group_rows(
+    items: Iterable[T], row: Callable[[T], RunRow], columns: Sequence[str]
+) -> dict[tuple[str, ...], list[T]]:
+    """Group items by source and columns of their rows; of each configuration the first is kept."""
+    groups: dict[tuple[str, ...], dict[str, T]] = {}
     for item in items:
-        found.setdefault(row_key(row(item), same), {}).setdefault(row(item).dup_group, item)
-    return {key: list(members.values()) for key, members in found.items()}
+        groups.setdefault(row_key(row(item), columns), {}).setdefault(row(item).dup_group, item)
+    return {key: list(members.values()) for key, members in groups.items()}
 
 
 def count_ordered_pairs(seconds: Sequence[tuple[float, float]]) -> tuple[int, int]:
-    """Return the number of pairs of (measured, predicted) seconds whose measured times differ by over `LEAST_DIFFERENCE`, and the
-    number of them that are ordered correctly."""
+    """Return the number of pairs of (measured, predicted) seconds whose measured times differ by over
+    `LEAST_DIFFERENCE`, and the number of them that are ordered correctly."""
     pairs = [sorted(pair) for pair in combinations(seconds, 2)]
     apart = [(fast, slow) for fast, slow in pairs if slow[0] > fast[0] * (1 + LEAST_DIFFERENCE)]
     return len(apart), sum(fast[1] < slow[1] for fast, slow in apart)
@@ -57,7 +59,7 @@ class RankingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class TimedLayout:
-    """A run's measured and predicted seconds for a token."""
+    """A run with its measured and predicted seconds per token."""
 
     row: RunRow
     measured_s: float
@@ -65,42 +67,48 @@ class TimedLayout:
 
 
 def time_per_token(row: RunRow, measured_s: float, predicted_s: float) -> TimedLayout:
-    """Step times over the tokens of the step, as far as the row says how many."""
+    """Divide step times by the tokens of the step, as far as the row states them."""
     tokens = float(row.cell("global_batch") or 1) * float(row.cell("seq_len") or 1)
     return TimedLayout(row, measured_s / tokens, predicted_s / tokens)
 
 
 def rank_layouts(runs: Sequence[TimedLayout]) -> RankingStatistics | None:
-    """The ranking over all groups of two runs or more; None where there is no pair."""
-    found = _ranked_groups(runs)
-    counts = [count_ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in found]
-    pairs, right = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    """Return the ranking over all groups of two runs or more; None if no pair differs enough."""
+    groups = _ranked_groups(runs)
+    counts = [count_ordered_pairs([(run.measured_s, run.predicted_s) for run in group]) for group in groups]
+    pairs, ordered = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
     if not pairs:
         return None
-    lost = [_lost_share(group) for group in found]
+    lost = [_lost_share(group) for group in groups]
     return RankingStatistics(
-        num_groups=len(found), num_pairs=pairs, ordered=right / pairs, lost=sum(lost) / len(lost), most_lost=max(lost)
+        num_groups=len(groups),
+        num_pairs=pairs,
+        ordered=ordered / pairs,
+        lost=sum(lost) / len(lost),
+        most_lost=max(lost),
     )
 
 
 def ordered_share_by_lead(runs: Sequence[TimedLayout], leads: Sequence[float]) -> list[tuple[int, float]]:
-    """Of pairs by the predicted lead of the faster one: their number, and the share of which it was measured to be faster.
+    """Return by class of predicted lead the number of pairs, and the share whose predicted faster run was faster.
 
-    `leads` are the lower ends of the classes, ascending from 0; the last one is open.
+    `leads` are the lower ends of the classes, ascending from 0; the last class is open.
     """
-    counted, right = [0] * len(leads), [0] * len(leads)
+    num_pairs, ordered = [0] * len(leads), [0] * len(leads)
     for group in _ranked_groups(runs):
         for pair in combinations(group, 2):
             fast, slow = sorted(pair, key=lambda run: run.predicted_s)
             lead = slow.predicted_s / fast.predicted_s - 1
-            place = max(index for index, least in enumerate(leads) if lead >= least)
-            counted[place] += 1
-            right[place] += fast.measured_s < slow.measured_s
-    return [(count, good / count if count else 0.0) for count, good in zip(counted, right, strict=True)]
+            class_index = max(index for index, lower_end in enumerate(leads) if lead >= lower_end)
+            num_pairs[class_index] += 1
+            ordered[class_index] += fast.measured_s < slow.measured_s
+    return [
+        (count, num_ordered / count if count else 0.0) for count, num_ordered in zip(num_pairs, ordered, strict=True)
+    ]
 
 
 def _ranked_groups(runs: Sequence[TimedLayout]) -> list[list[TimedLayout]]:
-    """Runs of one model on one machine by one stack, one of each configuration."""
+    """Return the groups of two runs or more with the same source and `RANKED_COLUMNS`."""
     return [group for group in group_rows(runs, lambda run: run.row, RANKED_COLUMNS).values() if len(group) > 1]
 
 
@@ -119,7 +127,7 @@ PUBLISHED_RUNS = "published runs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutGroup:
-    """One group: measured and predicted seconds of each row, by the row's name."""
+    """Measured and predicted seconds of a group by the name of the row."""
 
     key: tuple[str, ...]
     measured_s: dict[str, float]
@@ -127,22 +135,22 @@ class LayoutGroup:
 
     @property
     def pick(self) -> str:
-        """The row that is predicted to be the fastest."""
+        """Row that is predicted to be the fastest."""
         return min(self.predicted_s, key=lambda row: self.predicted_s[row])
 
     @property
     def best(self) -> str:
-        """The row that was."""
+        """Row that was measured to be the fastest."""
         return min(self.measured_s, key=lambda row: self.measured_s[row])
 
     @property
     def regret(self) -> float:
-        """By how much the pick takes longer than the best."""
+        """Measured time of the pick over that of the best, less 1."""
         return self.measured_s[self.pick] / self.measured_s[self.best] - 1.0
 
     @property
     def pairs(self) -> tuple[int, int]:
-        """Pairs whose times differ by over a tenth: how many there are, and how many are ordered correctly."""
+        """Number of pairs whose times differ by over a tenth, and number of these that are ordered correctly."""
         return count_ordered_pairs([(seconds, self.predicted_s[row]) for row, seconds in self.measured_s.items()])
 
 
@@ -159,46 +167,50 @@ class ChoiceStatistics:
 
 
 def choice_statistics(groups: Sequence[LayoutGroup]) -> ChoiceStatistics | None:
-    """That of some groups; None without any pair."""
+    """Return ranking statistics over groups, or None if no two times differ by over a tenth."""
     pairs = [group.pairs for group in groups]
     apart = sum(count for count, _ in pairs)
     if not apart:
         return None
     regrets = [group.regret for group in groups]
     return ChoiceStatistics(
-        num_groups=len(groups), num_pairs=apart, ordered=sum(right for _, right in pairs) / apart,
+        num_groups=len(groups), num_pairs=apart, ordered=sum(ordered for _, ordered in pairs) / apart,
         picked=sum(group.regret == 0.0 for group in groups), mean_regret=sum(regrets) / len(regrets),
         worst_regret=max(regrets),
     )  # fmt: skip
 
 
-def group_layouts(judged: Sequence[EvaluatedRun]) -> list[LayoutGroup]:
-    """The groups of rows that count; of several rows of one configuration the first."""
-    counted = (one for one in judged if one.scored and one.error is not None)
-    found = group_rows(counted, lambda one: one.row, LAYOUT_GROUP_COLUMNS)
-    return [_layout_group(key, rows) for key, rows in sorted(found.items()) if len(rows) >= FEWEST_LAYOUTS]
+def group_layouts(runs: Sequence[EvaluatedRun]) -> list[LayoutGroup]:
+    """Group the rows that count; of several rows of one configuration the first is kept."""
+    scored = (run for run in runs if run.scored and run.error is not None)
+    groups = group_rows(scored, lambda run: run.row, LAYOUT_GROUP_COLUMNS)
+    return [
+        _layout_group(key, group_runs)
+        for key, group_runs in sorted(groups.items())
+        if len(group_runs) >= FEWEST_LAYOUTS
+    ]
 
 
-def _layout_group(key: tuple[str, ...], rows: Sequence[EvaluatedRun]) -> LayoutGroup:
-    measured = {one.row.id: one.row.step_time_s or 0.0 for one in rows}
-    predicted = {one.row.id: one.prediction.estimate.step_time_s for one in rows if one.prediction}
+def _layout_group(key: tuple[str, ...], runs: Sequence[EvaluatedRun]) -> LayoutGroup:
+    measured = {run.row.id: run.row.step_time_s or 0.0 for run in runs}
+    predicted = {run.row.id: run.prediction.estimate.step_time_s for run in runs if run.prediction}
     return LayoutGroup(key=key, measured_s=measured, predicted_s=predicted)
 
 
 def half_of_study(rows: Sequence[RunRow], *, fitted: bool) -> list[RunRow]:
-    """The rows of every other group of the study of layouts, in the order of their keys."""
+    """Return the rows of every other group of the study of layouts, in the order of their keys."""
     keys = sorted({row_key(row, LAYOUT_GROUP_COLUMNS) for row in rows})
-    own = set(keys[0 if fitted else 1 :: 2])
-    return [row for row in rows if row_key(row, LAYOUT_GROUP_COLUMNS) in own]
+    half_keys = set(keys[0 if fitted else 1 :: 2])
+    return [row for row in rows if row_key(row, LAYOUT_GROUP_COLUMNS) in half_keys]
 
 
 def num_groups(rows: Sequence[RunRow]) -> int:
-    """Groups that some rows are of."""
+    """Return the number of groups of the rows."""
     return len({row_key(row, LAYOUT_GROUP_COLUMNS) for row in rows})
 
 
 def published_groups(progress: Progress = ignore_progress) -> dict[str, list[LayoutGroup]]:
-    """The groups of the published runs, and of either half of the study of layouts."""
+    """Return the groups of the published runs, and of both halves of the study of layouts."""
     study = layout_rows()
     sets = {
         PUBLISHED_RUNS: published_rows(),
@@ -208,28 +220,28 @@ def published_groups(progress: Progress = ignore_progress) -> dict[str, list[Lay
     return {name: group_layouts(predict_rows(rows, progress=progress)) for name, rows in sets.items()}
 
 
-def groups_report(found: dict[str, list[LayoutGroup]]) -> str:
-    """A table of all sets, and the groups in which the pick loses most."""
+def groups_report(groups_by_set: dict[str, list[LayoutGroup]]) -> str:
+    """Return a table of all sets, and the groups in which the pick loses most."""
     lines = [
         f"layouts compared: rows alike in {', '.join(KEY_COLUMNS)}; at least {FEWEST_LAYOUTS} layouts; "
         "the constants of the package",
         "",
         f"{'':<24}{'groups':>8}{'pairs':>8}{'ordered':>9}{'best picked':>13}{'mean regret':>13}{'worst':>8}",
     ]
-    for name, groups in found.items():
-        one = choice_statistics(groups)
-        if one:
+    for name, groups in groups_by_set.items():
+        statistics = choice_statistics(groups)
+        if statistics:
             lines.append(
-                f"{name:<24}{one.num_groups:>8}{one.num_pairs:>8}{one.ordered:>9.1%}{one.picked:>13}{one.mean_regret:>13.1%}"
-                f"{one.worst_regret:>8.1%}"
+                f"{name:<24}{statistics.num_groups:>8}{statistics.num_pairs:>8}{statistics.ordered:>9.1%}"
+                f"{statistics.picked:>13}{statistics.mean_regret:>13.1%}{statistics.worst_regret:>8.1%}"
             )
     lines += ["", "pairs: those that differ by over a tenth; regret: how much longer the pick takes than the best", ""]
-    return "\n".join([*lines, "largest regrets", *_largest_regrets(found)])
+    return "\n".join([*lines, "largest regrets", *_largest_regrets(groups_by_set)])
 
 
-def _largest_regrets(found: dict[str, list[LayoutGroup]], count: int = 10) -> Iterator[str]:
-    every = [(group, name) for name, groups in found.items() for group in groups if group.regret > 0]
-    for group, name in sorted(every, key=lambda one: -one[0].regret)[:count]:
-        of, _, model, chip, devices, seq_len, batch, _ = group.key
-        yield f"  {group.regret:>6.1%}  {model} on {devices} {chip}, {batch} sequences of {seq_len} ({of}; {name})"
+def _largest_regrets(groups_by_set: dict[str, list[LayoutGroup]], count: int = 10) -> Iterator[str]:
+    regretted = [(group, name) for name, groups in groups_by_set.items() for group in groups if group.regret > 0]
+    for group, name in sorted(regretted, key=lambda pair: -pair[0].regret)[:count]:
+        family, _, model, chip, devices, seq_len, batch, _ = group.key
+        yield f"  {group.regret:>6.1%}  {model} on {devices} {chip}, {batch} sequences of {seq_len} ({family}; {name})"
         yield f"          picked {group.pick}, best {group.best}"

@@ -1,7 +1,7 @@
 """Measured seconds as functions of the constants: of a training step, and of micro-benchmarks.
 
-`run_observation` prices a run, `read_benchmark_lines` the micro-benchmarks of a file of JSON lines (docs/calibrating.md), each
-as the cost model prices the same work.
+`run_observation` prices a run, `read_benchmark_lines` the micro-benchmarks of a file of JSON lines
+(docs/calibrating.md). Both use the cost model.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ Constants = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Seconds that were measured, `weight` of them, on a chip under a stack; `seconds` prices the same at any constants."""
+    """Measured seconds on a chip under a stack; `seconds` prices the same work at any constants.
+
+    `weight` is the number of measurements that it counts as.
+    """
 
     chip: str
     stack: Stack
@@ -49,20 +52,20 @@ class Observation:
 
     @property
     def names(self) -> tuple[tuple[str, str], ...]:
-        """Whose each constant is, and its name."""
+        """Owner and name of each constant."""
         return tuple((self.owner(name), name) for name in CONSTANTS)
 
     def owner(self, name: str) -> str:
-        """The chip or the stack that a constant belongs to."""
+        """Return the owner of a constant: "chip NAME" or "stack NAME"."""
         return f"chip {self.chip}" if CONSTANTS[name].owner == "chip" else f"stack {self.stack.name}"
 
     def prior(self, name: str) -> float:
-        """Where a constant is expected before anything is measured."""
+        """Return the value of a constant that is expected before anything is measured."""
         return CONSTANTS[name].prior if CONSTANTS[name].owner == "chip" else self.stack.prior(name)
 
 
 def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
-    """The step time of a run. What does not depend on the constants is worked out once."""
+    """Return the step time of a run as a function of the constants; what does not depend on them is computed once."""
     pricing = Pricing(case.architecture, case.cluster, case.job, case.layout)
     software, chip = case.software, case.cluster.chip
 
@@ -78,7 +81,7 @@ def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
 
 
 def run_observation(case: RunCase, measured_s: float, weight: float = 1.0) -> Observation:
-    """A training run."""
+    """Return the observation of a training run."""
     return Observation(
         chip=case.cluster.chip.name, stack=case.software.stack, seconds=step_time_function(case), measured_s=measured_s,
         weight=weight,
@@ -94,9 +97,9 @@ BENCH_SIGMA = 0.03
 # attributed to a rate.
 SHORTEST_S = 5e-5
 # All constants where nothing is lost: no measurement is faster.
-IDEAL_CONSTANTS = {name: one.high if name.endswith("fraction") else one.low for name, one in CONSTANTS.items()} | {
-    "attention_fraction": 1.0
-}
+IDEAL_CONSTANTS = {
+    name: constant.high if name.endswith("fraction") else constant.low for name, constant in CONSTANTS.items()
+} | {"attention_fraction": 1.0}
 # What the verb `bench` notes beside: the spread of repetitions, their number, where they ran.
 NOTED_KEYS = ("low", "high", "repeats", "machine")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -106,14 +109,14 @@ GROUP_AXIS = ATOMIC_AXES["tp"][0]  # the innermost axis stands for the devices o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkTarget:
-    """What the micro-benchmarks ran on: the cluster at nominal rates, and what its stack and its clock are."""
+    """What the micro-benchmarks ran on: a cluster at nominal rates, its stack, and its clock over the usual one."""
 
     cluster: Cluster
     stack: Stack
     clock: float
 
     def rates(self, constants: Constants) -> Rates:
-        """The rates of the chip at given constants."""
+        """Return the rates of the chip at the constants."""
         return rates_from_constants(
             self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention,
             synchronises=True, stack=self.stack,
@@ -122,15 +125,15 @@ class BenchmarkTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkLine:
-    """A line: what it measured in words, and its observation; `too_short` to say anything about a rate."""
+    """A line of a benchmark file: its description, its observation, and if it is too short to measure a rate."""
 
     id: str
     observation: Observation
     too_short: bool
 
 
-def read_benchmark_lines(path: str, machine: BenchmarkTarget) -> tuple[BenchmarkLine, ...]:
-    """The micro-benchmarks of a file of JSON lines. Raises `InputError` with every problem of every line."""
+def read_benchmark_lines(path: str, target: BenchmarkTarget) -> tuple[BenchmarkLine, ...]:
+    """Read the micro-benchmarks of a file of JSON lines. Raises `InputError` with every problem of every line."""
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
@@ -138,17 +141,17 @@ def read_benchmark_lines(path: str, machine: BenchmarkTarget) -> tuple[Benchmark
     except ValueError:
         raise InputError(f"--bench: {path} is not text; JSON lines in UTF-8 are required") from None
     problems: list[str] = []
-    found = [
-        _parse_line(f"--bench: {path}: line {number}", line, machine, problems)
+    benchmark_lines = [
+        _parse_line(f"--bench: {path}: line {number}", line, target, problems)
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
     raise_problems(problems)
-    return tuple(one for one in found if one)
+    return tuple(benchmark_line for benchmark_line in benchmark_lines if benchmark_line)
 
 
-def _parse_line(where: str, line: str, machine: BenchmarkTarget, problems: list[str]) -> BenchmarkLine | None:
-    """One line, or None and why not."""
+def _parse_line(where: str, line: str, target: BenchmarkTarget, problems: list[str]) -> BenchmarkLine | None:
+    """Return the benchmark of a line, or None after adding its problems."""
     try:
         table = json.loads(line)
     except (ValueError, RecursionError):
@@ -158,100 +161,103 @@ def _parse_line(where: str, line: str, machine: BenchmarkTarget, problems: list[
             f'{where}: found {line.strip()[:40]!r}; a JSON object such as {{"bench": "matmul", ...}} is required'
         )
         return None
-    reads = LINE_READERS.get(table["bench"]) if isinstance(table.get("bench"), str) else None
-    if reads is None:
+    line_reader = LINE_READERS.get(table["bench"]) if isinstance(table.get("bench"), str) else None
+    if line_reader is None:
         TableReader(where, table, tuple(table), problems).add_problem("bench", f"one of {', '.join(LINE_READERS)}")
         return None
-    keys, priced = reads
-    before = len(problems)
+    keys, read_price = line_reader
+    num_problems = len(problems)
     reader = TableReader(where, table, ("bench", "seconds", *keys, *NOTED_KEYS), problems)
     seconds = reader.quantity("seconds", "")
-    name, price = priced(reader, machine)
-    if len(problems) > before:
+    name, price = read_price(reader, target)
+    if len(problems) > num_problems:
         return None
-    least = float(price(IDEAL_CONSTANTS))
-    if table["bench"] in ("matmul", "memory") and seconds < least:
-        reader.add_problem("seconds", f"{least:.3g} or more, what {machine.cluster.chip.name} takes at its peak,")
+    fastest_s = float(price(IDEAL_CONSTANTS))
+    if table["bench"] in ("matmul", "memory") and seconds < fastest_s:
+        reader.add_problem("seconds", f"{fastest_s:.3g} or more, what {target.cluster.chip.name} takes at its peak,")
         return None
-    short = seconds < SHORTEST_S and table["bench"] != "collective"
+    too_short = seconds < SHORTEST_S and table["bench"] != "collective"
     observation = Observation(
-        chip=machine.cluster.chip.name, stack=machine.stack, seconds=price, measured_s=seconds
+        chip=target.cluster.chip.name, stack=target.stack, seconds=price, measured_s=seconds
     )  # fmt: skip
-    return BenchmarkLine(id=name, observation=observation, too_short=short)
+    return BenchmarkLine(id=name, observation=observation, too_short=too_short)
 
 
-def with_weight(bench: BenchmarkLine, sigma: float) -> BenchmarkLine:
-    """The same with the weight that stands for its deviation in a fit where that of a run is `sigma`."""
-    return replace(bench, observation=replace(bench.observation, weight=(sigma / BENCH_SIGMA) ** 2))
+def with_weight(line: BenchmarkLine, sigma: float) -> BenchmarkLine:
+    """Return the line with its weight in a fit in which a run has the deviation `sigma`."""
+    return replace(line, observation=replace(line.observation, weight=(sigma / BENCH_SIGMA) ** 2))
 
 
-def _read_dtype(reader: TableReader, machine: BenchmarkTarget, without: tuple[str, ...] = ()) -> str:
-    known = [dtype for dtype in machine.cluster.chip.peak_flops_per_s if dtype not in without]
+def _read_dtype(reader: TableReader, target: BenchmarkTarget, excluded: tuple[str, ...] = ()) -> str:
+    dtypes = [dtype for dtype in target.cluster.chip.peak_flops_per_s if dtype not in excluded]
     dtype = reader.table.get("dtype")
-    if dtype not in known:
-        reader.add_problem("dtype", f"a format that {machine.cluster.chip.name} has a peak of, {' or '.join(known)},")
-        return known[0] if known else "bf16"
+    if dtype not in dtypes:
+        reader.add_problem("dtype", f"a format that {target.cluster.chip.name} has a peak of, {' or '.join(dtypes)},")
+        return dtypes[0] if dtypes else "bf16"
     return str(dtype)
 
 
-def _read_matmul(reader: TableReader, machine: BenchmarkTarget) -> tuple[str, PriceFunction]:
-    """[m, k] times [k, n]. What it gives is at least two bytes wide: narrower operands give bf16."""
-    dtype = _read_dtype(reader, machine)
+def _read_matmul(reader: TableReader, target: BenchmarkTarget) -> tuple[str, PriceFunction]:
+    """Price [m, k] times [k, n]; the output has at least two bytes per element: narrower operands give bf16."""
+    dtype = _read_dtype(reader, target)
     m, n, k = (reader.size(key) for key in ("m", "n", "k"))
-    width = bytes_per_element(dtype)
-    num_bytes = (m * k + k * n) * width + m * n * max(width, bytes_per_element("bf16"))
+    element_bytes = bytes_per_element(dtype)
+    num_bytes = (m * k + k * n) * element_bytes + m * n * max(element_bytes, bytes_per_element("bf16"))
     work = KernelWork(2.0 * m * n * k, num_bytes, k, (m, n), 0.0, 0.0, 0.0, False)
-    return f"matmul {dtype} {m}x{n}x{k}", lambda constants: machine.rates(constants).kernel_s("contract", dtype, work)
+    return f"matmul {dtype} {m}x{n}x{k}", lambda constants: target.rates(constants).kernel_s("contract", dtype, work)
 
 
-def _read_memory(reader: TableReader, machine: BenchmarkTarget) -> tuple[str, PriceFunction]:
-    """A streaming kernel moves its bytes once, however much a stack's elementwise kernels move."""
+def _read_memory(reader: TableReader, target: BenchmarkTarget) -> tuple[str, PriceFunction]:
+    """Price a streaming kernel: it moves its bytes once, whatever factor the stack has for elementwise kernels."""
     num_bytes = reader.quantity("bytes", any_size=True)
-    return f"memory {num_bytes / 1e6:.4g} MB", lambda constants: num_bytes / machine.rates(constants).bytes_per_s
+    return f"memory {num_bytes / 1e6:.4g} MB", lambda constants: num_bytes / target.rates(constants).bytes_per_s
 
 
-def _read_collective(reader: TableReader, machine: BenchmarkTarget) -> tuple[str, PriceFunction]:
-    """The group lies as tensor parallelism's does: on the innermost tier, or the smallest axis of a torus."""
+def _read_collective(reader: TableReader, target: BenchmarkTarget) -> tuple[str, PriceFunction]:
+    """Price a collective of a group placed like tensor parallelism: on the innermost tier, or a torus' smallest axis."""
     kind = reader.table.get("kind")
     if kind not in COLLECTIVE_KINDS:
         reader.add_problem("kind", f"one of {', '.join(COLLECTIVE_KINDS)}")
         kind = COLLECTIVE_KINDS[0]
-    num_bytes, before = reader.quantity("bytes", any_size=True), len(reader.problems)
+    num_bytes, num_problems = reader.quantity("bytes", any_size=True), len(reader.problems)
     devices = reader.size("devices")
-    topology = machine.cluster.topology
+    topology = target.cluster.topology
     degrees = {atom: 1 for axis in PLACED_AXES for atom in ATOMIC_AXES.get(axis, (axis,))} | {GROUP_AXIS: devices}
     cuts = cuts_by_axis(topology, default_placement(topology), degrees)
     fills = devices > 1 and math.prod(cut.size for cut in cuts[GROUP_AXIS]) == devices
-    if not fills and len(reader.problems) == before:
+    if not fills and len(reader.problems) == num_problems:
         levels = " x ".join(map(str, topology.levels))
         reader.add_problem(
-            "devices", f"a number of 2 or more that fills {machine.cluster.name} ({levels}) from the inside out"
+            "devices", f"a number of 2 or more that fills {target.cluster.name} ({levels}) from the inside out"
         )
-    payload = num_bytes / devices if kind == CollectiveKind.ALL_TO_ALL else num_bytes
+    message_bytes = num_bytes / devices if kind == CollectiveKind.ALL_TO_ALL else num_bytes
 
     def seconds(constants: Constants) -> Value:
         links = GroupLinks(scale_rates(topology, constants["link_fraction"], constants["network_fraction"]), cuts)
-        return collective_s(CollectiveKind(kind), (GROUP_AXIS,), payload, links)
+        return collective_s(CollectiveKind(kind), (GROUP_AXIS,), message_bytes, links)
 
     return f"{kind} {num_bytes / 1e6:.4g} MB on {devices}", seconds
 
 
-def _read_attention(reader: TableReader, machine: BenchmarkTarget) -> tuple[str, PriceFunction]:
-    """Softmax attention, one pass alone: forward reads q, k, v and writes the output; backward reads these and the output's
-    gradient, and writes three."""
-    dtype = _read_dtype(reader, machine, NARROW_DTYPES)
-    batch, heads, seq_len, width = (reader.size(key) for key in ("batch", "heads", "seq_len", "head_dim"))
+def _read_attention(reader: TableReader, target: BenchmarkTarget) -> tuple[str, PriceFunction]:
+    """Price one pass of softmax attention.
+
+    Forward reads q, k, v and writes the output; backward reads these and the output's gradient, and writes three
+    gradients.
+    """
+    dtype = _read_dtype(reader, target, NARROW_DTYPES)
+    batch, heads, seq_len, head_dim = (reader.size(key) for key in ("batch", "heads", "seq_len", "head_dim"))
     causal, backward = reader.flag("causal"), reader.flag("backward")
     spec = Spec.of(("B", "T", "K", "H"))
-    values = SymbolValues({"B": batch, "T": seq_len, "K": heads, "H": width, "span": 0.5 if causal else 1.0})
+    values = SymbolValues({"B": batch, "T": seq_len, "K": heads, "H": head_dim, "span": 0.5 if causal else 1.0})
     scan = (ScanGradient if backward else Scan)((), ())
-    elements = float(batch * heads * seq_len * width) * (8 if backward else 4)
+    elements = float(batch * heads * seq_len * head_dim) * (8 if backward else 4)
     work = KernelWork(
-        scan.flops(OperationSharding((spec, spec, spec), ())).evaluate(values), elements * bytes_per_element(dtype), 0.0, (), 0.0,
-        float(batch * heads * seq_len**2), width, backward,
+        scan.flops(OperationSharding((spec, spec, spec), ())).evaluate(values), elements * bytes_per_element(dtype),
+        0.0, (), 0.0, float(batch * heads * seq_len**2), head_dim, backward,
     )  # fmt: skip
-    words = f"attention {dtype} {batch}x{heads}x{seq_len}x{width}{' causal' * causal}{' backward' * backward}"
-    return words, lambda constants: machine.rates(constants).kernel_s("scan", dtype, work)
+    name = f"attention {dtype} {batch}x{heads}x{seq_len}x{head_dim}{' causal' * causal}{' backward' * backward}"
+    return name, lambda constants: target.rates(constants).kernel_s("scan", dtype, work)
 
 
 # What a line may measure: its keys beside `bench` and `seconds`, and how it is priced.

@@ -1,4 +1,4 @@
-"""Predictions compared with measured runs as plain data: what `calibrate --json` and `validate --json` print."""
+"""JSON of `shardwise calibrate` and `shardwise validate`: predictions compared with measured runs."""
 
 from __future__ import annotations
 
@@ -117,72 +117,74 @@ class ValidatePayload(TypedDict):
     unreadable: list[list[str]]
 
 
-def calibrate_payload(found: UserClusterFit, name: str, source: str) -> dict[str, Any]:
-    """A calibration, as `shardwise calibrate --json` prints it."""
+def calibrate_payload(fit: UserClusterFit, name: str, source: str) -> dict[str, Any]:
+    """Return the JSON of `shardwise calibrate --json`."""
     return {
         "schema": CALIBRATE_SCHEMA,
         "cluster": {
             "name": name,
-            "chip": found.user_cluster.nominal.chip.name,
-            "num_devices": found.user_cluster.nominal.num_devices,
+            "chip": fit.user_cluster.nominal.chip.name,
+            "num_devices": fit.user_cluster.nominal.num_devices,
         },
-        "stack": found.stack.name,
+        "stack": fit.stack.name,
         "source": source,
-        "constants": {one.name: {**asdict(one), "identified": one.identified} for one in found.constants},
-        "runs": _errors_payload(found, benches=False),
-        "benches": _errors_payload(found, benches=True),
-        "residuals": [asdict(one) for one in found.residuals],
-        "spread": {kind: list(pair) for kind, pair in found.spread.items()},
-        "left_aside": dict(found.skipped),
+        "constants": {shift.name: {**asdict(shift), "identified": shift.identified} for shift in fit.constants},
+        "runs": _errors_payload(fit, benches=False),
+        "benches": _errors_payload(fit, benches=True),
+        "residuals": [asdict(residual) for residual in fit.residuals],
+        "spread": {kind: list(pair) for kind, pair in fit.spread.items()},
+        "left_aside": dict(fit.skipped),
     }
 
 
-def _errors_payload(found: UserClusterFit, *, benches: bool) -> dict[str, Any]:
-    """Errors before and after; None without any."""
-    both = {"before": found.errors(False, benches=benches), "after": found.errors(True, benches=benches)}
+def _errors_payload(fit: UserClusterFit, *, benches: bool) -> dict[str, Any]:
+    statistics_by_time = {"before": fit.errors(False, benches=benches), "after": fit.errors(True, benches=benches)}
     return {
-        "count": len(found.benches if benches else found.runs),
-        **{when: asdict(one) if one else None for when, one in both.items()},
+        "count": len(fit.benches if benches else fit.runs),
+        **{when: asdict(statistics) if statistics else None for when, statistics in statistics_by_time.items()},
     }
 
 
-def validate_payload(judged: Sequence[EvaluatedRun]) -> dict[str, Any]:
-    """Predictions of published runs and their errors, as `shardwise validate --json` prints them."""
+def validate_payload(runs: Sequence[EvaluatedRun]) -> dict[str, Any]:
+    """Return the JSON of `shardwise validate --json`: predictions of published runs and their errors."""
 
-    def tables(found: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
-        return {name: {value: asdict(one) for value, one in table.items()} for name, table in found.items()}
+    def tables(statistics_tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
+        return {
+            name: {value: asdict(statistics) for value, statistics in table.items()}
+            for name, table in statistics_tables.items()
+        }
 
     return {
         "schema": VALIDATE_SCHEMA,
-        "rows": [_row_payload(one) for one in judged],
-        "summary": tables(error_tables(judged)),
-        "memory_summary": tables(memory_error_tables(judged)),
-        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), count_refuted_fits(judged), strict=True)),
-        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in count_skipped(judged).items()},
-        "unreadable": [list(cell) for cell in unreadable_cells(one.row for one in judged)],
+        "rows": [_row_payload(run) for run in runs],
+        "summary": tables(error_tables(runs)),
+        "memory_summary": tables(memory_error_tables(runs)),
+        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), count_refuted_fits(runs), strict=True)),
+        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in count_skipped(runs).items()},
+        "unreadable": [list(cell) for cell in unreadable_cells(run.row for run in runs)],
     }
 
 
-def _row_payload(one: EvaluatedRun) -> dict[str, Any]:
-    found = one.prediction
-    estimate = found.estimate if found else None
+def _row_payload(run: EvaluatedRun) -> dict[str, Any]:
+    prediction = run.prediction
+    estimate = prediction.estimate if prediction else None
     return {
-        "id": one.row.id,
+        "id": run.row.id,
         "predicted_step_time_s": estimate.step_time_s if estimate else None,
         "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "predicted_peak_memory_gb": one.predicted_peak_memory_gb,
-        "skipped": str(one.skipped) if one.skipped else None,
-        "measured_step_time_s": one.row.step_time_s,
-        "measured_peak_memory_gb": one.row.peak_memory_gb,
-        "scored": one.scored,
-        "weight": one.weight,
-        "layout": _layout_payload(found) if found else None,
-        "approximations": list(found.case.approximations) if found else [],
+        "predicted_peak_memory_gb": run.predicted_peak_memory_gb,
+        "skipped": str(run.skipped) if run.skipped else None,
+        "measured_step_time_s": run.row.step_time_s,
+        "measured_peak_memory_gb": run.row.peak_memory_gb,
+        "scored": run.scored,
+        "weight": run.weight,
+        "layout": _layout_payload(prediction) if prediction else None,
+        "approximations": list(prediction.case.approximations) if prediction else [],
     }
 
 
-def _layout_payload(found: Prediction) -> dict[str, Any]:
-    case = found.case
+def _layout_payload(prediction: Prediction) -> dict[str, Any]:
+    case = prediction.case
     return layout_payload(case.layout, case.architecture, case.job, case.cluster.topology)
 
 
@@ -213,36 +215,35 @@ class FoldsPayload(TypedDict):
     noise: dict[str, ErrorStatistics]
 
 
-def fold_payload(found: PublishedFit) -> dict[str, Any]:
-    """What `shardwise validate --folds --json` prints.
-
-    Predictions of each run by fold, statistics by fold and stratum, spread, coverage and ranking.
-    """
-    seconds = {"fitted": found.in_sample, **found.folds}
+def fold_payload(fit: PublishedFit) -> dict[str, Any]:
+    """Return the JSON of `shardwise validate --folds --json`."""
+    seconds = {"fitted": fit.in_sample, **fit.folds}
     return {
         "schema": FOLDS_SCHEMA,
         "rows": [
             {
-                "id": one.row.id,
-                "measured_step_time_s": float(found.measured[i]),
+                "id": run.row.id,
+                "measured_step_time_s": float(fit.measured[i]),
                 **{f"{fold}_step_time_s": _number_or_none(float(draws[0][i])) for fold, draws in seconds.items()},
             }
-            for i, one in enumerate(found.judged)
+            for i, run in enumerate(fit.judged)
         ],
         "summary": {
             fold: {
-                name: asdict(one)
+                name: asdict(statistics)
                 for name, stratum in STRATA.items()
-                if (one := fold_statistics(found, draws, stratum)) is not None
+                if (statistics := fold_statistics(fit, draws, stratum)) is not None
             }
             for fold, draws in seconds.items()
         },
-        "spread": {fold: found.spread(fold) for fold in found.folds},
-        "coverage": {fold: found.coverage(fold) for fold in found.folds},
+        "spread": {fold: fit.spread(fold) for fold in fit.folds},
+        "coverage": {fold: fit.coverage(fold) for fold in fit.folds},
         "ranking": {
-            fold: asdict(ranks) for fold, draws in seconds.items() if (ranks := fold_ranking(found, draws)) is not None
+            fold: asdict(ranking)
+            for fold, draws in seconds.items()
+            if (ranking := fold_ranking(fit, draws)) is not None
         },
-        "noise": {kind: asdict(one) for kind, one in repeat_noise(found).items()},
+        "noise": {kind: asdict(statistics) for kind, statistics in repeat_noise(fit).items()},
     }
 
 
@@ -278,18 +279,21 @@ class LayoutGroupsPayload(TypedDict):
     groups: list[LayoutGroupPayload]
 
 
-def groups_payload(found: dict[str, list[LayoutGroup]]) -> dict[str, Any]:
-    """What `shardwise validate --groups --json` prints."""
+def groups_payload(groups_by_set: dict[str, list[LayoutGroup]]) -> dict[str, Any]:
+    """Return the JSON of `shardwise validate --groups --json`."""
     return {
         "schema": GROUPS_SCHEMA, "key": list(KEY_COLUMNS), "fold": "fitted", "fewest_layouts": FEWEST_LAYOUTS,
         "apart": LEAST_DIFFERENCE,
-        "summary": {name: asdict(one) for name, groups in found.items() if (one := choice_statistics(groups))},
+        "summary": {
+            name: asdict(statistics)
+            for name, groups in groups_by_set.items() if (statistics := choice_statistics(groups))
+        },
         "groups": [
             {
                 "of": name, "key": dict(zip(KEY_COLUMNS, group.key, strict=True)), "layouts": len(group.measured_s),
                 "best": group.best, "pick": group.pick, "regret": group.regret,
                 "measured_s": group.measured_s, "predicted_s": group.predicted_s,
             }
-            for name, groups in found.items() for group in groups
+            for name, groups in groups_by_set.items() for group in groups
         ],
     }  # fmt: skip

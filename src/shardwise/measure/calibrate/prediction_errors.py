@@ -24,7 +24,7 @@ SCORED_QUALITIES = ("A", "A-", "")  # qualities that count: all known, all but r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedRun:
-    """A row with its prediction, or with why there is none (`skipped`)."""
+    """A row with its prediction, or with the reason for none (`skipped`)."""
 
     row: RunRow
     prediction: Prediction | None
@@ -33,17 +33,17 @@ class EvaluatedRun:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured step time, less 1; None where one of the two is missing."""
+        """Predicted over measured step time, less 1; None if either is missing."""
         return self._error(self.prediction.estimate.step_time_s if self.prediction else None, self.row.step_time_s)
 
     @property
     def memory_error(self) -> float | None:
-        """The same for the peak memory, as the row's instrument would have read it."""
+        """Relative error of the peak memory as the row's instrument reads it; None if either is missing."""
         return self._error(self.predicted_peak_memory_gb, self.row.peak_memory_gb)
 
     @property
     def predicted_peak_memory_gb(self) -> float | None:
-        """Decimal gigabytes that the row's instrument would have read, by the prediction."""
+        """Predicted reading of the row's instrument in decimal gigabytes."""
         if self.prediction is None:
             return None
         case = self.prediction.case
@@ -56,7 +56,7 @@ class EvaluatedRun:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the measured step time lies in the predicted interval; None without one of the two."""
+        """True if the measured time is inside the 90% interval; None if either is missing."""
         interval = self.prediction.estimate.interval90 if self.prediction else None
         measured = self.row.step_time_s
         return interval[0] <= measured <= interval[1] if interval and measured is not None else None
@@ -86,83 +86,91 @@ class ErrorStatistics:
 def predict_rows(
     rows: Sequence[RunRow], *, bound: bool = False, progress: Progress = ignore_progress
 ) -> tuple[EvaluatedRun, ...]:
-    """Predict every row. A row counts 1 over the number of rows of its group of duplicates among those that have a prediction."""
-    found = []
+    """Predict every row.
+
+    A row weighs 1 over the number of duplicates that have a prediction and count. `bound` prices at the rates of
+    micro-benchmarks.
+    """
+    outcomes = []
     for number, row in enumerate(rows):
         progress("runs predicted", number, len(rows))
-        found.append((row, predict_cached(row.inputs, bound=bound)))
-    counted = duplicate_weights(
-        row for row, one in found if isinstance(one, Prediction) and row.quality in SCORED_QUALITIES
+        outcomes.append((row, predict_cached(row.inputs, bound=bound)))
+    weights = duplicate_weights(
+        row for row, outcome in outcomes if isinstance(outcome, Prediction) and row.quality in SCORED_QUALITIES
     )
     return tuple(
         EvaluatedRun(
             row=row,
-            prediction=one if isinstance(one, Prediction) else None,
-            skipped=one if isinstance(one, SkippedRow) else None,
-            weight=counted.get(row.dup_group, 1.0),
+            prediction=outcome if isinstance(outcome, Prediction) else None,
+            skipped=outcome if isinstance(outcome, SkippedRow) else None,
+            weight=weights.get(row.dup_group, 1.0),
         )
-        for row, one in found
+        for row, outcome in outcomes
     )
 
 
 Stratum = Callable[[EvaluatedRun], str]
 
 
-def _case(judged: EvaluatedRun) -> RunCase:
-    assert judged.prediction is not None
-    return judged.prediction.case
+def _case(run: EvaluatedRun) -> RunCase:
+    assert run.prediction is not None
+    return run.prediction.case
 
 
 STRATA: Mapping[str, Stratum] = {
-    "overall": lambda one: "all",
-    "chip": lambda one: one.row.cell("chip"),
-    "dtype": lambda one: one.row.cell("dtype") or "not stated",
-    "model": lambda one: "MoE" if _case(one).architecture.num_experts else "dense",
-    "source": lambda one: one.row.family or "not stated",
-    "quality": lambda one: one.row.quality or "not stated",
-    "recompute": lambda one: "stated" if one.row.cell("recompute") else "not stated",
-    "stack": lambda one: "known" if _case(one).software.stack.known else "new",
+    "overall": lambda run: "all",
+    "chip": lambda run: run.row.cell("chip"),
+    "dtype": lambda run: run.row.cell("dtype") or "not stated",
+    "model": lambda run: "MoE" if _case(run).architecture.num_experts else "dense",
+    "source": lambda run: run.row.family or "not stated",
+    "quality": lambda run: run.row.quality or "not stated",
+    "recompute": lambda run: "stated" if run.row.cell("recompute") else "not stated",
+    "stack": lambda run: "known" if _case(run).software.stack.known else "new",
 }
-MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda one: find_instrument(one.row.instrument).name}
+MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda run: find_instrument(run.row.instrument).name}
 
 
 def error_tables(
-    judged: Sequence[EvaluatedRun],
-    error: Callable[[EvaluatedRun], float | None] = lambda one: one.error,
+    runs: Sequence[EvaluatedRun],
+    error: Callable[[EvaluatedRun], float | None] = lambda run: run.error,
     strata: Mapping[str, Stratum] = STRATA,
 ) -> dict[str, dict[str, ErrorStatistics]]:
-    """Statistics by stratum and its values, of the rows that count and have both numbers."""
-    scored = [one for one in judged if one.scored and error(one) is not None]
+    """Return statistics by stratum and value, over the rows that count and have both numbers."""
+    scored = [run for run in runs if run.scored and error(run) is not None]
     tables: dict[str, dict[str, ErrorStatistics]] = {}
     for name, stratum in strata.items():
-        members: dict[str, list[EvaluatedRun]] = {}
-        for one in scored:
-            members.setdefault(stratum(one), []).append(one)
+        runs_by_value: dict[str, list[EvaluatedRun]] = {}
+        for run in scored:
+            runs_by_value.setdefault(stratum(run), []).append(run)
         tables[name] = {
             value: replace(
-                error_statistics([(error(one) or 0.0, one.weight) for one in found]), coverage=_coverage(found)
+                error_statistics([(error(run) or 0.0, run.weight) for run in stratum_runs]),
+                coverage=_coverage(stratum_runs),
             )
-            for value, found in sorted(members.items())
+            for value, stratum_runs in sorted(runs_by_value.items())
         }
     return tables
 
 
-def _coverage(judged: Sequence[EvaluatedRun]) -> float | None:
-    """Weighted share of runs inside their intervals, of those that have one."""
-    known = [(one.covered, one.weight) for one in judged if one.covered is not None]
-    return sum(weight for inside, weight in known if inside) / sum(weight for _, weight in known) if known else None
+def _coverage(runs: Sequence[EvaluatedRun]) -> float | None:
+    """Return the weighted share of runs inside their intervals; None if no run has one."""
+    covered = [(run.covered, run.weight) for run in runs if run.covered is not None]
+    return (
+        sum(weight for inside, weight in covered if inside) / sum(weight for _, weight in covered) if covered else None
+    )
 
 
-def memory_error_tables(judged: Sequence[EvaluatedRun]) -> dict[str, dict[str, ErrorStatistics]]:
-    """The same for the peak memory, by the instrument too; it has no intervals."""
-    tables = error_tables(judged, lambda one: one.memory_error, MEMORY_STRATA)
+def memory_error_tables(runs: Sequence[EvaluatedRun]) -> dict[str, dict[str, ErrorStatistics]]:
+    """Return the statistics of peak memory, also by instrument; it has no intervals."""
+    tables = error_tables(runs, lambda run: run.memory_error, MEMORY_STRATA)
     return {
-        name: {value: replace(one, coverage=None) for value, one in table.items()} for name, table in tables.items()
+        name: {value: replace(statistics, coverage=None) for value, statistics in table.items()}
+        for name, table in tables.items()
     }
 
 
 def error_statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
-    """Statistics of (error with its sign, weight), of which there is at least one."""
+    """Return the statistics of (signed error, weight) pairs, of which there is at least one."""
     total = sum(weight for _, weight in errors)
     sizes = sorted((abs(error), weight) for error, weight in errors)
     return ErrorStatistics(
@@ -172,61 +180,67 @@ def error_statistics(errors: Sequence[tuple[float, float]]) -> ErrorStatistics:
 
 
 def _quantile(sizes: Sequence[tuple[float, float]], share: float) -> float:
-    """The smallest error that so much of the weight does not exceed."""
-    left = share * sum(weight for _, weight in sizes)
+    """Return the smallest error that covers a share of the weight."""
+    remaining = share * sum(weight for _, weight in sizes)
     for size, weight in sizes:
-        left -= weight
-        if left <= 1e-9:
+        remaining -= weight
+        if remaining <= 1e-9:
             return size
     return sizes[-1][0]
 
 
-def count_skipped(judged: Sequence[EvaluatedRun]) -> dict[str, tuple[int, int]]:
-    """Reasons for rows without a prediction: how many rows, and how many of those that would count; the commonest first."""
-    every = Counter(one.skipped.kind for one in judged if one.skipped)
-    scored = Counter(one.skipped.kind for one in judged if one.skipped and one.scored)
-    return {kind: (count, scored[kind]) for kind, count in every.most_common()}
+def count_skipped(runs: Sequence[EvaluatedRun]) -> dict[str, tuple[int, int]]:
+    """Count the rows without a prediction by reason, the most common first: all of them, and those that would count."""
+    counts = Counter(run.skipped.kind for run in runs if run.skipped)
+    scored_counts = Counter(run.skipped.kind for run in runs if run.skipped and run.scored)
+    return {kind: (count, scored_counts[kind]) for kind, count in counts.most_common()}
 
 
-def count_refuted_fits(judged: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
-    """Runs that state what they recompute, how many of them would not fit by our memory model, though they ran, and how many
-    not by more than a tenth."""
-    ran = [one.prediction.estimate for one in judged if one.scored and one.prediction and one.row.cell("recompute")]
-    return len(ran), sum(not one.fits for one in ran), sum(one.margin < -0.1 for one in ran)
+def count_refuted_fits(runs: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
+    """Count the runs that state what they recompute; of these, those whose predicted memory does not fit although they
+    ran, and those that exceed the memory by over a tenth."""
+    estimates = [run.prediction.estimate for run in runs if run.scored and run.prediction and run.row.cell("recompute")]
+    return (
+        len(estimates),
+        sum(not estimate.fits for estimate in estimates),
+        sum(estimate.margin < -0.1 for estimate in estimates),
+    )
 
 
-def largest_errors(judged: Sequence[EvaluatedRun], most: int) -> Iterator[EvaluatedRun]:
-    """The rows that count with the largest errors, one of each group of duplicates."""
-    seen: set[str] = set()
-    for one in sorted(
-        (one for one in judged if one.scored and one.error is not None), key=lambda one: -abs(one.error or 0.0)
+def largest_errors(runs: Sequence[EvaluatedRun], limit: int) -> Iterator[EvaluatedRun]:
+    """Yield up to `limit` rows that count with the largest errors, one of each group of duplicates."""
+    groups: set[str] = set()
+    for run in sorted(
+        (run for run in runs if run.scored and run.error is not None), key=lambda run: -abs(run.error or 0.0)
     ):
-        if one.row.dup_group not in seen and len(seen) < most:
-            seen.add(one.row.dup_group)
-            yield one
+        if run.row.dup_group not in groups and len(groups) < limit:
+            groups.add(run.row.dup_group)
+            yield run
 
 
 FEW_TOKENS, NARROW = 4096, 1024
 Applies = Callable[[Prediction], bool]
 
 
-def _tokens(found: Prediction) -> float:
-    """Tokens that a device's kernels see in one micro-batch."""
-    return found.case.layout.micro_batch_seqs * found.case.job.seq_len / found.case.layout.cp
+def _tokens(prediction: Prediction) -> float:
+    """Return the tokens that a device's kernels process in one micro-batch."""
+    return prediction.case.layout.micro_batch_seqs * prediction.case.job.seq_len / prediction.case.layout.cp
 
 
 def _width(architecture: Architecture, tp: int) -> float:
     return architecture.d_ff / tp
 
 
-def _attention_share(found: Prediction) -> float:
-    """FLOPs of attention's scores over those of a block's matrices, about seq_len / 6 D for one of the usual shape."""
-    architecture = found.case.architecture
-    return found.case.job.seq_len * architecture.num_heads * architecture.head_dim / (6.0 * architecture.d_model**2)
+def _attention_share(prediction: Prediction) -> float:
+    """Return the FLOPs of attention scores over those of a block's matrices: about seq_len / 6 D in a usual block."""
+    architecture = prediction.case.architecture
+    return (
+        prediction.case.job.seq_len * architecture.num_heads * architecture.head_dim / (6.0 * architecture.d_model**2)
+    )
 
 
-def _hidden_share(found: Prediction) -> float:
-    return sum(found.estimate.hidden.values()) / found.estimate.step_time_s
+def _hidden_share(prediction: Prediction) -> float:
+    return sum(prediction.estimate.hidden.values()) / prediction.estimate.step_time_s
 
 
 # What makes a run slower than predicted; the first that applies.
@@ -247,18 +261,18 @@ CAUSES_OF_SLOWNESS: tuple[tuple[Applies, str], ...] = (
 )  # fmt: skip
 
 
-def guess_cause(judged: EvaluatedRun) -> str:
-    """What may be behind a row's error: what was approximated, else what of the step is not priced, or priced too high."""
-    found = judged.prediction
-    assert found is not None
-    if (judged.error or 0.0) < 0:
-        return next((words for words in found.case.approximations if words.startswith("attention")), "") or next(
-            words for applies, words in CAUSES_OF_SLOWNESS if applies(found)
+def guess_cause(run: EvaluatedRun) -> str:
+    """Return a likely cause of a row's error: an approximation, or a part of the step that is priced wrongly."""
+    prediction = run.prediction
+    assert prediction is not None
+    if (run.error or 0.0) < 0:
+        return next((text for text in prediction.case.approximations if text.startswith("attention")), "") or next(
+            text for applies, text in CAUSES_OF_SLOWNESS if applies(prediction)
         )
-    time = {axis: found.estimate.time[axis] for axis in COMMUNICATION_TERMS}
+    time = {axis: prediction.estimate.time[axis] for axis in COMMUNICATION_TERMS}
     longest = max(time, key=lambda axis: time[axis])
-    if time[longest] > 0.1 * found.estimate.step_time_s:
+    if time[longest] > 0.1 * prediction.estimate.step_time_s:
         return f"communication over {longest} may hide behind compute"
-    if found.estimate.time["bubble"] > 0.1 * found.estimate.step_time_s:
+    if prediction.estimate.time["bubble"] > 0.1 * prediction.estimate.step_time_s:
         return "the pipeline may be interleaved more than stated"
     return "recompute may be less than it is priced as"

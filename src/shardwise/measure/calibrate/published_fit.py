@@ -1,4 +1,4 @@
-"""The fit to the published runs, its folds and the prediction intervals that these show; the file of constants that it writes."""
+"""Fit of the constants to the published runs, its folds and their prediction intervals, and its TOML file."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_
 from shardwise.values.errors import InputError
 from shardwise.values.progress import Progress, ignore_progress
 
-# What a fold stands for in the spread of a prediction.
+# The kind of fold whose errors are the spread of a prediction for a stack that is known, unknown, or calibrated.
 FOLD_OF_SPREAD = {"known": "model", "unknown": "lab", "calibrated": "three"}
 TAILS = (0.05, 0.95)
-FEWEST_RUNS = 20  # runs that folds are made of
-# Every so many of the rows of the study of layouts that constants are fitted to, of which many are alike: fewer to price.
+FEWEST_RUNS = 20  # for folds
+# Constants are fitted to every third row of their half of the study of layouts: many are alike, and each must be priced.
 STUDY_STEP = 3
 
 
 @dataclass(frozen=True)
 class PublishedFit:
-    """Judged rows that count, what was fitted to their observations (and to others), and predictions by kind of fold."""
+    """Runs that count, the fit to their observations (and to others), and predicted seconds by fold, [draw, run]."""
 
     judged: Sequence[EvaluatedRun]
     evidence: FitEvidence
@@ -53,19 +53,19 @@ class PublishedFit:
 
     @cached_property
     def measured(self) -> Array:
-        return np.array([one.observation.measured_s for one in self.members])
+        return np.array([member.observation.measured_s for member in self.members])
 
     @cached_property
     def weights(self) -> Array:
-        return np.array([one.observation.weight for one in self.members])
+        return np.array([member.observation.weight for member in self.members])
 
     @cached_property
     def in_sample(self) -> Array:
-        """Seconds predicted where everything was fitted."""
+        """Predicted seconds of the fit to everything, [1, run]."""
         return np.asarray(np.exp(self.fitted.log_times[: len(self.members)]))[None]
 
     def spread(self, fold: str) -> dict[str, tuple[float, float]]:
-        """By kind of model the ends of the 90% prediction interval of a fold, as factors on a prediction."""
+        """Return the 90% prediction interval of a fold by kind of model, as factors on a prediction."""
         ratios = self.measured / self.folds[fold]
         groups = self.num_groups(fold)
         return {
@@ -74,165 +74,165 @@ class PublishedFit:
         }
 
     def num_groups(self, fold: str) -> int:
-        """How many stacks with a model, sources or labs a fold's predictions are of."""
+        """Return the number of groups that a fold leaves out in turn: pairs of stack and model, sources, or labs."""
         return len(set(map(group_key(fold), self.members)))
 
     @cached_property
     def kinds(self) -> Array:
-        return np.array([MODEL_KINDS[_is_moe(one)] for one in self.judged])
+        return np.array([MODEL_KINDS[_is_moe(run)] for run in self.judged])
 
     def coverage(self, fold: str) -> float:
-        """Share of a fold's runs inside the interval that the rest of the folds gives."""
+        """Return the weighted share of a fold's runs inside the interval that the other groups give."""
         seconds = self.folds[fold]
         ratios = self.measured / seconds
         inside = np.zeros(ratios.shape)
-        for draw, own in enumerate(ratios):
+        for draw, draw_ratios in enumerate(ratios):
             for group in fold_groups(self.members, fold, draw):
-                rest = self.weights.copy()
-                rest[group] = 0.0
+                other_weights = self.weights.copy()
+                other_weights[group] = 0.0
                 for kind in MODEL_KINDS:
                     low, high = widen_interval(
-                        weighted_interval(own, rest * (self.kinds == kind)), self.num_groups(fold)
+                        weighted_interval(draw_ratios, other_weights * (self.kinds == kind)), self.num_groups(fold)
                     )
-                    inside[draw, group] += ((own >= low) & (own <= high) & (self.kinds == kind))[group]
-        there = ~np.isnan(seconds)
-        return float(np.average(inside[there], weights=np.broadcast_to(self.weights, there.shape)[there]))
+                    inside[draw, group] += ((draw_ratios >= low) & (draw_ratios <= high) & (self.kinds == kind))[group]
+        is_predicted = ~np.isnan(seconds)
+        return float(
+            np.average(inside[is_predicted], weights=np.broadcast_to(self.weights, is_predicted.shape)[is_predicted])
+        )
 
 
 def weighted_interval(ratios: Array, weights: Array) -> tuple[float, float]:
-    """The weighted 5th and 95th percentiles of some ratios, with 1 between them."""
+    """Return the weighted 5th and 95th percentiles of ratios, extended to contain 1."""
     weights = np.broadcast_to(weights, ratios.shape)
-    there = ~np.isnan(ratios) & (weights > 0)
-    weights = weights[there]
-    order = np.argsort(ratios[there])
-    values, shares = ratios[there][order], np.cumsum(weights[order])
+    counted = ~np.isnan(ratios) & (weights > 0)
+    weights = weights[counted]
+    order = np.argsort(ratios[counted])
+    values, shares = ratios[counted][order], np.cumsum(weights[order])
     low, high = (float(values[np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
     return min(low, 1.0), max(high, 1.0)
 
 
-def widen_interval(pair: tuple[float, float], num_groups: int) -> tuple[float, float]:
-    """An interval for one group more, from so many: wider by 1 + 3/n, for runs of a group are wrong together.
+def widen_interval(interval: tuple[float, float], num_groups: int) -> tuple[float, float]:
+    """Return the interval for a new group, given that of `num_groups`: each limit to the power 1 + 3/n.
 
-    The 3 was chosen so that intervals from the other labs and sources cover 90% of the runs of one that is left out.
+    Runs of one group err together, so few groups show too little. The 3 was chosen so that intervals from the other
+    labs and sources cover 90% of the runs of one that is left out.
     """
-    low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in pair)
+    low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in interval)
     return low, high
 
 
 def fit_published(
-    rows: Sequence[RunRow] | None = None,
-    progress: Progress = ignore_progress,
-    *,
-    held: Collection[str] = (),
+    rows: Sequence[RunRow] | None = None, progress: Progress = ignore_progress, *, held: Collection[str] = ()
 ) -> PublishedFit:
-    """Fit to all rows that count, and cross-validate; the constants in `held` stay where they are expected.
+    """Fit the constants to all rows that count, and cross-validate; constants named in `held` stay at their priors.
 
-    Without `rows` those of the package, beside half of the study of layouts (`study_observations`).
+    Without `rows`: the published runs of the package, and half of the study of layouts (`study_observations`).
 
-    Raises `InputError` where there are too few runs for folds.
+    Raises `InputError` if there are too few runs for folds.
     """
-    counted = list(_scored_runs(published_rows() if rows is None else rows, progress))
+    scored_runs = list(_scored_runs(published_rows() if rows is None else rows, progress))
     members = [
-        FoldMember(observation=seen, family=one.row.family, model=repr(replace(case.architecture, name="")))
-        for one, case, seen in counted
+        FoldMember(observation=observation, family=run.row.family, model=repr(replace(case.architecture, name="")))
+        for run, case, observation in scored_runs
     ]
-    labs = {one.lab for one in members}
+    labs = {member.lab for member in members}
     if len(members) < FEWEST_RUNS or len(labs) < 2:
         raise InputError(
             f"--folds: found {len(members)} runs of {len(labs)} labs that count and have a measured time; at least {FEWEST_RUNS} "
             "runs of two labs are required, leave --chip and --source out or give more rows"
         )
     progress(f"fitting constants to {len(members)} runs")
-    always = study_observations() if rows is None else []
-    observations = [*(one.observation for one in members), *always]
+    always_fitted = study_observations() if rows is None else []
+    observations = [*(member.observation for member in members), *always_fitted]
     evidence = FitEvidence(
         members=members,
-        always_fitted=always,
+        always_fitted=always_fitted,
         fitted=fit_constants(observations, initial_fit(observations).with_fixed(held)),
     )
-    return PublishedFit([one for one, _, _ in counted], evidence, cross_validate(evidence, progress))
+    return PublishedFit([run for run, _, _ in scored_runs], evidence, cross_validate(evidence, progress))
 
 
 def _scored_runs(
     rows: Sequence[RunRow], progress: Progress = ignore_progress
 ) -> Iterator[tuple[EvaluatedRun, RunCase, Observation]]:
-    """Rows that count and have a measured time, judged, with their cases, as observations."""
-    for one in predict_rows(rows, progress=progress):
-        if one.scored and one.prediction and one.row.step_time_s:
-            case = one.prediction.case
-            yield one, case, run_observation(case, one.row.step_time_s, one.weight)
+    """Yield the rows that count and have a measured time, with their cases and observations."""
+    for run in predict_rows(rows, progress=progress):
+        if run.scored and run.prediction and run.row.step_time_s:
+            case = run.prediction.case
+            yield run, case, run_observation(case, run.row.step_time_s, run.weight)
 
 
 def study_observations() -> list[Observation]:
-    """The half of the study of layouts that constants may be fitted to: together as many runs as it has groups."""
+    """Return the half of the study of layouts that constants are fitted to, with the weight of its number of groups."""
     rows = half_of_study(layout_rows(), fitted=True)
-    chosen = [seen for _, _, seen in _scored_runs(rows[::STUDY_STEP])]
-    return [replace(seen, weight=num_groups(rows) / len(chosen)) for seen in chosen]
+    observations = [observation for _, _, observation in _scored_runs(rows[::STUDY_STEP])]
+    return [replace(observation, weight=num_groups(rows) / len(observations)) for observation in observations]
 
 
-def _is_moe(one: EvaluatedRun) -> bool:
-    return bool(one.prediction and one.prediction.case.architecture.num_experts)
+def _is_moe(run: EvaluatedRun) -> bool:
+    return bool(run.prediction and run.prediction.case.architecture.num_experts)
 
 
-def _is_dense(one: EvaluatedRun, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
-    return not _is_moe(one) and one.row.cell("chip").startswith(chips) and dtypes(one.row.cell("dtype"))
+def _is_dense(run: EvaluatedRun, chips: str, dtypes: Callable[[str], bool] = lambda dtype: True) -> bool:
+    return not _is_moe(run) and run.row.cell("chip").startswith(chips) and dtypes(run.row.cell("dtype"))
 
 
-# What the errors are reported of.
+# Strata of the error report.
 STRATA: Mapping[str, Callable[[EvaluatedRun], bool]] = {
-    "all": lambda one: True,
-    "dense": lambda one: not _is_moe(one),
+    "all": lambda run: True,
+    "dense": lambda run: not _is_moe(run),
     "MoE": _is_moe,
-    "dense A100": lambda one: _is_dense(one, "A100"),
-    "dense H100, 16 bits": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" not in dtype),
-    "dense H100, fp8": lambda one: _is_dense(one, "H100", lambda dtype: "fp8" in dtype),
-    "dense Blackwell": lambda one: not _is_moe(one) and "B200" in one.row.cell("chip"),
-    "TPU": lambda one: one.row.cell("chip").startswith("TPU"),
-    "recompute not stated": lambda one: not one.row.cell("recompute"),
+    "dense A100": lambda run: _is_dense(run, "A100"),
+    "dense H100, 16 bits": lambda run: _is_dense(run, "H100", lambda dtype: "fp8" not in dtype),
+    "dense H100, fp8": lambda run: _is_dense(run, "H100", lambda dtype: "fp8" in dtype),
+    "dense Blackwell": lambda run: not _is_moe(run) and "B200" in run.row.cell("chip"),
+    "TPU": lambda run: run.row.cell("chip").startswith("TPU"),
+    "recompute not stated": lambda run: not run.row.cell("recompute"),
 }
 
 
 def fold_statistics(
-    found: PublishedFit, seconds: Array, stratum: Callable[[EvaluatedRun], bool]
+    fit: PublishedFit, seconds: Array, stratum: Callable[[EvaluatedRun], bool]
 ) -> ErrorStatistics | None:
-    """Errors of a fold's predictions in a stratum; None where it has none."""
+    """Return the errors of a fold's predictions in a stratum; None if it is empty."""
     errors = [
-        (float(draw[i] / found.measured[i] - 1.0), float(found.weights[i]))
+        (float(draw[i] / fit.measured[i] - 1.0), float(fit.weights[i]))
         for draw in seconds
-        for i, one in enumerate(found.judged)
-        if stratum(one) and not np.isnan(draw[i])
+        for i, run in enumerate(fit.judged)
+        if stratum(run) and not np.isnan(draw[i])
     ]
     return error_statistics(errors) if errors else None
 
 
-def fold_ranking(found: PublishedFit, seconds: Array) -> RankingStatistics | None:
-    """How a fold's predictions order layouts; of several draws the first."""
+def fold_ranking(fit: PublishedFit, seconds: Array) -> RankingStatistics | None:
+    """Return how a fold's first draw orders layouts; None if there is no pair to order."""
     first = seconds[0]
     return rank_layouts(
         [
-            time_per_token(one.row, float(found.measured[i]), float(first[i]))
-            for i, one in enumerate(found.judged)
+            time_per_token(run.row, float(fit.measured[i]), float(first[i]))
+            for i, run in enumerate(fit.judged)
             if not np.isnan(first[i])
         ]
     )
 
 
-def repeat_noise(found: PublishedFit) -> dict[str, ErrorStatistics]:
-    """By kind of model how far runs of the same configuration lie from their median: what no prediction can do better."""
+def repeat_noise(fit: PublishedFit) -> dict[str, ErrorStatistics]:
+    """Return by kind of model the errors of repeated runs around their median, a bound for any prediction."""
     groups: dict[str, list[int]] = {}
-    for i, one in enumerate(found.judged):
-        groups.setdefault(one.row.dup_group, []).append(i)
+    for i, run in enumerate(fit.judged):
+        groups.setdefault(run.row.dup_group, []).append(i)
     errors: dict[str, list[tuple[float, float]]] = {}
     for group in (members for members in groups.values() if len(members) > 1):
-        middle = float(np.median(found.measured[group]))
-        errors.setdefault(found.kinds[group[0]], []).extend(
-            (middle / float(found.measured[i]) - 1.0, float(found.weights[i])) for i in group
+        median_s = float(np.median(fit.measured[group]))
+        errors.setdefault(fit.kinds[group[0]], []).extend(
+            (median_s / float(fit.measured[i]) - 1.0, float(fit.weights[i])) for i in group
         )
-    return {kind: error_statistics(found) for kind, found in sorted(errors.items())}
+    return {kind: error_statistics(kind_errors) for kind, kind_errors in sorted(errors.items())}
 
 
-def fold_report(found: PublishedFit) -> str:
-    """A table of errors by fold and stratum, with the coverage of the intervals, the ranking of layouts, and the noise."""
+def fold_report(fit: PublishedFit) -> str:
+    """Return a table of errors by fold and stratum, with coverage of the intervals, ranking of layouts, and noise."""
     titles = {
         "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
         "lab": "lab and stack new",
@@ -240,31 +240,34 @@ def fold_report(found: PublishedFit) -> str:
     }  # fmt: skip
     lines = []
     for fold, title in titles.items():
-        seconds = found.in_sample if fold == "fitted" else found.folds[fold]
+        seconds = fit.in_sample if fold == "fitted" else fit.folds[fold]
         lines.append(
             f"{title:<46}" + "".join(f"{name:>8}" for name in ("rows", "mean", "median", "p90", "worst", "bias"))
         )
         for name, stratum in STRATA.items():
-            one = fold_statistics(found, seconds, stratum)
-            if one:
-                shares = "".join(f"{share:>8.1%}" for share in (one.mean, one.median, one.p90, one.worst))
-                lines.append(f"  {name:<44}{one.num_rows:>8}{shares}{one.bias:>+8.1%}")
+            statistics = fold_statistics(fit, seconds, stratum)
+            if statistics:
+                shares = "".join(
+                    f"{share:>8.1%}" for share in (statistics.mean, statistics.median, statistics.p90, statistics.worst)
+                )
+                lines.append(f"  {name:<44}{statistics.num_rows:>8}{shares}{statistics.bias:>+8.1%}")
         if fold != "fitted":
-            spread = found.spread(fold)
-            shown = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
-            lines.append(f"  90% intervals: {shown} times the prediction; coverage {found.coverage(fold):.1%}")
-        ranks = fold_ranking(found, seconds)
-        if ranks:
+            spread = fit.spread(fold)
+            intervals = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
+            lines.append(f"  90% intervals: {intervals} times the prediction; coverage {fit.coverage(fold):.1%}")
+        ranking = fold_ranking(fit, seconds)
+        if ranking:
             lines.append(
-                f"  layouts of one model on one machine that differ by over 10%: {ranks.ordered:.1%} of {ranks.num_pairs} pairs "
-                f"ordered correctly;\n  taking the predicted best loses {ranks.lost:.1%} of the throughput on average "
-                f"({ranks.num_groups} groups), {ranks.most_lost:.0%} at most"
+                f"  layouts of one model on one machine that differ by over 10%: {ranking.ordered:.1%} of "
+                f"{ranking.num_pairs} pairs ordered correctly;\n"
+                f"  taking the predicted best loses {ranking.lost:.1%} of the throughput on average "
+                f"({ranking.num_groups} groups), {ranking.most_lost:.0%} at most"
             )
         lines.append("")
     lines.append("repeated runs of one configuration, around their median (different releases, different days)")
     lines += [
-        f"  {kind:<44}{one.num_rows:>8}{one.mean:>8.1%}{one.median:>8.1%}{one.p90:>8.1%}{one.worst:>8.1%}"
-        for kind, one in repeat_noise(found).items()
+        f"  {kind:<44}{noise.num_rows:>8}{noise.mean:>8.1%}{noise.median:>8.1%}{noise.p90:>8.1%}{noise.worst:>8.1%}"
+        for kind, noise in repeat_noise(fit).items()
     ]
     return "\n".join(lines).rstrip()
 
@@ -272,34 +275,40 @@ def fold_report(found: PublishedFit) -> str:
 CONSTANTS_FILE = Path(__file__).parents[2] / "hardware" / "catalog" / "published_constants.toml"
 
 
-def format_constants(found: PublishedFit) -> str:
-    """The constants by chip and stack with their deviations, and the spread of predictions, as TOML."""
-    deviations = found.fitted.deviations(np.array([one.weight for one in found.evidence.observations]))
+def format_constants(fit: PublishedFit) -> str:
+    """Return the constants by chip and stack with their deviations, and the spread of predictions, as TOML."""
+    deviations = fit.fitted.deviations(np.array([observation.weight for observation in fit.evidence.observations]))
     lines = [
         "# Made by benchmarks/published.py --write; hardware/calibration_constants.py says what each constant means.",
-        f'source = "fitted to {len(found.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
+        f'source = "fitted to {len(fit.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
         'weighted 1/duplicates, beside half of a study of layouts (layouts.csv)"',
     ]
     lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
     for name, fold in FOLD_OF_SPREAD.items():
-        pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in found.spread(fold).items())
+        pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in fit.spread(fold).items())
         lines.append(f"spread.{name} = {{ {pairs} }}")
     lines += ["", "# Runs by stack, chip and kind of model."]
     runs = Counter(
-        (one.observation.stack.name, one.observation.chip, kind)
-        for one, kind in zip(found.members, found.kinds, strict=True)
+        (member.observation.stack.name, member.observation.chip, kind)
+        for member, kind in zip(fit.members, fit.kinds, strict=True)
     )
     lines += [f'runs."{stack}"."{chip}".{kind} = {count}' for (stack, chip, kind), count in sorted(runs.items())]
-    owners = sorted({who for who, _ in found.fitted.keys})
+    owners = sorted({owner for owner, _ in fit.fitted.keys})
     for owner in owners:
         group, _, name = owner.partition(" ")
-        own = [(key, d) for key, d in zip(found.fitted.keys, deviations, strict=True) if key[0] == owner]
-        lines += ["", f'[{group}s."{name}"]', *(f"{key[1]} = {found.fitted.value(key):.4g}" for key, _ in own)]
-        pairs = ", ".join(f"{key[1]} = {deviation:.2g}" for key, deviation in own)
+        owner_constants = [
+            (key, deviation) for key, deviation in zip(fit.fitted.keys, deviations, strict=True) if key[0] == owner
+        ]
+        lines += [
+            "",
+            f'[{group}s."{name}"]',
+            *(f"{key[1]} = {fit.fitted.value(key):.4g}" for key, _ in owner_constants),
+        ]
+        pairs = ", ".join(f"{key[1]} = {deviation:.2g}" for key, deviation in owner_constants)
         lines += ["# standard deviations on the line without bounds", f"deviations = {{ {pairs} }}"]
     return "\n".join(lines) + "\n"
 
 
 def write_constants(text: str) -> None:
-    """Replace the constants that the package comes with."""
+    """Replace the constants file of the package."""
     CONSTANTS_FILE.write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""A user's runs as observations on the user's own cluster, and a user's run as a row of the table of published runs.
+"""A user's runs as observations on the user's cluster, and a run as a row of the table of published runs.
 
-`select_runs` keeps the runs that a cluster can be fitted to, with the reasons for which others are skipped. `run_to_row` writes
-the cells of a run, with what of the run no cell says.
+`select_runs` keeps the runs that a cluster can be fitted to, with the reasons for which others are skipped.
+`run_to_row` writes the cells of a run, and lists what no cell can say.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from shardwise.values.units import parse_quantity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRun:
-    """A run that counts: its name, its kind of model ("dense", "moe"), and what was observed."""
+    """A run that counts: its name, its kind of model ("dense", "moe"), and its observation."""
 
     id: str
     kind: str
@@ -65,7 +65,7 @@ class CalibrationRun:
 
 
 class PricedRun(NamedTuple):
-    """A row that can be priced, its time in seconds, and its case."""
+    """A row that can be priced, its measured seconds, and its case."""
 
     row: RunRow
     measured_s: float
@@ -73,7 +73,7 @@ class PricedRun(NamedTuple):
 
 
 class CalibrationRuns(NamedTuple):
-    """The runs, the stack of all of them (None without runs), and how many rows were set aside for which reason."""
+    """The runs, their stack (None without runs), and the number of skipped rows by reason."""
 
     runs: tuple[CalibrationRun, ...]
     stack: Stack | None
@@ -81,155 +81,171 @@ class CalibrationRuns(NamedTuple):
 
 
 def run_from_log(
-    name: str, model: Architecture, cluster: Cluster, job: Job, layout: Layout, stack: Stack, step_time_s: float
+    name: str, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, stack: Stack, step_time_s: float
 ) -> PricedRun:
-    """A run by its launch and its log, of which nothing has to be guessed."""
+    """Return a run from its launch and its log, which leave nothing to guess."""
     software = RowSoftware(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
     case = RunCase(
-        architecture=model, cluster=without_calibration(cluster), job=job, layout=layout_as_run(stack, layout), software=software,
-        recomputes=(layout.recompute,), approximations=(),
+        architecture=architecture, cluster=without_calibration(cluster), job=job, layout=layout_as_run(stack, layout),
+        software=software, recomputes=(layout.recompute,), approximations=(),
     )  # fmt: skip
     return PricedRun(build_row(1, {"id": name, "dup_group": name}), step_time_s, case)
 
 
 def select_runs(
-    rows: Sequence[RunRow], own: MeasuredCluster, stack: Stack | None, logged: Sequence[PricedRun] = ()
+    rows: Sequence[RunRow], user_cluster: MeasuredCluster, stack: Stack | None, logged: Sequence[PricedRun] = ()
 ) -> CalibrationRuns:
-    """The rows, and the runs by their logs, that say something about a cluster. `stack`: what all ran with; None: what most of
-    them say."""
+    """Select the rows, and the runs read from logs, that measure a cluster.
+
+    `stack` is that of all runs; None takes the stack of most of them and skips the others.
+    """
     usable: list[PricedRun] = []
-    aside: Counter[str] = Counter()
-    for found in (*logged, *(_price_row(row, own) for row in rows)):
-        if isinstance(found, PricedRun) and found.case.cluster.chip.catalog_name != own.nominal.chip.catalog_name:
-            found = f"of another chip, {found.case.cluster.chip.name}"
-        if isinstance(found, PricedRun):
-            usable.append(found)
+    skipped: Counter[str] = Counter()
+    for candidate in (*logged, *(_price_row(row, user_cluster) for row in rows)):
+        if (
+            isinstance(candidate, PricedRun)
+            and candidate.case.cluster.chip.catalog_name != user_cluster.nominal.chip.catalog_name
+        ):
+            candidate = f"of another chip, {candidate.case.cluster.chip.name}"
+        if isinstance(candidate, PricedRun):
+            usable.append(candidate)
         else:
-            aside[found] += 1
+            skipped[candidate] += 1
     if stack is None and usable:
-        name = Counter(one.case.software.stack.name for one in usable).most_common(1)[0][0]
-        stack = next(one.case.software.stack for one in usable if one.case.software.stack.name == name)
-        others = [one for one in usable if one.case.software.stack != stack]
-        aside.update(f"of another stack, {one.case.software.stack.name}" for one in others)
-        usable = [one for one in usable if one not in others]
-    counted = duplicate_weights(one.row for one in usable)
-    runs = tuple(_to_run(one, own, stack, counted[one.row.dup_group]) for one in usable if stack)
-    return CalibrationRuns(runs, stack, aside)
+        name = Counter(run.case.software.stack.name for run in usable).most_common(1)[0][0]
+        stack = next(run.case.software.stack for run in usable if run.case.software.stack.name == name)
+        other_stack_runs = [run for run in usable if run.case.software.stack != stack]
+        skipped.update(f"of another stack, {run.case.software.stack.name}" for run in other_stack_runs)
+        usable = [run for run in usable if run not in other_stack_runs]
+    weights = duplicate_weights(run.row for run in usable)
+    runs = tuple(_to_run(run, user_cluster, stack, weights[run.row.dup_group]) for run in usable if stack)
+    return CalibrationRuns(runs, stack, skipped)
 
 
-def _price_row(row: RunRow, own: MeasuredCluster) -> PricedRun | str:
-    """The row and its case, or why it is set aside."""
-    mine = own.nominal if own.nominal.chip.base is None else None
+def _price_row(row: RunRow, user_cluster: MeasuredCluster) -> PricedRun | str:
+    """Return the row with its case, or the reason to skip it."""
+    uncatalogued_cluster = user_cluster.nominal if user_cluster.nominal.chip.base is None else None
     try:
-        chip = row.cell("chip") if mine and row.cell("chip") else catalogue_name(row.cell("chip"))
+        chip = row.cell("chip") if uncatalogued_cluster and row.cell("chip") else catalogue_name(row.cell("chip"))
     except SkippedRow as skipped:
         return skipped.kind
-    if chip.lower() != own.nominal.chip.catalog_name.lower():
+    if chip.lower() != user_cluster.nominal.chip.catalog_name.lower():
         return f"of another chip, {chip}"
     if row.step_time_s is None:
         return "without a measured step time"
     if row.quality not in SCORED_QUALITIES:
         return f"of quality {row.quality}: it does not say all that its time depends on"
-    found = predict_cached(row.inputs) if mine is None else try_predict(RowCells(dict(row.inputs)), mine)
-    return PricedRun(row, row.step_time_s, found.case) if isinstance(found, Prediction) else found.kind
+    prediction = (
+        predict_cached(row.inputs)
+        if uncatalogued_cluster is None
+        else try_predict(RowCells(dict(row.inputs)), uncatalogued_cluster)
+    )
+    return PricedRun(row, row.step_time_s, prediction.case) if isinstance(prediction, Prediction) else prediction.kind
 
 
-def _to_run(one: PricedRun, own: MeasuredCluster, stack: Stack, weight: float) -> CalibrationRun:
-    stated = RowCells(dict(one.row.inputs)).flag("flash_attn")
+def _to_run(run: PricedRun, user_cluster: MeasuredCluster, stack: Stack, weight: float) -> CalibrationRun:
+    flash_attention = RowCells(dict(run.row.inputs)).flag("flash_attn")
     software = replace(
-        one.case.software, stack=stack, fused_attention=not stack.unfused_attention if stated is None else stated,
-        clock=relative_clock(own.nominal.chip) if one.case.software.clock == 1.0 else one.case.software.clock,
+        run.case.software, stack=stack,
+        fused_attention=not stack.unfused_attention if flash_attention is None else flash_attention,
+        clock=relative_clock(user_cluster.nominal.chip) if run.case.software.clock == 1.0 else run.case.software.clock,
     )  # fmt: skip
-    case = replace(one.case, software=software, cluster=replace(
-        one.case.cluster, chip=_user_chip(one.case.cluster.chip, own), topology=_user_network(one.case.cluster.topology, own)
+    case = replace(run.case, software=software, cluster=replace(
+        run.case.cluster, chip=_user_chip(run.case.cluster.chip, user_cluster),
+        topology=_user_network(run.case.cluster.topology, user_cluster)
     ))  # fmt: skip
     kind = "moe" if case.architecture.num_experts else "dense"
-    return CalibrationRun(id=one.row.id, kind=kind, observation=run_observation(case, one.measured_s, weight))
+    return CalibrationRun(id=run.row.id, kind=kind, observation=run_observation(case, run.measured_s, weight))
 
 
-def _user_chip(stated: Chip, own: MeasuredCluster) -> Chip:
-    """The chip of the cluster, but for what a row states otherwise than the catalogue, where that has the chip."""
-    if own.nominal.chip.base is None:
-        return own.nominal.chip
-    usual = load_chip(own.nominal.chip.catalog_name)
-    differs = {one.name: getattr(stated, one.name) for one in fields(Chip)}
-    differs = {name: value for name, value in differs.items() if value != getattr(usual, name)}
-    return replace(own.nominal.chip, **differs)
+def _user_chip(stated: Chip, user_cluster: MeasuredCluster) -> Chip:
+    """Return the cluster's chip, with what the row states otherwise than the catalogue, if that has the chip."""
+    if user_cluster.nominal.chip.base is None:
+        return user_cluster.nominal.chip
+    catalog_chip = load_chip(user_cluster.nominal.chip.catalog_name)
+    differing = {field.name: getattr(stated, field.name) for field in fields(Chip)}
+    differing = {name: value for name, value in differing.items() if value != getattr(catalog_chip, name)}
+    return replace(user_cluster.nominal.chip, **differing)
 
 
-def _user_network(stated: Topology, own: MeasuredCluster) -> Topology:
-    """The network of a row at the cluster's rates, but for a rate that the row states otherwise than the catalogue, where that
-    has the chip: of another chip it is a network that the cluster, a plan or the row says."""
-    if own.nominal.chip.base is None:
+def _user_network(stated: Topology, user_cluster: MeasuredCluster) -> Topology:
+    """Return the row's network at the cluster's rates, but for a rate that the row states unlike the catalogue.
+
+    A chip that the catalogue does not have keeps the row's network, which comes from the cluster, a plan or the row.
+    """
+    if user_cluster.nominal.chip.base is None:
         return stated
-    topology, entry = own.nominal.topology, get_catalog_entry(own.nominal.chip.catalog_name)
+    topology, catalog_entry = user_cluster.nominal.topology, get_catalog_entry(user_cluster.nominal.chip.catalog_name)
     if isinstance(stated, Switched) and isinstance(topology, Switched):
-        return _user_tiers(stated, topology, own.nominal.chip, parse_quantity(entry["tiers"][-1]["bytes_per_s"]))
+        return _user_tiers(
+            stated, topology, user_cluster.nominal.chip, parse_quantity(catalog_entry["tiers"][-1]["bytes_per_s"])
+        )
     if isinstance(stated, Switched) or isinstance(topology, Switched):
         return stated
     torus = topology.torus if isinstance(topology, Pods) else topology
-    usual = build_torus(entry["torus"], torus.shape)
+    catalog_torus = build_torus(catalog_entry["torus"], torus.shape)
     if isinstance(stated, Pods):
         rate = topology.bytes_per_s if isinstance(topology, Pods) else stated.bytes_per_s
-        return replace(stated, torus=_user_links(stated.torus, torus, usual), bytes_per_s=rate)
-    return _user_links(stated, torus, usual)
+        return replace(stated, torus=_user_links(stated.torus, torus, catalog_torus), bytes_per_s=rate)
+    return _user_links(stated, torus, catalog_torus)
 
 
-def _user_links(stated: Torus, own: Torus, usual: Torus) -> Torus:
-    if stated.bytes_per_s != usual.bytes_per_s:
+def _user_links(stated: Torus, user_torus: Torus, catalog_torus: Torus) -> Torus:
+    if stated.bytes_per_s != catalog_torus.bytes_per_s:
         return stated
-    return replace(stated, bytes_per_s=own.bytes_per_s, hop_latency_s=own.hop_latency_s)
+    return replace(stated, bytes_per_s=user_torus.bytes_per_s, hop_latency_s=user_torus.hop_latency_s)
 
 
-def _user_tiers(stated: Switched, own: Switched, chip: Chip, usual_bytes_per_s: float) -> Switched:
-    """The cluster's tiers over the row's devices, or the row's own where these do not come out even."""
-    network = resize_tiers(own, chip, math.prod(tier.size for tier in stated.tiers))
-    if network is None or len(own.tiers) == 1 < len(stated.tiers):
+def _user_tiers(stated: Switched, user_network: Switched, chip: Chip, catalog_bytes_per_s: float) -> Switched:
+    """Return the cluster's tiers over the row's devices, or the row's tiers if the sizes do not divide."""
+    network = resize_tiers(user_network, chip, math.prod(tier.size for tier in stated.tiers))
+    if network is None or len(user_network.tiers) == 1 < len(stated.tiers):
         return stated
-    if stated.tiers[-1].bytes_per_s != usual_bytes_per_s:
+    if stated.tiers[-1].bytes_per_s != catalog_bytes_per_s:
         outermost = replace(network.tiers[-1], bytes_per_s=stated.tiers[-1].bytes_per_s)
         return Switched(tiers=(*network.tiers[:-1], outermost))
     return network
 
 
 ROW_COLUMNS = ("id", "source", *INPUT_COLUMNS, *MEASURED_COLUMNS, "peak_memory_gb", "memory_unit", "memory_kind")
-# What a cell may say about a number format, and words of a note that say more: the first pair that is read as the job's is taken.
+# Values of the dtype cell, and notes that qualify it; the first pair that is read as the job's format is taken.
 CELL_DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-rowwise", "mxfp8", "nvfp4", "int8")
 CELL_NOTES = ("", "fp32 gradients", "mixed precision", "fused loss", "liger", "the loss as maxtext's")
+# Fields that cost nothing, or that another field already says (layers of the stages are compared as such).
 FIELDS_WITHOUT_COST = (
-    "name",
-    "source",
-    "nominal_num_params",
-    "numerics",
-    "max_positions",
-)  # of a model what decides no cost
+    "name", "source", "nominal_num_params", "numerics", "max_positions", "tokens", "overlap", "placement", "layers_per_stage",
+    "etp",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RunAsRow:
-    """The cells of a run by column, and what of the run is read back from them otherwise, in words."""
+    """Cells of a run by column, and texts of the fields that are read back from them with other values."""
 
     cells: Mapping[str, str]
     lost_fields: tuple[str, ...]
 
     @property
     def row(self) -> RunRow:
-        """The row that a file with these cells has."""
+        """Row of a file with these cells."""
         return build_row(1, {**self.cells})
 
 
 def run_to_row(
-    model: Architecture, cluster: Cluster, job: Job, layout: Layout, software: str, step_time_s: float, *,
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, software: str, step_time_s: float, *,
     name: str = "", memory_bytes: float | None = None, memory_kind: str = "",
 ) -> RunAsRow:  # fmt: skip
-    """A run as a row. `software` is the name of a stack. Raises `InputError` for a run that rows cannot say at all."""
-    cells = _model_cells(model) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, model)
+    """Return a run as a row. `software` is the name of a stack.
+
+    Raises `InputError` for a run that no row can express.
+    """
+    cells = _model_cells(architecture) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, architecture)
     cells |= _format_cells({**cells, "software": software}, job)
-    measured = {"id": name or f"{model.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
+    measured = {"id": name or f"{architecture.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
     if memory_bytes is not None:
         measured |= {"peak_memory_gb": f"{memory_bytes / 1e9:.6g}", "memory_unit": "GB", "memory_kind": memory_kind}
     texts = {column: text for column, text in (cells | {"software": software} | measured).items() if text}
-    return RunAsRow(texts, tuple(_lost_fields(_read_back(texts, cluster), model, job, layout)))
+    return RunAsRow(texts, tuple(_lost_fields(_read_back(texts, cluster), architecture, job, layout)))
 
 
 def _cell_text(value: object) -> str:
@@ -238,26 +254,29 @@ def _cell_text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _model_cells(model: Architecture) -> dict[str, str]:
+def _model_cells(architecture: Architecture) -> dict[str, str]:
     cells: dict[str, Any] = {
-        "model": model.name, "layers": model.num_layers, "d_model": model.d_model, "n_heads": model.num_heads,
-        "n_kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "d_ff": model.d_ff, "vocab": model.vocab_size,
-        "gated_mlp": IS_GATED[model.mlp], "tied_embeddings": model.tied_embeddings,
+        "model": architecture.name, "layers": architecture.num_layers, "d_model": architecture.d_model,
+        "n_heads": architecture.num_heads, "n_kv_heads": architecture.num_kv_heads, "head_dim": architecture.head_dim,
+        "d_ff": architecture.d_ff, "vocab": architecture.vocab_size, "gated_mlp": IS_GATED[architecture.mlp],
+        "tied_embeddings": architecture.tied_embeddings,
     }  # fmt: skip
-    if model.num_experts:
+    if architecture.num_experts:
         cells |= {
-            "n_experts": model.num_experts, "top_k": model.experts_per_token, "moe_d_ff": model.d_ff,
-            "shared_expert_d_ff": model.shared_expert_width, "n_dense_layers": model.num_dense_layers,
-            "d_ff": model.dense_d_ff if model.num_dense_layers else model.d_ff,
+            "n_experts": architecture.num_experts, "top_k": architecture.experts_per_token,
+            "moe_d_ff": architecture.d_ff, "shared_expert_d_ff": architecture.shared_expert_width,
+            "n_dense_layers": architecture.num_dense_layers,
+            "d_ff": architecture.dense_d_ff if architecture.num_dense_layers else architecture.d_ff,
         }  # fmt: skip
-    if model.kv_lora_rank:
+    if architecture.kv_lora_rank:
         cells |= {
-            "mla_q_lora": model.q_lora_rank, "mla_kv_lora": model.kv_lora_rank, "mla_qk_rope": model.rope_head_dim,
-            "mla_qk_nope": model.head_dim - model.rope_head_dim, "mla_v_dim": model.v_head_dim,
+            "mla_q_lora": architecture.q_lora_rank, "mla_kv_lora": architecture.kv_lora_rank,
+            "mla_qk_rope": architecture.rope_head_dim,
+            "mla_qk_nope": architecture.head_dim - architecture.rope_head_dim, "mla_v_dim": architecture.v_head_dim,
         }  # fmt: skip
-    if model.sliding_window:
-        whole = model.num_layers // model.global_every if model.global_every else 0
-        cells |= {"window": model.sliding_window, "window_layers": model.num_layers - whole}
+    if architecture.sliding_window:
+        num_global_layers = architecture.num_layers // architecture.global_every if architecture.global_every else 0
+        cells |= {"window": architecture.sliding_window, "window_layers": architecture.num_layers - num_global_layers}
     return {column: _cell_text(value) for column, value in cells.items()}
 
 
@@ -283,7 +302,9 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
         "tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": layout.ep, "dp": layout.num_replicas,
         "sp": layout.sequence_parallel if layout.tp > 1 else "", "zero_stage": layout.zero_stage,
         "fsdp": layout.zero_stage == 3, "micro_batch": layout.micro_batch_seqs, "recompute": layout.recompute,
-        "offload": " and ".join(name for name, rests in get_offload_targets(layout.offload)._asdict().items() if rests),
+        "offload": " and ".join(
+            name for name, is_offloaded in get_offload_targets(layout.offload)._asdict().items() if is_offloaded
+        ),
         "overlap_flags": "async tp" if layout.async_tp else "",
     }  # fmt: skip
     if layout.recompute == "alternate":
@@ -297,84 +318,81 @@ def _layout_cells(layout: Layout) -> dict[str, str]:
     return {column: _cell_text(value) for column, value in cells.items()}
 
 
-def _job_cells(job: Job, model: Architecture) -> dict[str, str]:
-    task = "lora" if model.lora_rank else "sft" if job.document_tokens else ""
+def _job_cells(job: Job, architecture: Architecture) -> dict[str, str]:
+    task = "lora" if architecture.lora_rank else "sft" if job.document_tokens else ""
     return {"seq_len": str(job.seq_len), "global_batch": str(job.num_seqs), "task": task}
 
 
 def _format_cells(cells: Mapping[str, str], job: Job) -> dict[str, str]:
-    """The number format, and a note, that are read as the job's recipe and loss, or as what is nearest with the same formats."""
-    mine, best = get_precision(job.precision), (False, False, False)
-    found: dict[str, str] = {}
+    """Return the dtype and notes that are read as the job's precision and loss, or as the closest of the same formats."""
+    precision, best_score = get_precision(job.precision), (False, False, False)
+    best_cells: dict[str, str] = {}
     for dtype, note in product(CELL_DTYPES, CELL_NOTES):
-        said = {"dtype": dtype, "notes": "; ".join(filter(None, (cells.get("notes", ""), note)))}
-        facts = RowCells({**cells, **said})
+        format_cells = {"dtype": dtype, "notes": "; ".join(filter(None, (cells.get("notes", ""), note)))}
+        row_cells = RowCells({**cells, **format_cells})
         try:
-            recipe = get_precision(read_recipe(facts))
+            recipe = get_precision(read_recipe(row_cells))
         except SkippedRow:
             continue
-        alike = (recipe.matmul_format, recipe.activations) == (mine.matmul_format, mine.activations)
-        score = (alike, recipe == mine, read_loss(facts) == job.loss)
-        if alike and score > best:
-            best, found = score, said
-    if not found:
+        same_formats = (recipe.matmul_format, recipe.activations) == (precision.matmul_format, precision.activations)
+        score = (same_formats, recipe == precision, read_loss(row_cells) == job.loss)
+        if same_formats and score > best_score:
+            best_score, best_cells = score, format_cells
+    if not best_cells:
         raise InputError(f"row: no row of a run says the precision {job.precision}; calibrate with runs of another")
-    return found
+    return best_cells
 
 
 def _read_back(cells: Mapping[str, str], cluster: Cluster) -> RunCase:
-    """The case of a row, which names a chip of the catalogue, or that of the cluster."""
+    """Return the case of a row, which names a chip of the catalogue or the chip of the cluster."""
     try:
         return read_case(RowCells(dict(cells)), cluster if cluster.chip.base is None else None)
     except SkippedRow as skipped:
         raise InputError(f"row: a row cannot say this run: {skipped}") from None
 
 
-def _lost_fields(case: RunCase, model: Architecture, job: Job, layout: Layout) -> Iterator[str]:
-    """What a case says otherwise than the run that it was made of."""
-    held, its_held = layers_by_stage(model, layout), layers_by_stage(case.architecture, case.layout)
-    if held != its_held:
-        yield f"layers of the stages, {','.join(map(str, held))} (the row: {','.join(map(str, its_held))})"
-    for what, mine, its in (
-        ("model", model, case.architecture),
+def _lost_fields(case: RunCase, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
+    """Yield the fields in which a case differs from the run that its row was written from."""
+    stage_layers, row_stage_layers = (
+        layers_by_stage(architecture, layout),
+        layers_by_stage(case.architecture, case.layout),
+    )
+    if stage_layers != row_stage_layers:
+        planned, read = (",".join(map(str, layers)) for layers in (stage_layers, row_stage_layers))
+        yield f"layers of the stages, {planned} (the row: {read})"
+    for kind, expected, read_back in (
+        ("model", architecture, case.architecture),
         ("job", job, case.job),
         ("layout", layout, case.layout),
     ):
-        for one in fields(mine):
-            own, read = getattr(mine, one.name), getattr(its, one.name)
-            if own != read and one.name not in (
-                *FIELDS_WITHOUT_COST,
-                "tokens",
-                "overlap",
-                "placement",
-                "layers_per_stage",
-                "etp",
-            ):
-                yield f"{what}.{one.name} = {own} (the row: {read})"
+        for field in fields(expected):
+            run_value, row_value = getattr(expected, field.name), getattr(read_back, field.name)
+            if run_value != row_value and field.name not in FIELDS_WITHOUT_COST:
+                yield f"{kind}.{field.name} = {run_value} (the row: {row_value})"
 
 
-def append_row(path: Path, found: RunAsRow) -> None:
-    """Append a row to a CSV file, which is made with all columns where there is none.
+def append_row(path: Path, run: RunAsRow) -> None:
+    """Append a row to a CSV file; a new file gets all columns.
 
-    Raises `InputError` for a file that cannot be written or read, and for one that lacks a column of the row.
+    Raises `InputError` for a file that cannot be written or read, or that lacks a column of the row.
     """
     try:
-        new = not path.exists() or not path.stat().st_size
-        columns = list(ROW_COLUMNS) if new else _read_header(path)
-        missing = [column for column in found.cells if column not in columns]
+        is_new = not path.exists() or not path.stat().st_size
+        columns = list(ROW_COLUMNS) if is_new else _read_header(path)
+        missing = [column for column in run.cells if column not in columns]
         if missing:
             raise InputError(f"--row: {path} has no column {', '.join(missing)}; add them, or name another file")
         with path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-            if new:
+            if is_new:
                 writer.writeheader()
-            writer.writerow(dict(found.cells))
+            writer.writerow(dict(run.cells))
     except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"--row: cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _read_header(path: Path) -> list[str]:
-    """The columns of a file, whose last line ends before another one comes."""
+    """Return the columns of a file, after completing its last line."""
     with path.open("rb+") as file:
         file.seek(-1, 2)
         if file.read(1) != b"\n":

@@ -1,4 +1,4 @@
-"""Sizes at which the operations of a model are measured, and their derived FLOPs and bytes. Nothing here imports torch.
+"""Sizes at which the operations of a model are measured, with derived FLOPs and bytes. No torch here.
 
 Letters: B sequences of T tokens, D, F, V as in model/decoder.py.
 """
@@ -28,7 +28,7 @@ MATMUL_FORMS = ("forward", "data", "weight")  # x·W, dy·W transposed, x transp
 
 
 class MatmulShape(NamedTuple):
-    """A product of a layer's weight [summed, columns] with `rows` tokens, in one of `MATMUL_FORMS`."""
+    """A product of a layer's weight [out, width] with `rows` tokens, in one of `MATMUL_FORMS`."""
 
     name: str
     form: str
@@ -42,13 +42,13 @@ class MatmulShape(NamedTuple):
 
     @property
     def summed(self) -> int:
-        """What the product sums over."""
+        """Size of the dim that the product sums over."""
         return {"forward": self.width, "data": self.out, "weight": self.rows}[self.form]
 
 
 @dataclass(frozen=True)
 class SampleLayer:
-    """A layer of a Llama at some sizes, and the head that follows it."""
+    """A layer of a Llama at some sizes, and the head after it."""
 
     name: str
     architecture: Architecture
@@ -58,7 +58,7 @@ class SampleLayer:
     has_loss: bool = False  # the head and its loss are measured too
 
     def with_dtype(self, dtype: str) -> SampleLayer:
-        """The same in another format."""
+        """Return the layer in another number format."""
         return replace(self, dtype=dtype)
 
     @property
@@ -71,12 +71,12 @@ class SampleLayer:
         return replace(self.architecture, num_layers=MODEL_LAYERS)
 
     def job_for(self, num_processes: int) -> Job:
-        """A batch of as many tokens for each process."""
+        """Return a job with this batch for each process."""
         tokens = num_processes * self.tokens
         return Job(global_batch_tokens=tokens, seq_len=self.seq_len, precision=self.dtype, loss="in_place")
 
     def sharded_layout(self, num_processes: int) -> Layout:
-        """What most runs of a few processes are: gradients and the optimizer's state split over them."""
+        """Return the usual layout of a few processes: gradients and optimizer state sharded over them."""
         zero_stage = 2 if num_processes > 1 else 0
         return Layout(fsdp=num_processes, zero_stage=zero_stage, micro_batch_seqs=self.num_seqs)
 
@@ -90,15 +90,15 @@ class SampleLayer:
 
     @property
     def products(self) -> tuple[MatmulShape, ...]:
-        """Those of a layer and of the head, forward and backward."""
-        one = self.architecture
+        """Products of the layer and the head, forward and backward."""
+        architecture = self.architecture
         sizes = {
-            "projection": (one.d_model, one.num_heads * one.head_dim),
-            "up": (one.d_model, one.d_ff),
-            "down": (one.d_ff, one.d_model),
+            "projection": (architecture.d_model, architecture.num_heads * architecture.head_dim),
+            "up": (architecture.d_model, architecture.d_ff),
+            "down": (architecture.d_ff, architecture.d_model),
         }
         if self.has_loss:
-            sizes["head"] = (one.d_model, one.vocab_size)
+            sizes["head"] = (architecture.d_model, architecture.vocab_size)
         return tuple(
             MatmulShape(f"{name} {form}", form, self.tokens, *size)
             for name, size in sizes.items()
@@ -107,23 +107,23 @@ class SampleLayer:
 
     @property
     def expert(self) -> MatmulShape:
-        """One of as many rows as an expert gets of a few thousand tokens."""
+        """A product with as many rows as an expert gets of a few thousand tokens."""
         return MatmulShape("expert", "forward", EXPERT_ROWS, self.architecture.d_model, self.architecture.d_ff)
 
-    def kernels(self, unit: str, wanted: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
-        """The kernels of a unit that are wanted, each with the bytes that it moves."""
+    def kernels(self, unit: str, is_selected: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
+        """Yield the selected kernels of a unit, each with the bytes that it moves."""
         pricing = self.pricing
         parts = pricing.pricer.parts(pricing.pricer.complete_family(pricing.family), unit)
         for kernel in parts.kernels:
-            if wanted(kernel):
+            if is_selected(kernel):
                 yield kernel, float(pricing.pricer.kernel_bytes(kernel, parts, pricing.values))
 
     def num_kernels(self) -> int:
-        """Kernels of a layer, forward and backward."""
+        """Return the number of kernels of a layer, forward and backward."""
         return sum(1 for _ in self.kernels("block", lambda kernel: kernel.phase != "update"))
 
     def elementwise_bytes(self) -> float:
-        """Of a layer's norms, rotations, activations and sums, forward and backward."""
+        """Return the bytes of a layer's norms, rotations, activations and sums, forward and backward."""
         return sum(
             size for _, size in self.kernels("block", lambda kernel: kernel.kind == "map" and kernel.phase != "update")
         )
@@ -132,22 +132,22 @@ class SampleLayer:
         return sum(size for _, size in self.kernels("block", lambda kernel: kernel.phase == "update"))
 
     def loss_bytes(self) -> float:
-        """Of the head's kernels over logits that are no products."""
+        """Return the bytes of the head's kernels over logits, without products."""
         return sum(size for _, size in self.kernels("head", lambda kernel: _is_loss(kernel)))
 
     def attention_flops(self, phase: str) -> float:
-        found = self.kernels("block", lambda kernel: kernel.kind == "scan" and kernel.phase == phase)
-        return sum(float(kernel.flops.evaluate(self.pricing.values)) for kernel, _ in found)
+        kernels = self.kernels("block", lambda kernel: kernel.kind == "scan" and kernel.phase == phase)
+        return sum(float(kernel.flops.evaluate(self.pricing.values)) for kernel, _ in kernels)
 
 
 def _is_loss(kernel: Kernel) -> bool:
     return kernel.kind != "contract" and Role.LOGITS in kernel.elements
 
 
-def _llama_layer(width: int, heads: int, head_dim: int, vocab: int) -> Architecture:
+def _llama_layer(d_model: int, heads: int, head_dim: int, vocab: int) -> Architecture:
     return Architecture(
-        name=f"sample of {width}", num_layers=1, d_model=width, d_ff=3 * width, num_heads=heads, num_kv_heads=heads // 2,
-        head_dim=head_dim, vocab_size=vocab,
+        name=f"sample of {d_model}", num_layers=1, d_model=d_model, d_ff=3 * d_model, num_heads=heads,
+        num_kv_heads=heads // 2, head_dim=head_dim, vocab_size=vocab,
     )  # fmt: skip
 
 

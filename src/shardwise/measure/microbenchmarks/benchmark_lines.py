@@ -1,6 +1,6 @@
-"""What micro-benchmarks measure, as the keys of a JSON line, and the file of lines that the results are kept in.
+"""What micro-benchmarks measure, as keys of a JSON line, and the file that stores the results.
 
-The file is written line by line, so that what was measured stays if it is cut short. Nothing here imports torch.
+The file is written line by line, so that an interrupted run keeps what it measured. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ COLLECTIVE_BYTES = {"cuda": (2**20, 2**24, 2**28, 2**30), "cpu": (2**16, 2**20, 
 def list_benchmark_lines(
     kind: str, device: str, dtypes: tuple[str, ...], num_devices: int
 ) -> Iterator[Mapping[str, Any]]:
-    """The lines of a kind without their seconds."""
+    """Yield the lines of a kind without their seconds. Raises `InputError` for an unknown kind."""
     if kind == "matmul":
         for dtype, side, summed in product(dtypes, SIDES[device], SUMMED_SIZES[device]):
             yield {"bench": "matmul", "dtype": dtype, "m": side, "n": side, "k": summed}
     elif kind == "memory":
         yield from ({"bench": "memory", "bytes": size} for size in MEMORY_BYTES[device])
     elif kind == "attention":
-        heads, width = (16, 128) if device == "cuda" else (4, 64)
+        heads, head_dim = (16, 128) if device == "cuda" else (4, 64)
         for dtype, seq_len, backward in product(dtypes, SEQ_LENS[device], (False, True)):
             yield {
-                "bench": "attention", "dtype": dtype, "batch": 1, "heads": heads, "seq_len": seq_len, "head_dim": width,
-                "causal": True, "backward": backward,
+                "bench": "attention", "dtype": dtype, "batch": 1, "heads": heads, "seq_len": seq_len,
+                "head_dim": head_dim, "causal": True, "backward": backward,
             }  # fmt: skip
     elif kind == "collectives":
         for name, size in product(COLLECTIVES, COLLECTIVE_BYTES[device]):
@@ -52,7 +52,7 @@ def list_benchmark_lines(
 
 
 def describe_line(line: Mapping[str, Any]) -> str:
-    """What a line measures, in words."""
+    """Return the text of what a line measures."""
     if line["bench"] == "matmul":
         return f"matmul {line['dtype']} {line['m']}x{line['n']}x{line['k']}"
     if line["bench"] == "memory":
@@ -63,7 +63,7 @@ def describe_line(line: Mapping[str, Any]) -> str:
 
 
 def format_rate(line: Mapping[str, Any]) -> str:
-    """FLOP/s of a product or of causal attention (2 products forward, 5 backward), bytes/s of the rest."""
+    """Return FLOP/s of a product or of causal attention (2 products forward, 5 backward), bytes/s of anything else."""
     if line["bench"] == "matmul":
         return f"{2e-12 * line['m'] * line['n'] * line['k'] / line['seconds']:.3g} TFLOP/s"
     if line["bench"] == "attention":
@@ -78,12 +78,12 @@ RESULT_KEYS = ("seconds", "low", "high", "repeats", "machine")
 
 
 def line_key(line: Mapping[str, Any]) -> str:
-    """What a line measures, without what came out."""
+    """Return the identity of a benchmark line: its keys without the results."""
     return json.dumps({name: value for name, value in line.items() if name not in RESULT_KEYS}, sort_keys=True)
 
 
 def read_measured_keys(path: Path, machine: str) -> set[str]:
-    """What the file has of this machine already. Raises `InputError` for a file that is something else."""
+    """Return the keys of the lines that this machine has in the file. Raises `InputError` for another kind of file."""
     if not path.exists():
         return set()
     try:
@@ -98,7 +98,7 @@ def read_measured_keys(path: Path, machine: str) -> set[str]:
 
 
 def append_line(path: Path, line: Mapping[str, Any]) -> None:
-    """Add a line at the end."""
+    """Append a line to the file. Raises `InputError` if it cannot be written."""
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
@@ -109,7 +109,7 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
 
 
 def remaining_lines(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[Mapping[str, Any]]:
-    """The lines that are not measured yet."""
+    """Return the lines that are not measured yet."""
     return [line for line in lines if line_key(line) not in done]
 
 
@@ -122,5 +122,5 @@ class BenchPayload(TypedDict):
 
 
 def bench_payload(machine: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What `shardwise bench --json` prints: the lines that were measured on a machine."""
+    """Return the JSON of `shardwise bench --json`: the lines that were measured on a machine."""
     return {"schema": SCHEMA, "machine": machine, "lines": list(lines)}

@@ -1,8 +1,9 @@
-"""The operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone; whole steps of them.
+"""Operations of a layer, its head and its optimizer as the engine runs them, each to be timed alone; and whole steps.
 
-A run makes its results several times, and keeps those of a forward pass until the last, as a training step does: it writes to
-memory that no cache holds. Values are of the sizes that a training step has: weights of a larger scale make probabilities and
-gradients that are subnormal, which some processors multiply a hundred times more slowly. Letters: see `samples`.
+An operation is repeated, and the results of a forward pass are kept until the last repetition, so that it writes to
+memory outside any cache, as a training step does. Values have the magnitudes of a training step: larger weights would
+make probabilities and gradients subnormal, which some processors multiply a hundred times more slowly. Letters: see
+`benchmark_layers`.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ REPEATED_BYTES, MOST_REPEATS = 2**24, 4  # results that a run keeps
 
 
 class TimedOperation(NamedTuple):
-    """Something that makes its result so many `times`."""
+    """A call that computes its result `times` times."""
 
     run: Callable[[], object]
     times: int
@@ -50,76 +51,83 @@ Operations = Iterator[tuple[str, TimedOperation]]
 ForwardResult = TypeVar("ForwardResult", bound=Tensor | tuple[Tensor, ...])
 
 
-def sample_operations(sample: SampleLayer, place: torch.device) -> Operations:
-    """All of a sample, by name."""
-    yield from product_operations(sample, place)
-    yield sample.expert.name, _product_operation(sample.expert, place, DTYPES[sample.dtype])
-    yield from attention_operations(sample, place)
-    yield from elementwise_operations(sample, place)
+def sample_operations(sample: SampleLayer, device: torch.device) -> Operations:
+    """Yield all operations of a sample by name."""
+    yield from product_operations(sample, device)
+    yield sample.expert.name, _product_operation(sample.expert, device, DTYPES[sample.dtype])
+    yield from attention_operations(sample, device)
+    yield from elementwise_operations(sample, device)
     if sample.has_loss:
-        yield "loss", _loss_operation(sample, place)
-    yield "update", _update_operation(sample, place)
+        yield "loss", _loss_operation(sample, device)
+    yield "update", _update_operation(sample, device)
 
 
-def product_operations(sample: SampleLayer, place: torch.device) -> Operations:
-    for one in sample.products:
-        yield one.name, _product_operation(one, place, DTYPES[sample.dtype])
+def product_operations(sample: SampleLayer, device: torch.device) -> Operations:
+    """Yield the matrix products of a sample by name."""
+    for product in sample.products:
+        yield product.name, _product_operation(product, device, DTYPES[sample.dtype])
 
 
-def _product_operation(one: MatmulShape, place: torch.device, dtype: torch.dtype) -> TimedOperation:
-    x = torch.randn(one.rows, one.width, device=place).to(dtype)
-    weight = torch.randn(one.out, one.width, device=place).to(dtype)
-    dy = torch.randn(one.rows, one.out, device=place).to(dtype)
-    made: Mapping[str, Callable[[], Tensor]] = {
+def _product_operation(product: MatmulShape, device: torch.device, dtype: torch.dtype) -> TimedOperation:
+    x = torch.randn(product.rows, product.width, device=device).to(dtype)
+    weight = torch.randn(product.out, product.width, device=device).to(dtype)
+    dy = torch.randn(product.rows, product.out, device=device).to(dtype)
+    runs_by_form: Mapping[str, Callable[[], Tensor]] = {
         "forward": lambda: x @ weight.t(),
         "data": lambda: dy @ weight,
         "weight": lambda: dy.t() @ x,
     }
-    assert set(made) == set(MATMUL_FORMS)
-    return _repeat(made[one.form])
+    assert set(runs_by_form) == set(MATMUL_FORMS)
+    return _repeat(runs_by_form[product.form])
 
 
-def attention_operations(sample: SampleLayer, place: torch.device) -> Operations:
-    one = sample.architecture
-    groups = one.num_heads // one.num_kv_heads
-    heads = (one.num_kv_heads, one.head_dim)
-    q = _random(sample, place, heads[0], groups, heads[1])
-    k, v = (_random(sample, place, *heads) for _ in range(2))
-    kernel, sight = Attention.of(DEFAULT_NUMERICS, one.head_dim), AttentionMask()
+def attention_operations(sample: SampleLayer, device: torch.device) -> Operations:
+    """Yield attention forward and backward."""
+    architecture = sample.architecture
+    groups = architecture.num_heads // architecture.num_kv_heads
+    heads = (architecture.num_kv_heads, architecture.head_dim)
+    q = _random(sample, device, heads[0], groups, heads[1])
+    k, v = (_random(sample, device, *heads) for _ in range(2))
+    kernel, mask = Attention.of(DEFAULT_NUMERICS, architecture.head_dim), AttentionMask()
 
-    def backward(made: tuple[Tensor, Tensor]) -> object:
-        out, lse = made
-        return kernel.backward(q, k, v, sight, out, lse, torch.ones_like(out))
+    def backward(forward_result: tuple[Tensor, Tensor]) -> object:
+        out, lse = forward_result
+        return kernel.backward(q, k, v, mask, out, lse, torch.ones_like(out))
 
-    yield from _forward_and_backward("attention", lambda: kernel.forward(q, k, v, sight), backward)
+    yield from _forward_and_backward("attention", lambda: kernel.forward(q, k, v, mask), backward)
 
 
-def elementwise_operations(sample: SampleLayer, place: torch.device) -> Operations:
-    """A norm, rotations of queries and keys, and an activation, each forward and backward; a sum of hidden states."""
-    one = sample.architecture
-    x, other = (_random(sample, place, one.d_model) for _ in range(2))
-    scale, given = torch.ones(one.d_model, device=place, dtype=x.dtype), torch.ones_like(x)
+def elementwise_operations(sample: SampleLayer, device: torch.device) -> Operations:
+    """Yield a norm, rotary embeddings and an activation, forward and backward; and a sum of hidden states."""
+    architecture = sample.architecture
+    x, residual = (_random(sample, device, architecture.d_model) for _ in range(2))
+    scale, output_gradient = torch.ones(architecture.d_model, device=device, dtype=x.dtype), torch.ones_like(x)
     yield from _forward_and_backward(
         "norm", lambda: rms_forward(x, scale, DEFAULT_NUMERICS.norm_epsilon),
-        lambda made: rms_backward(given, x, made[1], scale, needs_weight=True),
+        lambda forward_result: rms_backward(output_gradient, x, forward_result[1], scale, needs_weight=True),
     )  # fmt: skip
-    angles = rotation(torch.arange(sample.seq_len, device=place), one.head_dim, DEFAULT_NUMERICS.rotary, x.dtype)
-    for name, heads in (("query", one.num_heads), ("key", one.num_kv_heads)):
-        head = _random(sample, place, one.num_kv_heads, heads // one.num_kv_heads, one.head_dim)
+    angles = rotation(
+        torch.arange(sample.seq_len, device=device), architecture.head_dim, DEFAULT_NUMERICS.rotary, x.dtype
+    )
+    for name, heads in (("query", architecture.num_heads), ("key", architecture.num_kv_heads)):
+        head = _random(
+            sample, device, architecture.num_kv_heads, heads // architecture.num_kv_heads, architecture.head_dim
+        )
         yield from _forward_and_backward(
-            f"rotary of a {name}", partial(rotate, head, angles), lambda made: rotate_back(made, angles)
+            f"rotary of a {name}", partial(rotate, head, angles),
+            lambda forward_result: rotate_back(forward_result, angles)
         )  # fmt: skip
-    gate, up = (_random(sample, place, one.d_ff) for _ in range(2))
+    gate, up = (_random(sample, device, architecture.d_ff) for _ in range(2))
     dy = torch.ones_like(up)
     yield from _forward_and_backward(
         "activation", lambda: FUNCTIONS["swiglu"](gate, up),
-        lambda made: (FUNCTIONS["swiglu_dgate"](dy, gate, up), FUNCTIONS["swiglu_dup"](dy, gate)),
+        lambda forward_result: (FUNCTIONS["swiglu_dgate"](dy, gate, up), FUNCTIONS["swiglu_dup"](dy, gate)),
     )  # fmt: skip
-    yield "sum", _repeat(lambda: x + other)
+    yield "sum", _repeat(lambda: x + residual)
 
 
 class DiscardedGradients:
-    """Gradients of weights, which are discarded."""
+    """Receiver that discards the gradients of weights."""
 
     def target(self, weight: str) -> tuple[Tensor | None, bool]:
         return None, False
@@ -128,46 +136,48 @@ class DiscardedGradients:
         return
 
 
-def layer_operation(sample: SampleLayer, place: torch.device) -> TimedOperation:
-    """A whole layer forward and backward."""
-    one = initial_weights(sample.architecture, 0, DTYPES[sample.dtype], place).model.layers[1]
-    x = _random(sample, place, sample.architecture.d_model)
-    places = torch.arange(sample.seq_len, device=place)
-    angles = rotation(places, sample.architecture.head_dim, DEFAULT_NUMERICS.rotary, x.dtype)
-    unit, given = one.unit, torch.ones_like(x)
+def layer_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
+    """Return a whole layer, forward and backward."""
+    layer = initial_weights(sample.architecture, 0, DTYPES[sample.dtype], device).model.layers[1]
+    x = _random(sample, device, sample.architecture.d_model)
+    positions = torch.arange(sample.seq_len, device=device)
+    angles = rotation(positions, sample.architecture.head_dim, DEFAULT_NUMERICS.rotary, x.dtype)
+    unit, output_gradient = layer.unit, torch.ones_like(x)
 
     def both() -> None:
-        held = unit.empty_slots()
-        one.put(held, {**one.weights, ANGLES: angles, "x": x, MASK: AttentionMask(), GRADIENTS: DiscardedGradients()})
-        run_calls(unit.forward, held)
-        one.put(held, {f"d.{unit.output}": given.clone()})
-        run_calls(unit.backward[FULL_BACKWARD].steps, held)
+        slots = unit.empty_slots()
+        layer.put(
+            slots, {**layer.weights, ANGLES: angles, "x": x, MASK: AttentionMask(), GRADIENTS: DiscardedGradients()}
+        )
+        run_calls(unit.forward, slots)
+        layer.put(slots, {f"d.{unit.output}": output_gradient.clone()})
+        run_calls(unit.backward[FULL_BACKWARD].steps, slots)
 
     return TimedOperation(both, 1)
 
 
-def step_operation(sample: SampleLayer, num_processes: int, place: torch.device) -> TimedOperation:
-    """An optimizer step of a model with this layer a few times, as the engine trains it on so many processes."""
-    instance = RankProgram(
+def step_operation(sample: SampleLayer, num_processes: int, device: torch.device) -> TimedOperation:
+    """Return an optimizer step of a model of a few such layers, as the engine trains it on `num_processes`."""
+    program = RankProgram(
         architecture=sample.model, layout=sample.sharded_layout(num_processes), precision=get_precision(sample.dtype)
     )
-    engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh, place))
+    engine = TrainingEngine(program, TrainingRecipe(steps=1), World(program.mesh, device))
     engine.initialize(0)
-    ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=place)
+    ids = torch.randint(sample.model.vocab_size, (sample.num_seqs, sample.seq_len), device=device)
     return TimedOperation(lambda: engine.step([MicroBatch(ids, ids)], num_processes * sample.tokens, 1, 0), 1)
 
 
-def loss_operands(sample: SampleLayer, place: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalised hidden states [N, D], the head's weight [V, D] as a run begins with it, and targets [N]."""
-    one = sample.architecture
-    x = _random(sample, place, one.d_model).flatten(0, 1)
-    weight = (torch.randn(one.vocab_size, one.d_model, device=place) * INITIAL_STD).to(x.dtype)
-    return x, weight, torch.randint(one.vocab_size, (sample.tokens,), device=place)
+def loss_operands(sample: SampleLayer, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Return normalised hidden states [N, D], the head's weight [V, D] with its initial deviation, and targets [N]."""
+    architecture = sample.architecture
+    x = _random(sample, device, architecture.d_model).flatten(0, 1)
+    weight = (torch.randn(architecture.vocab_size, architecture.d_model, device=device) * INITIAL_STD).to(x.dtype)
+    return x, weight, torch.randint(architecture.vocab_size, (sample.tokens,), device=device)
 
 
-def _loss_operation(sample: SampleLayer, place: torch.device) -> TimedOperation:
-    """The head's products and its loss, forward and backward."""
-    x, weight, targets = loss_operands(sample, place)
+def _loss_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
+    """Return the head's products and its loss, forward and backward."""
+    x, weight, targets = loss_operands(sample, device)
 
     def both() -> object:
         logits = torch.mm(x, weight.t())
@@ -177,11 +187,11 @@ def _loss_operation(sample: SampleLayer, place: torch.device) -> TimedOperation:
     return TimedOperation(both, 1)
 
 
-def _update_operation(sample: SampleLayer, place: torch.device) -> TimedOperation:
-    """Norm, clipping and AdamW of a layer's weights, in the format that they are updated in."""
+def _update_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
+    """Return norm, clipping and AdamW of a layer's weights in fp32, the format of the update."""
     shapes = parameter_shapes(sample.architecture)
-    weights = [torch.zeros(shape, device=place) for name, shape in shapes.items() if name.startswith("layers.")]
-    flat = torch.full((sum(weight.numel() for weight in weights),), 1e-3, device=place)
+    weights = [torch.zeros(shape, device=device) for name, shape in shapes.items() if name.startswith("layers.")]
+    flat = torch.full((sum(weight.numel() for weight in weights),), 1e-3, device=device)
     parts = torch.split(flat, [weight.numel() for weight in weights])
     for weight, part in zip(weights, parts, strict=True):
         weight.requires_grad_().grad = part.view_as(weight)
@@ -195,37 +205,37 @@ def _update_operation(sample: SampleLayer, place: torch.device) -> TimedOperatio
     return TimedOperation(update, 1)
 
 
-def _random(sample: SampleLayer, place: torch.device, *dims: int) -> Tensor:
-    """Values [B, T, *dims]."""
-    return torch.randn(sample.num_seqs, sample.seq_len, *dims, device=place).to(DTYPES[sample.dtype])
+def _random(sample: SampleLayer, device: torch.device, *dims: int) -> Tensor:
+    """Return random values [B, T, *dims]."""
+    return torch.randn(sample.num_seqs, sample.seq_len, *dims, device=device).to(DTYPES[sample.dtype])
 
 
 def _forward_and_backward(
-    name: str, made: Callable[[], ForwardResult], backward: Callable[[ForwardResult], object]
+    name: str, forward: Callable[[], ForwardResult], backward: Callable[[ForwardResult], object]
 ) -> Operations:
-    """An operation forward, its results kept, and backward from what it kept."""
-    yield f"{name} forward", _repeat(made)
-    kept = [made() for _ in range(_num_repeats(made()))]
+    """Yield an operation forward, and backward from the results that its forward passes keep."""
+    yield f"{name} forward", _repeat(forward)
+    forward_results = [forward() for _ in range(_num_repeats(forward()))]
 
     def back() -> None:
-        for one in kept:
-            backward(one)
+        for forward_result in forward_results:
+            backward(forward_result)
 
-    yield f"{name} backward", TimedOperation(back, len(kept))
-
-
-def _repeat(made: Callable[[], Any]) -> TimedOperation:
-    times = _num_repeats(made())
-    return TimedOperation(lambda: [made() for _ in range(times)], times)
+    yield f"{name} backward", TimedOperation(back, len(forward_results))
 
 
-def _num_repeats(made: Any) -> int:
-    out = made if isinstance(made, Tensor) else made[0]
+def _repeat(run: Callable[[], Any]) -> TimedOperation:
+    num_repeats = _num_repeats(run())
+    return TimedOperation(lambda: [run() for _ in range(num_repeats)], num_repeats)
+
+
+def _num_repeats(forward_result: Any) -> int:
+    out = forward_result if isinstance(forward_result, Tensor) else forward_result[0]
     return int(max(2, min(MOST_REPEATS, REPEATED_BYTES // max(out.nbytes, 1))))
 
 
-def make_copy(place: torch.device, num_bytes: int) -> Callable[[], Any]:
-    """A copy beyond any cache."""
-    source = torch.zeros(num_bytes // 8, device=place)
+def make_copy(device: torch.device, num_bytes: int) -> Callable[[], Any]:
+    """Return a copy of arrays larger than any cache; half of `num_bytes` is read, half is written."""
+    source = torch.zeros(num_bytes // 8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)

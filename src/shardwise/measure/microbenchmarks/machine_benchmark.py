@@ -1,6 +1,6 @@
-"""Measure this machine in training a small model, and write the cluster file that the measurements give.
+"""Measure this machine by training a small model, and write the resulting cluster file.
 
-Every operation runs in all processes at once, in rounds, since processes share the cores' clock, their caches and the memory.
+Every operation runs in all processes at once, in rounds, because processes share the cores' clock, caches and memory.
 """
 
 from __future__ import annotations
@@ -46,110 +46,112 @@ from shardwise.run.spawn import run_in_processes
 from shardwise.values.errors import InputError
 from shardwise.values.progress import Progress, ignore_progress
 
-ROUNDS = 5  # after one that is not counted
-PAIRS = 5  # of products alone and beside a collective, in each round
+ROUNDS = 5  # after one round of warm-up
+PAIRS = 5  # measurements per round of products alone and during a collective
 
 Round = Mapping[str, float]  # seconds of each operation, once, by "SAMPLE/OPERATION"
 
 
 class SampleSet(NamedTuple):
-    """What is measured: samples in the format that the constants are of, and formats of which only the best rate is wanted."""
+    """Samples in the format of the constants, and other formats of which only the best rate is measured."""
 
     samples: tuple[SampleLayer, ...]
-    others: tuple[str, ...]
+    other_dtypes: tuple[str, ...]
     tiny: SampleLayer = TINY
 
 
-def time_rounds(asked: SampleSet, num_processes: int, progress: Progress = ignore_progress) -> list[Round]:
-    """The seconds of all operations in each round, the mean of the processes. Raises `InputError` when a process fails."""
+def time_rounds(samples: SampleSet, num_processes: int, progress: Progress = ignore_progress) -> list[Round]:
+    """Return the seconds of all operations in each round, the mean over processes. Raises `InputError` if one fails."""
     rounds: list[Round] = []
     progress("starting the processes")
-    for one in run_in_processes(_time_rounds_on_rank, asked, "cpu", num_processes, ROUNDS):
-        rounds.append(one)
+    for round_seconds in run_in_processes(_time_rounds_on_rank, samples, "cpu", num_processes, ROUNDS):
+        rounds.append(round_seconds)
         progress("rounds", len(rounds), ROUNDS)
     return rounds
 
 
-def _time_rounds_on_rank(rank: int, size: int, place: torch.device, asked: SampleSet) -> Iterator[Round]:
+def _time_rounds_on_rank(rank: int, size: int, device: torch.device, samples: SampleSet) -> Iterator[Round]:
     keep_host_memory()  # as a run does
     torch.manual_seed(rank)
-    wanted = dict(_all_operations(asked, size, place))
+    operations = dict(_all_operations(samples, size, device))
     for number in range(1 + ROUNDS):
-        found = {name: _seconds(one) for name, one in wanted.items()}
+        seconds = {name: _seconds(operation) for name, operation in operations.items()}
         if size > 1:
-            found |= _time_overlap(wanted, place)
+            seconds |= _time_overlap(operations, device)
         if number:
-            yield _mean_of_processes(found, size, place)
+            yield _mean_of_processes(seconds, size, device)
 
 
-def _all_operations(asked: SampleSet, size: int, place: torch.device) -> Iterator[tuple[str, TimedOperation]]:
-    for sample in (*asked.samples, asked.tiny):
-        for name, one in sample_operations(sample, place):
-            yield f"{sample.name}/{name}", one
-    for sample in asked.samples:
-        yield f"{sample.name}/step", step_operation(sample, size, place)
-    yield "tiny/layer", TimedOperation(layer_operation(asked.tiny, place).run, 1)
-    yield "copy", TimedOperation(make_copy(place, COPY_BYTES), 1)
-    for dtype in asked.others:
-        for name, one in product_operations(asked.samples[0].with_dtype(dtype), place):
+def _all_operations(samples: SampleSet, size: int, device: torch.device) -> Iterator[tuple[str, TimedOperation]]:
+    for sample in (*samples.samples, samples.tiny):
+        for name, operation in sample_operations(sample, device):
+            yield f"{sample.name}/{name}", operation
+    for sample in samples.samples:
+        yield f"{sample.name}/step", step_operation(sample, size, device)
+    yield "tiny/layer", TimedOperation(layer_operation(samples.tiny, device).run, 1)
+    yield "copy", TimedOperation(make_copy(device, COPY_BYTES), 1)
+    for dtype in samples.other_dtypes:
+        for name, operation in product_operations(samples.samples[0].with_dtype(dtype), device):
             if name == "up forward":
-                yield f"{dtype}/{name}", one
+                yield f"{dtype}/{name}", operation
     for kind in COLLECTIVES if size > 1 else ():
         for num_bytes in COLLECTIVE_BYTES:
-            yield f"{kind}/{num_bytes}", TimedOperation(_collective(kind, num_bytes, size, place), 1)
+            yield f"{kind}/{num_bytes}", TimedOperation(_collective(kind, num_bytes, size, device), 1)
 
 
-def _collective(kind: str, num_bytes: int, size: int, place: torch.device) -> Callable[[], object]:
-    count = max(num_bytes // 4 // size, 1) * size
-    whole, part = torch.ones(count, device=place), torch.ones(count // size, device=place)
-    made: Mapping[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(whole.fill_(1.0)),
-        "all_gather": lambda: dist.all_gather_single(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
+def _collective(kind: str, num_bytes: int, size: int, device: torch.device) -> Callable[[], object]:
+    num_elements = max(num_bytes // 4 // size, 1) * size
+    full, shard = torch.ones(num_elements, device=device), torch.ones(num_elements // size, device=device)
+    runs_by_kind: Mapping[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(full.fill_(1.0)),
+        "all_gather": lambda: dist.all_gather_single(full, shard),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full),
     }
-    return made[kind]
+    return runs_by_kind[kind]
 
 
-def _time_overlap(wanted: Mapping[str, TimedOperation], place: torch.device) -> dict[str, float]:
-    """An AllReduce alone, products alone that take longer, and by how much they take longer with the AllReduce beside them.
+def _time_overlap(operations: Mapping[str, TimedOperation], device: torch.device) -> dict[str, float]:
+    """Time an AllReduce alone, and how much longer products take while it runs.
 
-    That is a small difference of two long times, so each pair is taken at once, several times, and the middle one counts.
+    The latter is a small difference of two long times, so each pair is measured back to back, and the median counts.
     """
-    values = torch.zeros(OVERLAPPED_BYTES // 4, device=place)
-    product = next(one for name, one in wanted.items() if name.endswith("up forward"))
-    alone = statistics.median(_seconds(TimedOperation(lambda: dist.all_reduce(values), 1)) for _ in range(PAIRS))
-    times = max(1, round(2 * alone / max(_seconds(product) * product.times, 1e-6)))
+    message = torch.zeros(OVERLAPPED_BYTES // 4, device=device)
+    product = next(operation for name, operation in operations.items() if name.endswith("up forward"))
+    all_reduce_s = statistics.median(
+        _seconds(TimedOperation(lambda: dist.all_reduce(message), 1)) for _ in range(PAIRS)
+    )
+    num_products = max(1, round(2 * all_reduce_s / max(_seconds(product) * product.times, 1e-6)))
 
     def products() -> None:
-        for _ in range(times):
+        for _ in range(num_products):
             product.run()
 
     def both() -> None:
-        work = dist.all_reduce(values, async_op=True)
+        work = dist.all_reduce(message, async_op=True)
         products()
         work.wait()
 
     pairs = [(_seconds(TimedOperation(products, 1)), _seconds(TimedOperation(both, 1))) for _ in range(PAIRS)]
-    longer = statistics.median(together - apart for apart, together in pairs)
-    return {"beside/all_reduce": alone, "beside/longer": longer}
+    excess_s = statistics.median(overlapped_s - alone_s for alone_s, overlapped_s in pairs)
+    return {"beside/all_reduce": all_reduce_s, "beside/longer": excess_s}
 
 
-def _seconds(one: TimedOperation) -> float:
-    """Seconds of an operation, once, where all processes begin together."""
+def _seconds(operation: TimedOperation) -> float:
+    """Return the seconds of one repetition of an operation that all processes start together."""
     dist.barrier()
     started = time.perf_counter()
-    one.run()
-    return (time.perf_counter() - started) / one.times
+    operation.run()
+    return (time.perf_counter() - started) / operation.times
 
 
-def _mean_of_processes(found: Mapping[str, float], size: int, place: torch.device) -> Round:
-    total = torch.tensor(list(found.values()), dtype=torch.float64, device=place)
+def _mean_of_processes(seconds: Mapping[str, float], size: int, device: torch.device) -> Round:
+    total = torch.tensor(list(seconds.values()), dtype=torch.float64, device=device)
     dist.all_reduce(total)
-    return dict(zip(found, (total / size).tolist(), strict=True))
+    return dict(zip(seconds, (total / size).tolist(), strict=True))
 
 
 SCHEMA = "shardwise.bench-machine/1"
-# Formats that are measured: that of the constants, and others of which the best rate is known.
+# The format of the constants, and those of which only the best rate is measured.
 DTYPES = ("fp32", "bf16")
 
 
@@ -165,14 +167,14 @@ class MachinePayload(TypedDict):
 
 
 class MachineResult(NamedTuple):
-    """The machine at nominal rates, and what it reaches of them."""
+    """The machine at nominal rates, and the calibration of what it reaches."""
 
     cluster: Cluster
     calibration: Calibration
     measured_over_predicted: Mapping[str, float]  # of whole steps, measured seconds over those that the constants give
 
     def payload(self) -> dict[str, Any]:
-        """The chip, its links and the constants as JSON has them."""
+        """Return the chip, its links and the constants as JSON."""
         return {
             "schema": SCHEMA, "machine": self.cluster.name,
             "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
@@ -180,7 +182,7 @@ class MachineResult(NamedTuple):
         }  # fmt: skip
 
     def toml(self) -> str:
-        meanings = {name: one.meaning for name, one in {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.items()}
+        meanings = {name: constant.meaning for name, constant in {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.items()}
         meanings["network_fraction"] = "not measured: as link_fraction"
         meanings["fp8_matmul_fraction"] = "not measured: as matmul_fraction"
         return format_cluster_toml(self.cluster, self.calibration, meanings)
@@ -189,25 +191,27 @@ class MachineResult(NamedTuple):
 def measure_machine(
     num_processes: int, samples: tuple[SampleLayer, ...] = SAMPLES, progress: Progress = ignore_progress
 ) -> MachineResult:
-    """Measure the CPU of this machine in so many processes. Raises `InputError` when one fails."""
-    dtype, *others = DTYPES
-    sized = tuple(sample.with_dtype(dtype) for sample in samples)
-    rounds = time_rounds(SampleSet(sized, tuple(others), TINY.with_dtype(dtype)), num_processes, progress)
-    known = MachineFacts(
+    """Measure the CPU of this machine with `num_processes` processes. Raises `InputError` if one fails."""
+    dtype, *other_dtypes = DTYPES
+    typed_samples = tuple(sample.with_dtype(dtype) for sample in samples)
+    rounds = time_rounds(SampleSet(typed_samples, tuple(other_dtypes), TINY.with_dtype(dtype)), num_processes, progress)
+    facts = MachineFacts(
         name=f"{platform.node() or 'this machine'}:{num_processes}", num_processes=num_processes, dtype=dtype,
-        others=tuple(others), memory_bytes=device_bytes("cpu", num_processes),
+        other_dtypes=tuple(other_dtypes), memory_bytes=device_bytes("cpu", num_processes),
         source=f"measured on this machine by shardwise bench machine, {num_processes} processes at once: "
         f"{describe_device('cpu')}, {platform.machine()}",
     )  # fmt: skip
-    fit = MachineFit(median_rounds(rounds), sized, TINY.with_dtype(dtype), known)
-    misses = fit.measured_over_predicted()
-    return MachineResult(fit.cluster(), fit.calibration(prediction_interval(rounds, sized, misses.values())), misses)
+    fit = MachineFit(median_rounds(rounds), typed_samples, TINY.with_dtype(dtype), facts)
+    step_ratios = fit.measured_over_predicted()
+    return MachineResult(
+        fit.cluster(), fit.calibration(prediction_interval(rounds, typed_samples, step_ratios.values())), step_ratios
+    )
 
 
-def write_cluster_file(found: MachineResult, out: Path) -> None:
-    """Write the cluster file. Raises `InputError` where that cannot be."""
+def write_cluster_file(result: MachineResult, out: Path) -> None:
+    """Write the cluster file. Raises `InputError` if it cannot be written."""
     try:
-        out.write_text(found.toml(), encoding="utf-8")
+        out.write_text(result.toml(), encoding="utf-8")
     except OSError as error:
         raise InputError(
             f"bench: cannot write {out}: {error.strerror}; a path in a writable directory is required"

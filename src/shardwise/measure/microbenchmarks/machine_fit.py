@@ -1,7 +1,7 @@
-"""The constants of a calibration from the seconds of operations, and the cluster that they make. Nothing here imports torch.
+"""Constants of a calibration from the seconds of operations, and the cluster that they make. No torch here.
 
-Each constant has operations of its own. Whole steps are measured too, and none is fitted: what the constants miss of them is how
-far a prediction is trusted.
+Each constant has operations of its own. Whole steps are measured too, but not fitted: what the constants miss of them
+is the uncertainty of a prediction.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from shardwise.price.roofline import TILE_ROWS
 
 STACK = "shardwise"
 Seconds = Mapping[str, float]  # of each operation, once, by "SAMPLE/OPERATION"
-# How many of an operation a layer has, where it is more than one: norms and sums of the residual stream forward; backward also
-# the sums of gradients of queries, keys and values (2), of gate and up (1), and of the residual stream (2).
+# Operations per layer, if more than one. Sums: of the residual stream forward (2) and of its gradients backward (2), and
+# of the gradients of queries, keys and values (2), of gate and up (1).
 OPERATION_COUNTS = {"norm forward": 2, "norm backward": 2, "sum": 7}
 ELEMENTWISE = ("norm", "rotary of a query", "rotary of a key", "activation")
-NARROWEST_INTERVAL = 0.1  # of a prediction: what repeats of operations on a quiet machine do not show
-NORMAL_90 = 1.645  # 90% lie within so many standard deviations
+NARROWEST_INTERVAL = 0.1  # of a prediction: repeated operations on a quiet machine show too little
+NORMAL_90 = 1.645  # standard deviations that contain 90% of a normal distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,17 +48,17 @@ class MachineFacts:
     num_processes: int
     memory_bytes: float
     dtype: str
-    others: tuple[str, ...]
+    other_dtypes: tuple[str, ...]
 
 
 def median_rounds(rounds: Sequence[Seconds]) -> dict[str, float]:
-    """The median of each operation's rounds."""
-    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    """Return the median of each operation over the rounds."""
+    return {name: statistics.median(round_seconds[name] for round_seconds in rounds) for name in rounds[0]}
 
 
 @dataclass(frozen=True)
 class MachineFit:
-    """The constants that some seconds give."""
+    """Constants from the seconds of operations."""
 
     seconds: Seconds
     samples: tuple[SampleLayer, ...]
@@ -66,51 +66,59 @@ class MachineFit:
     machine: MachineFacts
 
     def best_rate(self, dtype: str) -> float:
-        """The best rate of products of a format, in FLOP/s."""
+        """Return the best rate of products of a format, in FLOP/s."""
         if dtype == self.machine.dtype:
-            return max(one.flops / s for one, s in self.products())
-        one = next(one for one in self.samples[0].products if one.name == "up forward")
-        return one.flops / self.seconds[f"{dtype}/{one.name}"]
+            return max(product.flops / s for product, s in self.products())
+        product = next(product for product in self.samples[0].products if product.name == "up forward")
+        return product.flops / self.seconds[f"{dtype}/{product.name}"]
 
     def products(self) -> list[tuple[MatmulShape, float]]:
-        return [(one, self.seconds[f"{sample.name}/{one.name}"]) for sample in self.samples for one in sample.products]
+        return [
+            (product, self.seconds[f"{sample.name}/{product.name}"])
+            for sample in self.samples
+            for product in sample.products
+        ]
 
     @property
     def bytes_per_s(self) -> float:
-        """Of a copy, read and written."""
+        """Rate of a copy, read plus written."""
         return COPY_BYTES / self.seconds["copy"]
 
     def fit_sustained_rate(self) -> tuple[float, float]:
-        """The sustained share of the best rate, and k0: seconds are FLOPs over the rate, times 1 + k0 / summed."""
-        found = self.products()
-        share = np.array([one.flops / self.best_rate(self.machine.dtype) / s for one, s in found])
-        design = np.stack([share, share / [one.summed for one, _ in found]], axis=1)
-        inverse, ramp = np.linalg.lstsq(design, np.ones(len(found)), rcond=None)[0]
+        """Return the sustained share of the best rate, and k0: seconds are FLOPs / rate · (1 + k0 / summed)."""
+        products = self.products()
+        shares = np.array([product.flops / self.best_rate(self.machine.dtype) / s for product, s in products])
+        design = np.stack([shares, shares / [product.summed for product, _ in products]], axis=1)
+        inverse, ramp = np.linalg.lstsq(design, np.ones(len(products)), rcond=None)[0]
         return 1.0 / float(inverse), float(ramp / inverse)
 
     def attention(self) -> float:
-        """The rate of attention, forward and backward, over the best one of products."""
+        """Return the rate of attention, forward and backward, over the best rate of products."""
         shares = []
         for sample in self.samples:
             flops = sum(sample.attention_flops(phase) for phase in ("forward", "backward"))
-            took = sum(self.seconds[f"{sample.name}/attention {phase}"] for phase in ("forward", "backward"))
-            shares.append(flops / took / self.best_rate(self.machine.dtype))
+            seconds = sum(self.seconds[f"{sample.name}/attention {phase}"] for phase in ("forward", "backward"))
+            shares.append(flops / seconds / self.best_rate(self.machine.dtype))
         return _geometric_mean(shares)
 
     def elementwise(self) -> float:
-        """Bytes that the memory would move in the seconds of a layer's elementwise kernels, over those that fused ones move."""
+        """Return the bytes that memory moves in the time of a layer's elementwise kernels, over those of fused kernels."""
         return _geometric_mean(
             self._elementwise_s(sample.name) * self.bytes_per_s / sample.elementwise_bytes() for sample in self.samples
         )
 
     def _elementwise_s(self, name: str) -> float:
-        """Seconds of a layer's, but for starting them."""
-        every = [f"{one} {phase}" for one in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
-        return sum(OPERATION_COUNTS.get(one, 1) * self._without_launch(name, one) for one in every)
+        """Return the seconds of a layer's elementwise kernels, without their launches."""
+        operations = [f"{operation} {phase}" for operation in ELEMENTWISE for phase in ("forward", "backward")] + [
+            "sum"
+        ]
+        return sum(
+            OPERATION_COUNTS.get(operation, 1) * self._without_launch(name, operation) for operation in operations
+        )
 
     def _without_launch(self, sample: str, operation: str) -> float:
-        whole = self.seconds[f"{sample}/{operation}"]
-        return max(whole - self.seconds[f"{self.tiny.name}/{operation}"], 0.1 * whole)
+        seconds = self.seconds[f"{sample}/{operation}"]
+        return max(seconds - self.seconds[f"{self.tiny.name}/{operation}"], 0.1 * seconds)
 
     def update(self) -> float:
         return _geometric_mean(
@@ -119,125 +127,142 @@ class MachineFit:
         )
 
     def loss(self) -> float:
-        """The same of the kernels over logits: what the head takes beyond its products."""
-        sample = next(one for one in self.samples if one.has_loss)
-        products = sum(
-            self.seconds[f"{sample.name}/{one.name}"] for one in sample.products if one.name.startswith("head")
+        """Return the same ratio for the kernels over logits, which are what the head takes beyond its products."""
+        sample = next(sample for sample in self.samples if sample.has_loss)
+        products_s = sum(
+            self.seconds[f"{sample.name}/{product.name}"]
+            for product in sample.products
+            if product.name.startswith("head")
         )
-        rest = max(self.seconds[f"{sample.name}/loss"] - products, 0.0)
-        return rest * self.bytes_per_s / sample.loss_bytes()
+        loss_s = max(self.seconds[f"{sample.name}/loss"] - products_s, 0.0)
+        return loss_s * self.bytes_per_s / sample.loss_bytes()
 
     def launch_s(self) -> float:
-        """Seconds of a layer in which there is nothing to do, for each of its kernels."""
+        """Return the seconds per kernel of a layer so small that it only launches them."""
         return self.seconds[f"{self.tiny.name}/layer"] / self.tiny.num_kernels()
 
     def grouped_rate(self) -> float:
-        """The rate of products of an expert's rows over that of a layer's."""
+        """Return the rate of products with an expert's rows over that of a layer's."""
         rate, ramp = self.fit_sustained_rate()
         shares = []
         for sample in self.samples[:1]:
-            one = sample.expert
-            alone = one.flops / (rate * self.best_rate(self.machine.dtype)) * (1 + ramp / one.summed)
-            shares.append(alone * (1 + TILE_ROWS / 2 / one.rows) / self.seconds[f"{sample.name}/{one.name}"])
+            expert = sample.expert
+            predicted_s = expert.flops / (rate * self.best_rate(self.machine.dtype)) * (1 + ramp / expert.summed)
+            shares.append(
+                predicted_s * (1 + TILE_ROWS / 2 / expert.rows) / self.seconds[f"{sample.name}/{expert.name}"]
+            )
         return _geometric_mean(shares)
 
     def collectives(self) -> list[tuple[int, float, float]]:
-        """How often each goes around the ring, the bytes that pass a link each time, and its seconds."""
-        n, found = self.machine.num_processes, []
-        for kind in COLLECTIVES if n > 1 else ():
+        """Return for each collective its rounds of the ring, the bytes that pass a link in each, and its seconds."""
+        num_processes, collectives = self.machine.num_processes, []
+        for kind in COLLECTIVES if num_processes > 1 else ():
             for size in COLLECTIVE_BYTES:
-                times = 2 if kind == "all_reduce" else 1
-                found.append((times, (n - 1) / n * size, self.seconds[f"{kind}/{size}"]))
-        return found
+                num_rounds = 2 if kind == "all_reduce" else 1
+                collectives.append(
+                    (num_rounds, (num_processes - 1) / num_processes * size, self.seconds[f"{kind}/{size}"])
+                )
+        return collectives
 
     def fit_link(self) -> tuple[float, float]:
-        """Seconds of a hop and bytes/s of the ring that collectives are as fast as, all kinds together."""
-        found, n = self.collectives(), self.machine.num_processes
-        if not found:
+        """Return the seconds of a hop and the bytes/s of a ring that fit all collectives."""
+        collectives, n = self.collectives(), self.machine.num_processes
+        if not collectives:
             return 0.0, self.bytes_per_s
-        design = np.array([[times * (n - 1) / s, times * passed / s] for times, passed, s in found])
-        hop, per_byte = np.linalg.lstsq(design, np.ones(len(found)), rcond=None)[0]
-        most = max(times * passed / s for times, passed, s in found)
-        return max(float(hop), 0.0), 1.0 / float(per_byte) if per_byte > 0 else most
+        design = np.array(
+            [[num_rounds * (n - 1) / s, num_rounds * link_bytes / s] for num_rounds, link_bytes, s in collectives]
+        )
+        hop, per_byte = np.linalg.lstsq(design, np.ones(len(collectives)), rcond=None)[0]
+        best_rate = max(num_rounds * link_bytes / s for num_rounds, link_bytes, s in collectives)
+        return max(float(hop), 0.0), 1.0 / float(per_byte) if per_byte > 0 else best_rate
 
     def best_link(self) -> float:
-        """The best rate of a collective, in bytes/s of the ring; that without the hops where it is better."""
-        return max([times * passed / s for times, passed, s in self.collectives()] + [self.fit_link()[1]])
+        """Return the best rate of a collective, in bytes/s of the ring, or that of `fit_link` if it is better."""
+        return max(
+            [num_rounds * link_bytes / s for num_rounds, link_bytes, s in self.collectives()] + [self.fit_link()[1]]
+        )
 
     def exposed(self) -> float:
-        """The share of an AllReduce by which products beside it take longer."""
+        """Return the share of an AllReduce by which concurrent products take longer."""
         if self.machine.num_processes == 1:
             return 1.0
         return self.seconds["beside/longer"] / self.seconds["beside/all_reduce"]
 
     def constants(self) -> dict[str, float]:
-        """All of them, within their bounds."""
+        """Return all constants, clipped to their bounds."""
         rate, ramp = self.fit_sustained_rate()
         attention = self.attention()
-        usual = max(attention, CONSTANTS["attention_fraction"].low)
+        attention_fraction = max(attention, CONSTANTS["attention_fraction"].low)
         link = self.fit_link()[1] / self.best_link()
-        found = {
-            "matmul_fraction": rate, "fp8_matmul_fraction": rate, "matmul_ramp": ramp, "attention_fraction": usual,
-            "grouped_fraction": self.grouped_rate(), "memory_fraction": 1.0, "link_fraction": link, "network_fraction": link,
-            "elementwise": self.elementwise(), "exposed": self.exposed(), "launch_s": self.launch_s(),
-            "attention": usual / attention, "update": self.update(), "loss": self.loss(),
+        constants = {
+            "matmul_fraction": rate, "fp8_matmul_fraction": rate, "matmul_ramp": ramp,
+            "attention_fraction": attention_fraction, "grouped_fraction": self.grouped_rate(), "memory_fraction": 1.0,
+            "link_fraction": link, "network_fraction": link, "elementwise": self.elementwise(),
+            "exposed": self.exposed(), "launch_s": self.launch_s(), "attention": attention_fraction / attention,
+            "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
-        known = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
-        return {name: min(max(value, known[name].low), known[name].high) for name, value in found.items()}
+        definitions = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
+        return {
+            name: min(max(value, definitions[name].low), definitions[name].high) for name, value in constants.items()
+        }
 
     def cluster(self) -> Cluster:
-        """The machine at nominal rates: the best that was seen of each."""
-        own, source = self.machine, self.machine.source
+        """Return the machine at nominal rates: the best that was measured of each."""
+        machine, source = self.machine, self.machine.source
         chip = Chip(
-            name=own.name, vendor="", memory_bytes=own.memory_bytes, memory_bytes_per_s=self.bytes_per_s,
-            peak_flops_per_s={dtype: self.best_rate(dtype) for dtype in (own.dtype, *own.others)},
+            name=machine.name, vendor="", memory_bytes=machine.memory_bytes, memory_bytes_per_s=self.bytes_per_s,
+            peak_flops_per_s={dtype: self.best_rate(dtype) for dtype in (machine.dtype, *machine.other_dtypes)},
             sources=dict.fromkeys(("peak_flops_per_s", "memory_bytes", "memory_bytes_per_s"), source),
         )  # fmt: skip
         tier = Tier(
             name="processes",
-            size=own.num_processes,
+            size=machine.num_processes,
             bytes_per_s=self.best_link(),
             fraction=1.0,
             hop_latency_s=self.fit_link()[0],
         )
-        return Cluster(name=own.name, chip=chip, topology=Switched(tiers=(tier,)))
+        return Cluster(name=machine.name, chip=chip, topology=Switched(tiers=(tier,)))
 
     def measured_over_predicted(self) -> dict[str, float]:
-        """Of each sample's whole step the measured seconds over those that the constants give."""
-        cluster, num = with_calibration(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes
+        """Return for each sample the measured seconds of a whole step over the predicted ones."""
+        cluster, num_processes = (
+            with_calibration(self.cluster(), self.calibration((1.0, 1.0))),
+            self.machine.num_processes,
+        )
         predicted = {
-            sample.name: estimate(sample.model, cluster, sample.job_for(num), sample.sharded_layout(num)).step_time_s
+            sample.name: estimate(
+                sample.model, cluster, sample.job_for(num_processes), sample.sharded_layout(num_processes)
+            ).step_time_s
             for sample in self.samples
         }
         return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}
 
     def calibration(self, spread: tuple[float, float]) -> Calibration:
-        usual = published_calibration("", get_stack(STACK))
-        moe = usual.spread["moe"]
+        published = published_calibration("", get_stack(STACK))
+        moe_spread = published.spread["moe"]
         return Calibration(
-            stack=STACK, constants=self.constants(), source=self.machine.source, synchronises=True, loss=usual.loss,
-            spread={"dense": spread, "moe": (min(moe[0], spread[0]), max(moe[1], spread[1]))},
+            stack=STACK, constants=self.constants(), source=self.machine.source, synchronises=True, loss=published.loss,
+            spread={"dense": spread, "moe": (min(moe_spread[0], spread[0]), max(moe_spread[1], spread[1]))},
         )  # fmt: skip
 
 
 def prediction_interval(
-    rounds: Sequence[Seconds], samples: Iterable[SampleLayer], misses: Iterable[float] = ()
+    rounds: Sequence[Seconds], samples: Iterable[SampleLayer], step_ratios: Iterable[float] = ()
 ) -> tuple[float, float]:
-    """The 90% prediction interval as factors on a prediction; 10% wide at least.
+    """Return the 90% prediction interval as factors on a prediction, at least 10% wide.
 
-    Two deviations that are taken to be independent: that of repeats of a layer's operations around their median, and that of
-    whole steps, measured over predicted, around 1.
+    Two deviations, taken as independent: of repeated operations around their median, and of whole steps, measured over
+    predicted (`step_ratios`), around 1.
     """
-    names = [f"{sample.name}/" for sample in samples]
-    totals = [sum(s for name, s in one.items() if name.startswith(tuple(names))) for one in rounds]
-    middle = statistics.median(totals)
-    logs, missed = [math.log(total / middle) for total in totals], [math.log(miss) for miss in misses]
-    repeats = sum(one**2 for one in logs) / max(len(logs) - 1, 1)
-    width = NORMAL_90 * math.sqrt(repeats + sum(one**2 for one in missed) / max(len(missed), 1))
+    prefixes = [f"{sample.name}/" for sample in samples]
+    totals = [sum(s for name, s in seconds.items() if name.startswith(tuple(prefixes))) for seconds in rounds]
+    median_total = statistics.median(totals)
+    logs, step_logs = [math.log(total / median_total) for total in totals], [math.log(ratio) for ratio in step_ratios]
+    repeat_variance = sum(log**2 for log in logs) / max(len(logs) - 1, 1)
+    width = NORMAL_90 * math.sqrt(repeat_variance + sum(log**2 for log in step_logs) / max(len(step_logs), 1))
     high = 1.0 + max(math.expm1(width), NARROWEST_INTERVAL)
     return 1.0 / high, high
 
 
 def _geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean."""
     return math.exp(statistics.fmean(map(math.log, values)))

@@ -1,6 +1,6 @@
-"""Time what a benchmark line describes: a matrix product, a copy, attention on one device, or a collective between processes.
+"""Time what a benchmark line describes: a matrix product, a copy, attention on one device, or a collective.
 
-A time is the median of repetitions, on the device's own clock where it has one. Collectives run on NCCL on GPUs and on gloo on
+A time is the median of repetitions, on the device's clock if it has one. Collectives run on NCCL on GPUs and on gloo on
 a CPU.
 """
 
@@ -26,7 +26,7 @@ SHORTEST_REPETITION_S, MOST_RUNS = 0.05, 1000  # seconds of a repetition, for wh
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds of one run: the median of `repeats`, and between which eight of ten lie."""
+    """Seconds of one run: the median of `repeats`, and the 10th and 90th percentiles."""
 
     seconds: float
     low: float
@@ -35,42 +35,44 @@ class Timing:
 
 
 def time_kernel(run: Callable[[], object], device: str, budget_s: float = 1.0) -> Timing:
-    """Time `run` for about `budget_s`, after warming up. Short kernels run several times in a row, so that each but the first is
-    launched while the one before runs."""
+    """Time `run` for about `budget_s`, after warming up.
+
+    Short kernels run several times in a row, so that each but the first is launched while the previous one runs.
+    """
     for _ in range(WARM_UPS):
         run()
-    once = _time_on_gpu if device == "cuda" else _time_on_host
-    inner = max(1, min(MOST_RUNS, int(SHORTEST_REPETITION_S / max(once(run, 1), 1e-7))))
-    found: list[float] = []
+    time_once = _time_on_gpu if device == "cuda" else _time_on_host
+    num_runs = max(1, min(MOST_RUNS, int(SHORTEST_REPETITION_S / max(time_once(run, 1), 1e-7))))
+    times_s: list[float] = []
     started = time.perf_counter()
-    while len(found) < REPEATS or time.perf_counter() - started < budget_s:
-        found.append(once(run, inner))
-    return summarise_times(found)
+    while len(times_s) < REPEATS or time.perf_counter() - started < budget_s:
+        times_s.append(time_once(run, num_runs))
+    return summarise_times(times_s)
 
 
-def summarise_times(found: list[float]) -> Timing:
-    """The median of some seconds, and their 10th and 90th percentiles."""
-    ordered = sorted(found)
+def summarise_times(times_s: list[float]) -> Timing:
+    """Return the median of some seconds, and their 10th and 90th percentiles."""
+    ordered = sorted(times_s)
     return Timing(
         statistics.median(ordered), ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10], len(ordered)
     )
 
 
-def _time_on_host(run: Callable[[], object], inner: int) -> float:
+def _time_on_host(run: Callable[[], object], num_runs: int) -> float:
     started = time.perf_counter()
-    for _ in range(inner):
+    for _ in range(num_runs):
         run()
-    return (time.perf_counter() - started) / inner
+    return (time.perf_counter() - started) / num_runs
 
 
-def _time_on_gpu(run: Callable[[], object], inner: int) -> float:
+def _time_on_gpu(run: Callable[[], object], num_runs: int) -> float:
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     first.record()
-    for _ in range(inner):
+    for _ in range(num_runs):
         run()
     last.record()
     last.synchronize()
-    return float(first.elapsed_time(last)) / 1e3 / inner
+    return float(first.elapsed_time(last)) / 1e3 / num_runs
 
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32}
@@ -87,7 +89,7 @@ def time_line(line: Mapping[str, Any], device: str) -> Timing:
 
 
 def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
-    """[m, k] times [k, n], into an array that is there."""
+    """Return a product of [m, k] and [k, n] into an allocated array."""
     left = torch.randn(line["m"], line["k"], device=device).to(dtype)
     right = torch.randn(line["k"], line["n"], device=device).to(dtype)
     out = torch.empty(line["m"], line["n"], device=device, dtype=dtype)
@@ -95,14 +97,14 @@ def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callabl
 
 
 def _memory(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
-    """A copy: half of the bytes are read, half are written."""
+    """Return a copy: half of the bytes are read, half are written."""
     source = torch.zeros(line["bytes"] // 8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
 
 def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
-    """Fused attention of PyTorch, forward or backward alone."""
+    """Return fused attention of PyTorch, forward or backward alone."""
     shape = (line["batch"], line["heads"], line["seq_len"], line["head_dim"])
     q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_(line["backward"]) for _ in range(3))
 
@@ -124,17 +126,17 @@ KERNELS: Mapping[str, Callable[[Mapping[str, Any], str, torch.dtype], Callable[[
 
 
 def describe_device(device: str) -> str:
-    """The device and the software, for whoever reads the lines later."""
+    """Return the name of the device and its software, which is stored with every line."""
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{name}; torch {torch.__version__}"
 
 
-def select_device(asked: str) -> str:
-    """The device that is asked for, or the best there is. Raises `InputError` where there is none."""
+def select_device(requested: str) -> str:
+    """Return the requested device, or the best one for "auto". Raises `InputError` if there is none."""
     has_gpu = torch.cuda.is_available()
-    if asked == "cuda" and not has_gpu:
+    if requested == "cuda" and not has_gpu:
         raise InputError("bench: --device cuda, but PyTorch finds no GPU; --device cpu measures this host")
-    return asked if asked != "auto" else ("cuda" if has_gpu else "cpu")
+    return requested if requested != "auto" else ("cuda" if has_gpu else "cpu")
 
 
 def num_gpus() -> int:
@@ -145,50 +147,50 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def time_collectives(lines: Lines, device: str, num_processes: int) -> Iterator[tuple[Mapping[str, Any], Timing]]:
-    """Time some collectives in one start of the processes. Raises `InputError` when a process fails."""
+    """Time collectives in one start of the processes. Raises `InputError` if a process fails."""
     yield from zip(lines, run_in_processes(_time_on_rank, list(lines), device, num_processes, len(lines)), strict=True)
 
 
-def _time_on_rank(rank: int, size: int, place: torch.device, lines: Lines) -> Iterator[Timing]:
+def _time_on_rank(rank: int, size: int, device: torch.device, lines: Lines) -> Iterator[Timing]:
     for line in lines:
-        yield _time_together(_collective(line, rank, size, place), place.type)
+        yield _time_together(_collective(line, rank, size, device), device.type)
 
 
 def _time_together(run: Callable[[], object], device: str) -> Timing:
-    """All processes start together, and the slowest counts: each repetition is as long as it takes on the last of them."""
-    found = []
+    """Time repetitions that all processes start together; each is as long as it takes on the slowest."""
+    times_s = []
     for repeat in range(WARM_UPS + REPEATS):
         dist.barrier()
         started = time.perf_counter()
         run()
         if device == "cuda":
             torch.cuda.synchronize()
-        took = torch.tensor([time.perf_counter() - started], device="cuda" if device == "cuda" else "cpu")
-        dist.all_reduce(took, op=dist.ReduceOp.MAX)
+        seconds = torch.tensor([time.perf_counter() - started], device="cuda" if device == "cuda" else "cpu")
+        dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
         if repeat >= WARM_UPS:
-            found.append(float(took))
-    return summarise_times(found)
+            times_s.append(float(seconds))
+    return summarise_times(times_s)
 
 
-def _collective(line: Mapping[str, Any], rank: int, size: int, place: torch.device) -> Callable[[], object]:
-    """The collective of a line; `bytes` is the whole array, and of an AllToAll all processes' shards together."""
-    count = max(line["bytes"] // 2 // size, 1) * size
-    whole = torch.ones(count, dtype=torch.bfloat16, device=place)
-    part = torch.ones(count // size, dtype=torch.bfloat16, device=place)
-    received = torch.empty_like(whole)
-    own = max(len(part) // size, 1) * size
-    run: Mapping[str, Callable[[], object]] = {
-        "all_gather": lambda: dist.all_gather_single(whole, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(part, whole),
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_to_all": lambda: dist.all_to_all_single(received[:own], whole[:own]),
-        "send_recv": lambda: _send_around_ring(whole, received, rank, size),
+def _collective(line: Mapping[str, Any], rank: int, size: int, device: torch.device) -> Callable[[], object]:
+    """Return the collective of a line; `bytes` is the whole array, in an AllToAll all shards together."""
+    num_elements = max(line["bytes"] // 2 // size, 1) * size
+    full = torch.ones(num_elements, dtype=torch.bfloat16, device=device)
+    shard = torch.ones(num_elements // size, dtype=torch.bfloat16, device=device)
+    received = torch.empty_like(full)
+    num_exchanged = max(len(shard) // size, 1) * size
+    runs_by_kind: Mapping[str, Callable[[], object]] = {
+        "all_gather": lambda: dist.all_gather_single(full, shard),
+        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full),
+        "all_reduce": lambda: dist.all_reduce(full),
+        "all_to_all": lambda: dist.all_to_all_single(received[:num_exchanged], full[:num_exchanged]),
+        "send_recv": lambda: _send_around_ring(full, received, rank, size),
     }
-    return lookup(run, line["kind"], "collective")
+    return lookup(runs_by_kind, line["kind"], "collective")
 
 
 def _send_around_ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:
-    """Each sends to the next and receives from the one before."""
+    """Send to the next rank and receive from the previous one."""
     moves = [dist.P2POp(dist.isend, sent, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
     for work in dist.batch_isend_irecv(moves):
         work.wait()

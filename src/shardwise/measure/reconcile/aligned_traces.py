@@ -1,4 +1,4 @@
-"""The traces of all ranks of a step, aligned on one clock, and unions of intervals of time."""
+"""Traces of all ranks of a step, aligned on one clock, and unions of time intervals."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ Interval = tuple[float, float]
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """Their union, in order.
+    """Return the union of intervals, in order.
 
     >>> union([(3, 4), (0, 2), (1, 3)])
     [(0, 4)]
     """
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
-def intersection(some: Iterable[Interval], others: Iterable[Interval]) -> list[Interval]:
-    """What two unions have in common.
+def intersection(first: Iterable[Interval], second: Iterable[Interval]) -> list[Interval]:
+    """Return the intersection of two unions.
 
     >>> intersection([(0, 4)], [(1, 2), (3, 6)])
     [(1, 2), (3, 4)]
     """
-    found, left, right = [], list(some), list(others)
+    common, left, right = [], list(first), list(second)
     i = j = 0
     while i < len(left) and j < len(right):
         start, end = max(left[i][0], right[j][0]), min(left[i][1], right[j][1])
         if start < end:
-            found.append((start, end))
+            common.append((start, end))
         if left[i][1] < right[j][1]:
             i += 1
         else:
             j += 1
-    return found
+    return common
 
 
 def total_length(intervals: Iterable[Interval]) -> float:
-    """Their length."""
+    """Return the total length of disjoint intervals."""
     return sum(end - start for start, end in intervals)
 
 
@@ -68,7 +68,7 @@ MESSAGES = ("send", "receive")  # between two stages: no rank of a group waits f
 
 
 class TraceSpan(NamedTuple):
-    """An event in seconds from the beginning of the step on the first rank that began."""
+    """An event, in seconds from the begin of the step on the first rank that began."""
 
     event: TraceEvent
     start: float
@@ -81,7 +81,7 @@ class TraceSpan(NamedTuple):
 
 @dataclass(frozen=True)
 class TracedRank:
-    """A rank's step; `begin` and `end` in seconds on the clock of all."""
+    """A rank's step; `begin` and `end` in seconds on the common clock."""
 
     trace: RankTrace
     begin: float
@@ -92,34 +92,35 @@ class TracedRank:
 
     @property
     def seconds(self) -> float:
-        """Of the step."""
+        """Seconds of the step."""
         return self.trace.step_ns / 1e9
 
     @cached_property
     def spans(self) -> tuple[TraceSpan, ...]:
-        """Everything, in the order in which it began."""
+        """Events in the order in which they began."""
         return tuple(
-            TraceSpan(one, self.begin + one.start_ns / 1e9, self.begin + one.end_ns / 1e9) for one in self.trace.events
+            TraceSpan(event, self.begin + event.start_ns / 1e9, self.begin + event.end_ns / 1e9)
+            for event in self.trace.events
         )
 
     def spans_of_kind(self, *kinds: str) -> Iterator[TraceSpan]:
-        """The events of some kinds."""
+        """Return the events of some kinds."""
         return (span for span in self.spans if span.event.kind in kinds)
 
     @cached_property
     def traffic(self) -> tuple[Interval, ...]:
-        """When anything was on its way."""
+        """Intervals in which any collective moved data."""
         return tuple(union((span.start, span.end) for span in self.spans_of_kind(COLLECTIVE)))
 
     def traffic_s(self, start: float, end: float) -> float:
-        """Seconds of a time in which anything was on its way."""
-        first = bisect_left(self.traffic, start, key=lambda one: one[1])
-        last = bisect_right(self.traffic, end, key=lambda one: one[0])
-        return total_length(intersection([(start, end)], self.traffic[first:last]))
+        """Return the seconds with traffic between two times."""
+        low = bisect_left(self.traffic, start, key=lambda interval: interval[1])
+        high = bisect_right(self.traffic, end, key=lambda interval: interval[0])
+        return total_length(intersection([(start, end)], self.traffic[low:high]))
 
     @cached_property
     def compute_spans(self) -> tuple[TraceSpan, ...]:
-        """What the compute stream did, kernels and waits, in order."""
+        """Kernels and waits of the compute stream, in order."""
         return tuple(self.spans_of_kind(KERNEL, WAIT))
 
 
@@ -132,55 +133,60 @@ class TracedStep:
 
     @property
     def seconds(self) -> float:
-        """From the first rank's beginning to the last one's end."""
+        """Seconds from the first rank's begin to the last one's end."""
         return max(rank.end for rank in self.ranks)
 
     @property
     def error_s(self) -> float:
-        """How far the clocks of two ranks may be apart."""
+        """Bound on the difference of two ranks' clocks."""
         return max(rank.trace.error_ns for rank in self.ranks) / 1e9
 
     def group_ranks(self, rank: RankTrace, axes: tuple[str, ...]) -> tuple[int, ...]:
-        """The ranks that a rank has collectives with over some axes: those that are where it is on all others."""
-        others = {axis: place for axis, place in rank.coordinate.items() if axis not in axes}
+        """Return the ranks of a rank's group over some axes: those with the same coordinate on all other axes."""
+        other_coordinates = {axis: index for axis, index in rank.coordinate.items() if axis not in axes}
         return tuple(
-            one.trace.rank
-            for one in self.ranks
-            if all(one.trace.coordinate[axis] == place for axis, place in others.items())
+            traced_rank.trace.rank
+            for traced_rank in self.ranks
+            if all(traced_rank.trace.coordinate[axis] == index for axis, index in other_coordinates.items())
         )
 
 
 def align_clocks(traces: list[RankTrace]) -> TracedStep:
-    """The traces of one step, on one clock that begins with the first rank."""
-    begins = [trace.begin_ns - trace.offset_ns for trace in traces]
-    first = min(begins)
-    ranks = (TracedRank(trace, (begin - first) / 1e9) for trace, begin in zip(traces, begins, strict=True))
+    """Align the traces of one step on the clock of rank 0, with the origin at the earliest begin of any rank.
+
+    Times of two ranks are comparable up to `TracedStep.error_s`.
+    """
+    begins_ns = [trace.begin_ns - trace.offset_ns for trace in traces]
+    origin_ns = min(begins_ns)
+    ranks = (TracedRank(trace, (begin_ns - origin_ns) / 1e9) for trace, begin_ns in zip(traces, begins_ns, strict=True))
     return TracedStep(traces[0].step, tuple(ranks))
 
 
 def read_traced_step(run: RunFolder, step: int | None = None) -> TracedStep:
-    """A traced step of a run, or the last one. Raises `InputError` where there is none."""
-    found = list_traced_steps(run)
-    if not found:
+    """Read a traced step of a run, by default the last one. Raises `InputError` if there is none."""
+    ranks_by_step = list_traced_steps(run)
+    if not ranks_by_step:
         raise InputError(
             f"trace: {run.path} holds no traces; some of the run's steps are required: shardwise train ... --profile 10:13"
         )
-    number = max(found) if step is None else step
-    if number not in found:
-        raise InputError(f"--step: found {number}; {', '.join(map(str, found))} were traced, one of which is required")
-    return align_clocks([read_trace(trace_path(run, number, rank)) for rank in found[number]])
+    chosen_step = max(ranks_by_step) if step is None else step
+    if chosen_step not in ranks_by_step:
+        raise InputError(
+            f"--step: found {chosen_step}; {', '.join(map(str, ranks_by_step))} were traced, one of which is required"
+        )
+    return align_clocks([read_trace(trace_path(run, chosen_step, rank)) for rank in ranks_by_step[chosen_step]])
 
 
 def event_axis(event: TraceEvent) -> str:
-    """The axis that a collective, or the wait for it, is charged to."""
+    """Return the axis that a collective, or the wait for it, is charged to."""
     return CONTROL if event.role == CONTROL else charged_axis(event.axes)
 
 
 def list_collectives(rank: TracedRank) -> Iterator[TraceSpan]:
-    """Those that a rank issued, without messages."""
-    return (one for one in rank.spans_of_kind(COLLECTIVE) if not is_message(one.event))
+    """Return the collectives that a rank issued, without messages."""
+    return (span for span in rank.spans_of_kind(COLLECTIVE) if not is_message(span.event))
 
 
 def is_message(event: TraceEvent) -> bool:
-    """Whether something goes between two stages."""
+    """Return True for a send or receive between two stages."""
     return event.name.split(" ")[0] in MESSAGES

@@ -1,6 +1,4 @@
-"""A run, a rehearsal and a traced step compared with their plan, as plain data: what `reconcile --json`, `rehearse --json` and
-`trace --json` print.
-"""
+"""JSON of `shardwise reconcile`, `rehearse` and `trace`: a run, a rehearsal and a traced step beside their plan."""
 
 from __future__ import annotations
 
@@ -104,36 +102,37 @@ class ReconcilePayload(TypedDict):
     advice: list[str]
 
 
-def reconcile_payload(plan: Plan, found: Reconciliation) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    time, memory = found.time, found.memory
+def reconcile_payload(plan: Plan, reconciliation: Reconciliation) -> dict[str, Any]:
+    """Return the JSON of `shardwise reconcile --json`."""
+    time, memory, attribution = reconciliation.time, reconciliation.memory, reconciliation.attribution
     return {
         "schema": RECONCILE_SCHEMA,
         "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
-        "machine": found.machine, "noisy": found.noisy, "changes": dict(found.changes), "remarks": list(found.remarks),
+        "machine": reconciliation.machine, "noisy": reconciliation.noisy, "changes": dict(reconciliation.changes),
+        "remarks": list(reconciliation.remarks),
         "time": {
             **asdict(time), "within": time.within, "rest_share": time.rest_share,
             "terms": [
-                {**asdict(one), "difference_s": one.difference_s, "share": one.measured_s / time.measured_s} for one in time.terms
+                {**asdict(term), "difference_s": term.difference_s, "share": term.measured_s / time.measured_s}
+                for term in time.terms
             ],
         },
-        "attribution": {**asdict(found.attribution), "term": found.attribution.term.name, "ratio": found.attribution.ratio}
-        if found.attribution
-        else None,
+        "attribution": attribution
+        and {**asdict(attribution), "term": attribution.term.name, "ratio": attribution.ratio},
         "memory": {
             **asdict(memory),
-            "terms": [{**asdict(one), "within": one.within} for one in memory.terms],
+            "terms": [{**asdict(term), "within": term.within} for term in memory.terms],
             "total": {**asdict(memory.total), "within": memory.total.within},
         },
-        "collectives": collectives_payload(found.collectives),
-        "advice": list(found.advice),
+        "collectives": collectives_payload(reconciliation.collectives),
+        "advice": list(reconciliation.advice),
     }  # fmt: skip
 
 
-def collectives_payload(found: CollectiveComparison) -> dict[str, Any]:
-    """The lists' part of a payload."""
-    return {**asdict(found), "equal": found.equal, "miscounted": [
-        {**one.issued._asdict(), "planned": one.planned, "found": one.found} for one in found.miscounted
+def collectives_payload(comparison: CollectiveComparison) -> dict[str, Any]:
+    """Return the JSON of compared collectives."""
+    return {**asdict(comparison), "equal": comparison.equal, "miscounted": [
+        {**mismatch.issued._asdict(), "planned": mismatch.planned, "found": mismatch.found} for mismatch in comparison.miscounted
     ]}  # fmt: skip
 
 
@@ -192,28 +191,35 @@ class TracePayload(TypedDict):
     bottlenecks: list[Annotated[dict[str, Any], MergedFields(Bottleneck, BottleneckProperties)]] | None
 
 
-def trace_payload(found: TraceAnalysis, *, bottlenecks: bool = False) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    plan = found.plan
+def trace_payload(analysis: TraceAnalysis, *, bottlenecks: bool = False) -> dict[str, Any]:
+    """Return the JSON of `shardwise trace --json`."""
+    plan = analysis.plan
     return {
-        "schema": TRACE_SCHEMA, "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
-        "step": found.step.step, "step_s": found.step.seconds, "planned_s": found.planned.step_time_s,
-        "clock_error_s": found.step.error_s, "ranks": [_occupancy_payload(one) for one in found.occupancies],
-        "differences": [{**asdict(one), "difference_s": one.difference_s} for one in found.differences],
-        "lateness": [asdict(one) for one in found.lateness], "stalls": [asdict(one) for one in found.stalls],
-        "bottlenecks": [_bottleneck_payload(one, plan) for one in found.bottlenecks] if bottlenecks else None,
+        "schema": TRACE_SCHEMA, "model": model_payload(plan.model), "cluster": plan.cluster.name,
+        "layout": layout_of_plan(plan), "step": analysis.step.step, "step_s": analysis.step.seconds,
+        "planned_s": analysis.planned.step_time_s, "clock_error_s": analysis.step.error_s,
+        "ranks": [_occupancy_payload(occupancy) for occupancy in analysis.occupancies],
+        "differences": [
+            {**asdict(difference), "difference_s": difference.difference_s} for difference in analysis.differences
+        ],
+        "lateness": [asdict(rank) for rank in analysis.lateness], "stalls": [asdict(stall) for stall in analysis.stalls],
+        "bottlenecks": [_bottleneck_payload(bottleneck, plan) for bottleneck in analysis.bottlenecks]
+        if bottlenecks else None,
     }  # fmt: skip
 
 
-def _occupancy_payload(one: Occupancy) -> dict[str, Any]:
-    overlaps = [{**asdict(traffic), "share": traffic.share} for traffic in one.overlaps]
-    sums = {"busy_s": one.busy_s, "exposed_s": one.exposed_s, "idle_s": one.idle_s}
-    return {**asdict(one), **sums, "overlaps": overlaps}
+def _occupancy_payload(occupancy: Occupancy) -> dict[str, Any]:
+    overlaps = [{**asdict(overlap), "share": overlap.share} for overlap in occupancy.overlaps]
+    totals = {"busy_s": occupancy.busy_s, "exposed_s": occupancy.exposed_s, "idle_s": occupancy.idle_s}
+    return {**asdict(occupancy), **totals, "overlaps": overlaps}
 
 
-def _bottleneck_payload(one: Bottleneck, plan: Plan) -> dict[str, Any]:
-    change = one.remedy and {**asdict(one.remedy), "layout": layout_of_plan(plan, Layout.parse(one.remedy.layout))}
-    return {**asdict(one), "remedy": change}
+def _bottleneck_payload(bottleneck: Bottleneck, plan: Plan) -> dict[str, Any]:
+    remedy = bottleneck.remedy and {
+        **asdict(bottleneck.remedy),
+        "layout": layout_of_plan(plan, Layout.parse(bottleneck.remedy.layout)),
+    }
+    return {**asdict(bottleneck), "remedy": remedy}
 
 
 REHEARSE_SCHEMA = "shardwise.rehearse/2"
@@ -261,23 +267,26 @@ class RehearsePayload(TypedDict):
     ok: bool
 
 
-def rehearsal_payload(plan: Plan, found: Rehearsal) -> dict[str, Any]:
-    """The versioned payload that `--json` prints."""
-    seen = found.rehearsed
+def rehearsal_payload(plan: Plan, rehearsal: Rehearsal) -> dict[str, Any]:
+    """Return the JSON of `shardwise rehearse --json`."""
+    rehearsed = rehearsal.rehearsed
     return {
         "schema": REHEARSE_SCHEMA,
         "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),
-        "ranks": found.ranks, "rank": seen.rank, "coordinate": dict(seen.coordinate),
-        "groups": [{"axes": list(axes), "ranks": list(ranks)} for axes, ranks in seen.groups.items()],
-        "num_micro_batches": seen.num_micro_batches, "seconds": seen.seconds,
-        "collectives_equal": found.collectives.equal, "collectives": collectives_payload(found.collectives),
+        "ranks": rehearsal.ranks, "rank": rehearsed.rank, "coordinate": dict(rehearsed.coordinate),
+        "groups": [{"axes": list(axes), "ranks": list(ranks)} for axes, ranks in rehearsed.groups.items()],
+        "num_micro_batches": rehearsed.num_micro_batches, "seconds": rehearsed.seconds,
+        "collectives_equal": rehearsal.collectives.equal, "collectives": collectives_payload(rehearsal.collectives),
         "memory": {
-            "planned": {one.name: one.predicted for one in found.terms},
-            "executed": {one.name: one.compared_bytes for one in found.terms},
+            "planned": {term.name: term.predicted for term in rehearsal.terms},
+            "executed": {term.name: term.compared_bytes for term in rehearsal.terms},
             "terms": [
-                {**asdict(one), "is_judged": is_judged(one, found.memory.total), "holds": one.is_within(REHEARSAL_TOLERANCE)}
-                for one in found.terms
+                {
+                    **asdict(term), "is_judged": is_judged(term, rehearsal.memory.total),
+                    "holds": term.is_within(REHEARSAL_TOLERANCE),
+                }
+                for term in rehearsal.terms
             ],
         },
-        "remarks": list(found.remarks), "ok": found.ok,
+        "remarks": list(rehearsal.remarks), "ok": rehearsal.ok,
     }  # fmt: skip

@@ -1,8 +1,8 @@
-"""Where the time of each rank went: busy, exposed and idle; ranks that came late to collectives; stalls.
+"""Where the time of each rank went: busy, exposed and idle; ranks that come late to collectives; stalls.
 
-On one rank kernels, exposed communication by axis and gaps of the compute stream add up to its step; traffic is hidden as long as
-kernels run beside it. A collective cannot move before its last rank has come. A stall is work that took far longer than the same
-work on another rank, in another layer, or for another micro-batch.
+On a rank, kernels, exposed communication by axis and gaps of the compute stream add up to its step; traffic is hidden
+while kernels run. A collective cannot move data before its last rank has arrived. A stall is work that took far longer
+than the same work on another rank, in another layer, or for another micro-batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TrafficOverlap:
 
     @property
     def share(self) -> float:
-        """The part that is hidden."""
+        """Share of the traffic that is hidden."""
         return self.hidden_s / self.traffic_s if self.traffic_s else 1.0
 
 
@@ -66,12 +66,12 @@ class Occupancy:
 
     @property
     def idle_s(self) -> float:
-        """In which no kernel ran."""
+        """Seconds without a kernel."""
         return self.step_s - self.busy_s
 
 
 def measure_occupancy(rank: TracedRank) -> Occupancy:
-    """Where a rank's step went."""
+    """Return where the time of a rank's step went."""
     busy: dict[str, float] = {}
     exposed: dict[str, float] = {}
     for span in rank.spans_of_kind(KERNEL):
@@ -81,43 +81,43 @@ def measure_occupancy(rank: TracedRank) -> Occupancy:
         exposed[axis] = exposed.get(axis, 0.0) + span.seconds
     passes = union((span.start, span.end) for span in rank.spans_of_kind(PASS))
     idle = find_gaps(rank)
-    within = intersection(idle, passes)
-    gaps_s = total_length(within)
+    pass_gaps = intersection(idle, passes)
+    gaps_s = total_length(pass_gaps)
     return Occupancy(
-        rank=rank.trace.rank, step_s=rank.seconds, busy=busy, exposed=exposed, gaps_s=gaps_s, num_gaps=len(within),
+        rank=rank.trace.rank, step_s=rank.seconds, busy=busy, exposed=exposed, gaps_s=gaps_s, num_gaps=len(pass_gaps),
         between_s=total_length(idle) - gaps_s, overlaps=tuple(measure_overlaps(rank)),
     )  # fmt: skip
 
 
 def measure_overlaps(rank: TracedRank) -> Iterable[TrafficOverlap]:
-    """The traffic of each axis, and what of it is hidden."""
-    computed = union((span.start, span.end) for span in rank.spans_of_kind(KERNEL))
-    moving: dict[str, list[Interval]] = {}
+    """Yield the traffic of each axis, with its hidden part."""
+    computing = union((span.start, span.end) for span in rank.spans_of_kind(KERNEL))
+    intervals_by_axis: dict[str, list[Interval]] = {}
     for span in rank.spans_of_kind(COLLECTIVE):
-        moving.setdefault(span.event.stream, []).append((span.start, span.end))
-    for axis, intervals in moving.items():
+        intervals_by_axis.setdefault(span.event.stream, []).append((span.start, span.end))
+    for axis, intervals in intervals_by_axis.items():
         traffic = union(intervals)
         yield TrafficOverlap(
-            axis=axis, traffic_s=total_length(traffic), hidden_s=total_length(intersection(traffic, computed))
+            axis=axis, traffic_s=total_length(traffic), hidden_s=total_length(intersection(traffic, computing))
         )
 
 
 def find_gaps(rank: TracedRank) -> list[Interval]:
-    """When the compute stream of a rank had nothing to do, and waited for nothing."""
-    found, now = [], rank.begin
+    """Return the intervals in which a rank's compute stream ran no kernel and waited for no communication."""
+    gaps, busy_until = [], rank.begin
     for start, end in union((span.start, span.end) for span in rank.compute_spans):
-        if start > now:
-            found.append((now, start))
-        now = max(now, end)
-    return [*found, (now, rank.end)] if rank.end > now else found
+        if start > busy_until:
+            gaps.append((busy_until, start))
+        busy_until = max(busy_until, end)
+    return [*gaps, (busy_until, rank.end)] if rank.end > busy_until else gaps
 
 
-CollectiveKey = tuple[Axes, tuple[int, ...], int]  # the axes, the ranks of the group, and the number of those before it
+CollectiveKey = tuple[Axes, tuple[int, ...], int]  # axes, ranks of the group, and index among the group's collectives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveArrivals:
-    """A collective of a group: each rank's part of it, from when the rank came until it was done there."""
+    """A collective of a group: each rank's span, from its arrival until its part is done."""
 
     name: str
     axis: str
@@ -125,22 +125,22 @@ class CollectiveArrivals:
 
     @property
     def last_rank(self) -> int:
-        """The rank that came last."""
+        """Rank that arrived last."""
         return max(self.spans, key=lambda rank: self.spans[rank].start)
 
     @property
     def all_arrived(self) -> float:
-        """When all had come."""
+        """Time at which the last rank arrived."""
         return self.spans[self.last_rank].start
 
     @property
     def skew_s(self) -> float:
-        """Between the first rank and the last."""
+        """Seconds between the first arrival and the last."""
         return self.all_arrived - min(span.start for span in self.spans.values())
 
     @property
     def traffic_s(self) -> float:
-        """From when all had come until all were done."""
+        """Seconds from the last arrival until all ranks are done."""
         return max(max(span.end for span in self.spans.values()) - self.all_arrived, 0.0)
 
 
@@ -158,16 +158,16 @@ class RankLateness:
 
 
 def match_collectives(step: TracedStep) -> dict[CollectiveKey, CollectiveArrivals]:
-    """The collectives of a step with the ranks that met there; those of a single traced rank are none."""
-    found: dict[CollectiveKey, dict[int, TraceSpan]] = {}
+    """Match the collectives of a step across ranks; those with a single traced rank are left out."""
+    spans_by_key: dict[CollectiveKey, dict[int, TraceSpan]] = {}
     for rank in step.ranks:
         for span in list_collectives(rank):
-            found.setdefault(_collective_key(step, rank, span), {})[rank.trace.rank] = span
+            spans_by_key.setdefault(_collective_key(step, rank, span), {})[rank.trace.rank] = span
     return {
-        meet: CollectiveArrivals(
+        key: CollectiveArrivals(
             name=next(iter(spans.values())).event.name, axis=event_axis(next(iter(spans.values())).event), spans=spans
         )
-        for meet, spans in found.items()
+        for key, spans in spans_by_key.items()
         if len(spans) > 1
     }  # fmt: skip
 
@@ -178,48 +178,50 @@ def _collective_key(step: TracedStep, rank: TracedRank, span: TraceSpan) -> Coll
 
 
 def waits_for_late_ranks(step: TracedStep) -> dict[int, list[tuple[TraceSpan, int, float]]]:
-    """Of each rank its waits, each with the rank that came last to what it waited for, and the seconds until that had come."""
-    met, found = match_collectives(step), dict[int, list[tuple[TraceSpan, int, float]]]()
+    """Return for each rank its waits, each with the last rank to arrive and the seconds until then."""
+    arrivals_by_key, waits_by_rank = match_collectives(step), dict[int, list[tuple[TraceSpan, int, float]]]()
     for rank in step.ranks:
-        waits = found.setdefault(rank.trace.rank, [])
+        waits = waits_by_rank.setdefault(rank.trace.rank, [])
         for span in rank.spans_of_kind(WAIT):
-            meeting = None if is_message(span.event) else met.get(_collective_key(step, rank, span))
-            if meeting is None or meeting.last_rank == rank.trace.rank:
+            arrivals = None if is_message(span.event) else arrivals_by_key.get(_collective_key(step, rank, span))
+            # Messages between stages have no group, so nobody is late to them.
+            if arrivals is None or arrivals.last_rank == rank.trace.rank:
                 waits.append((span, rank.trace.rank, 0.0))
             else:
-                here = max(span.start, meeting.spans[rank.trace.rank].start)
-                waits.append((span, meeting.last_rank, max(min(span.end, meeting.all_arrived) - here, 0.0)))
-    return found
+                # Only the part of the wait before the last arrival is due to it; the rest is the traffic itself.
+                wait_start = max(span.start, arrivals.spans[rank.trace.rank].start)
+                waits.append((span, arrivals.last_rank, max(min(span.end, arrivals.all_arrived) - wait_start, 0.0)))
+    return waits_by_rank
 
 
 def measure_lateness(step: TracedStep) -> tuple[RankLateness, ...]:
-    """Every rank among the others."""
-    met, last = Counter[int](), Counter[int]()
-    for meeting in match_collectives(step).values():
-        met.update(meeting.spans.keys())
-        last[meeting.last_rank] += 1
-    kept: dict[int, dict[int, dict[str, float]]] = {}
-    times = Counter[int]()
+    """Return the lateness of every rank."""
+    num_met, num_last = Counter[int](), Counter[int]()
+    for arrivals in match_collectives(step).values():
+        num_met.update(arrivals.spans.keys())
+        num_last[arrivals.last_rank] += 1
+    waited_s: dict[int, dict[int, dict[str, float]]] = {}
+    num_kept = Counter[int]()
     for rank, waits in waits_for_late_ranks(step).items():
-        for span, late, seconds in waits:
-            times[late] += seconds > step.error_s
+        for span, late_rank, seconds in waits:
+            num_kept[late_rank] += seconds > step.error_s
             if seconds:
-                axes = kept.setdefault(late, {}).setdefault(rank, {})
-                axes[event_axis(span.event)] = axes.get(event_axis(span.event), 0.0) + seconds
-    found = []
-    for rank in (one.trace.rank for one in step.ranks):
-        longest = max(kept.get(rank, {}).values(), key=lambda axes: sum(axes.values()), default={})
-        found.append(
+                axis_s = waited_s.setdefault(late_rank, {}).setdefault(rank, {})
+                axis_s[event_axis(span.event)] = axis_s.get(event_axis(span.event), 0.0) + seconds
+    lateness = []
+    for rank in (traced_rank.trace.rank for traced_rank in step.ranks):
+        longest = max(waited_s.get(rank, {}).values(), key=lambda axis_s: sum(axis_s.values()), default={})
+        lateness.append(
             RankLateness(
-                rank=rank, num_met=met[rank], num_last=last[rank], num_kept=times[rank], kept_s=sum(longest.values()),
-                by_axis=longest,
+                rank=rank, num_met=num_met[rank], num_last=num_last[rank], num_kept=num_kept[rank],
+                kept_s=sum(longest.values()), by_axis=longest,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(lateness)
 
 
-# What is taken for a stall: a part of the step, and so many times as long as is usual. Below either it is noise: on two shared
-# cores the longest of some hundred kernels is often three times their median (measured, 2026-11).
+# A stall takes this share of the step, and this many times as long as usual. Below either it is noise: on two shared cores
+# the longest of some hundred kernels is often three times their median (measured, 2026-11).
 LEAST_SHARE, LEAST_FACTOR = 0.02, 5.0
 
 
@@ -243,43 +245,48 @@ class Stall:
 
     @property
     def where(self) -> str:
-        """In words."""
-        what = f"the host in front of {self.name}" if self.in_gap else self.name
-        place = " ".join(filter(None, (self.path, self.phase)))
-        return f"{what} ({place}{f', pass {self.action}' if self.action else ''})"
+        """Text of the work and its place in the model."""
+        work = f"the host in front of {self.name}" if self.in_gap else self.name
+        unit_text = " ".join(filter(None, (self.path, self.phase)))
+        return f"{work} ({unit_text}{f', pass {self.action}' if self.action else ''})"
 
 
 def find_stalls(step: TracedStep) -> tuple[Stall, ...]:
-    """All of a step, the longest first."""
-    seen: dict[tuple[str, ...], list[Stall]] = {}
+    """Return all stalls of a step, the longest first."""
+    work_by_key: dict[tuple[str, ...], list[Stall]] = {}
     for rank in step.ranks:
-        for key, one in _work_by_kind(rank):
-            seen.setdefault(key, []).append(one)
-    found = []
-    for alike in seen.values():
-        usual = median_low(one.seconds for one in alike)
-        found += [_with_usual(one, usual) for one in alike if _is_stall(one.seconds, usual, step.seconds)]
-    return tuple(sorted(found, key=lambda one: -one.excess_s))
+        for key, stall in _work_by_kind(rank):
+            work_by_key.setdefault(key, []).append(stall)
+    stalls = []
+    for same_work in work_by_key.values():
+        usual_s = median_low(stall.seconds for stall in same_work)
+        stalls += [
+            _with_usual(stall, usual_s) for stall in same_work if _is_stall(stall.seconds, usual_s, step.seconds)
+        ]
+    return tuple(sorted(stalls, key=lambda stall: -stall.excess_s))
 
 
 def _is_stall(seconds: float, usual_s: float, step_s: float) -> bool:
     return seconds - usual_s >= LEAST_SHARE * step_s and seconds >= LEAST_FACTOR * usual_s
 
 
-def _with_usual(one: Stall, usual_s: float) -> Stall:
-    return replace(one, usual_s=usual_s)
+def _with_usual(stall: Stall, usual_s: float) -> Stall:
+    return replace(stall, usual_s=usual_s)
 
 
 def _work_by_kind(rank: TracedRank) -> Iterator[tuple[tuple[str, ...], Stall]]:
-    """Each kernel and each gap in front of one, with what is alike."""
-    end = rank.begin
-    for place, span in enumerate(rank.compute_spans):
+    """Yield each kernel, and each gap before one, with a key that the same work shares."""
+    previous_end = rank.begin
+    for index, span in enumerate(rank.compute_spans):
         if span.event.kind == KERNEL:
             kind = (span.event.unit, span.event.phase, span.event.name)
             yield ("kernel", *kind), _build_stall(rank, span, span.start, span.seconds, in_gap=False)
-            if place:
-                yield ("gap", *kind), _build_stall(rank, span, end, max(span.start - end, 0.0), in_gap=True)
-        end = max(end, span.end)
+            if index:
+                yield (
+                    ("gap", *kind),
+                    _build_stall(rank, span, previous_end, max(span.start - previous_end, 0.0), in_gap=True),
+                )
+        previous_end = max(previous_end, span.end)
 
 
 def _build_stall(rank: TracedRank, span: TraceSpan, start: float, seconds: float, *, in_gap: bool) -> Stall:

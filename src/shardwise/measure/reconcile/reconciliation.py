@@ -1,6 +1,6 @@
-"""Read a run from its folder and compare it with its plan: time, memory and collectives, with remarks and advice.
+"""Read a run from its folder and compare it with its plan: time, memory, collectives, remarks, advice.
 
-`read_run` refuses a run of another plan, and one that says too little to be compared.
+`read_run` refuses a run of another plan, and one with too little to compare.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes
 
-WARM_UP = 2  # steps of each start that do not count: allocators fill, kernels are chosen, caches are cold
-LEAST_STEPS = 3  # that count, for a median
-# What of a job decides what runs; the rest of it is how it is priced.
+WARM_UP = 2  # steps after each start that do not count: allocators fill, kernels are chosen, caches are cold
+LEAST_STEPS = 3  # for a median
+# Fields of a job that determine the run; the others determine its price.
 DEFINING_JOB_FIELDS = ("seq_len", "global_batch_tokens", "precision")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRun:
-    """A run since its latest start: the steps whose seconds count, the watched step's record, what was seen of it, the recipe."""
+    """A run since its latest start: the steps whose seconds count, the record and inspection of one step, the recipe."""
 
     timed_steps: tuple[StepRecord, ...]
     inspected_step: StepRecord
@@ -54,42 +54,43 @@ class InspectedRun:
 
 
 def read_run(plan: Plan, path: Path) -> InspectedRun:
-    """The run of a plan. Raises `InputError` for a folder without one, one of another plan, and one too short to judge."""
+    """Read the run of a plan. Raises `InputError` for a folder without one, a run of another plan, and one too short."""
     folder = RunFolder(path)
     if not folder.contains_run:
         raise InputError(f"reconcile: {path} holds no run; the folder that `shardwise train --out` named is required")
-    of = folder.read_inputs()
-    raise_problems(list(_plan_differences(plan, of.plan, path)))
-    log, seen = read_log(folder.log), _read_inspection(folder)
-    watched = next((record for record in log.steps if record.step == seen.step), None)
-    if watched is None:
+    inputs = folder.read_inputs()
+    raise_problems(list(_plan_differences(plan, inputs.plan, path)))
+    log, inspection = read_log(folder.log), _read_inspection(folder)
+    inspected_step = next((record for record in log.steps if record.step == inspection.step), None)
+    if inspected_step is None:
         raise InputError(
-            f"reconcile: the log of {path} has no step {seen.step}, which was watched; run the plan again with `shardwise train`"
+            f"reconcile: the log of {path} has no step {inspection.step}, which was watched; run the plan again with "
+            "`shardwise train`"
         )
     return InspectedRun(
-        timed_steps=_select_steps(plan, log, path), inspected_step=watched, inspection=seen,
-        recipe=parse_recipe(of.recipe, str(folder.recipe))
+        timed_steps=_select_steps(plan, log, path), inspected_step=inspected_step, inspection=inspection,
+        recipe=parse_recipe(inputs.recipe, str(folder.recipe))
     )  # fmt: skip
 
 
-def _plan_differences(plan: Plan, ran: Mapping[str, Any], path: Path) -> Iterator[str]:
-    """In what the plan is not the one that was run. The cluster that it is priced on may be another."""
-    mine, found = _defining_fields(json.loads(json.dumps(plan_payload(plan)))), _defining_fields(ran)
-    for name in mine:
-        if mine[name] != found.get(name):
+def _plan_differences(plan: Plan, run_plan: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """Yield the fields in which the plan is not the one that was run; the cluster that it is priced on may differ."""
+    plan_fields, run_fields = _defining_fields(json.loads(json.dumps(plan_payload(plan)))), _defining_fields(run_plan)
+    for name in plan_fields:
+        if plan_fields[name] != run_fields.get(name):
             yield (
-                f"reconcile: found {name} {mine[name]} in the plan; the run in {path} has {found.get(name)}, which is required: "
-                f"give {path / 'plan.json'}, or run this plan"
+                f"reconcile: found {name} {plan_fields[name]} in the plan; the run in {path} has {run_fields.get(name)}, which "
+                f"is required: give {path / 'plan.json'}, or run this plan"
             )
 
 
 def _defining_fields(payload: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides what runs: the model but for its name, the layout but for its placement, the batch."""
+    """Return the fields of a plan that determine the run: model without name, layout without placement, batch."""
     model, job, layout = (payload.get(name) or {} for name in ("model", "job", "layout"))
-    found = {f"model.{name}": value for name, value in model.items() if name != "name"}
-    found |= {f"job.{name}": job.get(name) for name in DEFINING_JOB_FIELDS}
-    found["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # files of earlier versions have none
-    return found | {f"layout.{name}": value for name, value in layout.items() if name not in ("placement", "text")}
+    defining = {f"model.{name}": value for name, value in model.items() if name != "name"}
+    defining |= {f"job.{name}": job.get(name) for name in DEFINING_JOB_FIELDS}
+    defining["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # files of earlier versions have none
+    return defining | {f"layout.{name}": value for name, value in layout.items() if name not in ("placement", "text")}
 
 
 def _read_inspection(folder: RunFolder) -> RunInspection:
@@ -97,46 +98,45 @@ def _read_inspection(folder: RunFolder) -> RunInspection:
         raise InputError(
             f"reconcile: {folder.path} has no measured.json: an older version ran it; run the plan again with `shardwise train`"
         )
-    seen = parse_inspection(read_json(folder.measured), str(folder.measured))
-    if seen.step is None or seen.memory is None:
+    inspection = parse_inspection(read_json(folder.measured), str(folder.measured))
+    if inspection.step is None or inspection.memory is None:
         raise InputError(
             f"reconcile: the run in {folder.path} has not come to the step that is watched; at least {WARM_UP} steps are required"
         )
-    return seen
+    return inspection
 
 
 def _select_steps(plan: Plan, log: StepLog, path: Path) -> tuple[StepRecord, ...]:
-    """The steps that count: of the latest start, after its first, unwatched, and of the plan's batch."""
-    first = (log.headers[-1].get("first_step", 0) if log.headers else 0) + WARM_UP
-    found = tuple(
+    """Return the steps that count: of the latest start, after warm-up, not inspected, with the plan's batch."""
+    first_step = (log.headers[-1].get("first_step", 0) if log.headers else 0) + WARM_UP
+    counted = tuple(
         record
         for record in log.steps
-        if record.step > first
+        if record.step > first_step
         and record.step not in log.inspected
         and record.num_tokens == plan.job.global_batch_tokens
     )
-    if len(found) < LEAST_STEPS:
+    if len(counted) < LEAST_STEPS:
         raise InputError(
-            f"reconcile: found {len(found)} steps of {path} that count (after the first {WARM_UP} of its latest start, of "
+            f"reconcile: found {len(counted)} steps of {path} that count (after the first {WARM_UP} of its latest start, of "
             f"{plan.job.global_batch_tokens:,} tokens, not the watched one); at least {LEAST_STEPS} are required: "
             "run more --steps"
         )
-    return found
+    return counted
 
 
-NOISY_CHANGE = (
-    0.10  # a change of the machine from before a run to after it that makes its times those of a noisy machine
-)
-LARGEST_REST = 0.10  # of a step, which what no term explains is to stay under
-ENGINE_LOSS = "in_place"  # the kind that the engine has (`values.loss_kernels.LOSS_KERNELS`)
+NOISY_CHANGE = 0.10  # relative change of the machine's probes during a run: above it the machine is noisy
+LARGEST_REST = 0.10  # of a step: the part that no term explains should stay below it
+ENGINE_LOSS = "in_place"  # the kind of loss of the engine (`values.loss_kernels.LOSS_KERNELS`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation(Pictured):
-    """All of it. `machine` is what ran the plan; `changes` by how much its work took longer after the run than before, by name.
+    """A run compared with its plan.
 
-    `attribution` is None for a step that is as predicted, and for one of a noisy machine. `remarks` say what the numbers must be
-    read with, the most important first; `advice` which commands would mend the plan.
+    `machine` ran the plan; `changes` are relative changes of its probes' times from before the run to after it, by
+    name. `attribution` is None for a step that is as predicted, and on a noisy machine. `remarks` say how to read the
+    numbers, the most important first; `advice` lists commands that would improve the plan.
     """
 
     machine: str
@@ -159,37 +159,41 @@ class Reconciliation(Pictured):
 
 
 def reconcile(plan: Plan, run: InspectedRun) -> Reconciliation:
-    """Hold a run against its plan, term by term."""
+    """Compare a run with its plan, term by term."""
     time = compare_step_time(plan.estimate, run.timed_steps)
     changes = run.inspection.relative_changes()
-    attributed = None if noisy_changes(changes) else attribute_error(time, lambda name: find_dependencies(plan, name))
+    attribution = None if noisy_changes(changes) else attribute_error(time, lambda name: find_dependencies(plan, name))
     return Reconciliation(
-        machine=run.inspection.machine, changes=changes, time=time, attribution=attributed,
+        machine=run.inspection.machine, changes=changes, time=time, attribution=attribution,
         memory=compare_memory(engine_memory(plan, run.recipe), run.inspection),
         collectives=compare_collectives(
-            plan, run.recipe.for_step(run.inspected_step.step - 1), run.inspected_step.num_tokens, run.inspection.collectives),
+            plan, run.recipe.for_step(run.inspected_step.step - 1), run.inspected_step.num_tokens,
+            run.inspection.collectives),
         remarks=tuple(_remarks(plan, run, changes)),
         advice=tuple(_advice(plan, time, run.inspection, noisy=bool(noisy_changes(changes)))),
     )  # fmt: skip
 
 
 def noisy_changes(changes: Mapping[str, float]) -> dict[str, float]:
-    """What of the machine changed by more than `NOISY_CHANGE`, the most first."""
-    found = {name: change for name, change in changes.items() if abs(change) > NOISY_CHANGE}
-    return dict(sorted(found.items(), key=lambda item: -abs(item[1])))
+    """Return the changes of the machine by more than `NOISY_CHANGE`, the largest first."""
+    noisy = {name: change for name, change in changes.items() if abs(change) > NOISY_CHANGE}
+    return dict(sorted(noisy.items(), key=lambda named_change: -abs(named_change[1])))
 
 
 def _remarks(plan: Plan, run: InspectedRun, changes: Mapping[str, float]) -> Iterator[str]:
-    chip, seen = plan.cluster.chip, run.inspection
-    if is_other_chip(chip, seen):
-        yield f"the plan is priced for {chip.name}, and ran on another machine ({seen.machine}): its seconds say nothing of that"
+    chip, inspection = plan.cluster.chip, run.inspection
+    if is_other_chip(chip, inspection):
+        yield (
+            f"the plan is priced for {chip.name}, and ran on another machine ({inspection.machine}): its seconds say nothing "
+            "of that"
+        )
     elif chip.name == LOCAL and plan.cluster.calibration is None:
         yield f"{LOCAL_NOTE}, not this machine: its seconds are those of another host"
-    changed = noisy_changes(changes)
-    if changed:
-        named = ", ".join(f"{name} {change:+.0%}" for name, change in changed.items())
-        most = max(abs(change) for change in changed.values())
-        yield f"the machine changed by {most:.0%} during the run ({named}): times below are of a noisy machine"
+    noisy = noisy_changes(changes)
+    if noisy:
+        change_texts = ", ".join(f"{name} {change:+.0%}" for name, change in noisy.items())
+        largest = max(abs(change) for change in noisy.values())
+        yield f"the machine changed by {largest:.0%} during the run ({change_texts}): times below are of a noisy machine"
     elif not changes:
         yield "the run has not ended: whether the machine changed meanwhile is not known"
     if plan.job.loss != ENGINE_LOSS:
@@ -201,32 +205,34 @@ def _remarks(plan: Plan, run: InspectedRun, changes: Mapping[str, float]) -> Ite
 
 
 def cast_remarks(plan: Plan, recipe: TrainingRecipe) -> Iterator[str]:
-    """That memory is held against another price than the plan's own."""
+    """Yield a remark if memory is compared with another price than the plan's own."""
     if engine_policy(plan, recipe) is not None and plan.policy.casts != "in_products":
-        own, planned = (sum(of.values()) for of in (engine_memory(plan, recipe), plan.estimate.memory))
+        engine_bytes, planned_bytes = (
+            sum(memory.values()) for memory in (engine_memory(plan, recipe), plan.estimate.memory)
+        )
         yield (
-            f"memory is held against {format_bytes(own)}, the price of `train`, which keeps what products in "
-            f"{get_precision(plan.job.precision).matmul} take as it is; the plan's own {format_bytes(planned)} is that of "
+            f"memory is held against {format_bytes(engine_bytes)}, the price of `train`, which keeps what products in "
+            f"{get_precision(plan.job.precision).matmul} take as it is; the plan's own {format_bytes(planned_bytes)} is that of "
             "software that keeps the casts: plan again with --stack shardwise"
         )
 
 
-def is_other_chip(chip: Chip, seen: RunInspection) -> bool:
-    """Whether a chip of the catalogue is another one than a run's device. Of a chip with a name of its own nothing is known."""
+def is_other_chip(chip: Chip, inspection: RunInspection) -> bool:
+    """Return True if a chip of the catalogue is not the run's device; False for a chip outside the catalogue."""
     if chip.name not in chip_names():
         return False
-    if seen.device == "cpu":
+    if inspection.device == "cpu":
         return chip.name != "cpu"
-    return chip.name.partition("-")[0] not in re.split(r"[^a-z0-9]+", seen.machine.lower())
+    return chip.name.partition("-")[0] not in re.split(r"[^a-z0-9]+", inspection.machine.lower())
 
 
-def _advice(plan: Plan, time: StepTime, seen: RunInspection, *, noisy: bool) -> Iterator[str]:
-    """What would make the plan's seconds this machine's; nothing where they are."""
+def _advice(plan: Plan, time: StepTime, inspection: RunInspection, *, noisy: bool) -> Iterator[str]:
+    """Yield commands that would fit the plan's seconds to this machine; nothing if the step is within its interval."""
     if noisy:
         yield "run it again while nothing else runs on the machine"
     if time.within:
         return
-    if seen.machine.startswith("CPU"):
+    if inspection.machine.startswith("CPU"):
         yield f"shardwise bench machine --processes {plan.layout.num_devices} --out machine.toml"
         yield "shardwise plan MODEL machine.toml ... --runnable, and reconcile that plan with this run or the next"
         return

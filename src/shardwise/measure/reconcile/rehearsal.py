@@ -1,4 +1,4 @@
-"""A plan against the rehearsal of one of its ranks (`run.trainer.rehearsal`): the list of collectives, and memory by term."""
+"""A plan compared with the rehearsal of one of its ranks (`run.trainer.rehearsal`): collectives, and memory by term."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.plan_for_engine import engine_policy
 from shardwise.search.plan import Plan
 
-REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: nothing of a machine is in what tensors hold
-SMALL_SHARE = 0.01  # of the peak: what is gathered of it at one moment and not at another as full
+REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: bytes of tensors do not depend on the machine
+SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one moment and not at another that is as full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What was planned and executed for one of so many `ranks`; `planned_micro_batches` are those of the plan's step. `remarks`
-    say what the numbers must be read with."""
+    """What was planned and executed for one of `ranks` ranks.
+
+    `planned_micro_batches` are those of the plan's step; `remarks` say how to read the numbers.
+    """
 
     ranks: int
     rehearsed: RehearsedRank
@@ -39,42 +41,51 @@ class Rehearsal:
 
     @property
     def ok(self) -> bool:
-        """Whether the list is the planned one, and memory as close as `REHEARSAL_TOLERANCE`."""
+        """True if collectives are as planned, and memory is as close as `REHEARSAL_TOLERANCE`."""
         return self.collectives.equal and not self.failed_terms
 
     @property
     def terms(self) -> tuple[MemoryTerm, ...]:
-        """Those of memory, and the peak."""
+        """Terms of memory, and the peak."""
         return (*self.memory.terms, self.memory.total)
 
     @property
     def failed_terms(self) -> tuple[MemoryTerm, ...]:
-        """What is not as planned of those that are judged."""
+        """Judged terms that are not as planned."""
         return tuple(
-            one for one in self.terms if is_judged(one, self.memory.total) and not one.is_within(REHEARSAL_TOLERANCE)
+            term
+            for term in self.terms
+            if is_judged(term, self.memory.total) and not term.is_within(REHEARSAL_TOLERANCE)
         )
 
 
 def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
-    """Whether a term is judged by itself. Logits and workspace are judged within the peak only: where two moments are nearly as
-    full, the plan may have taken the one and the rank the other. So is what is gathered, where the plan has little at its peak:
-    under ZeRO-1 the part of the head's gradients that is this rank's."""
+    """Return True if a term is judged by itself.
+
+    Logits and workspace are judged only within the peak: if two moments are nearly as full, the plan may have its peak
+    at one and the rank at the other. The same holds for gathered weights if the plan has few at its peak: under ZeRO-1
+    the rank's part of the head's gradients.
+    """
     if term.name == GATHERED:
         return (term.predicted or 0.0) > SMALL_SHARE * (peak.predicted or 0.0)
     return term.name == "peak" or term.largest is not None
 
 
-def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, seen: RehearsedRank) -> Rehearsal:
-    """Hold a rank's step against the plan."""
-    layout, pp_rank = plan.layout, seen.coordinate.get("pp", 0)
+def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRank) -> Rehearsal:
+    """Compare the step of a rehearsed rank with the plan."""
+    layout, pp_rank = plan.layout, rehearsed.coordinate.get("pp", 0)
     pricing = Pricing(plan.model, plan.cluster, plan.job, layout, engine_policy(plan, recipe))
     planned = MEMORY.values(pricing.memories(pricing.stages())[pp_rank])
-    num_seqs = seen.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
-    measured = RunInspection(device="meta", machine="", before={}, rank=seen.rank, memory=seen.inspection.memory)
+    num_seqs = rehearsed.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
+    measured = RunInspection(
+        device="meta", machine="", before={}, rank=rehearsed.rank, memory=rehearsed.inspection.memory
+    )
     return Rehearsal(
-        ranks=layout.num_devices, rehearsed=seen, memory=compare_memory(planned, measured),
-        planned_micro_batches=int(num_micro_batches(plan.job, layout_degrees(layout))), remarks=tuple(cast_remarks(plan, recipe)),
+        ranks=layout.num_devices, rehearsed=rehearsed, memory=compare_memory(planned, measured),
+        planned_micro_batches=int(num_micro_batches(plan.job, layout_degrees(layout))),
+        remarks=tuple(cast_remarks(plan, recipe)),
         collectives=compare_collectives(
-            plan, recipe.for_step(0), num_seqs * plan.job.seq_len, seen.inspection.collectives, even=True, pp_rank=pp_rank
+            plan, recipe.for_step(0), num_seqs * plan.job.seq_len, rehearsed.inspection.collectives, even=True,
+            pp_rank=pp_rank
         ),
     )  # fmt: skip

@@ -1,9 +1,9 @@
 """Where a measured step differs from the planned one, operation by operation, and why.
 
-Differences are means over the ranks. On each rank kernels, exposed communication and gaps add up to its step, as kernels, exposed
-communication and the bubble add up to the planned one: so the differences add up to that of the steps. A call of the engine may
-make what several kernels of the plan make, and the other way round: kernels that share a result are one operation, named after
-the first kernel of the plan among them.
+Differences are means over ranks. On each rank kernels, exposed communication and gaps add up to its step, as kernels,
+exposed communication and the bubble add up to the planned step, so the differences add up to that of the steps. A call
+of the engine may compute what several kernels of the plan do, or the reverse: kernels that share a result are one
+operation, named after the first kernel of the plan among them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from shardwise.records.step_trace import KERNEL
 from shardwise.step.instructions import START, UPDATE, WAIT
 from shardwise.values.units import format_percent, format_seconds
 
-COPIES_AROUND_COLLECTIVES = "copies around collectives"  # what starts and waits of collectives do beside them
+COPIES_AROUND_COLLECTIVES = "copies around collectives"  # kernels that run when collectives are started or awaited
 
 
 class OperationKey(NamedTuple):
-    """An operation: the kind of unit, the phase, and the name."""
+    """An operation: kind of unit, phase, and name."""
 
     unit: str
     phase: str
@@ -43,7 +43,7 @@ class OperationKey(NamedTuple):
 
 @dataclass(slots=True)
 class TracedOperation:
-    """What an operation takes in a step: `expected_s` as planned, and the kernels that were measured."""
+    """An operation of a step: `expected_s` as planned, and its measured kernels with their ranks."""
 
     key: OperationKey
     expected_s: float = 0.0
@@ -55,56 +55,61 @@ class TracedOperation:
 
     @property
     def core_share(self) -> float | None:
-        """The part of the time that the thread had a core; None where that is not known, as on a GPU."""
-        known = sum(span.event.cpu_ns for _, span in self.spans) / 1e9
-        return known / self.measured_s if known and self.measured_s else None
+        """Share of the time in which the thread had a core; None if it is not known, as on a GPU."""
+        cpu_s = sum(span.event.cpu_ns for _, span in self.spans) / 1e9
+        return cpu_s / self.measured_s if cpu_s and self.measured_s else None
 
     def slowdown_beside_traffic(self) -> float | None:
-        """How many times as long it takes while traffic is on its way; None where it never, or always, is."""
-        beside: list[float] = []
+        """Return the mean time with concurrent traffic over that without; None with fewer than two kernels of either."""
+        overlapped: list[float] = []
         alone: list[float] = []
         for rank, span in self.spans:
-            (beside if rank.traffic_s(span.start, span.end) > span.seconds / 2 else alone).append(span.seconds)
-        if min(len(beside), len(alone)) < 2 or not sum(alone):
+            (overlapped if rank.traffic_s(span.start, span.end) > span.seconds / 2 else alone).append(span.seconds)
+        if min(len(overlapped), len(alone)) < 2 or not sum(alone):
             return None
-        return (sum(beside) / len(beside)) / (sum(alone) / len(alone))
+        return (sum(overlapped) / len(overlapped)) / (sum(alone) / len(alone))
 
 
 def rank_core_share(rank: TracedRank) -> float | None:
-    """The part of its kernels' time in which a rank's thread had a core; None where that is not known."""
-    whole = TracedOperation(OperationKey("", "", ""))
-    whole.spans = [(rank, span) for span in rank.spans_of_kind(KERNEL)]
-    return whole.core_share
+    """Return the share of its kernels' time in which a rank's thread had a core; None if it is not known."""
+    operation = TracedOperation(OperationKey("", "", ""))
+    operation.spans = [(rank, span) for span in rank.spans_of_kind(KERNEL)]
+    return operation.core_share
 
 
 def match_operations(rank: TracedRank, planned: SimulatedStep) -> dict[OperationKey, TracedOperation]:
-    """The kernels of a rank's step, and of its planned stage, by operation."""
+    """Return the kernels of a rank's step and of its planned stage, by operation."""
     expected, measured = (
         list(_planned_kernels(planned, rank.trace.coordinate.get("pp", 0))),
         list(rank.spans_of_kind(KERNEL)),
     )
-    joined = _UnionFind()
+    groups = _UnionFind()
     for kernel in expected:
-        joined.join(OperationKey(kernel.unit, kernel.phase, kernel.name), kernel.results)
+        groups.join(OperationKey(kernel.unit, kernel.phase, kernel.name), kernel.results)
     for span in measured:
-        joined.join(_operation_key(span), span.event.results)
-    found: dict[OperationKey, TracedOperation] = {}
+        groups.join(_operation_key(span), span.event.results)
+    operations: dict[OperationKey, TracedOperation] = {}
     for kernel in expected:
-        key = joined.key(OperationKey(kernel.unit, kernel.phase, kernel.name))
-        found.setdefault(key, TracedOperation(key)).expected_s += kernel.seconds
+        key = groups.key(OperationKey(kernel.unit, kernel.phase, kernel.name))
+        operations.setdefault(key, TracedOperation(key)).expected_s += kernel.seconds
     for span in measured:
-        key = joined.key(_operation_key(span))
-        found.setdefault(key, TracedOperation(key)).spans.append((rank, span))
-    return found
+        key = groups.key(_operation_key(span))
+        operations.setdefault(key, TracedOperation(key)).spans.append((rank, span))
+    return operations
 
 
 def _planned_kernels(planned: SimulatedStep, stage: int) -> Iterator[TimedKernel]:
-    """The kernels of a stage; those of the update as one."""
-    plays = [*planned.slot_timelines[stage], planned.updates[stage]]
-    kernels = (one.what for played in plays for one in played.events if isinstance(one.what, TimedKernel))
-    for one in kernels:
-        is_update = one.phase == UPDATE
-        yield TimedKernel(seconds=one.seconds, unit="", phase=UPDATE, name=UPDATE) if is_update else one
+    """Yield the kernels of a stage; those of the update as one."""
+    timelines = [*planned.slot_timelines[stage], planned.updates[stage]]
+    kernels = (
+        simulated.what
+        for timeline in timelines
+        for simulated in timeline.events
+        if isinstance(simulated.what, TimedKernel)
+    )
+    for kernel in kernels:
+        is_update = kernel.phase == UPDATE
+        yield TimedKernel(seconds=kernel.seconds, unit="", phase=UPDATE, name=UPDATE) if is_update else kernel
 
 
 def _operation_key(span: TraceSpan) -> OperationKey:
@@ -117,7 +122,7 @@ def _operation_key(span: TraceSpan) -> OperationKey:
 
 
 class _UnionFind:
-    """Keys with what they make: those that share a result are one."""
+    """Keys of operations with the results that they compute; keys that share a result become one."""
 
     def __init__(self) -> None:
         self.parent: dict[Hashable, Hashable] = {}
@@ -127,33 +132,33 @@ class _UnionFind:
         root = self._root(key)
         self.first.setdefault(root, key)
         for name in results:
-            other = self._root((key.unit, key.phase, name))
-            if other != root:
-                first = self.first.pop(other, None) or self.first[root]
+            name_root = self._root((key.unit, key.phase, name))
+            if name_root != root:
+                # The name of the group that exists wins: the plan's kernels join before those of the trace.
+                first = self.first.pop(name_root, None) or self.first[root]
                 self.first.pop(root, None)
-                self.parent[root] = other
-                root = other
+                self.parent[root] = name_root
+                root = name_root
                 self.first[root] = first
 
     def key(self, key: OperationKey) -> OperationKey:
         return self.first[self._root(key)]
 
-    def _root(self, one: Hashable) -> Hashable:
-        self.parent.setdefault(one, one)
-        while self.parent[one] != one:
-            one = self.parent[one]
-        return one
+    def _root(self, node: Hashable) -> Hashable:
+        self.parent.setdefault(node, node)
+        while self.parent[node] != node:
+            node = self.parent[node]
+        return node
 
 
 Cause = Literal[
     "kernel slower than its roofline", "contention", "collective slower than alpha-beta", "less hidden than planned",
     "waiting for a late peer", "waiting for another stage", "host gap", "faster than planned", "as planned",
 ]  # fmt: skip
-TOLERANCE = 0.1  # of what was expected: what is as close as that is as planned
-LEAST_CORE_SHARE = (
-    0.8  # of the time of kernels that a thread has a core: below that cores are shared, and gaps are waits for one
-)
-CONTENTION_SLOWDOWN = 1.25  # times as long beside traffic as alone: contention
+TOLERANCE = 0.1  # of the expected seconds: closer counts as planned
+# Share of its kernels' time in which a thread has a core. Below it cores are shared, and gaps are waits for a core.
+LEAST_CORE_SHARE = 0.8
+CONTENTION_SLOWDOWN = 1.25  # of kernels while traffic moves: from here on it is contention
 PIPELINE = "pp"
 
 
@@ -177,85 +182,99 @@ class StepDifference:
 
 
 def compare_step(step: TracedStep, planned: SimulatedStep) -> tuple[StepDifference, ...]:
-    """All of them, the largest first."""
-    spent = [measure_occupancy(rank) for rank in step.ranks]
-    found = [
+    """Return all differences, the largest first."""
+    occupancies = [measure_occupancy(rank) for rank in step.ranks]
+    differences = [
         *_kernel_differences(step, planned),
-        *_traffic_differences(step, planned, spent),
-        *_gap_differences(step, spent),
+        *_traffic_differences(step, planned, occupancies),
+        *_gap_differences(step, occupancies),
     ]
-    return tuple(sorted(found, key=lambda one: -abs(one.difference_s)))
+    return tuple(sorted(differences, key=lambda difference: -abs(difference.difference_s)))
 
 
-def _mean(values: Iterable[float], number: int) -> float:
-    return sum(values) / number
+def _mean(values: Iterable[float], count: int) -> float:
+    return sum(values) / count
 
 
 def _kernel_differences(step: TracedStep, planned: SimulatedStep) -> Iterator[StepDifference]:
-    every: dict[OperationKey, list[TracedOperation]] = {}
+    operations_by_key: dict[OperationKey, list[TracedOperation]] = {}
     for rank in step.ranks:
         for key, operation in match_operations(rank, planned).items():
-            every.setdefault(key, []).append(operation)
-    number = len(step.ranks)
-    for key, alike in every.items():
-        whole = TracedOperation(
-            key, sum(one.expected_s for one in alike), [span for one in alike for span in one.spans]
+            operations_by_key.setdefault(key, []).append(operation)
+    num_ranks = len(step.ranks)
+    for key, rank_operations in operations_by_key.items():
+        total = TracedOperation(
+            key,
+            sum(rank_operation.expected_s for rank_operation in rank_operations),
+            [span for rank_operation in rank_operations for span in rank_operation.spans],
         )
-        cause, why = _explain_kernel(whole)
+        cause, why = _explain_kernel(total)
         yield StepDifference(
-            kind="kernel", name=key.name, where=" ".join(filter(None, (key.unit, key.phase))), count=len(whole.spans) / number,
-            expected_s=whole.expected_s / number, measured_s=whole.measured_s / number, cause=cause, why=why,
+            kind="kernel", name=key.name, where=" ".join(filter(None, (key.unit, key.phase))),
+            count=len(total.spans) / num_ranks, expected_s=total.expected_s / num_ranks,
+            measured_s=total.measured_s / num_ranks, cause=cause, why=why,
         )  # fmt: skip
 
 
-def _explain_kernel(one: TracedOperation) -> tuple[Cause, str]:
-    """Why a kernel takes another time than planned: contention, where it is at least half of the difference."""
-    excess, on_core, beside = one.measured_s - one.expected_s, one.core_share, one.slowdown_beside_traffic()
-    if abs(excess) <= TOLERANCE * one.expected_s:
+def _explain_kernel(operation: TracedOperation) -> tuple[Cause, str]:
+    """Return why a kernel's time differs from the plan; contention, if it is at least half of the difference."""
+    excess, core_share, slowdown = (
+        operation.measured_s - operation.expected_s,
+        operation.core_share,
+        operation.slowdown_beside_traffic(),
+    )
+    if abs(excess) <= TOLERANCE * operation.expected_s:
         return "as planned", ""
     if excess < 0:
         return (
             "faster than planned",
-            f"{one.expected_s / one.measured_s:.2g} times as fast" if one.measured_s else "not there",
+            f"{operation.expected_s / operation.measured_s:.2g} times as fast" if operation.measured_s else "not there",
         )
-    if on_core is not None and one.measured_s * (1.0 - on_core) >= excess / 2:
-        return "contention", f"its thread had a core for {format_percent(on_core)} of the time"
-    if beside is not None and beside >= CONTENTION_SLOWDOWN:
-        return "contention", f"{beside:.2f} times as long while traffic is on its way"
-    if not one.expected_s:
+    if core_share is not None and operation.measured_s * (1.0 - core_share) >= excess / 2:
+        return "contention", f"its thread had a core for {format_percent(core_share)} of the time"
+    if slowdown is not None and slowdown >= CONTENTION_SLOWDOWN:
+        return "contention", f"{slowdown:.2f} times as long while traffic is on its way"
+    if not operation.expected_s:
         return "kernel slower than its roofline", "the plan has no seconds for it"
-    core = "" if on_core is None else f", with a core for {format_percent(on_core)} of the time"
-    return "kernel slower than its roofline", f"{one.measured_s / one.expected_s:.3g} times as long{core}"
+    core_text = "" if core_share is None else f", with a core for {format_percent(core_share)} of the time"
+    return (
+        "kernel slower than its roofline",
+        f"{operation.measured_s / operation.expected_s:.3g} times as long{core_text}",
+    )
 
 
-def _traffic_differences(step: TracedStep, planned: SimulatedStep, spent: list[Occupancy]) -> Iterator[StepDifference]:
+def _traffic_differences(
+    step: TracedStep, planned: SimulatedStep, occupancies: list[Occupancy]
+) -> Iterator[StepDifference]:
     stages = [planned.ranks[rank.trace.coordinate.get(PIPELINE, 0)] for rank in step.ranks]
-    late, number, met = _late_by_axis(step), len(step.ranks), list(match_collectives(step).values())
+    late_s, num_ranks, arrivals = _late_by_axis(step), len(step.ranks), list(match_collectives(step).values())
     axes = dict.fromkeys(
-        [axis for one in spent for axis in one.exposed] + [axis for one in stages for axis in one.exposed]
+        [axis for occupancy in occupancies for axis in occupancy.exposed]
+        + [axis for stage in stages for axis in stage.exposed]
     )
     if any(stage.bubble_s for stage in stages):
         axes.setdefault(PIPELINE)
     for axis in axes:
-        expected = _mean((one.exposed.get(axis, 0.0) for one in stages), number)
-        waited = _mean((one.exposed.get(axis, 0.0) for one in spent), number)
+        expected_s = _mean((stage.exposed.get(axis, 0.0) for stage in stages), num_ranks)
+        waited_s = _mean((occupancy.exposed.get(axis, 0.0) for occupancy in occupancies), num_ranks)
         if axis == PIPELINE:
-            yield _pipeline_difference(expected + _mean((one.bubble_s for one in stages), number), waited)
+            yield _pipeline_difference(expected_s + _mean((stage.bubble_s for stage in stages), num_ranks), waited_s)
             continue
-        kept = late.get(axis, 0.0) / number
-        own = [one for one in met if one.axis == axis]
-        moving = sum(one.traffic_s * len(one.spans) for one in own) / number
-        cause, why = explain_traffic(expected, waited - kept, _transfers_s(step, planned, axis), moving)
+        axis_late_s = late_s.get(axis, 0.0) / num_ranks
+        axis_collectives = [collective for collective in arrivals if collective.axis == axis]
+        traffic_s = sum(collective.traffic_s * len(collective.spans) for collective in axis_collectives) / num_ranks
+        cause, why = explain_traffic(expected_s, waited_s - axis_late_s, _transfers_s(step, planned, axis), traffic_s)
         yield StepDifference(
-            kind="exposed", name=f"exposed {axis}", where=axis, count=sum(len(one.spans) for one in own) / number,
-            expected_s=expected, measured_s=waited - kept, cause=cause, why=why,
+            kind="exposed", name=f"exposed {axis}", where=axis,
+            count=sum(len(collective.spans) for collective in axis_collectives) / num_ranks, expected_s=expected_s,
+            measured_s=waited_s - axis_late_s, cause=cause, why=why,
         )  # fmt: skip
-        if kept:
-            yield _late_difference(axis, kept, own, measure_lateness(step))
+        if axis_late_s:
+            yield _late_difference(axis, axis_late_s, axis_collectives, measure_lateness(step))
 
 
 def _pipeline_difference(expected_s: float, waited_s: float) -> StepDifference:
-    """Waits for another stage: what is planned as the bubble, and as messages."""
+    """Return the waits for other stages, which are planned as the bubble and as messages."""
     slower = waited_s > (1 + TOLERANCE) * expected_s
     return StepDifference(
         kind="exposed", name="bubble and messages", where=PIPELINE, count=1, expected_s=expected_s, measured_s=waited_s,
@@ -265,70 +284,81 @@ def _pipeline_difference(expected_s: float, waited_s: float) -> StepDifference:
 
 
 def _transfers_s(step: TracedStep, planned: SimulatedStep, axis: str) -> float:
-    """Planned seconds of an axis' transfers, the mean of the ranks."""
-    found = 0.0
+    """Return the planned seconds of an axis' transfers, the mean over ranks."""
+    total_s = 0.0
     for rank in step.ranks:
         stage = rank.trace.coordinate.get(PIPELINE, 0)
-        for played in (*planned.slot_timelines[stage], planned.updates[stage]):
-            moved = (one.what for one in played.events if isinstance(one.what, Transfer))
-            found += sum(one.seconds for one in moved if one.axis == axis)
-    return found / len(step.ranks)
+        for timeline in (*planned.slot_timelines[stage], planned.updates[stage]):
+            transfers = (simulated.what for simulated in timeline.events if isinstance(simulated.what, Transfer))
+            total_s += sum(transfer.seconds for transfer in transfers if transfer.axis == axis)
+    return total_s / len(step.ranks)
 
 
-def explain_traffic(expected_s: float, exposed_s: float, planned_s: float, moving_s: float) -> tuple[Cause, str]:
-    """Why traffic is exposed for another time than planned."""
-    moved = f"on its way for {format_seconds(moving_s)} once all ranks had come, {format_seconds(planned_s)} planned"
+def explain_traffic(expected_s: float, exposed_s: float, planned_s: float, traffic_s: float) -> tuple[Cause, str]:
+    """Return why the exposed time of an axis differs from the plan."""
+    traffic_text = (
+        f"on its way for {format_seconds(traffic_s)} once all ranks had come, {format_seconds(planned_s)} planned"
+    )
     if abs(exposed_s - expected_s) <= TOLERANCE * expected_s:
         return "as planned", ""
     if exposed_s < expected_s:
-        return "faster than planned", moved
-    slower = moving_s > (1 + TOLERANCE) * planned_s
-    return "collective slower than alpha-beta" if slower else "less hidden than planned", moved
+        return "faster than planned", traffic_text
+    slower = traffic_s > (1 + TOLERANCE) * planned_s
+    return "collective slower than alpha-beta" if slower else "less hidden than planned", traffic_text
 
 
 def _late_by_axis(step: TracedStep) -> dict[str, float]:
-    """Seconds in which ranks waited for one that had not come, of all ranks together."""
-    found: dict[str, float] = {}
+    """Return the seconds in which ranks waited for a late rank, over all ranks."""
+    seconds_by_axis: dict[str, float] = {}
     for waits in waits_for_late_ranks(step).values():
         for span, _, seconds in waits:
-            found[event_axis(span.event)] = found.get(event_axis(span.event), 0.0) + seconds
-    return found
+            seconds_by_axis[event_axis(span.event)] = seconds_by_axis.get(event_axis(span.event), 0.0) + seconds
+    return seconds_by_axis
 
 
 def _late_difference(
-    axis: str, kept_s: float, met: list[CollectiveArrivals], late: tuple[RankLateness, ...]
+    axis: str, waited_s: float, collectives: list[CollectiveArrivals], lateness: tuple[RankLateness, ...]
 ) -> StepDifference:
-    last = max(late, key=lambda one: one.by_axis.get(axis, 0.0))
-    times = sum(one.last_rank == last.rank for one in met)
+    latest = max(lateness, key=lambda rank_lateness: rank_lateness.by_axis.get(axis, 0.0))
+    num_last = sum(collective.last_rank == latest.rank for collective in collectives)
     return StepDifference(
-        kind="late", name=f"waiting over {axis} for a rank to come", where=axis, count=len(met), expected_s=0.0,
-        measured_s=kept_s, cause="waiting for a late peer", why=f"rank {last.rank} came last to {times} of {len(met)}",
+        kind="late", name=f"waiting over {axis} for a rank to come", where=axis, count=len(collectives), expected_s=0.0,
+        measured_s=waited_s, cause="waiting for a late peer",
+        why=f"rank {latest.rank} came last to {num_last} of {len(collectives)}",
     )  # fmt: skip
 
 
-def _gap_differences(step: TracedStep, spent: list[Occupancy]) -> Iterator[StepDifference]:
-    """Time in which the compute stream did nothing; the plan has launches in the seconds of kernels."""
-    number = len(step.ranks)
+def _gap_differences(step: TracedStep, occupancies: list[Occupancy]) -> Iterator[StepDifference]:
+    """Yield the time in which the compute stream did nothing; the plan counts launches as part of kernels."""
+    num_ranks = len(step.ranks)
     lengths = [end - start for rank in step.ranks for start, end in find_gaps(rank)]
-    usual = format_seconds(median(lengths)) if lengths else "0 s"
-    cause, more = _explain_gaps([one for one in map(rank_core_share, step.ranks) if one is not None])
+    median_text = format_seconds(median(lengths)) if lengths else "0 s"
+    cause, suffix = _explain_gaps(
+        [core_share for core_share in map(rank_core_share, step.ranks) if core_share is not None]
+    )
     for name, where, seconds, why in (
         (
             "gaps between kernels",
             "passes",
-            [one.gaps_s for one in spent],
-            f"{len(lengths):,}, {usual} the median{more}",
+            [occupancy.gaps_s for occupancy in occupancies],
+            f"{len(lengths):,}, {median_text} the median{suffix}",
         ),
-        ("outside of passes", "step", [one.between_s for one in spent], f"between passes and around the update{more}"),
+        (
+            "outside of passes",
+            "step",
+            [occupancy.between_s for occupancy in occupancies],
+            f"between passes and around the update{suffix}",
+        ),
     ):
         yield StepDifference(
-            kind="gap", name=name, where=where, count=_mean((one.num_gaps for one in spent), number), expected_s=0.0,
-            measured_s=_mean(seconds, number), cause=cause, why=why,
+            kind="gap", name=name, where=where,
+            count=_mean((occupancy.num_gaps for occupancy in occupancies), num_ranks), expected_s=0.0,
+            measured_s=_mean(seconds, num_ranks), cause=cause, why=why,
         )  # fmt: skip
 
 
-def _explain_gaps(on_core: list[float]) -> tuple[Cause, str]:
-    """Why there are gaps: threads that have no core for their kernels have none between them either."""
-    if on_core and min(on_core) < LEAST_CORE_SHARE:
-        return "contention", f"; a thread had a core for {format_percent(min(on_core))} of the time of its kernels"
+def _explain_gaps(core_shares: list[float]) -> tuple[Cause, str]:
+    """Return why there are gaps: a thread without a core for its kernels has none between them either."""
+    if core_shares and min(core_shares) < LEAST_CORE_SHARE:
+        return "contention", f"; a thread had a core for {format_percent(min(core_shares))} of the time of its kernels"
     return "host gap", ""

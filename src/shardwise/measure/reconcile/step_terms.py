@@ -1,6 +1,4 @@
-"""The terms of a step, predicted and measured: its seconds and the term that an error is attributed to, the bytes of the fullest
-device, and the collectives that were issued.
-"""
+"""Terms of a step, predicted and measured: seconds, bytes of the fullest device, and issued collectives."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from shardwise.search.plan import Plan
 from shardwise.sharding.collectives import ROWS, IssuedCollective
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
-TIME_TOLERANCE = 0.05  # a step as close as that to its prediction has no attribution
-OTHER_TERM = "other"  # the measured term that takes what no other term has
-LEAST_CHANGE = 1e-6  # of a step: a term that moves by more depends on what was changed
+TIME_TOLERANCE = 0.05  # relative: a step closer to its prediction has no attribution
+OTHER_TERM = "other"  # measured seconds that no other term has
+LEAST_CHANGE = 1e-6  # of a step: a term that moves by more depends on the constant that was changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +61,7 @@ class StepTime:
 
     @property
     def within(self) -> bool | None:
-        """Whether the measured step is within the interval; None where there is none."""
+        """True if the measured step is inside the interval; None without an interval."""
         return None if self.interval90 is None else self.interval90[0] <= self.measured_s <= self.interval90[1]
 
     @property
@@ -85,61 +83,63 @@ class Attribution:
         return self.term.measured_s / self.term.predicted_s if self.term.predicted_s else None
 
 
-def compare_step_time(priced: Estimate, steps: Sequence[StepRecord]) -> StepTime:
-    """Each term's measured seconds beside its prediction."""
+def compare_step_time(predicted: Estimate, steps: Sequence[StepRecord]) -> StepTime:
+    """Return the predicted and measured seconds of every term."""
     ordered = sorted(steps, key=lambda record: record.step_time_s)
     tenth, quarter = len(ordered) // 10, len(ordered) // 4
     middle = ordered[quarter : len(ordered) - quarter]
-    terms = tuple(_time_terms(priced, middle))
+    terms = tuple(_time_terms(predicted, middle))
     return StepTime(
-        predicted_s=priced.step_time_s, interval90=priced.interval90,
+        predicted_s=predicted.step_time_s, interval90=predicted.interval90,
         measured_s=fmean(record.step_time_s for record in middle), low_s=ordered[tenth].step_time_s,
         high_s=ordered[-1 - tenth].step_time_s, num_steps=len(ordered), terms=terms,
         rest_s=sum(term.measured_s for term in terms if term.name not in TIME_TERMS),
     )  # fmt: skip
 
 
-def _time_terms(priced: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeTerm]:
-    """Means over some steps; what none of a step's terms has is `other`."""
+def _time_terms(estimate: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeTerm]:
+    """Yield the means over steps; "other" takes what no other term of a step has."""
     for name in MEASURED_TERMS:
-        predicted = priced.time[name] if name in TIME_TERMS else None
+        predicted = estimate.time[name] if name in TIME_TERMS else None
         measured = fmean(_other_s(record) if name == OTHER_TERM else record.seconds.get(name, 0.0) for record in steps)
-        yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=priced.hidden.get(name, 0.0))
+        yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=estimate.hidden.get(name, 0.0))
 
 
 def _other_s(record: StepRecord) -> float:
     return record.step_time_s - sum(seconds for name, seconds in record.seconds.items() if name != OTHER_TERM)
 
 
-def attribute_error(found: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
-    """The term that the error is attributed to; None where the step is as predicted, within `TIME_TOLERANCE`."""
-    error = found.difference_s
-    if abs(error) <= TIME_TOLERANCE * found.measured_s:
+def attribute_error(step_time: StepTime, depends_on: Callable[[str], tuple[str, ...]]) -> Attribution | None:
+    """Return the term that the error is attributed to; None if the step is as predicted within `TIME_TOLERANCE`."""
+    error = step_time.difference_s
+    if abs(error) <= TIME_TOLERANCE * step_time.measured_s:
         return None
-    worst = max(found.terms, key=lambda term: term.difference_s / error)
+    worst = max(step_time.terms, key=lambda term: term.difference_s / error)
     return Attribution(term=worst, part=worst.difference_s / error, depends_on=depends_on(worst.name))
 
 
 def find_dependencies(plan: Plan, term: str) -> tuple[str, ...]:
-    """The constants and conventions that a term's price depends on: those that move it when the plan is priced with others.
+    """Return the constants and conventions that a term's price depends on: those whose change moves it, the most first.
 
-    For what is not predicted there is none.
+    Empty for a term that is not predicted.
     """
     if term not in TIME_TERMS:
         return ()
-    own = estimate(plan.model, plan.cluster, plan.job, plan.layout)
-    others = [(name, cluster, plan.job) for name, _, cluster in worsen_constants(plan)]
-    others += [("job.overlap", plan.cluster, replace(plan.job, overlap=one)) for one in OVERLAP_CONVENTIONS]
-    moved: dict[str, float] = {}
-    for name, cluster, job in others:
-        change = abs(estimate(plan.model, cluster, job, plan.layout).time[term] - own.time[term])
-        if change > LEAST_CHANGE * own.step_time_s:
-            moved[name] = max(change, moved.get(name, 0.0))
-    return tuple(sorted(moved, key=lambda name: -moved[name]))
+    reference = estimate(plan.model, plan.cluster, plan.job, plan.layout)
+    variants = [(name, cluster, plan.job) for name, _, cluster in worsen_constants(plan)]
+    variants += [
+        ("job.overlap", plan.cluster, replace(plan.job, overlap=convention)) for convention in OVERLAP_CONVENTIONS
+    ]
+    change_by_name: dict[str, float] = {}
+    for name, cluster, job in variants:
+        change = abs(estimate(plan.model, cluster, job, plan.layout).time[term] - reference.time[term])
+        if change > LEAST_CHANGE * reference.step_time_s:
+            change_by_name[name] = max(change, change_by_name.get(name, 0.0))
+    return tuple(sorted(change_by_name, key=lambda name: -change_by_name[name]))
 
 
 MEMORY_TOLERANCE = 0.05  # of a term, and of the peak
-# What a plan has at its peak alone: the logits only where that is at the loss.
+# Terms that a plan has only at its peak: logits if that is at the loss.
 AT_PEAK = ("workspace", "logits", "buffers")
 WITHOUT_TENSORS = ("runtime",)
 ACTIVATIONS, GATHERED = "activations", "gathered"
@@ -159,7 +159,7 @@ class MemoryTerm:
 
     @property
     def compared_bytes(self) -> float:
-        """What of it is held against the prediction."""
+        """Measured bytes compared with the prediction: the maximum, or the value at the peak."""
         return self.measured if self.largest is None or self.name == GATHERED else self.largest
 
     @property
@@ -168,12 +168,12 @@ class MemoryTerm:
 
     @property
     def within(self) -> bool | None:
-        """Whether the prediction holds; None where there is none."""
+        """True if the prediction holds; None if there is none."""
         return self.is_within(MEMORY_TOLERANCE)
 
-    def is_within(self, close: float) -> bool | None:
-        """Whether the prediction is as close as that part of itself."""
-        return None if self.predicted is None else abs(self.difference) <= close * self.predicted
+    def is_within(self, tolerance: float) -> bool | None:
+        """Return True if the difference is at most this share of the prediction; None if there is none."""
+        return None if self.predicted is None else abs(self.difference) <= tolerance * self.predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,23 +188,22 @@ class StepMemory:
     reserved_bytes: int | None
 
 
-def compare_memory(predicted: Mapping[str, float], seen: RunInspection) -> StepMemory:
-    """Compare by term. `seen` has the memory of a watched step.
+def compare_memory(predicted: Mapping[str, float], inspection: RunInspection) -> StepMemory:
+    """Compare memory by term; `inspection` has the memory of the inspected step.
 
-    All terms are measured at the peak and add up to it. Those that rest are judged by the most that each ever had. What is
-    gathered is not at its most when the rest is, neither here nor in a plan, and is judged as it is at the peak. Activations
-    are what was saved for the backward pass; what of it has gone by the peak is taken off the workspace, here as in a plan.
-    Where the plan's peak is at the loss (`price.device_memory`), logits are held against logits; where it is in a
-    block, logits are
-    workspace, as the peak was at the loss after all.
+    Terms are measured at the peak and add up to it. Terms that persist are judged by their maximum over the step;
+    gathered weights at the peak, since neither a run nor a plan has all of them at that moment. Activations are those
+    saved for the backward pass; what of them is freed before the peak is subtracted from the workspace, as in a plan.
+    If the plan's peak is at the loss (`price.device_memory`), logits are compared with logits; if it is in a block,
+    logits count as workspace, since the measured peak was at the loss after all.
     """
-    assert seen.memory is not None
-    process = seen.process
-    terms = tuple(_memory_terms(predicted, seen.memory))
+    assert inspection.memory is not None
+    process = inspection.process
+    terms = tuple(_memory_terms(predicted, inspection.memory))
     return StepMemory(
         terms=terms, runtime=sum(predicted.get(name, 0.0) for name in WITHOUT_TENSORS),
         total=MemoryTerm(
-            name="peak", measured=seen.memory.peak_bytes,
+            name="peak", measured=inspection.memory.peak_bytes,
             predicted=sum(size for name, size in predicted.items() if name not in WITHOUT_TENSORS),
         ),
         resident_bytes=process.resident_bytes if process else None,
@@ -214,21 +213,21 @@ def compare_memory(predicted: Mapping[str, float], seen: RunInspection) -> StepM
 
 
 def _memory_terms(predicted: Mapping[str, float], memory: MeasuredMemory) -> Iterator[MemoryTerm]:
-    left = float(memory.peak_bytes)
+    remaining = float(memory.peak_bytes)
     for name in MEMORY_TERMS:
         if name not in (*AT_PEAK, *WITHOUT_TENSORS):
             largest = memory.largest.get(name, 0)
             measured = largest if name == ACTIVATIONS else memory.at_peak.get(name, 0)
-            left -= measured
+            remaining -= measured
             if predicted[name] or largest:
                 yield MemoryTerm(name=name, predicted=predicted[name], measured=measured, largest=largest)
-    beside = predicted["workspace"] + predicted["buffers"]
+    workspace = predicted["workspace"] + predicted["buffers"]
     if predicted["logits"]:
         logits = MemoryTerm(name="logits", predicted=predicted["logits"], measured=memory.at_peak.get("logits", 0))
         yield logits
-        yield MemoryTerm(name="workspace", predicted=beside or None, measured=left - logits.measured)
+        yield MemoryTerm(name="workspace", predicted=workspace or None, measured=remaining - logits.measured)
     else:
-        yield MemoryTerm(name="workspace", predicted=beside, measured=left)
+        yield MemoryTerm(name="workspace", predicted=workspace, measured=remaining)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,41 +260,44 @@ def compare_collectives(
     plan: Plan,
     recipe: TrainingRecipe,
     num_tokens: int,
-    seen: Counter[IssuedCollective],
+    issued: Counter[IssuedCollective],
     *,
     even: bool = False,
     pp_rank: int = 0,
 ) -> CollectiveComparison:
-    """Compare kind, axes, format, bytes and count for a step of `num_tokens`; bytes of experts' rows where these are `even`.
+    """Compare kind, axes, format, bytes and count of collectives for a step of `num_tokens` on a rank of `pp_rank`.
 
-    `pp_rank`: the place along `pp` of the rank that was seen.
+    Bytes of experts' rows are compared only if routing is `even`.
     """
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
-    return compare_counts(engine_instance(plan, recipe).for_pp_rank(pp_rank).issued(num_micro_batches), seen, even=even)
+    return compare_counts(
+        engine_instance(plan, recipe).for_pp_rank(pp_rank).issued(num_micro_batches), issued, even=even
+    )
 
 
 def compare_counts(
-    planned: Counter[IssuedCollective], seen: Counter[IssuedCollective], *, even: bool = False
+    planned: Counter[IssuedCollective], issued: Counter[IssuedCollective], *, even: bool = False
 ) -> CollectiveComparison:
-    """The two lists, one held against the other (`comparable_counts`)."""
-    wanted, found = comparable_counts(planned, seen, even=even)
+    """Compare counts of planned and issued collectives (`comparable_counts`)."""
+    planned_counts, issued_counts = comparable_counts(planned, issued, even=even)
     return CollectiveComparison(
-        planned=planned.total(), found=seen.total(), planned_bytes=_bytes_by_axes(planned), found_bytes=_bytes_by_axes(seen),
+        planned=planned.total(), found=issued.total(), planned_bytes=_bytes_by_axes(planned),
+        found_bytes=_bytes_by_axes(issued),
         miscounted=tuple(
-            CollectiveMismatch(issued=one, planned=wanted[one], found=found[one])
-            for one in sorted({*wanted, *found})
-            if wanted[one] != found[one]
+            CollectiveMismatch(issued=collective, planned=planned_counts[collective], found=issued_counts[collective])
+            for collective in sorted({*planned_counts, *issued_counts})
+            if planned_counts[collective] != issued_counts[collective]
         ),
-        uneven=not even and any(one.what == ROWS for one in planned),
+        uneven=not even and any(collective.what == ROWS for collective in planned),
     )  # fmt: skip
 
 
 def _bytes_by_axes(counts: Counter[IssuedCollective]) -> dict[str, int]:
-    """Payload by axes, such as "dp" or "dp, fsdp"."""
-    found: dict[str, int] = {}
-    for one, count in sorted(counts.items()):
-        axes = ", ".join(one.axes)
-        found[axes] = found.get(axes, 0) + count * one.num_bytes
-    return found
+    """Return the message bytes by axes, such as "dp" or "dp, fsdp"."""
+    bytes_by_axes: dict[str, int] = {}
+    for collective, count in sorted(counts.items()):
+        axes = ", ".join(collective.axes)
+        bytes_by_axes[axes] = bytes_by_axes.get(axes, 0) + count * collective.num_bytes
+    return bytes_by_axes

@@ -1,6 +1,6 @@
 """A traced step of a plan, and its bottlenecks: on which rank, for how long, and which change of layout would help.
 
-`load_trace_analysis` reads a step of a run and gives everything that its traces say.
+`load_trace_analysis` reads a step of a run and derives everything that its traces show.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ from shardwise.search.plan_file import load_plan
 from shardwise.values.units import format_percent, format_seconds
 
 BottleneckKind = Literal["stall", "straggler", "exposed", "bubble", "launch gaps", "kernels", "update", "data"]
-LEAST_SHARE = 0.02  # of the step: less holds nothing up
-STRAGGLER_SHARE, LEAST_DELAYED = (
-    2 / 3,
-    3,
-)  # a straggler keeps others at so many collectives, and for so much of all such waits
+LEAST_SHARE = 0.02  # of the step: less is no bottleneck
+# A straggler delays others at 3 collectives or more, for two thirds of all such waits.
+STRAGGLER_SHARE, LEAST_DELAYED = 2 / 3, 3
 UPDATE, DATA, PIPELINE = "update", "data", "pp"
 
 
@@ -66,7 +64,7 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class BottleneckFinder:
-    """What a step's traces say, by whoever has worked it out."""
+    """Finds bottlenecks in what the traces of a step show."""
 
     plan: Plan
     step: TracedStep
@@ -77,8 +75,8 @@ class BottleneckFinder:
     differences: tuple[StepDifference, ...]
 
     def find_bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """All of them, the longest first."""
-        every = (
+        """Return bottlenecks of at least 2% of the step, the longest first."""
+        bottlenecks = (
             *self.find_stalled_work(),
             *self.find_stragglers(),
             *self.find_exposed_traffic(),
@@ -86,123 +84,136 @@ class BottleneckFinder:
             *self.find_slow_phases(),
             *self.find_slow_kernels(),
         )
-        found = [one for one in every if one.share >= LEAST_SHARE]
-        return tuple(sorted(found, key=lambda one: -one.seconds))
+        large = [bottleneck for bottleneck in bottlenecks if bottleneck.share >= LEAST_SHARE]
+        return tuple(sorted(large, key=lambda bottleneck: -bottleneck.seconds))
 
     def build_bottleneck(
         self,
         kind: BottleneckKind,
-        what: str,
+        text: str,
         rank: int,
         seconds: float,
         advice: str,
         amount: AmountOfLayout | None = None,
     ) -> Bottleneck:
-        change = find_remedy(self.plan, seconds - self._predicted(kind, amount), amount) if amount else None
+        """Return a bottleneck, with the change of layout that reduces `amount` most if that is given."""
+        remedy = find_remedy(self.plan, seconds - self._predicted(kind, amount), amount) if amount else None
         return Bottleneck(
             kind=kind,
-            what=what,
+            what=text,
             rank=rank,
             seconds=seconds,
             share=seconds / self.step.seconds,
             advice=advice,
-            remedy=change,
+            remedy=remedy,
         )
 
     def _predicted(self, kind: BottleneckKind, amount: AmountOfLayout | None) -> float:
-        """What of a loss the plan's own prediction has."""
-        if amount is None or kind == "launch gaps":  # which are no term of an estimate
+        """Return the part of a loss that the plan's prediction includes."""
+        if amount is None or kind == "launch gaps":  # no term of an estimate
             return 0.0
         return amount(self.plan.layout, self.plan.estimate)
 
     def find_stalled_work(self) -> Iterator[Bottleneck]:
-        for one in self.stalls:
-            what = f"{one.where} took {format_seconds(one.seconds)}, where {format_seconds(one.usual_s)} is usual"
-            when = f"{format_seconds(one.start_s)} into the step"
-            advice = f"no layout mends it: look at what else ran on the host of rank {one.rank}, {when}"
-            yield self.build_bottleneck("stall", what, one.rank, one.excess_s, advice)
+        """Yield kernels, and gaps of the host, that took far longer than usual."""
+        for stall in self.stalls:
+            text = f"{stall.where} took {format_seconds(stall.seconds)}, where {format_seconds(stall.usual_s)} is usual"
+            when = f"{format_seconds(stall.start_s)} into the step"
+            advice = f"no layout mends it: look at what else ran on the host of rank {stall.rank}, {when}"
+            yield self.build_bottleneck("stall", text, stall.rank, stall.excess_s, advice)
 
     def find_stragglers(self) -> Iterator[Bottleneck]:
-        """Ranks that come last again and again; what a stall explains is none."""
-        for one in self.lateness:
-            stalled = sum(stall.excess_s for stall in self.stalls if stall.rank == one.rank)
-            every = sum(other.kept_s for other in self.lateness)
-            if one.num_kept < LEAST_DELAYED or one.kept_s < STRAGGLER_SHARE * every or stalled >= one.kept_s / 2:
+        """Yield ranks that arrive last repeatedly, unless stalls explain it."""
+        for rank in self.lateness:
+            stalled = sum(stall.excess_s for stall in self.stalls if stall.rank == rank.rank)
+            total_s = sum(lateness.kept_s for lateness in self.lateness)
+            if rank.num_kept < LEAST_DELAYED or rank.kept_s < STRAGGLER_SHARE * total_s or stalled >= rank.kept_s / 2:
                 continue
-            what = f"kept others at {one.num_kept} of {one.num_met} collectives, for {format_seconds(one.kept_s)}"
-            advice = f"no layout mends a slow rank: {self._slowest(one.rank)}"
-            yield self.build_bottleneck("straggler", what, one.rank, one.kept_s, advice)
+            text = f"kept others at {rank.num_kept} of {rank.num_met} collectives, for {format_seconds(rank.kept_s)}"
+            advice = f"no layout mends a slow rank: {self._slowest(rank.rank)}"
+            yield self.build_bottleneck("straggler", text, rank.rank, rank.kept_s, advice)
 
     def _slowest(self, rank: int) -> str:
-        """The operation that takes the most longer on a rank than on the others of its stage."""
-        own = next(one for one in self.step.ranks if one.trace.rank == rank)
-        stage = own.trace.coordinate.get(PIPELINE, 0)
-        peers = [one for one in self.step.ranks if one is not own and one.trace.coordinate.get(PIPELINE, 0) == stage]
-        mine = {key: one.measured_s for key, one in match_operations(own, self.planned).items()}
-        others: dict[OperationKey, float] = {}
+        """Return the text of the operation that takes the most longer on a rank than on the others of its stage."""
+        slow_rank = next(traced_rank for traced_rank in self.step.ranks if traced_rank.trace.rank == rank)
+        stage = slow_rank.trace.coordinate.get(PIPELINE, 0)
+        peers = [
+            traced_rank
+            for traced_rank in self.step.ranks
+            if traced_rank is not slow_rank and traced_rank.trace.coordinate.get(PIPELINE, 0) == stage
+        ]
+        rank_s = {key: operation.measured_s for key, operation in match_operations(slow_rank, self.planned).items()}
+        peers_s: dict[OperationKey, float] = {}
         for peer in peers:
-            for key, one in match_operations(peer, self.planned).items():
-                others[key] = others.get(key, 0.0) + one.measured_s / len(peers)
-        key = max(mine, key=lambda key: mine[key] - others.get(key, 0.0))
+            for key, operation in match_operations(peer, self.planned).items():
+                peers_s[key] = peers_s.get(key, 0.0) + operation.measured_s / len(peers)
+        key = max(rank_s, key=lambda key: rank_s[key] - peers_s.get(key, 0.0))
         return (
-            f"its {key.name} ({key.unit} {key.phase}) takes {format_seconds(mine[key])}, on its peers "
-            f"{format_seconds(others.get(key, 0.0))}"
+            f"its {key.name} ({key.unit} {key.phase}) takes {format_seconds(rank_s[key])}, on its peers "
+            f"{format_seconds(peers_s.get(key, 0.0))}"
         )
 
     def find_exposed_traffic(self) -> Iterator[Bottleneck]:
-        """Of each axis the rank that waits most for traffic to move, once all have come."""
-        kept: dict[tuple[int, str], float] = {}
+        """Yield for each axis the rank that waits longest for traffic after the last arrival."""
+        late_s: dict[tuple[int, str], float] = {}
         for rank, waits in waits_for_late_ranks(self.step).items():
             for span, _, seconds in waits:
-                kept[rank, event_axis(span.event)] = kept.get((rank, event_axis(span.event)), 0.0) + seconds
-        for axis in dict.fromkeys(axis for one in self.occupancies for axis in one.exposed):
-            waited = {
-                one.rank: one.exposed.get(axis, 0.0) - kept.get((one.rank, axis), 0.0) for one in self.occupancies
+                late_s[rank, event_axis(span.event)] = late_s.get((rank, event_axis(span.event)), 0.0) + seconds
+        for axis in dict.fromkeys(axis for occupancy in self.occupancies for axis in occupancy.exposed):
+            waited_s = {
+                occupancy.rank: occupancy.exposed.get(axis, 0.0) - late_s.get((occupancy.rank, axis), 0.0)
+                for occupancy in self.occupancies
             }
-            rank = max(waited, key=lambda one: waited[one])
+            rank = max(waited_s, key=lambda rank: waited_s[rank])
             if axis == PIPELINE:
-                what, terms = "waits for other stages: the bubble, and messages", ("bubble", PIPELINE)
+                text, terms = "waits for other stages: the bubble, and messages", ("bubble", PIPELINE)
                 yield self.build_bottleneck(
-                    "bubble", what, rank, waited[rank], "more micro-batches, or fewer stages", seconds_of_terms(terms)
+                    "bubble", text, rank, waited_s[rank], "more micro-batches, or fewer stages", seconds_of_terms(terms)
                 )
             else:
-                what = f"communication over {axis} is exposed"
+                text = f"communication over {axis} is exposed"
                 yield self.build_bottleneck(
-                    "exposed", what, rank, waited[rank], _advice(axis), seconds_of_terms((axis,))
+                    "exposed", text, rank, waited_s[rank], _advice(axis), seconds_of_terms((axis,))
                 )
 
     def find_launch_gaps(self) -> Iterator[Bottleneck]:
-        """Gaps between kernels, without those that are stalls."""
-        stalled = {rank.trace.rank: 0.0 for rank in self.step.ranks}
+        """Yield the gaps between kernels of the rank with the most, without stalls."""
+        stalled_s = {rank.trace.rank: 0.0 for rank in self.step.ranks}
         for stall in self.stalls:
-            stalled[stall.rank] += stall.seconds if stall.in_gap else 0.0
-        one = max(self.occupancies, key=lambda one: one.gaps_s - stalled[one.rank])
-        seconds = max(one.gaps_s - stalled[one.rank], 0.0)
-        what = f"the host is late with {one.num_gaps:,} kernels: {format_seconds(seconds / max(one.num_gaps, 1))} each"
-        on_core = rank_core_share(next(rank for rank in self.step.ranks if rank.trace.rank == one.rank))
-        if on_core is not None and on_core < LEAST_CORE_SHARE:
-            what += f"; its thread had a core for {format_percent(on_core)} of the time of its kernels"
-            yield self.build_bottleneck("launch gaps", what, one.rank, seconds, _CORES_ADVICE)
+            stalled_s[stall.rank] += stall.seconds if stall.in_gap else 0.0
+        occupancy = max(self.occupancies, key=lambda occupancy: occupancy.gaps_s - stalled_s[occupancy.rank])
+        seconds = max(occupancy.gaps_s - stalled_s[occupancy.rank], 0.0)
+        gap_s = seconds / max(occupancy.num_gaps, 1)
+        text = f"the host is late with {occupancy.num_gaps:,} kernels: {format_seconds(gap_s)} each"
+        core_share = rank_core_share(next(rank for rank in self.step.ranks if rank.trace.rank == occupancy.rank))
+        if core_share is not None and core_share < LEAST_CORE_SHARE:
+            text += f"; its thread had a core for {format_percent(core_share)} of the time of its kernels"
+            yield self.build_bottleneck("launch gaps", text, occupancy.rank, seconds, _CORES_ADVICE)
         else:
             advice = "fewer, larger micro-batches; --compile joins kernels"
-            yield self.build_bottleneck("launch gaps", what, one.rank, seconds, advice, num_layer_passes(self.plan))
+            yield self.build_bottleneck(
+                "launch gaps", text, occupancy.rank, seconds, advice, num_layer_passes(self.plan)
+            )
 
     def find_slow_phases(self) -> Iterator[Bottleneck]:
-        for phase, kind, what, advice, amount in _PHASES:
-            one = max(self.occupancies, key=lambda one: one.busy.get(phase, 0.0))
-            yield self.build_bottleneck(kind, what, one.rank, one.busy.get(phase, 0.0), advice, amount)
+        """Yield the optimizer's update and the waits for data, on the rank with the most."""
+        for phase, kind, text, advice, amount in _PHASES:
+            occupancy = max(self.occupancies, key=lambda occupancy: occupancy.busy.get(phase, 0.0))
+            yield self.build_bottleneck(kind, text, occupancy.rank, occupancy.busy.get(phase, 0.0), advice, amount)
 
     def find_slow_kernels(self) -> Iterator[Bottleneck]:
-        """Kernels that take longer than planned, together; the worst of them is named."""
+        """Yield the kernels that take longer than planned, as one bottleneck that names the worst."""
         slower = [
-            one for one in self.differences if one.kind == "kernel" and one.difference_s > 0 and one.where != DATA
+            difference
+            for difference in self.differences
+            if difference.kind == "kernel" and difference.difference_s > 0 and difference.where != DATA
         ]
         if slower:
-            worst, rank = slower[0], max(self.occupancies, key=lambda one: one.busy_s).rank
-            together = sum(one.difference_s for one in slower)
-            part = format_percent(worst.difference_s / together)
-            what = (
-                f"kernels take {format_seconds(together)} longer than planned, {part} of it in "
+            worst, rank = slower[0], max(self.occupancies, key=lambda occupancy: occupancy.busy_s).rank
+            total_s = sum(difference.difference_s for difference in slower)
+            worst_share = format_percent(worst.difference_s / total_s)
+            text = (
+                f"kernels take {format_seconds(total_s)} longer than planned, {worst_share} of it in "
                 f"{worst.name} ({worst.where}): {worst.cause}"
             )
             advice = (
@@ -210,7 +221,7 @@ class BottleneckFinder:
                 if worst.cause != "contention"
                 else _CORES_ADVICE
             )
-            yield self.build_bottleneck("kernels", what, rank, together, advice)
+            yield self.build_bottleneck("kernels", text, rank, total_s, advice)
 
 
 _CORES_ADVICE = "fewer ranks on this host, or fewer threads of each"
@@ -227,7 +238,7 @@ _PHASES: tuple[tuple[str, BottleneckKind, str, str, AmountOfLayout | None], ...]
 
 
 def _advice(axis: str) -> str:
-    """What makes less of an axis' traffic, or hides more of it."""
+    """Return what reduces the traffic of an axis, or hides more of it."""
     if axis in ("dp", "fsdp"):
         return "more tokens for each rank between reductions, or less ZeRO"
     if axis == "control":
@@ -237,35 +248,35 @@ def _advice(axis: str) -> str:
 
 @dataclass(frozen=True)
 class TraceAnalysis:
-    """A traced step of a plan."""
+    """A traced step of a plan, and what its traces show."""
 
     plan: Plan
     step: TracedStep
 
     @cached_property
     def planned(self) -> Simulation:
-        """The step as the plan has it, on simulated streams."""
+        """The planned step on simulated streams."""
         plan = self.plan
         return simulate(plan.model, plan.cluster, plan.job, plan.layout)
 
     @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:
-        """Where the time of each rank went."""
+        """Busy, exposed and idle time of each rank."""
         return tuple(map(measure_occupancy, self.step.ranks))
 
     @cached_property
     def lateness(self) -> tuple[RankLateness, ...]:
-        """When each rank came to collectives."""
+        """Lateness of each rank at collectives."""
         return measure_lateness(self.step)
 
     @cached_property
     def differences(self) -> tuple[StepDifference, ...]:
-        """Where it differs from the planned step, the largest difference first."""
+        """Differences from the planned step, the largest first."""
         return compare_step(self.step, self.planned.found)
 
     @cached_property
     def bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """What holds the step up, the longest first."""
+        """Bottlenecks of the step, the longest first."""
         finder = BottleneckFinder(
             self.plan, self.step, self.planned.found, self.occupancies, self.lateness, self.stalls, self.differences
         )
@@ -273,11 +284,11 @@ class TraceAnalysis:
 
     @cached_property
     def stalls(self) -> tuple[Stall, ...]:
-        """What took far longer than is usual, the longest first."""
+        """Work that took far longer than usual, the longest first."""
         return find_stalls(self.step)
 
 
 def load_trace_analysis(run: RunFolder, step: int | None = None) -> TraceAnalysis:
-    """A traced step of a run, by default the last one. Raises `InputError` where there is none."""
+    """Read a traced step of a run, by default the last one. Raises `InputError` if there is none."""
     traced = read_traced_step(run, step)
     return TraceAnalysis(load_plan(run.plan), traced)

@@ -1,4 +1,4 @@
-"""A measured run: what ran, its measurements, its utilisation, and its comparison with a plan."""
+"""A measured run: its setup, its measurements, its utilisation, and its comparison with a plan."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ MFU_SCHEMA = "shardwise.mfu/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """A run: the cluster as it is predicted on. `batch_tokens` is None where it is unknown, and the job's is then one sequence.
+    """What was run, on the cluster that its prediction is made for.
 
-    `software` names what ran it, for a row; `unknown` are options of a launch that its release does not have.
+    `batch_tokens` is None if the batch is unknown; `job` then has a batch of one sequence. `software` is the name of
+    the stack, for a row of a run table; `unknown` are options of a launch that its release does not have.
     """
 
     model: Architecture
@@ -41,14 +42,14 @@ class RunSetup:
     unknown: tuple[str, ...] = ()
 
     def with_batch(self, batch_tokens: int | None) -> RunSetup:
-        """The run with its batch, once this is known."""
+        """Return the setup with its batch in tokens; unchanged if this is None."""
         if batch_tokens is None:
             return self
         return replace(self, batch_tokens=batch_tokens, job=replace(self.job, global_batch_tokens=batch_tokens))
 
 
 class MeasuredStep(NamedTuple):
-    """The measurements: tokens/s of a device, seconds of a step where its batch is known, and the log they came from, if any."""
+    """Tokens/s of a device, seconds of a step (None if the batch is unknown), and the log that they come from."""
 
     tokens_per_s_per_device: float
     step_time_s: float | None
@@ -58,7 +59,7 @@ class MeasuredStep(NamedTuple):
 
 
 class UtilisationReport(NamedTuple):
-    """What ran, its measurements and utilisation, and a plan: of its layout with the account, or the best one."""
+    """A run, its measurements and utilisation, and a plan: with the breakdown that of its layout, else the best one."""
 
     ran: RunSetup
     measured: MeasuredStep
@@ -67,13 +68,16 @@ class UtilisationReport(NamedTuple):
     account: StepBreakdown | None
 
 
-def read_measured_log(paths: list[Path], ran: RunSetup) -> tuple[RunSetup, MeasuredStep]:
-    """A run as its log records it, whose batch is then known where the log has it. Raises `InputError` as the readers do."""
-    log, devices = read_training_log(paths), ran.cluster.num_devices
-    found = measure_steady_state(log, devices, ran.job.seq_len, ran.batch_tokens)
-    ran = ran.with_batch(ran.batch_tokens or found.batch_tokens)
-    seconds = ran.batch_tokens * found.device_s_per_token / devices if ran.batch_tokens else None
-    return ran, MeasuredStep(1.0 / found.device_s_per_token, seconds, log, found, tuple(paths))
+def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, MeasuredStep]:
+    """Read a run from the files of its log; the setup gets its batch from the log if it has none.
+
+    Raises `InputError` as the log readers do.
+    """
+    log, num_devices = read_training_log(paths), setup.cluster.num_devices
+    steady = measure_steady_state(log, num_devices, setup.job.seq_len, setup.batch_tokens)
+    setup = setup.with_batch(setup.batch_tokens or steady.batch_tokens)
+    step_time_s = setup.batch_tokens * steady.device_s_per_token / num_devices if setup.batch_tokens else None
+    return setup, MeasuredStep(1.0 / steady.device_s_per_token, step_time_s, log, steady, tuple(paths))
 
 
 class LogPayload(TypedDict):
@@ -136,34 +140,38 @@ class MfuPayload(TypedDict):
     row: RowPayload | None
 
 
-def mfu_payload(found: UtilisationReport, row: Sequence[str] | None = None) -> dict[str, Any]:
-    """What `shardwise mfu --json` prints. `row`: fields of the run for which its recorded row has other values."""
-    ran, measured = found.ran, found.measured
+def mfu_payload(report: UtilisationReport, lost_fields: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the JSON of `shardwise mfu --json`.
+
+    `lost_fields` are the fields of the run for which its recorded row has other values; None if no row was recorded.
+    """
+    setup, measured = report.ran, report.measured
     return {
-        "schema": MFU_SCHEMA, "model": model_payload(ran.model), "cluster": ran.cluster.name,
-        "num_devices": ran.cluster.num_devices,
-        "seq_len": ran.job.seq_len, "batch_tokens": ran.batch_tokens, "precision": ran.job.precision,
-        "layout": _layout_payload(ran), "step_time_s": measured.step_time_s,
-        "utilisation": asdict(found.used), "log": _log_payload(measured),
-        "account": breakdown_payload(found.account) if found.account else None,
-        "plan": None if found.plan is None or found.account else {
-            "layout": layout_of_plan(found.plan), "step_time_s": found.plan.estimate.step_time_s,
-            "interval90": found.plan.estimate.interval90, "mfu": found.plan.estimate.mfu,
+        "schema": MFU_SCHEMA, "model": model_payload(setup.model), "cluster": setup.cluster.name,
+        "num_devices": setup.cluster.num_devices,
+        "seq_len": setup.job.seq_len, "batch_tokens": setup.batch_tokens, "precision": setup.job.precision,
+        "layout": _layout_payload(setup), "step_time_s": measured.step_time_s,
+        "utilisation": asdict(report.used), "log": _log_payload(measured),
+        "account": breakdown_payload(report.account) if report.account else None,
+        "plan": None if report.plan is None or report.account else {
+            "layout": layout_of_plan(report.plan), "step_time_s": report.plan.estimate.step_time_s,
+            "interval90": report.plan.estimate.interval90, "mfu": report.plan.estimate.mfu,
         },
-        "notes": list(found.plan.estimate.notes) if found.plan else [], "row": None if row is None else {"otherwise": list(row)},
+        "notes": list(report.plan.estimate.notes) if report.plan else [],
+        "row": None if lost_fields is None else {"otherwise": list(lost_fields)},
     }  # fmt: skip
 
 
-def _layout_payload(ran: RunSetup) -> dict[str, Any] | None:
-    return layout_payload(ran.layout, ran.model, ran.job, ran.cluster.topology) if ran.layout else None
+def _layout_payload(setup: RunSetup) -> dict[str, Any] | None:
+    return layout_payload(setup.layout, setup.model, setup.job, setup.cluster.topology) if setup.layout else None
 
 
 def _log_payload(measured: MeasuredStep) -> dict[str, Any] | None:
-    log, found = measured.log, measured.steady
-    if log is None or found is None:
+    log, steady = measured.log, measured.steady
+    if log is None or steady is None:
         return None
     return {
-        "format": log.format.name, "medium": log.medium, "by_clock": log.by_clock, **asdict(found), "rule": RULE,
+        "format": log.format.name, "medium": log.medium, "by_clock": log.by_clock, **asdict(steady), "rule": RULE,
         "torn_lines": log.torn, "first_step": log.first.step, "last_step": log.steps[-1].step,
         "first_loss": log.first.loss, "last_loss": log.steps[-1].loss,
         "memory_bytes": log.memory_bytes, "memory_kind": log.format.memory_kind,

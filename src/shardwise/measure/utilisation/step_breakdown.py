@@ -1,4 +1,4 @@
-"""A measured step: its share of the peak, and where the rest of its time goes by the prediction."""
+"""Utilisation of a measured step, and where the rest of its time goes according to the prediction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ COMPUTE_TERMS = ("forward", "backward", "recompute")
 _ATTENTION = CONSTANTS["attention_fraction"].high  # of the peak; the stack's factor then makes it whole
 IDEAL_CONSTANTS: Mapping[str, Mapping[str, float]] = {
     "GEMM efficiency": {
-        "matmul_fraction": 1.0, "fp8_matmul_fraction": 1.0, "grouped_fraction": 1.0, "matmul_ramp": CONSTANTS["matmul_ramp"].low,
+        "matmul_fraction": 1.0, "fp8_matmul_fraction": 1.0, "grouped_fraction": 1.0,
+        "matmul_ramp": CONSTANTS["matmul_ramp"].low,
     },
     "attention kernel efficiency": {"attention_fraction": _ATTENTION, "attention": _ATTENTION},
     "gaps between kernels": {"launch_s": CONSTANTS["launch_s"].low},
@@ -85,47 +86,50 @@ class StepBreakdown:
 
 
 def compute_utilisation(
-    model: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
+    architecture: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
 ) -> Utilisation:
-    """MFU and HFU of a rate in tokens/s per device. Raises `InputError` for a host, which has no published peak, and
-    `MissingValueError` for a chip without a sourced one."""
+    """Return MFU and, with a layout, HFU at a rate in tokens/s per device.
+
+    Raises `InputError` for a host, which has no published peak, and `MissingValueError` for a chip without a sourced
+    one.
+    """
     if cluster.chip.name == LOCAL:
         raise InputError(
             f"mfu: {LOCAL_NOTE}, and no machine's peak; a cluster of your own is required (bench machine --out)"
         )
-    form = mfu_format(job)
-    peak, flops = cluster.chip.peak(form), model_flops_per_token(model, job.attended_tokens)
-    full = flops + _masked_flops(model, job.attended_tokens)
+    peak_format = mfu_format(job)
+    peak, flops = cluster.chip.peak(peak_format), model_flops_per_token(architecture, job.attended_tokens)
+    flops_full = flops + _masked_flops(architecture, job.attended_tokens)
     mfu = flops * tokens_per_s_per_device / peak
     return Utilisation(
-        tokens_per_s_per_device=tokens_per_s_per_device, flops_per_token=flops, flops_per_token_full=full, peak_format=form,
-        peak_flops_per_s=peak, mfu=mfu, mfu_full=mfu * full / flops,
-        hfu=None if layout is None else mfu * Pricing(model, cluster, job, layout).hardware_ratio(),
+        tokens_per_s_per_device=tokens_per_s_per_device, flops_per_token=flops, flops_per_token_full=flops_full,
+        peak_format=peak_format, peak_flops_per_s=peak, mfu=mfu, mfu_full=mfu * flops_full / flops,
+        hfu=None if layout is None else mfu * Pricing(architecture, cluster, job, layout).hardware_ratio(),
     )  # fmt: skip
 
 
-def _masked_flops(model: Architecture, seq_len: int) -> float:
-    """FLOPs of a token for masked scores, which counts of the full square include."""
-    whole, attended = (layer_training_flops(model, seq_len, causal=causal)[1] for causal in (False, True))
-    return model.num_layers * (whole - attended) / seq_len
+def _masked_flops(architecture: Architecture, seq_len: int) -> float:
+    """Return the FLOPs per token for masked scores, which MFU with full attention counts."""
+    full, attended = (layer_training_flops(architecture, seq_len, causal=causal)[1] for causal in (False, True))
+    return architecture.num_layers * (full - attended) / seq_len
 
 
-def break_down_step(plan: Plan, measured_s: float, used: Utilisation) -> StepBreakdown:
-    """Where the time of a measured step goes, for a plan's layout. `used`: the utilisation at its rate, with the layout's HFU."""
-    priced = plan.estimate
-    model_s = used.mfu * measured_s
-    again_s = ((used.hfu or used.mfu) - used.mfu) * measured_s
-    parts = {
-        "model FLOPs at the peak": model_s, "FLOPs that are run again, at the peak": again_s,
-        **dict(_kernel_losses(plan, model_s + again_s)),
-        **{_term_text(term): seconds for term, seconds in priced.time.items() if term not in COMPUTE_TERMS},
+def break_down_step(plan: Plan, measured_s: float, utilisation: Utilisation) -> StepBreakdown:
+    """Return the parts of a measured step by the prediction of its plan; `utilisation` has the layout's HFU."""
+    predicted = plan.estimate
+    model_s = utilisation.mfu * measured_s
+    recomputed_s = ((utilisation.hfu or utilisation.mfu) - utilisation.mfu) * measured_s
+    seconds_by_part = {
+        "model FLOPs at the peak": model_s, "FLOPs that are run again, at the peak": recomputed_s,
+        **dict(_kernel_losses(plan, model_s + recomputed_s)),
+        **{_term_text(term): seconds for term, seconds in predicted.time.items() if term not in COMPUTE_TERMS},
     }  # fmt: skip
-    found = [(name, seconds) for name, seconds in parts.items() if abs(seconds) > measured_s * 1e-9]
-    found.append(("not explained by the prediction", measured_s - priced.step_time_s))
+    nonzero_parts = [(name, seconds) for name, seconds in seconds_by_part.items() if abs(seconds) > measured_s * 1e-9]
+    nonzero_parts.append(("not explained by the prediction", measured_s - predicted.step_time_s))
     return StepBreakdown(
-        measured_s=measured_s, predicted_s=priced.step_time_s, interval90=priced.interval90, bound_s=plan.bound_s,
-        verdict=_judge_interval(measured_s, priced.interval90 or (priced.step_time_s, priced.step_time_s)),
-        parts=tuple(StepPart(name=name, seconds=seconds, share=seconds / measured_s) for name, seconds in found),
+        measured_s=measured_s, predicted_s=predicted.step_time_s, interval90=predicted.interval90, bound_s=plan.bound_s,
+        verdict=_judge_interval(measured_s, predicted.interval90 or (predicted.step_time_s, predicted.step_time_s)),
+        parts=tuple(StepPart(name=name, seconds=seconds, share=seconds / measured_s) for name, seconds in nonzero_parts),
     )  # fmt: skip
 
 
@@ -136,37 +140,35 @@ def _judge_interval(measured_s: float, interval: tuple[float, float]) -> Interva
 
 
 def _term_text(term: str) -> str:
-    """A term other than compute, in words: exposed communication by its axis, or the name of the term."""
-    words = {
-        "bubble": "pipeline bubble", "host": "transfers from and to the host", "control": "sums of the loss and the norm",
-        "optimizer": "the optimizer's update",
+    texts = {
+        "bubble": "pipeline bubble", "host": "transfers from and to the host",
+        "control": "sums of the loss and the norm", "optimizer": "the optimizer's update",
     }  # fmt: skip
-    return f"exposed communication over {term}" if term in COMMUNICATION_TERMS else words.get(term, term)
+    return f"exposed communication over {term}" if term in COMMUNICATION_TERMS else texts.get(term, term)
 
 
 def _kernel_losses(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
-    """Time of kernels beyond their FLOPs at the peak, by cause.
+    """Yield the time of kernels beyond their FLOPs at the peak, by cause; the causes add up to the total.
 
-    Without a calibration, and where products run in a format of another peak, it is a single number.
+    A single loss if the cluster has no calibration, or if products run in another format than the peak's.
     """
     compute_s, calibration = _compute_s(plan), plan.cluster.calibration
     if calibration is None or get_precision(plan.job.precision).matmul_format != mfu_format(plan.job):
         yield "kernels, beyond their FLOPs at the peak", compute_s - at_peak_s
         return
-    now, left_s = replace(calibration, clock=max(calibration.clock, 1.0)), compute_s
+    idealised, remaining_s = replace(calibration, clock=max(calibration.clock, 1.0)), compute_s
     for name, ideal in IDEAL_CONSTANTS.items():
-        now, before_s = replace(now, constants={**now.constants, **ideal}), left_s
-        left_s = _compute_s(replace(plan, cluster=with_calibration(plan.cluster, now)), anew=True)
-        yield name, before_s - left_s
-    yield REST_OF_KERNELS, left_s - at_peak_s
+        idealised, previous_s = replace(idealised, constants={**idealised.constants, **ideal}), remaining_s
+        remaining_s = _compute_s(replace(plan, cluster=with_calibration(plan.cluster, idealised)), reprice=True)
+        yield name, previous_s - remaining_s
+    yield REST_OF_KERNELS, remaining_s - at_peak_s
 
 
-def _compute_s(plan: Plan, *, anew: bool = False) -> float:
-    """Seconds of the kernels of a step, as priced, or priced again."""
-    priced = estimate(plan.model, plan.cluster, plan.job, plan.layout) if anew else plan.estimate
-    return sum(priced.time[term] for term in COMPUTE_TERMS)
+def _compute_s(plan: Plan, *, reprice: bool = False) -> float:
+    predicted = estimate(plan.model, plan.cluster, plan.job, plan.layout) if reprice else plan.estimate
+    return sum(predicted.time[term] for term in COMPUTE_TERMS)
 
 
-def breakdown_payload(found: StepBreakdown) -> dict[str, Any]:
-    """An account as plain values."""
-    return {**asdict(found), "unexplained_s": found.unexplained_s}
+def breakdown_payload(breakdown: StepBreakdown) -> dict[str, Any]:
+    """Return a breakdown as JSON."""
+    return {**asdict(breakdown), "unexplained_s": breakdown.unexplained_s}

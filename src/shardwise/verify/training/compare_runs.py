@@ -1,7 +1,7 @@
 """Run a small case by the engine, and compare a run on several devices with the same steps on one.
 
-`run_case` gives the losses, norms, gradients and weights of all steps, and the collectives of one more; `relative_errors` has the
-largest error of each kind, `collective_differences` what ranks issued otherwise than the instruction list has it.
+`run_case` returns losses, norms, gradients and weights of all steps, and the collectives of one more; `relative_errors`
+has the largest error of each kind, `collective_differences` what ranks issued that differs from the instruction list.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from shardwise.verify.training.small_case import Ids, TrainingCase
 
 Values = NDArray[np.float64]
 Pieces = list[tuple[ParameterShard, Tensor]]  # this rank's parts of all parameters, and their values
-GRADIENTS, WEIGHTS = "gradient_shard", "state"  # a group's tensors
+GRADIENTS, WEIGHTS = "gradient_shard", "state"  # attributes of a parameter group
 
 
 @dataclass(slots=True)
 class RankResult:
-    """What one rank has: by step the loss, the norm of all gradients before they are clipped, and its pieces of each gradient;
-    its pieces of the weights after the last step; the collectives of one step more, in order."""
+    """Result of one rank: by step the loss, the norm of all gradients before clipping, and its pieces of each gradient;
+    its pieces of the weights after the last step; the collectives of one more step, in order."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -47,8 +47,8 @@ class RankResult:
 
 @dataclass(slots=True)
 class CaseResult:
-    """By step the loss, the norm of all gradients before they are clipped, and each gradient, flat and whole; the weights after
-    the last step. `issued` by rank: the collectives of one step more, in order."""
+    """Result of all ranks: by step the loss, the norm of all gradients before clipping, and each whole gradient, flat;
+    the weights after the last step. `issued` has by rank the collectives of one more step, in order."""
 
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class CaseResult:
 def run_case(case: TrainingCase) -> CaseResult:
     """Run all steps, with the ranks of the case's layout as threads of this process.
 
-    Raises the error of the first rank that fails, and `DeadlockError` where ranks wait for each other.
+    Raises the error of the first rank that fails, and `DeadlockError` if ranks wait for each other.
     """
     size = case.layout.num_devices
     ranks = run_rank_threads(_run_rank, size, case) if size > 1 else [_run_rank(case)]
@@ -71,9 +71,8 @@ def run_case(case: TrainingCase) -> CaseResult:
 
 
 def _run_rank(case: TrainingCase) -> RankResult:
-    """All steps on this rank."""
-    instance = case.instance
-    engine = TrainingEngine(instance, case.recipe, World(instance.mesh))
+    program = case.instance
+    engine = TrainingEngine(program, case.recipe, World(program.mesh))
     engine.initialize(case.recipe.seed)
     steps = RankResult()
     engine.gradients_ended = lambda: steps.gradients.append(_pieces(engine, GRADIENTS))
@@ -91,13 +90,13 @@ def _run_rank(case: TrainingCase) -> RankResult:
 
 def _run_step(engine: TrainingEngine, case: TrainingCase, step: int) -> StepResult:
     replica = engine.world.position(engine.instance.batch_axes)
-    own = engine.places_read(case.seq_len)
-    batches = [to_micro_batch(*arrays).restrict_to(own) for arrays in case.micro_batches(step, replica)]
+    positions = engine.places_read(case.seq_len)
+    batches = [to_micro_batch(*arrays).restrict_to(positions) for arrays in case.micro_batches(step, replica)]
     return engine.step(batches, case.num_targets, case.num_micro_batches, step)
 
 
 def to_micro_batch(ids: Ids, targets: Ids, documents: Ids | None) -> MicroBatch:
-    """Arrays of a case as the engine takes them."""
+    """Return arrays of a case as the engine takes them."""
     numbers = None if documents is None else torch.from_numpy(documents.copy())
     return MicroBatch(torch.from_numpy(ids.copy()), torch.from_numpy(targets.copy()), numbers)
 
@@ -116,26 +115,28 @@ def _assemble_parameters(ranks: Sequence[Pieces]) -> dict[str, Values]:
     """Return every parameter put together from the pieces of all ranks, flat, in float64; nan where no rank has it."""
     parameters: dict[str, Tensor] = {}
     for interval, values in (piece for pieces in ranks for piece in pieces):
-        whole = parameters.setdefault(interval.name, torch.full(interval.whole, float("nan"), dtype=torch.float64))
+        parameter = parameters.setdefault(interval.name, torch.full(interval.whole, float("nan"), dtype=torch.float64))
         boxes = list(interval.boxes())
         for box, part in zip(boxes, torch.split(values, [box.volume for box in boxes]), strict=True):
-            whole[box.slices] = part.view(box.lengths).to(torch.float64)
-    return {name: whole.flatten().numpy() for name, whole in parameters.items()}
+            parameter[box.slices] = part.view(box.lengths).to(torch.float64)
+    return {name: parameter.flatten().numpy() for name, parameter in parameters.items()}
 
 
-# The limits of docs/design.md for float64. Weights are held to that of gradients: an optimizer divides by their size.
+# The limits of docs/design.md for float64. Weights have that of gradients: an optimizer divides by their size.
 ERROR_LIMITS: Mapping[str, float] = {"loss": 1e-12, "norm": 1e-12, "gradients": 1e-10, "weights": 1e-10}
-SMALLEST_NUMBER = 1e-300  # so that what is 0 in both has no error
-SMALLEST = 1e-6  # of the norm of all gradients: errors of smaller gradients are measured by it
-ZERO = 1e-14  # of it: a gradient that is never more is zero but for rounding, whose signs an optimizer takes for steps
+SMALLEST_NUMBER = 1e-300  # divisor for a tensor of zeros
+SMALLEST = 1e-6  # of the norm of all gradients: errors of smaller gradients are relative to it
+# Of the norm of all gradients: a gradient that never exceeds it is zero but for rounding, which an adaptive optimizer turns
+# into full steps.
+ZERO = 1e-14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeErrors:
-    """Largest relative errors over all steps, by the names of `ERROR_LIMITS`; the gradient and the weight that are farthest off.
+    """Largest relative errors over all steps, by the names of `ERROR_LIMITS`, and the tensors with the largest ones.
 
-    `without_gradient` are weights without a gradient, whose updates are rounding and are not compared: a bias of keys that no
-    rotation follows adds the same to all scores of a query.
+    `without_gradient` are weights without a gradient, whose updates are rounding and are not compared: a bias of keys
+    that no rotation follows adds the same to all scores of a query.
     """
 
     largest: Mapping[str, float]
@@ -148,106 +149,132 @@ class RelativeErrors:
         return all(self.largest[name] <= limit for name, limit in ERROR_LIMITS.items())
 
 
-def relative_errors(found: CaseResult, wanted: CaseResult) -> RelativeErrors:
-    """Of each step's loss and norm, |found - wanted| / |wanted|; of each gradient and weight ‖found - wanted‖ over ‖wanted‖, or
-    over `SMALLEST` of the norm of all gradients where that is more."""
+def relative_errors(sharded: CaseResult, reference: CaseResult) -> RelativeErrors:
+    """Return the largest relative errors against the one-process run.
+
+    |sharded - reference| / |reference| for each step's loss and norm; for each gradient and weight ‖sharded -
+    reference‖ over ‖reference‖, or over `SMALLEST` of the norm of all gradients if that is more.
+    """
     gradients = dict[str, float]()
-    for own, others, norm in zip(found.gradients, wanted.gradients, wanted.norms, strict=True):
-        for name, error in _errors_by_name(own, others, SMALLEST * norm):
+    for step_gradients, reference_gradients, norm in zip(
+        sharded.gradients, reference.gradients, reference.norms, strict=True
+    ):
+        for name, error in _errors_by_name(step_gradients, reference_gradients, SMALLEST * norm):
             gradients[name] = max(gradients.get(name, 0.0), error)
-    idle = _weights_without_gradient(wanted)
-    compared = {name: values for name, values in wanted.weights.items() if name not in idle}
-    weights = dict(_errors_by_name(found.weights, compared, 0.0))
-    gradient, weight = (max(one, key=lambda name: one[name]) for one in (gradients, weights))
+    idle = _weights_without_gradient(reference)
+    compared = {name: values for name, values in reference.weights.items() if name not in idle}
+    weights = dict(_errors_by_name(sharded.weights, compared, 0.0))
+    gradient, weight = (
+        max(errors_by_name, key=lambda name: errors_by_name[name]) for errors_by_name in (gradients, weights)
+    )
     largest = {
-        "loss": _scalar_error(found.losses, wanted.losses), "norm": _scalar_error(found.norms, wanted.norms),
+        "loss": _scalar_error(sharded.losses, reference.losses), "norm": _scalar_error(sharded.norms, reference.norms),
         "gradients": gradients[gradient], "weights": weights[weight],
     }  # fmt: skip
     return RelativeErrors(largest=largest, gradient=gradient, weight=weight, without_gradient=idle)
 
 
-def _weights_without_gradient(wanted: CaseResult) -> tuple[str, ...]:
-    steps = list(zip(wanted.gradients, wanted.norms, strict=True))
+def _weights_without_gradient(reference: CaseResult) -> tuple[str, ...]:
+    steps = list(zip(reference.gradients, reference.norms, strict=True))
     return tuple(
         name
-        for name in sorted(wanted.gradients[0])
+        for name in sorted(reference.gradients[0])
         if all(np.linalg.norm(gradients[name]) <= ZERO * norm for gradients, norm in steps)
     )
 
 
-def _scalar_error(found: Iterable[float], wanted: Iterable[float]) -> float:
+def _scalar_error(sharded: Iterable[float], reference: Iterable[float]) -> float:
     return max(
-        _nan_to_infinity(abs(own - other) / max(abs(other), SMALLEST_NUMBER))
-        for own, other in zip(found, wanted, strict=True)
+        _nan_to_infinity(abs(measured - expected) / max(abs(expected), SMALLEST_NUMBER))
+        for measured, expected in zip(sharded, reference, strict=True)
     )
 
 
 def _errors_by_name(
-    found: Mapping[str, Values], wanted: Mapping[str, Values], least: float
+    sharded: Mapping[str, Values], reference: Mapping[str, Values], min_norm: float
 ) -> Iterable[tuple[str, float]]:
-    for name, other in wanted.items():
-        own = found.get(name)
-        yield name, math.inf if own is None or own.shape != other.shape else _relative_error(own, other, least)
+    for name, expected in reference.items():
+        tensor = sharded.get(name)
+        yield (
+            name,
+            math.inf
+            if tensor is None or tensor.shape != expected.shape
+            else _relative_error(tensor, expected, min_norm),
+        )
 
 
-def _relative_error(found: Values, wanted: Values, least: float) -> float:
+def _relative_error(tensor: Values, reference: Values, min_norm: float) -> float:
     return _nan_to_infinity(
-        float(np.linalg.norm(found - wanted)) / max(float(np.linalg.norm(wanted)), least, SMALLEST_NUMBER)
+        float(np.linalg.norm(tensor - reference)) / max(float(np.linalg.norm(reference)), min_norm, SMALLEST_NUMBER)
     )
 
 
 def _nan_to_infinity(error: float) -> float:
-    """NaN is never agreement."""
+    """Return infinity for NaN, which never counts as agreement."""
     return math.inf if math.isnan(error) else error
 
 
 def collective_differences(case: TrainingCase, issued: Sequence[Sequence[IssuedCollective]]) -> tuple[str, ...]:
-    """What ranks issued otherwise than the instruction list has it, in words; rows to experts and back are counted over all."""
-    found: list[str] = []
-    instances = [case.instance.for_pp_rank(coordinate.get("pp", 0)) for coordinate in case.instance.mesh.coordinates()]
-    lists = {one.pp_rank: one.issued(case.num_micro_batches) for one in instances}
-    for rank, (instance, sequence) in enumerate(zip(instances, issued, strict=True)):
-        wanted, counted = comparable_counts(lists[instance.pp_rank], Counter(sequence))
-        found += [
-            f"rank {rank}: {wanted[one]} {one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes in {one.dtype} planned, "
-            f"{counted[one]} issued"
-            for one in sorted({*wanted, *counted})
-            if wanted[one] != counted[one]
+    """Return texts of what ranks issued unlike the instruction list; experts' rows are counted over all ranks."""
+    problems: list[str] = []
+    programs = [case.instance.for_pp_rank(coordinate.get("pp", 0)) for coordinate in case.instance.mesh.coordinates()]
+    planned_by_stage = {program.pp_rank: program.issued(case.num_micro_batches) for program in programs}
+    for rank, (program, sequence) in enumerate(zip(programs, issued, strict=True)):
+        planned_counts, issued_counts = comparable_counts(planned_by_stage[program.pp_rank], Counter(sequence))
+        problems += [
+            f"rank {rank}: {planned_counts[collective]} {collective.kind} over {', '.join(collective.axes)} of "
+            f"{collective.num_bytes} bytes in {collective.dtype} planned, {issued_counts[collective]} issued"
+            for collective in sorted({*planned_counts, *issued_counts})
+            if planned_counts[collective] != issued_counts[collective]
         ]
-        found += [
+        problems += [
             f"rank {rank}: {text}"
-            for text in _order_differences(instance.ordered_activation_collectives(case.num_micro_batches), sequence)
+            for text in _order_differences(program.ordered_activation_collectives(case.num_micro_batches), sequence)
         ]
     if case.recipe.capacity_factor is not None:  # fewer rows than chosen experts
-        return tuple(found)
-    planned = sum((lists[one.pp_rank] for one in instances), Counter[IssuedCollective]())
-    return (*found, *_row_differences(planned, [Counter(sequence) for sequence in issued]))
+        return tuple(problems)
+    planned = sum((planned_by_stage[program.pp_rank] for program in programs), Counter[IssuedCollective]())
+    return (*problems, *_row_differences(planned, [Counter(sequence) for sequence in issued]))
 
 
 def _order_differences(listed: Iterable[IssuedCollective], sequence: Sequence[IssuedCollective]) -> Iterator[str]:
-    """The first collective on activations that does not come where the list has it. Those of weights come between them, and those
-    of a ring of attention, of two tensors at once, are counted only."""
-    listed = [one for one in listed if one.kind is not CollectiveKind.PERMUTE or one.axes != RING_AXES]
-    rows = {(one.kind, one.axes) for one in listed if one.what == ROWS}
-    coming = iter(sequence)
-    for one in listed:
-        bare = one._replace(what="")
-        uneven = (one.kind, one.axes) in rows
-        if not any((seen[:3] == bare[:3]) if uneven else seen == bare for seen in coming):
-            what = f"{one.kind} over {', '.join(one.axes)} of {one.num_bytes} bytes of {one.what}"
-            yield f"{what} does not come in the list's order"
+    """Yield the first collective on activations that is out of the list's order.
+
+    Collectives of weights may come between them; those of ring attention, of two tensors at once, are only counted.
+    """
+    listed = [
+        collective
+        for collective in listed
+        if collective.kind is not CollectiveKind.PERMUTE or collective.axes != RING_AXES
+    ]
+    rows = {(collective.kind, collective.axes) for collective in listed if collective.what == ROWS}
+    issued = iter(sequence)
+    for collective in listed:
+        expected = collective._replace(what="")
+        uneven = (collective.kind, collective.axes) in rows
+        if not any((candidate[:3] == expected[:3]) if uneven else candidate == expected for candidate in issued):
+            text = f"{collective.kind} over {', '.join(collective.axes)} of {collective.num_bytes} bytes of {collective.what}"
+            yield f"{text} does not come in the list's order"
             return
 
 
 def _row_differences(planned: Counter[IssuedCollective], issued: Sequence[Counter[IssuedCollective]]) -> Iterator[str]:
-    """A router sends each token to as many experts as it chooses: all ranks together send as many bytes as planned."""
-    kinds = {(one.kind, one.axes) for one in planned if one.what == ROWS and one.kind is CollectiveKind.ALL_TO_ALL}
+    """Yield differences of bytes to experts over all ranks: a router sends each token to a fixed number of them."""
+    kinds = {
+        (collective.kind, collective.axes)
+        for collective in planned
+        if collective.what == ROWS and collective.kind is CollectiveKind.ALL_TO_ALL
+    }
     for kind, axes in sorted(kinds):
-        wanted = _total_bytes(planned, kind, axes)
-        sent = sum(_total_bytes(seen, kind, axes) for seen in issued)
-        if sent != wanted:
-            yield f"all ranks: {kind} over {', '.join(axes)} of {wanted} bytes planned, {sent} issued"
+        planned_bytes = _total_bytes(planned, kind, axes)
+        sent_bytes = sum(_total_bytes(counts, kind, axes) for counts in issued)
+        if sent_bytes != planned_bytes:
+            yield f"all ranks: {kind} over {', '.join(axes)} of {planned_bytes} bytes planned, {sent_bytes} issued"
 
 
 def _total_bytes(counts: Counter[IssuedCollective], kind: CollectiveKind, axes: Axes) -> int:
-    return sum(one.num_bytes * count for one, count in counts.items() if (one.kind, one.axes) == (kind, axes))
+    return sum(
+        collective.num_bytes * count
+        for collective, count in counts.items()
+        if (collective.kind, collective.axes) == (kind, axes)
+    )

@@ -1,4 +1,4 @@
-"""Does a plan's layout train as one process does? Its axes and variants on meshes of a few processes, each judged by itself."""
+"""Verify that a plan's layout trains as one process does, on meshes of a few processes with its axes and variants."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class VerifyPayload(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshVerification:
-    """A small mesh: its degrees by atomic axis, what was run, how far it is off, and how its collectives differ from the list."""
+    """Result on a small mesh: degrees by atomic axis, case, errors, and differences of its collectives from the list."""
 
     degrees: Mapping[str, int]
     case: TrainingCase
@@ -78,57 +78,59 @@ class MeshVerification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerification:
-    """Of a plan's layout, mesh by mesh."""
+    """Verification of a plan's layout, mesh by mesh."""
 
     meshes: tuple[MeshVerification, ...]
 
     @property
     def largest(self) -> dict[str, float]:
-        """The largest relative error of each kind."""
-        return {name: max(one.errors.largest[name] for one in self.meshes) for name in ERROR_LIMITS}
+        """Largest relative error of each kind."""
+        return {name: max(mesh.errors.largest[name] for mesh in self.meshes) for name in ERROR_LIMITS}
 
     @property
     def captured_equals_list(self) -> bool:
-        return not any(one.differing for one in self.meshes)
+        return not any(mesh.differing for mesh in self.meshes)
 
     @property
     def ok(self) -> bool:
-        return all(one.ok for one in self.meshes)
+        return all(mesh.ok for mesh in self.meshes)
 
 
 def verify_plan(plan: Plan, recipe: TrainingRecipe, progress: Progress = ignore_progress) -> PlanVerification:
-    """Train a small model for the recipe's steps on meshes of at most `small_meshes.MOST_DEVICES` ranks, threads of this process,
-    that have all that the plan's layout has, in float64, and on one rank from the same values and tokens.
+    """Train a small model for the recipe's steps, sharded and on one rank, in float64 from the same values and tokens.
 
-    Raises `InputError` for a layout that does not run, and where a rank fails; where ranks wait for each other and none can go
-    on, it says what each one waits for.
+    The meshes have at most `small_meshes.MOST_DEVICES` ranks, threads of this process, and together all that the plan's
+    layout has.
+
+    Raises `InputError` for a layout that does not run, and if a rank fails; on a deadlock it says what each rank waits
+    for.
     """
     require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
-    smalls = shrink_plan(plan.model, plan.layout)
-    progress("meshes", 0, len(smalls))
+    small_meshes = shrink_plan(plan.model, plan.layout)
+    progress("meshes", 0, len(small_meshes))
     verified = []
-    for number, small in enumerate(smalls, start=1):
+    for number, small in enumerate(small_meshes, start=1):
         verified.append(_verify_mesh(small, small_case(plan, recipe, small)))
-        progress("meshes", number, len(smalls))
+        progress("meshes", number, len(small_meshes))
     return PlanVerification(meshes=tuple(verified))
 
 
 def _verify_mesh(small: SmallMesh, case: TrainingCase) -> MeshVerification:
-    """Hold the ranks of one mesh against one process. Raises `InputError` where a rank fails."""
+    """Compare the ranks of one mesh with one process. Raises `InputError` if a rank fails."""
     try:
-        found = run_case(case)
+        sharded = run_case(case)
     except RuntimeError as error:
         raise InputError(
             f"verify: {case.layout}: {'; '.join([str(error), *getattr(error, '__notes__', ())])}"
         ) from error
-    judged = relative_errors(found, run_case(case.on_one_device()))
+    errors = relative_errors(sharded, run_case(case.on_one_device()))
     return MeshVerification(
-        degrees=small.degrees, case=case, errors=judged, differing=collective_differences(case, found.issued)
+        degrees=small.degrees, case=case, errors=errors, differing=collective_differences(case, sharded.issued)
     )
 
 
 def small_case(plan: Plan, recipe: TrainingRecipe, small: SmallMesh) -> TrainingCase:
-    """Some micro-batches for each replica, the last one short where the plan's batch is uneven over them."""
+    """Return a case with a few micro-batches per replica, the last one short if the plan's batch is uneven."""
     layout, num_seqs = plan.layout, plan.job.global_batch_tokens // plan.job.seq_len
     uneven = layout.pp == 1 and bool(num_seqs % (layout.num_replicas * layout.micro_batch_seqs))
     case = TrainingCase(
@@ -138,11 +140,12 @@ def small_case(plan: Plan, recipe: TrainingRecipe, small: SmallMesh) -> Training
     return replace(case, num_seqs=num_micro_batches(small.layout) * case.micro_batch_seqs - uneven)
 
 
-def verify_payload(found: PlanVerification) -> dict[str, Any]:
-    """What `shardwise verify --json` prints."""
+def verify_payload(verification: PlanVerification) -> dict[str, Any]:
+    """Return the JSON of `shardwise verify --json`."""
     return {
-        "schema": SCHEMA, "meshes": [_mesh_payload(one) for one in found.meshes], "max_relative_error": found.largest,
-        "captured_equals_list": found.captured_equals_list, "ok": found.ok,
+        "schema": SCHEMA, "meshes": [_mesh_payload(mesh) for mesh in verification.meshes],
+        "max_relative_error": verification.largest, "captured_equals_list": verification.captured_equals_list,
+        "ok": verification.ok,
     }  # fmt: skip
 
 
@@ -150,14 +153,14 @@ def _job(case: TrainingCase) -> Job:
     return Job(global_batch_tokens=case.num_targets, seq_len=case.seq_len, optimizer=case.optimizer)
 
 
-def _mesh_payload(one: MeshVerification) -> dict[str, Any]:
+def _mesh_payload(mesh: MeshVerification) -> dict[str, Any]:
     return {
-        "degrees": dict(one.degrees), "num_processes": one.case.layout.num_devices,
-        "layout": layout_payload(one.case.layout, one.case.architecture, _job(one.case), None),
-        "model": model_payload(one.case.architecture),
-        "max_relative_error": dict(one.errors.largest),
-        "without_gradient": list(one.errors.without_gradient),
-        "farthest": {"gradient": one.errors.gradient, "weight": one.errors.weight},
-        "collectives": one.case.instance.issued(one.case.num_micro_batches).total(), "differing": list(one.differing),
-        "ok": one.ok,
+        "degrees": dict(mesh.degrees), "num_processes": mesh.case.layout.num_devices,
+        "layout": layout_payload(mesh.case.layout, mesh.case.architecture, _job(mesh.case), None),
+        "model": model_payload(mesh.case.architecture),
+        "max_relative_error": dict(mesh.errors.largest),
+        "without_gradient": list(mesh.errors.without_gradient),
+        "farthest": {"gradient": mesh.errors.gradient, "weight": mesh.errors.weight},
+        "collectives": mesh.case.instance.issued(mesh.case.num_micro_batches).total(),
+        "differing": list(mesh.differing), "ok": mesh.ok,
     }  # fmt: skip

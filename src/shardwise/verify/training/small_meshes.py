@@ -1,4 +1,4 @@
-"""A plan in small: meshes of a few devices with all of its axes and variants, and a model with all of its kinds of layers."""
+"""A plan in small: meshes of a few devices with all its axes and variants, and a model with all its kinds of layers."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ AXES = ("dp", "fsdp", "cp", "ep", "pp")
 
 
 class SmallMesh(NamedTuple):
-    """A mesh of few devices, and a model that fits it."""
+    """A mesh of a few devices, and a model that fits it."""
 
     architecture: Architecture
     layout: Layout
 
     @property
     def degrees(self) -> dict[str, int]:
-        """Of the atomic axes with more than one device."""
+        """Degrees of the atomic axes with more than one device."""
         return _atoms(self.architecture, self.layout)
 
 
 def shrink_plan(architecture: Architecture, layout: Layout) -> tuple[SmallMesh, ...]:
-    """The layout itself where it has no more than `MOST_DEVICES`, and otherwise meshes of no more: in one or another of them
-    every axis, every two axes together, and every axis with more than two devices where it has as many; the model's sizes go with
-    each.
+    """Return the layout itself if it has at most `MOST_DEVICES`, and otherwise meshes of at most as many.
+
+    Among them the meshes have every axis, every pair of axes, and every axis with more than two devices if the plan has
+    as many. The model's sizes follow the mesh.
 
     >>> from shardwise.model.load import load_model
     >>> [one.degrees for one in shrink_plan(load_model("llama-3-8b"), Layout.parse("fsdp=64 tp=8"))]
@@ -46,8 +47,8 @@ def shrink_plan(architecture: Architecture, layout: Layout) -> tuple[SmallMesh, 
     """
     if layout.num_devices <= MOST_DEVICES:
         degrees = atomic_degrees(architecture, layout_degrees(layout))
-        own = replace(layout, layers_per_stage=_uneven(layout, layout.pp))
-        return (_shrink_to(architecture, layout, own, int(degrees["tp_kv"])),)
+        small_layout = replace(layout, layers_per_stage=_uneven(layout, layout.pp))
+        return (_shrink_to(architecture, layout, small_layout, int(degrees["tp_kv"])),)
     return tuple(_cover(_features(_atoms(architecture, layout)), list(_candidates(architecture, layout))))
 
 
@@ -57,105 +58,122 @@ def _atoms(architecture: Architecture, layout: Layout) -> dict[str, int]:
 
 
 def _features(degrees: Mapping[str, int]) -> set[tuple[str, ...]]:
-    """What meshes are to have: an axis, two axes together, an axis of more than two devices."""
-    several = {(atom, "of more than two") for atom, degree in degrees.items() if degree > 2}
-    return {(atom,) for atom in degrees} | set(itertools.combinations(degrees, 2)) | several
+    """Return what meshes should cover: each axis, each pair of axes, each axis of more than two devices."""
+    large_axes = {(atom, "of more than two") for atom, degree in degrees.items() if degree > 2}
+    return {(atom,) for atom in degrees} | set(itertools.combinations(degrees, 2)) | large_axes
 
 
-def _cover(wanted: set[tuple[str, ...]], candidates: list[SmallMesh]) -> Iterator[SmallMesh]:
-    """Candidates that have all that is wanted and that one of them has, each the one with most of what is left."""
+def _cover(remaining: set[tuple[str, ...]], candidates: list[SmallMesh]) -> Iterator[SmallMesh]:
+    """Yield candidates until they cover all features that any of them has, each time the one that adds most."""
     while True:
-        best = max(candidates, key=lambda one: (len(wanted & _features(one.degrees)), -one.layout.num_devices))
-        gained = wanted & _features(best.degrees)
+        best = max(candidates, key=lambda mesh: (len(remaining & _features(mesh.degrees)), -mesh.layout.num_devices))
+        gained = remaining & _features(best.degrees)
         if not gained:
             return
-        wanted = wanted - gained
+        remaining = remaining - gained
         yield best
 
 
 def _candidates(architecture: Architecture, layout: Layout) -> Iterator[SmallMesh]:
-    """Legal meshes of the layout's axes and of no others."""
-    own = _atoms(architecture, layout)
-    tp = list(itertools.product(_degrees(own.get("tp_kv", 1)), _degrees(own.get("tp_rep", 1))))
+    """Yield the legal meshes with no other axes than the layout's."""
+    plan_degrees = _atoms(architecture, layout)
+    tp_degrees = list(
+        itertools.product(_degrees(plan_degrees.get("tp_kv", 1)), _degrees(plan_degrees.get("tp_rep", 1)))
+    )
     for degrees in itertools.product(*(_degrees(getattr(layout, axis)) for axis in AXES)):
-        for tp_kv, tp_rep in tp:
-            named = dict(zip(AXES, degrees, strict=True))
-            if named["dp"] * named["fsdp"] * named["cp"] * named["pp"] * tp_kv * tp_rep > MOST_DEVICES:
+        for tp_kv, tp_rep in tp_degrees:
+            degree_by_axis = dict(zip(AXES, degrees, strict=True))
+            if (
+                degree_by_axis["dp"]
+                * degree_by_axis["fsdp"]
+                * degree_by_axis["cp"]
+                * degree_by_axis["pp"]
+                * tp_kv
+                * tp_rep
+                > MOST_DEVICES
+            ):
                 continue
-            small = _shrink_to(architecture, layout, _choices(layout, named, tp_kv * tp_rep), tp_kv)
+            small = _shrink_to(architecture, layout, _choices(layout, degree_by_axis, tp_kv * tp_rep), tp_kv)
             legal = not violations(small.architecture, _job(small.layout), small.layout.num_devices, small.layout)
-            if legal and small.degrees.keys() <= own.keys():
+            if legal and small.degrees.keys() <= plan_degrees.keys():
                 yield small
 
 
 def _degrees(degree: int) -> tuple[int, ...]:
-    """Smaller ones that stand for it: for three devices three, since no smaller degree is above two."""
-    return tuple(one for one in (1, 2, 4, 8) if one <= degree) + ((degree,) if degree == 3 else ())
+    """Return the smaller degrees that represent a degree; three stays three, as no smaller degree exceeds two."""
+    return tuple(smaller for smaller in (1, 2, 4, 8) if smaller <= degree) + ((degree,) if degree == 3 else ())
 
 
 def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:
-    """The layout's own choices, as far as smaller degrees have them."""
-    zero, staged = degrees["fsdp"] * degrees["cp"] > 1, degrees["pp"] > 1
+    """Return the layout's choices, as far as smaller degrees have them."""
+    has_zero, has_stages = degrees["fsdp"] * degrees["cp"] > 1, degrees["pp"] > 1
     placement = layout.placement and replace(layout.placement, levels=(0,))
     return replace(
         layout, **degrees, tp=tp, etp=None if layout.expert_tp == layout.tp else 1,
-        zero_stage=layout.zero_stage if zero else 0, sequence_parallel=layout.sequence_parallel and tp > 1,
+        zero_stage=layout.zero_stage if has_zero else 0, sequence_parallel=layout.sequence_parallel and tp > 1,
         async_tp=layout.async_tp and tp > 1,
         cp_variant=layout.cp_variant if degrees["cp"] > 1 else cp_variant_names()[0], placement=placement,
-        schedule=layout.schedule if staged else natural_schedule(1, 1), layers_per_stage=_uneven(layout, degrees["pp"]),
-        num_virtual_stages=layout.num_virtual_stages if staged else 1,
+        schedule=layout.schedule if has_stages else natural_schedule(1, 1),
+        layers_per_stage=_uneven(layout, degrees["pp"]),
+        num_virtual_stages=layout.num_virtual_stages if has_stages else 1,
     )  # fmt: skip
 
 
 def _uneven(layout: Layout, pp: int) -> tuple[int, ...] | None:
-    """Layers of each of so many stages, the first with one more, where the layout gives numbers that differ."""
-    given = layout.layers_per_stage
-    if pp == 1 or given is None or len(set(given)) == 1:
+    """Return layers by stage, one more on the first, if the layout's numbers differ; else None."""
+    planned = layout.layers_per_stage
+    if pp == 1 or planned is None or len(set(planned)) == 1:
         return None
     return tuple(layout.num_virtual_stages + (stage == 0) for stage in range(pp))
 
 
 def num_micro_batches(layout: Layout) -> int:
-    """Enough that gradients are added up, and that a pipeline's schedule gets out of its warm-up."""
+    """Return enough micro-batches to accumulate gradients and to leave the warm-up of a pipeline's schedule."""
     return 2 * layout.pp
 
 
 def _job(layout: Layout) -> Job:
-    """A batch of some micro-batches."""
-    seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches(layout)
-    return Job(global_batch_tokens=seqs * SEQ_LEN, seq_len=SEQ_LEN)
+    """Return a job with a few micro-batches."""
+    num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches(layout)
+    return Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN)
 
 
 def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> SmallMesh:
-    """The model with the structure of its own and as few of everything as the mesh divides: one of each of a rank where the
-    planned mesh leaves it one, and two where it leaves it more."""
-    seqs, layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
+    """Return the model with its own structure and the smallest sizes that the mesh divides.
+
+    A rank gets one of each (heads, experts) if the planned mesh leaves it one, and two if it leaves it more.
+    """
+    micro_batch_seqs, has_dense_layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
     sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, planned, layout)}
-    stages = layout.pp * layout.num_virtual_stages
-    fewest = 2 + layers if stages == 1 else sum(layout.layers_per_stage or (stages,))
-    num_layers = min(architecture.num_layers, max(fewest, 2 + layers))
+    num_stages = layout.pp * layout.num_virtual_stages
+    min_layers = 2 + has_dense_layers if num_stages == 1 else sum(layout.layers_per_stage or (num_stages,))
+    num_layers = min(architecture.num_layers, max(min_layers, 2 + has_dense_layers))
     sizes |= {
-        "num_layers": num_layers, "num_dense_layers": int(layers), "global_every": min(architecture.global_every, 2),
-        "num_predict_layers": min(architecture.num_predict_layers, 2), "max_positions": architecture.max_positions and SEQ_LEN,
-        "sliding_window": architecture.sliding_window and 3, "nominal_num_params": None,
+        "num_layers": num_layers, "num_dense_layers": int(has_dense_layers),
+        "global_every": min(architecture.global_every, 2),
+        "num_predict_layers": min(architecture.num_predict_layers, 2),
+        "max_positions": architecture.max_positions and SEQ_LEN, "sliding_window": architecture.sliding_window and 3,
+        "nominal_num_params": None,
     }  # fmt: skip
     numerics = replace(architecture.numerics, gating=_gating(architecture, sizes))
-    recomputed = None if layout.recompute_layers in (None, architecture.num_layers) else 1
+    recompute_layers = None if layout.recompute_layers in (None, architecture.num_layers) else 1
     return SmallMesh(
         replace(architecture, **sizes, numerics=numerics),
-        replace(layout, micro_batch_seqs=seqs, recompute_layers=recomputed),
+        replace(layout, micro_batch_seqs=micro_batch_seqs, recompute_layers=recompute_layers),
     )
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:
-    """Heads, and the widths of attention."""
-    kv, group = architecture.num_kv_heads, architecture.num_heads // architecture.num_kv_heads
-    exchanged = [one.cp if get_cp_variant(one.cp_variant).exchanges_heads else 1 for one in (planned, layout)]
-    of_plan = math.gcd(planned.tp, kv)
+    """Return numbers of heads, and the widths of attention."""
+    num_kv, queries_per_kv = architecture.num_kv_heads, architecture.num_heads // architecture.num_kv_heads
+    head_exchange = [
+        sharded.cp if get_cp_variant(sharded.cp_variant).exchanges_heads else 1 for sharded in (planned, layout)
+    ]
+    planned_tp_kv = math.gcd(planned.tp, num_kv)
     tp_rep = layout.tp // tp_kv
-    more = 2 if tp_rep == 1 and (kv > of_plan * exchanged[0] or layout.tp < planned.tp) else 1
-    num_kv_heads = tp_kv * exchanged[1] * more
-    num_heads = num_kv_heads * tp_rep * (2 if group > planned.tp // of_plan else 1)
+    kv_per_rank = 2 if tp_rep == 1 and (num_kv > planned_tp_kv * head_exchange[0] or layout.tp < planned.tp) else 1
+    num_kv_heads = tp_kv * head_exchange[1] * kv_per_rank
+    num_heads = num_kv_heads * tp_rep * (2 if queries_per_kv > planned.tp // planned_tp_kv else 1)
     sizes = {"num_kv_heads": num_kv_heads, "num_heads": num_heads, "d_model": 12, "head_dim": _head_dim(architecture)}
     if architecture.kv_lora_rank:
         sizes |= {"head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 3}
@@ -163,34 +181,34 @@ def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: i
 
 
 def _head_dim(architecture: Architecture) -> int:
-    """Two pairs or more, of which rotary angles turn a whole number."""
+    """Return a width of two pairs or more of which rotary angles rotate a whole number."""
     rotary = architecture.numerics.rotary
-    found = (width for width in range(4, architecture.head_dim, 4) if not rotary.problem(width))
-    return next(found, architecture.head_dim)
+    widths = (width for width in range(4, architecture.head_dim, 4) if not rotary.problem(width))
+    return next(widths, architecture.head_dim)
 
 
 def _widths(architecture: Architecture, planned: Layout, layout: Layout) -> dict[str, Any]:
-    """Widths that tp divides, each another one, experts that ep divides, and a vocabulary as even over tp as the plan's."""
+    """Return distinct widths that tp divides, experts that ep divides, and a vocabulary as uneven over tp as planned."""
     uneven = bool(architecture.vocab_size % planned.tp)
     sizes = {"d_ff": 5 * layout.tp, "vocab_size": 11 * layout.tp + uneven}
     sizes |= {"shared_expert_width": 3 * layout.tp} if architecture.shared_expert_width else {}
     sizes |= {"dense_d_ff": 7 * layout.tp} if architecture.dense_d_ff else {}
     if architecture.num_experts:
         num_experts = layout.ep * (2 if architecture.num_experts > layout.ep else 1)
-        chosen = min(architecture.experts_per_token, 2)
-        fewest = 2 * chosen if architecture.numerics.gating.groups > 1 else chosen + 1
+        experts_per_token = min(architecture.experts_per_token, 2)
+        min_experts = 2 * experts_per_token if architecture.numerics.gating.groups > 1 else experts_per_token + 1
         sizes |= {
-            "num_experts": max(num_experts, fewest) if layout.ep == 1 else num_experts,
-            "experts_per_token": chosen,
+            "num_experts": max(num_experts, min_experts) if layout.ep == 1 else num_experts,
+            "experts_per_token": experts_per_token,
         }
     return sizes
 
 
 def _gating(architecture: Architecture, sizes: Mapping[str, Any]) -> Gating:
-    """A router that limits its choice to groups does so among two of them."""
+    """Return the router's rule; one that limits its choice to groups does so among two of them."""
     gating = architecture.numerics.gating
     if gating.groups == 1 or sizes["num_experts"] % 2:
         return replace(gating, groups=1, chosen_groups=1)
-    size = sizes["num_experts"] // 2
-    chosen = 1 if gating.chosen_groups < gating.groups and size >= sizes["experts_per_token"] else 2
-    return replace(gating, groups=2, chosen_groups=chosen, votes=min(gating.votes, size))
+    group_size = sizes["num_experts"] // 2
+    chosen_groups = 1 if gating.chosen_groups < gating.groups and group_size >= sizes["experts_per_token"] else 2
+    return replace(gating, groups=2, chosen_groups=chosen_groups, votes=min(gating.votes, group_size))

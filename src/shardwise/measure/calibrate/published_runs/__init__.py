@@ -1,6 +1,7 @@
-"""Training runs that others published, in `runs.csv`: one row a run, each with its source, table, date and software.
+"""Training runs that others published, in `runs.csv`: one row a run, with its source, table, date and software.
 
-The columns are those of the collection that the rows come from, so a file with more rows of it can be read in their place.
-`facts` reads cells, `architecture`, `machine` and `training` turn them into the four values that an estimate takes, `case`
-joins them, `predict` prices them. No module here but `rows` sees a measured column.
+`run_table` reads rows and their cells; `model_from_row`, `cluster_from_row` and `layout_from_row` turn cells into the
+four values that an estimate takes; `prediction_from_row` joins and prices them. A file of more rows with these columns
+can be read in place of `runs.csv`. Only `run_table` sees a measured column. May import `price`, `model`, `layout`,
+`hardware` and below.
 """

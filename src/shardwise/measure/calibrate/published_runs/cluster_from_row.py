@@ -1,6 +1,4 @@
-"""From a row's chip, number of devices and links to a `Cluster`; from its software to a stack and the facts that its constants do
-not know.
-"""
+"""A row's chip, devices and links as a `Cluster`; its software as a stack, with facts beyond the constants."""
 
 from __future__ import annotations
 
@@ -25,72 +23,77 @@ NAMED_BANDWIDTHS = {("h100", "hbm2e"): 2.4e12}
 TWO_CORES = ("tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5p")  # N in their names (v5p-256) counts TensorCores, two to a chip
 
 
-def read_cluster(facts: RowCells, own: Cluster | None = None) -> Cluster:
-    """The machine of a row: of a chip of the catalogue, or of the cluster whose chip it names.
+def read_cluster(cells: RowCells, user_cluster: Cluster | None = None) -> Cluster:
+    """Return the cluster of a row: of a chip of the catalogue, or `user_cluster` if the row names its chip.
 
-    Raises `SkippedRow` when the chip is unknown, `InputError` when the vendor has no such cluster.
+    Raises `SkippedRow` if the chip is unknown, `InputError` if the vendor has no such cluster.
     """
-    text = facts.text("chip").lower()
-    if own is not None and text == own.chip.name.lower():
-        return _read_user_cluster(facts, own)
+    text = cells.text("chip").lower()
+    if user_cluster is not None and text == user_cluster.chip.name.lower():
+        return _read_user_cluster(cells, user_cluster)
     name = catalogue_name(text)
-    chip = _read_chip(load_chip(name), facts, text)
-    count = facts.size("n_devices") or _count_in_name(text, name)
-    if count is None:
+    chip = _read_chip(load_chip(name), cells, text)
+    num_devices = cells.size("n_devices") or _count_in_name(text, name)
+    if num_devices is None:
         raise SkippedRow("number of devices not stated", "n_devices")
     if "torus" in get_catalog_entry(name):
-        slices, topology = _read_slices(facts, name, chip, count)
+        num_slices, topology = _read_slices(cells, name, chip, num_devices)
         return Cluster(
-            name=f"{name}:{count}" + (f" in {slices} slices" if slices > 1 else ""), chip=chip, topology=topology
+            name=f"{name}:{num_devices}" + (f" in {num_slices} slices" if num_slices > 1 else ""),
+            chip=chip,
+            topology=topology,
         )
-    topology = build_shorthand_topology(Shorthand(name, (count,), False, None), chip)
+    topology = build_shorthand_topology(Shorthand(name, (num_devices,), False, None), chip)
     assert isinstance(topology, Switched)
-    return Cluster(name=f"{name}:{count}", chip=chip, topology=_read_network(facts, topology))
+    return Cluster(name=f"{name}:{num_devices}", chip=chip, topology=_read_network(cells, topology))
 
 
-def _read_user_cluster(facts: RowCells, own: Cluster) -> Cluster:
-    """The cluster over the devices of a row, with the network that the row states."""
-    count = facts.size("n_devices")
-    if count is None:
+def _read_user_cluster(cells: RowCells, user_cluster: Cluster) -> Cluster:
+    """Return the cluster over the devices of a row, with the network that the row states."""
+    num_devices = cells.size("n_devices")
+    if num_devices is None:
         raise SkippedRow("number of devices not stated", "n_devices")
-    if not isinstance(own.topology, Switched):
-        if count != own.num_devices:
-            raise SkippedRow("of another torus than the cluster's", f"{count} chips")
-        return own
-    network = resize_tiers(own.topology, own.chip, count)
+    if not isinstance(user_cluster.topology, Switched):
+        if num_devices != user_cluster.num_devices:
+            raise SkippedRow("of another torus than the cluster's", f"{num_devices} chips")
+        return user_cluster
+    network = resize_tiers(user_cluster.topology, user_cluster.chip, num_devices)
     if network is None:
-        raise SkippedRow("devices do not divide evenly over the cluster's tiers", f"{count} devices")
-    return replace(own, topology=_read_network(facts, network))
+        raise SkippedRow("devices do not divide evenly over the cluster's tiers", f"{num_devices} devices")
+    return replace(user_cluster, topology=_read_network(cells, network))
 
 
 def catalogue_name(text: str) -> str:
-    """The catalogue's name of a chip as a source writes it: A100-80GB-SXM is a100-80gb, TPU-v5p-256 is tpu-v5p."""
+    """Return the catalogue's name of a chip: A100-80GB-SXM is a100-80gb, TPU-v5p-256 is tpu-v5p.
+
+    Raises `SkippedRow` for a chip that is not stated or not in the catalogue.
+    """
     if not text:
         raise SkippedRow("chip not stated")
     parts = re.split(r"[\s_\-]+", text.lower().removeprefix("nvidia").removeprefix("amd").strip())
     if re.fullmatch(r"v\d+[a-z]?", parts[0]) and "tpu-" + parts[0] in chip_names():
         parts = ["tpu", *parts]
-    form = [part for part in parts if part == "pcie"]  # another product, wherever the name has it
+    form_factor = [part for part in parts if part == "pcie"]  # another product, wherever the name has it
     stem = [part for part in parts if part != "pcie"]
-    names = ("-".join(stem[:length] + form) for length in range(len(stem), 0, -1))
-    for known in (name for name in names if name in chip_names()):
-        return known
+    names = ("-".join(stem[:length] + form_factor) for length in range(len(stem), 0, -1))
+    for chip_name in (name for name in names if name in chip_names()):
+        return chip_name
     raise SkippedRow("chip not in the catalogue", text[:40])
 
 
 def _count_in_name(text: str, name: str) -> int | None:
-    found = re.fullmatch(r"(?:tpu-)?v\d+[a-z]?-(\d+)", text)
-    return max(int(found[1]) // (2 if name in TWO_CORES else 1), 1) if found and len(found[1]) < 8 else None
+    match = re.fullmatch(r"(?:tpu-)?v\d+[a-z]?-(\d+)", text)
+    return max(int(match[1]) // (2 if name in TWO_CORES else 1), 1) if match and len(match[1]) < 8 else None
 
 
-def _read_chip(chip: Chip, facts: RowCells, text: str) -> Chip:
-    """The catalogue's chip with the memory that is stated, and a power limit or another kind of memory from its name."""
-    memory = facts.number("chip_mem_gb")
-    if memory and not _is_size(memory, chip.memory_bytes):
-        chip = replace(chip, memory_bytes=memory * 1e9)
-    for (name, kind), rate in NAMED_BANDWIDTHS.items():
+def _read_chip(chip: Chip, cells: RowCells, text: str) -> Chip:
+    """Return the catalogue's chip with the stated memory, and with a power limit or a kind of memory from its name."""
+    memory_gb = cells.number("chip_mem_gb")
+    if memory_gb and not _is_size(memory_gb, chip.memory_bytes):
+        chip = replace(chip, memory_bytes=memory_gb * 1e9)
+    for (name, kind), bytes_per_s in NAMED_BANDWIDTHS.items():
         if chip.name == name and kind in text:
-            chip = replace(chip, memory_bytes_per_s=rate)
+            chip = replace(chip, memory_bytes_per_s=bytes_per_s)
     limit = re.search(r"\b(\d{2,4})w\b", text)
     if limit and chip.power_w and float(limit[1]) < chip.power_w:
         power = float(limit[1])
@@ -100,45 +103,51 @@ def _read_chip(chip: Chip, facts: RowCells, text: str) -> Chip:
 
 
 def _is_size(stated_gb: float, memory_bytes: float) -> bool:
-    """Whether a row's "16 GB" is a memory of so many bytes: sources print GB for GB and for GiB alike."""
+    """Return True if a row's "16 GB" is this memory: sources print GB for both GB and GiB."""
     return any(abs(stated_gb * unit / memory_bytes - 1) <= 0.01 for unit in (1e9, 2.0**30))
 
 
-def _read_network(facts: RowCells, network: Switched) -> Switched:
-    """The network between nodes as the row states it: Gb/s of a card or of a node; else the catalogue's.
+def _read_network(cells: RowCells, network: Switched) -> Switched:
+    """Return the network with the rate between nodes that the row states, in Gb/s of a card or a node.
 
-    One rate alone is that of a node, as IBM states it for its A100s.
+    A rate alone is that of a node, as IBM states it for its A100s.
     """
-    stated = re.search(r"(?:(\d+)\s*x\s*)?[^\d]*?(\d+)\s*gb(?:ps|/s|\b)", facts.text("inter_node_link").lower())
+    stated = re.search(r"(?:(\d+)\s*x\s*)?[^\d]*?(\d+)\s*gb(?:ps|/s|\b)", cells.text("inter_node_link").lower())
     if not stated or len(network.tiers) < 2:
         return network
-    text = facts.text("inter_node_link").lower()
-    node = facts.size("chips_per_node") or network.tiers[0].size
-    of_node = int(stated[1] or 1) * int(stated[2]) * 1e9 / 8
-    each = of_node if re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text) else of_node / node
-    if re.search(rf"{stated[2]}\s*GB/s", facts.text("inter_node_link")):  # bytes, not bits
-        each *= 8.0
-    if not 0 < each < 1e13:
+    text = cells.text("inter_node_link").lower()
+    chips_per_node = cells.size("chips_per_node") or network.tiers[0].size
+    node_bytes_per_s = int(stated[1] or 1) * int(stated[2]) * 1e9 / 8
+    bytes_per_s = (
+        node_bytes_per_s
+        if re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text)
+        else node_bytes_per_s / chips_per_node
+    )
+    if re.search(rf"{stated[2]}\s*GB/s", cells.text("inter_node_link")):  # bytes, not bits
+        bytes_per_s *= 8.0
+    if not 0 < bytes_per_s < 1e13:
         raise SkippedRow("no network", f"inter_node_link is {text[:40]!r}")
-    return Switched(tiers=(*network.tiers[:-1], replace(network.tiers[-1], bytes_per_s=each)))
+    return Switched(tiers=(*network.tiers[:-1], replace(network.tiers[-1], bytes_per_s=bytes_per_s)))
 
 
-def _read_slices(facts: RowCells, name: str, chip: Chip, count: int) -> tuple[int, Topology]:
-    """TPU slices: their number from the stated network, their shape as stated or the vendor's of that many chips."""
-    found = re.search(r"between (\d{1,6}) slices", facts.text("inter_node_link").lower())
-    slices = int(found[1]) if found else 1
-    if slices < 1 or count % slices:
-        raise SkippedRow("devices do not divide into slices", f"{count} in {slices}")
-    chips = count // slices
-    stated = re.search(r"\b(\d{1,4}(?:x\d{1,4}){1,2})\b", facts.text("intra_node_link").lower())
+def _read_slices(cells: RowCells, name: str, chip: Chip, num_chips: int) -> tuple[int, Topology]:
+    """Return number and network of TPU slices: their shape as stated, or the vendor's for that many chips."""
+    match = re.search(r"between (\d{1,6}) slices", cells.text("inter_node_link").lower())
+    num_slices = int(match[1]) if match else 1
+    if num_slices < 1 or num_chips % num_slices:
+        raise SkippedRow("devices do not divide into slices", f"{num_chips} in {num_slices}")
+    chips_per_slice = num_chips // num_slices
+    stated = re.search(r"\b(\d{1,4}(?:x\d{1,4}){1,2})\b", cells.text("intra_node_link").lower())
     shape = tuple(map(int, stated[1].split("x"))) if stated else ()
-    if math.prod(shape) != chips:
-        shape = slice_shape(chips, get_catalog_entry(name)["torus"]["num_axes"])
-    return slices, build_shorthand_topology(Shorthand(name, shape, False, slices if slices > 1 else None), chip)
+    if math.prod(shape) != chips_per_slice:
+        shape = slice_shape(chips_per_slice, get_catalog_entry(name)["torus"]["num_axes"])
+    return num_slices, build_shorthand_topology(
+        Shorthand(name, shape, False, num_slices if num_slices > 1 else None), chip
+    )
 
 
 def slice_shape(num_chips: int, num_axes: int) -> tuple[int, ...]:
-    """The most cubic of the shapes that Google offers: sides of 1, 2, 4, 8 and 16 on 2D tori; 1, 2 and multiples of 4 on 3D.
+    """Return the most cubic shape that Google offers: sides of 1, 2, 4, 8, 16 on 2D tori; 1, 2, multiples of 4 on 3D.
 
     Source: Google Cloud documentation, TPU configurations of v4, v5e, v5p and v6e.
     """
@@ -149,21 +158,28 @@ def slice_shape(num_chips: int, num_axes: int) -> tuple[int, ...]:
     return min(shapes, key=lambda shape: (sum(shape), shape))
 
 
-def _shapes(count: int, num_axes: int, allowed: list[int]) -> Iterator[tuple[int, ...]]:
-    """Products of non-decreasing allowed sides."""
+def _shapes(num_chips: int, num_axes: int, allowed: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the non-decreasing allowed sides whose product is `num_chips`."""
     if num_axes == 1:
-        if count in allowed:
-            yield (count,)
+        if num_chips in allowed:
+            yield (num_chips,)
         return
     for side in allowed:
-        if count % side == 0:
-            yield from ((side, *rest) for rest in _shapes(count // side, num_axes - 1, allowed) if rest[0] >= side)
+        if num_chips % side == 0:
+            yield from (
+                (side, *other_sides)
+                for other_sides in _shapes(num_chips // side, num_axes - 1, allowed)
+                if other_sides[0] >= side
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSoftware:
-    """The stack of a row, whether its attention keeps its scores on the chip, whether the host waits for the router's
-    counts, and the sustained clock over the chip's usual one."""
+    """Software of a row.
+
+    `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts. `clock`:
+    sustained clock over the chip's usual one.
+    """
 
     stack: Stack
     fused_attention: bool
@@ -171,21 +187,21 @@ class RowSoftware:
     clock: float
 
     def calibration(self, chip: Chip) -> Calibration:
-        """What published runs say about the chip under this software."""
+        """Return the published calibration of the chip under this software."""
         return self.apply_to(published_calibration(chip.name, self.stack))
 
     def apply_to(self, calibration: Calibration) -> Calibration:
-        """A calibration with what the row states."""
+        """Return a calibration with what the row states."""
         return replace(
             calibration, clock=self.clock, fused_attention=self.fused_attention, synchronises=self.synchronises
         )
 
 
-def read_software(facts: RowCells, clock: float) -> RowSoftware:
-    """The software of a row. Where tokens over a capacity are dropped, the host knows all sizes beforehand."""
-    stack = match_stack(facts.text("software"))
-    stated, routing = facts.flag("flash_attn"), facts.text("model") + facts.text("notes")
+def read_software(cells: RowCells, clock: float) -> RowSoftware:
+    """Return the software of a row. If tokens over a capacity are dropped, the host knows all sizes in advance."""
+    stack = match_stack(cells.text("software"))
+    flash_attention, routing_text = cells.flag("flash_attn"), cells.text("model") + cells.text("notes")
     return RowSoftware(
-        stack=stack, fused_attention=not stack.unfused_attention if stated is None else stated,
-        synchronises=not re.search(r"token-?drop|capacity", routing), clock=clock,
+        stack=stack, fused_attention=not stack.unfused_attention if flash_attention is None else flash_attention,
+        synchronises=not re.search(r"token-?drop|capacity", routing_text), clock=clock,
     )  # fmt: skip

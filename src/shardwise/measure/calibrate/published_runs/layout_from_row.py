@@ -75,7 +75,7 @@ LOSS_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class RowDegrees:
-    """The product of a row's axes: replicas are what is left of the devices. `etp` is None without experts to split."""
+    """Degrees of a row, whose product is its number of devices. `etp` is None without experts to split."""
 
     tp: int
     cp: int
@@ -85,211 +85,224 @@ class RowDegrees:
     replicas: int
 
 
-def read_degrees(facts: RowCells, num_devices: int) -> RowDegrees:
-    """Degrees that multiply out. Raises `SkippedRow` where the layout is not stated, or contradicts itself."""
-    stated = {axis: facts.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
-    if stated["tp"] is None and stated["pp"] is None and not facts.flag("fsdp"):
+def read_degrees(cells: RowCells, num_devices: int) -> RowDegrees:
+    """Return degrees that multiply to `num_devices`. Raises `SkippedRow` if they are not stated or do not."""
+    stated = {axis: cells.size(axis) for axis in ("tp", "cp", "pp", "ep", "dp")}
+    if stated["tp"] is None and stated["pp"] is None and not cells.flag("fsdp"):
         raise SkippedRow("layout not stated", "tp, pp")
     tp, cp, pp, ep = (stated[axis] or 1 for axis in ("tp", "cp", "pp", "ep"))
     replicas = num_devices // (tp * cp * pp)
     if tp * cp * pp * replicas != num_devices or (stated["dp"] or replicas) != replicas:
         product = " x ".join(str(stated[axis] or 1) for axis in ("dp", "tp", "cp", "pp"))
         raise SkippedRow("degrees do not multiply out", f"{product} on {num_devices} devices")
-    etp = (facts.size("etp") or 1) if ep > 1 and tp > 1 else None
+    etp = (cells.size("etp") or 1) if ep > 1 and tp > 1 else None
     return RowDegrees(tp, cp, pp, ep, etp, replicas)
 
 
-def read_job(facts: RowCells, degrees: RowDegrees) -> Job:
-    """Batch, sequence and precision recipe of a row."""
-    seq_len = facts.require_size("seq_len", "sequence length")
-    seqs = facts.size("global_batch")
-    if seqs is None:
-        seqs = facts.require_size("micro_batch", "batch") * facts.require_size("grad_accum", "batch") * degrees.replicas
+def read_job(cells: RowCells, degrees: RowDegrees) -> Job:
+    """Return batch, sequence and precision recipe of a row."""
+    seq_len = cells.require_size("seq_len", "sequence length")
+    num_seqs = cells.size("global_batch")
+    if num_seqs is None:
+        num_seqs = (
+            cells.require_size("micro_batch", "batch") * cells.require_size("grad_accum", "batch") * degrees.replicas
+        )
     return Job(
-        global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=read_recipe(facts), loss=read_loss(facts),
-        document_tokens=_document_tokens(facts, seq_len),
+        global_batch_tokens=num_seqs * seq_len, seq_len=seq_len, precision=read_recipe(cells), loss=read_loss(cells),
+        document_tokens=_document_tokens(cells, seq_len),
     )  # fmt: skip
 
 
-def _document_tokens(facts: RowCells, seq_len: int) -> int | None:
-    """Tokens of a document, where sequences are packed from them: in fine-tuning."""
-    return min(FINE_TUNING_TOKENS, seq_len) if facts.text("task").lower() in ("sft", "lora") else None
+def _document_tokens(cells: RowCells, seq_len: int) -> int | None:
+    """Return the tokens of a document if sequences are packed from documents, as in fine-tuning."""
+    return min(FINE_TUNING_TOKENS, seq_len) if cells.text("task").lower() in ("sft", "lora") else None
 
 
-def read_loss(facts: RowCells) -> str:
-    """The kind of cross-entropy of a row."""
-    text = f"{facts.text('software')} {facts.text('notes')} tp={facts.text('tp') or 1}".lower()
-    return next(kind for stack, kind in LOSS_KINDS if re.search(stack, text))
+def read_loss(cells: RowCells) -> str:
+    """Return the kind of cross-entropy of a row."""
+    text = f"{cells.text('software')} {cells.text('notes')} tp={cells.text('tp') or 1}".lower()
+    return next(kind for pattern, kind in LOSS_KINDS if re.search(pattern, text))
 
 
-def read_recipe(facts: RowCells) -> str:
-    """The precision recipe of a row."""
-    dtype = facts.text("dtype").lower()
-    ran = " ".join(facts.text(column) for column in ("software", "model", "offload")).lower()
-    known = (
-        names for format_, what, names in PRECISION_RECIPES if re.fullmatch(format_, dtype) and re.search(what, ran)
+def read_recipe(cells: RowCells) -> str:
+    """Return the precision recipe of a row. Raises `SkippedRow` if there is none."""
+    dtype = cells.text("dtype").lower()
+    run_text = " ".join(cells.text(column) for column in ("software", "model", "offload")).lower()
+    candidates = (
+        names
+        for dtype_pattern, run_pattern, names in PRECISION_RECIPES
+        if re.fullmatch(dtype_pattern, dtype) and re.search(run_pattern, run_text)
     )
-    recipe = next((name for name in next(known, ()) if name in PRECISIONS), None)
+    recipe = next((name for name in next(candidates, ()) if name in PRECISIONS), None)
     if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
-    if recipe == "bf16" and re.search(r"fp32 grad", facts.text("notes")):
+    if recipe == "bf16" and re.search(r"fp32 grad", cells.text("notes")):
         return "bf16_fp32_main_gradients"
-    if recipe == "bf16" and (re.search(TORCHTITAN, ran) or "mixed precision" in facts.text("notes")):
+    if recipe == "bf16" and (re.search(TORCHTITAN, run_text) or "mixed precision" in cells.text("notes")):
         return "bf16_fp32_reduction"  # of llm-foundry: Composer's mixed_precision DEFAULT, where PURE reduces in bf16
     return recipe
 
 
 def read_layout(
-    facts: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, node: int, slices: int
+    cells: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, chips_per_node: int, num_slices: int
 ) -> Layout:
-    """The layout of a row, but for a recompute that it does not state: "none" then, see `read_recomputes`."""
-    micro_batch = _micro_batch(facts, degrees, job)
-    zero_stage, fsdp = _zero(facts, degrees, node, slices)
-    parallel = degrees.tp > 1 and facts.flag("sp") is not False
-    schedule, virtual = _pipeline(facts, degrees, job, architecture, micro_batch)
-    flags = facts.text("overlap_flags").lower()
+    """Return the layout of a row; a recompute that it does not state is the first of `read_recomputes`."""
+    micro_batch = _micro_batch(cells, degrees, job)
+    zero_stage, fsdp = _zero(cells, degrees, chips_per_node, num_slices)
+    sequence_parallel = degrees.tp > 1 and cells.flag("sp") is not False
+    schedule, num_virtual_stages = _pipeline(cells, degrees, job, architecture, micro_batch)
+    flags = cells.text("overlap_flags").lower()
     return Layout(
-        dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep, etp=degrees.etp,
-        num_virtual_stages=virtual, layers_per_stage=even_stages(architecture.num_layers, degrees.pp, virtual),
-        zero_stage=zero_stage, sequence_parallel=parallel,
-        cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
-        async_tp=parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
-        micro_batch_seqs=micro_batch, recompute=read_recomputes(facts)[0], schedule=schedule, offload=_offload(facts),
+        dp=degrees.replicas // fsdp, fsdp=fsdp, tp=degrees.tp, cp=degrees.cp, pp=degrees.pp, ep=degrees.ep,
+        etp=degrees.etp, num_virtual_stages=num_virtual_stages,
+        layers_per_stage=even_stages(architecture.num_layers, degrees.pp, num_virtual_stages), zero_stage=zero_stage,
+        sequence_parallel=sequence_parallel, cp_variant="zigzag" if degrees.cp > 1 else "all_gather",
+        async_tp=sequence_parallel and ("async tp" in flags or "tp-comm-overlap" in flags),
+        micro_batch_seqs=micro_batch, recompute=read_recomputes(cells)[0], schedule=schedule, offload=_offload(cells),
     )  # fmt: skip
 
 
 def even_stages(num_layers: int, pp: int, num_virtual_stages: int) -> tuple[int, ...] | None:
-    """Equal numbers of layers on each stage, where they divide: the default of the frameworks."""
-    even, rest = divmod(num_layers, pp * num_virtual_stages)
-    return None if rest or pp == 1 else (even * num_virtual_stages,) * pp
+    """Return equal numbers of layers per stage, the default of the frameworks; None if they do not divide."""
+    layers, remainder = divmod(num_layers, pp * num_virtual_stages)
+    return None if remainder or pp == 1 else (layers * num_virtual_stages,) * pp
 
 
-def _micro_batch(facts: RowCells, degrees: RowDegrees, job: Job) -> int:
-    micro_batch, steps = facts.size("micro_batch"), facts.size("grad_accum")
+def _micro_batch(cells: RowCells, degrees: RowDegrees, job: Job) -> int:
+    micro_batch, grad_accum = cells.size("micro_batch"), cells.size("grad_accum")
     if micro_batch is not None:
         return micro_batch
-    if steps is None and degrees.tp * degrees.cp * degrees.pp > 1:
+    if grad_accum is None and degrees.tp * degrees.cp * degrees.pp > 1:
         return 1
-    each, rest = divmod(job.num_seqs, degrees.replicas * facts.require_size("grad_accum", "micro-batch"))
-    if rest or not each:
+    micro_batch_seqs, remainder = divmod(
+        job.num_seqs, degrees.replicas * cells.require_size("grad_accum", "micro-batch")
+    )
+    if remainder or not micro_batch_seqs:
         raise SkippedRow("micro-batch not stated", "micro_batch")
-    return each
+    return micro_batch_seqs
 
 
-def _offload(facts: RowCells) -> Any:
-    """What rests on the host: the optimizer, activations, both; single activations do not (`list_approximations` says so)."""
-    if _offloads_inputs(facts):
+def _offload(cells: RowCells) -> Any:
+    """Return what is kept on the host: "optimizer", "activations", "both", "none".
+
+    Single activations on the host are an approximation (`list_approximations`).
+    """
+    if _offloads_inputs(cells):
         return "activations"
-    text = facts.text("offload").lower()
-    parts = [name for name in ("optimizer", "activations") if name in text]
-    return "both" if len(parts) == 2 else (parts or ["none"])[0]
+    text = cells.text("offload").lower()
+    offloaded = [name for name in ("optimizer", "activations") if name in text]
+    return "both" if len(offloaded) == 2 else (offloaded or ["none"])[0]
 
 
-def _zero(facts: RowCells, degrees: RowDegrees, node: int, slices: int) -> tuple[int, int]:
-    """ZeRO stage and the replicas that it shards over: a node in hybrid sharding, a slice of several, a stated group, or all."""
-    stage = facts.count("zero_stage")
-    if stage is None:
-        sharded = facts.flag("dist_optimizer") is not False or degrees.ep > 1
-        stage = 3 if facts.flag("fsdp") else int(sharded)
-    words = (facts.text("recompute_detail"), facts.text("notes"))
-    group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", words[1])
+def _zero(cells: RowCells, degrees: RowDegrees, chips_per_node: int, num_slices: int) -> tuple[int, int]:
+    """Return the ZeRO stage and the replicas that it shards over: a node (HSDP), a slice, a stated group, or all."""
+    zero_stage = cells.count("zero_stage")
+    if zero_stage is None:
+        sharded = cells.flag("dist_optimizer") is not False or degrees.ep > 1
+        zero_stage = 3 if cells.flag("fsdp") else int(sharded)
+    texts = (cells.text("recompute_detail"), cells.text("notes"))
+    shard_group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", texts[1])
     fsdp = degrees.replicas
-    if group:
-        fsdp = int(group[1])
-    elif any(re.match(r"HSDP\b", text) for text in words):
-        fsdp = node // (degrees.tp * degrees.cp)
-    elif slices > 1:
-        fsdp = degrees.replicas // slices
+    if shard_group:
+        fsdp = int(shard_group[1])
+    elif any(re.match(r"HSDP\b", text) for text in texts):
+        fsdp = chips_per_node // (degrees.tp * degrees.cp)
+    elif num_slices > 1:
+        fsdp = degrees.replicas // num_slices
     if fsdp < 1 or degrees.replicas % fsdp:
         raise SkippedRow("ZeRO group does not divide the replicas", f"{fsdp} of {degrees.replicas}")
-    return (stage, fsdp) if stage and fsdp * degrees.cp > 1 else (0, 1)
+    return (zero_stage, fsdp) if zero_stage and fsdp * degrees.cp > 1 else (0, 1)
 
 
 def _pipeline(
-    facts: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, micro_batch: int
+    cells: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, micro_batch: int
 ) -> tuple[str, int]:
-    """Schedule, which the layout may refuse, and virtual stages."""
-    plain, virtual_ones = (natural_schedule(degrees.pp, virtual) for virtual in (1, 2))
+    """Return the schedule, which the layout rules may still refuse, and the number of virtual stages."""
+    plain_schedule, interleaved_schedule = (
+        natural_schedule(degrees.pp, num_virtual_stages) for num_virtual_stages in (1, 2)
+    )
     if degrees.pp == 1:
-        return plain, 1
-    text, virtual = facts.text("pp_schedule").lower(), facts.size("vpp")
-    named = _schedule_in(text)
-    if virtual is None:
+        return plain_schedule, 1
+    text, num_virtual_stages = cells.text("pp_schedule").lower(), cells.size("vpp")
+    schedule = _schedule_in(text)
+    if num_virtual_stages is None:
         num_micro_batches = job.num_seqs // (degrees.replicas * micro_batch)
-        whole = get_schedule(named).supports(degrees.pp, 1) if named else False
-        virtual = 1 if whole else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
-    virtual = min(virtual, max((architecture.num_layers + MAX_EMPTY_STAGES) // degrees.pp, 1))
-    stands_for_both = named in ("", plain, virtual_ones)
-    return natural_schedule(degrees.pp, virtual) if stands_for_both else named, virtual
+        is_complete = get_schedule(schedule).supports(degrees.pp, 1) if schedule else False
+        num_virtual_stages = (
+            1 if is_complete else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
+        )
+    num_virtual_stages = min(num_virtual_stages, max((architecture.num_layers + MAX_EMPTY_STAGES) // degrees.pp, 1))
+    stands_for_both = schedule in ("", plain_schedule, interleaved_schedule)
+    return natural_schedule(degrees.pp, num_virtual_stages) if stands_for_both else schedule, num_virtual_stages
 
 
 def _schedule_in(text: str) -> str:
-    """The schedule of a pipeline that a text names, by the longest of the names in it; "" for no text."""
-    names = schedule_names_by_alias()
-    found = max((name for name in names if name in text), key=len, default="")
-    if text and not found:  # zbb, zbv, v-half and v-min
+    """Return the schedule with the longest name in the text; "" for no text. Raises `SkippedRow` for an unknown one."""
+    schedule_names = schedule_names_by_alias()
+    alias = max((name for name in schedule_names if name in text), key=len, default="")
+    if text and not alias:  # zbb, zbv, v-half and v-min
         raise SkippedRow("schedule not known here", text[:40])
-    return names[found] if found else ""
+    return schedule_names[alias] if alias else ""
 
 
 def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> int:
-    """Virtual stages where a pipeline's number is not stated: as many as leave two layers or more in each.
+    """Return the virtual stages of a pipeline that does not state them: as many as leave two layers or more in each.
 
-    Interleaving needs micro-batches in multiples of pp, and layers that come out even. A prior: the published pipelines that
-    state it have one to four layers in a virtual stage (GPT-3 175B and Nemotron-4 340B one, Llama 3.1 405B two, 70B four).
+    Interleaving needs micro-batches in multiples of pp, and layers that divide evenly. A prior: the published pipelines
+    that state it have one to four layers in a virtual stage (GPT-3 175B and Nemotron-4 340B one, Llama 3.1 405B two,
+    70B four).
     """
     if num_micro_batches % get_schedule(natural_schedule(pp, 2)).micro_batch_multiple(pp, 2):
         return 1
-    counted = (num_layers, num_layers + 2)  # Llama's 126 come out even with embedding and head as a layer each
-    return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in counted)), 1)
+    layer_counts = (num_layers, num_layers + 2)  # Llama's 126 come out even with embedding and head as a layer each
+    return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in layer_counts)), 1)
 
 
-def read_recomputes(facts: RowCells) -> tuple[str, ...]:
-    """What may be recomputed, in the order from the least to the most.
+def read_recomputes(cells: RowCells) -> tuple[str, ...]:
+    """Return the recompute policies that a row may have used, from the least to the most recomputation.
 
-    "selective" stands for anything between none and all of a block, so all comes next; per operation it is torchtitan's.
+    "selective" means anything between none and all of a block, so "full" comes next; per operation it is torchtitan's.
     """
-    stated, detail = facts.text("recompute").lower(), facts.text("recompute_detail").lower()
+    stated, detail = cells.text("recompute").lower(), cells.text("recompute_detail").lower()
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])
-    if _offloads_inputs(facts):
+    if _offloads_inputs(cells):
         return ("full",)
     if stated == "selective":
-        if is_partly_recomputed(facts):
+        if is_partly_recomputed(cells):
             return ("full",)
         return ("alternate" if "per-op" in detail else "selective", "full")
     return (stated,) if stated else tuple(POLICIES)
 
 
-def is_partly_recomputed(facts: RowCells) -> bool:
-    """Whether a row says that some of its blocks are recomputed, without saying how many: every n-th of IBM's fms-fsdp, which
-    calls it selective."""
-    return "fractional" in facts.text("recompute_detail").lower()
+def is_partly_recomputed(cells: RowCells) -> bool:
+    """Return True if an unknown number of blocks is recomputed: every n-th in IBM's fms-fsdp, called selective."""
+    return "fractional" in cells.text("recompute_detail").lower()
 
 
-def _offloads_inputs(facts: RowCells) -> bool:
-    """MaxText's "custom" policy as Google's v6e recipes set it: block inputs wait on the host, most else is run again.
+def _offloads_inputs(cells: RowCells) -> bool:
+    """Return True for MaxText's "custom" policy of Google's v6e recipes: block inputs offloaded, the rest recomputed.
 
-    Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that wait there too are
-    priced as run again, which takes no longer than their transfer.
+    Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that are offloaded
+    there too are priced as recomputed, which takes no longer than their transfer.
     """
-    return "remat_policy=custom" in facts.text("recompute_detail").lower()
+    return "remat_policy=custom" in cells.text("recompute_detail").lower()
 
 
-def list_approximations(facts: RowCells) -> tuple[str, ...]:
-    """What a row has that the estimate has not, and is priced as something close."""
-    routing, offloaded = facts.text("model") + facts.text("notes"), facts.text("offload").lower()
+def list_approximations(cells: RowCells) -> tuple[str, ...]:
+    """Return the features of a row that the estimate lacks, each with what it is priced as."""
+    routing_text, offload_text = cells.text("model") + cells.text("notes"), cells.text("offload").lower()
     checks = {
-        "fp16 is priced as bf16": facts.text("dtype").lower().startswith("fp16"),
-        "packed sequences are priced as one sequence each": "packed" in facts.text("notes"),
+        "fp16 is priced as bf16": cells.text("dtype").lower().startswith("fp16"),
+        "packed sequences are priced as one sequence each": "packed" in cells.text("notes"),
         "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"
-        in facts.text("overlap_flags").lower(),
+        in cells.text("overlap_flags").lower(),
         "tokens over an expert's capacity are dropped; priced as an even router's": bool(
-            re.search(r"token-?drop|capacity", routing)
+            re.search(r"token-?drop|capacity", routing_text)
         ),
-        "single activations are kept on the host; priced as recomputed": "projections to host" in offloaded,
+        "single activations are kept on the host; priced as recomputed": "projections to host" in offload_text,
         "the optimizer's update runs on the host; priced as its state streamed through the device": bool(
-            re.search(r"\bcpu adam", offloaded)
+            re.search(r"\bcpu adam", offload_text)
         ),
     }
-    return tuple(words for words, holds in checks.items() if holds)
+    return tuple(text for text, holds in checks.items() if holds)

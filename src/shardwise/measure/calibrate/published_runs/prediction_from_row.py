@@ -1,4 +1,4 @@
-"""A row as what an estimate takes: model, cluster, job, layout. The one rule that maps rows."""
+"""A row as the values that an estimate takes (model, cluster, job, layout), and its prediction."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ from shardwise.values.errors import ShardwiseError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCase:
-    """A row's four values and its software; `recomputes` are tried in turn until one fits, `approximations` say what is priced
-    otherwise. The cluster is as its vendor describes it, without what was measured."""
+    """The four values of a row and its software.
+
+    `recomputes` are tried in turn until one fits; `approximations` say what is priced as something else. The cluster is
+    as its vendor describes it, without calibration.
+    """
 
     architecture: Architecture
     cluster: Cluster
@@ -48,56 +51,63 @@ class RunCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """The case with the recompute that was taken, and its estimate."""
+    """A case with the recompute that was chosen, and its estimate."""
 
     case: RunCase
     estimate: Estimate
 
 
-def read_case(facts: RowCells, own: Cluster | None = None) -> RunCase:
-    """The case of a row; `own`: the cluster whose chip a row names that the catalogue does not have.
+def read_case(cells: RowCells, user_cluster: Cluster | None = None) -> RunCase:
+    """Return the case of a row; `user_cluster` is the cluster of a chip that the catalogue does not have.
 
-    Raises `SkippedRow` with the reason for a row that says too little or that cannot be expressed.
+    Raises `SkippedRow` with the reason for a row that states too little or cannot be expressed.
     """
     try:
-        architecture, cluster = read_architecture(facts), read_cluster(facts, own)
-        degrees = read_degrees(facts, cluster.num_devices)
-        job = read_job(facts, degrees)
-        node = facts.size("chips_per_node") or cluster.chip.devices_per_host or 1
-        slices = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
-        software = read_software(facts, relative_clock(cluster.chip))
-        layout = layout_as_run(software.stack, read_layout(facts, degrees, job, architecture, node, slices))
+        architecture, cluster = read_architecture(cells), read_cluster(cells, user_cluster)
+        degrees = read_degrees(cells, cluster.num_devices)
+        job = read_job(cells, degrees)
+        chips_per_node = cells.size("chips_per_node") or cluster.chip.devices_per_host or 1
+        num_slices = cluster.topology.num_pods if isinstance(cluster.topology, Pods) else 1
+        software = read_software(cells, relative_clock(cluster.chip))
+        layout = layout_as_run(
+            software.stack, read_layout(cells, degrees, job, architecture, chips_per_node, num_slices)
+        )
     except ShardwiseError as error:
         raise _to_skipped(error) from None
     return RunCase(
-        architecture=architecture, cluster=cluster, job=job, layout=layout, software=software, recomputes=read_recomputes(facts),
-        approximations=list_approximations(facts),
+        architecture=architecture, cluster=cluster, job=job, layout=layout, software=software,
+        recomputes=read_recomputes(cells), approximations=list_approximations(cells),
     )  # fmt: skip
 
 
-def predict_row(facts: RowCells, own: Cluster | None = None, *, bound: bool = False) -> Prediction:
-    """Price a row: of the recomputes in question the first that fits, or the last. Raises `SkippedRow`.
+def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: bool = False) -> Prediction:
+    """Price a row with the first of its possible recomputes that fits, or the last. Raises `SkippedRow`.
 
-    `own`: as for `read_case`. `bound`: at what micro-benchmarks reach, not at the constants of the published runs.
+    `user_cluster`: as for `read_case`. `bound`: at the rates of micro-benchmarks, not at the constants of published
+    runs.
     """
-    case = read_case(facts, own)
+    case = read_case(cells, user_cluster)
     cluster = case.cluster if bound else with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
-    stated = facts.text("recompute").lower()
-    most = REFUTED if stated else 1.0
+    stated = cells.text("recompute").lower()
+    # From the least recomputation to the most. A stated policy was run, so that only memory far above the capacity
+    # refutes it; one that is not stated must fit, and then as few layers are recomputed as do.
+    memory_limit = REFUTED if stated else 1.0
     for recompute in case.recomputes:
         layout = replace(case.layout, recompute=recompute)
-        found = _price(case, cluster, layout)
-        if found.memory_bytes <= most * found.memory_capacity_bytes:
+        predicted = _price(case, cluster, layout)
+        if predicted.memory_bytes <= memory_limit * predicted.memory_capacity_bytes:
             break
-    partly = is_partly_recomputed(facts)
-    if (partly or not stated) and recompute != "none":
-        layout, found = _fewest_layers(case, cluster, layout, found)
-    words = (
+    is_partial = is_partly_recomputed(cells)
+    if (is_partial or not stated) and recompute != "none":
+        layout, predicted = _fewest_layers(case, cluster, layout, predicted)
+    approximations = (
         (f"{stated} recompute would not fit; priced as {recompute}",)
-        if stated not in ("", recompute) and not partly
+        if stated not in ("", recompute) and not is_partial
         else ()
     )
-    return Prediction(case=replace(case, layout=layout, approximations=case.approximations + words), estimate=found)
+    return Prediction(
+        case=replace(case, layout=layout, approximations=case.approximations + approximations), estimate=predicted
+    )
 
 
 def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:
@@ -107,39 +117,40 @@ def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:
         raise _to_skipped(error) from None
 
 
-def _fewest_layers(case: RunCase, cluster: Cluster, layout: Layout, found: Estimate) -> tuple[Layout, Estimate]:
-    """The layout with as few layers recomputed on each stage as fit; all of them where fewer do not."""
-    most = max(layers_by_stage(case.architecture, layout))
-    pricing = Pricing(case.architecture, cluster, case.job, replace(layout, recompute_layers=most))
+def _fewest_layers(case: RunCase, cluster: Cluster, layout: Layout, predicted: Estimate) -> tuple[Layout, Estimate]:
+    """Return the layout with the fewest recomputed layers per stage that fit, at most all of them, and its estimate."""
+    max_layers = max(layers_by_stage(case.architecture, layout))
+    pricing = Pricing(case.architecture, cluster, case.job, replace(layout, recompute_layers=max_layers))
     costs, capacity = pricing.unit_costs(), cluster.chip.memory_bytes
 
     def fits(num_layers: int) -> bool:
-        some = pricing.with_recompute_layers(num_layers)
-        return sum(some.fullest_device(some.stages(costs))[1].values()) <= capacity
+        partial_pricing = pricing.with_recompute_layers(num_layers)
+        return sum(partial_pricing.fullest_device(partial_pricing.stages(costs))[1].values()) <= capacity
 
-    fewest = 1 + bisect_left(range(1, most), True, key=fits)
-    if fewest == most:
-        return layout, found
+    fewest = 1 + bisect_left(range(1, max_layers), True, key=fits)
+    if fewest == max_layers:
+        return layout, predicted
     layout = replace(layout, recompute_layers=fewest)
     return layout, _price(case, cluster, layout)
 
 
+# The key is the row's cells: the published constants must not change within a process.
 @lru_cache(maxsize=4096)
 def predict_cached(cells: tuple[tuple[str, str], ...], *, bound: bool = False) -> Prediction | SkippedRow:
-    """The prediction of a row's cells, or why there is none; rows that say the same are priced once."""
+    """Return the prediction of a row's cells, or the reason for none; rows with the same cells are priced once."""
     return try_predict(RowCells(dict(cells)), None, bound=bound)
 
 
-def try_predict(facts: RowCells, own: Cluster | None, *, bound: bool = False) -> Prediction | SkippedRow:
-    """The prediction of a row, of a chip of the catalogue or of `own`, or why there is none."""
+def try_predict(cells: RowCells, user_cluster: Cluster | None, *, bound: bool = False) -> Prediction | SkippedRow:
+    """Return the prediction of a row, for a chip of the catalogue or of `user_cluster`, or the reason for none."""
     try:
-        return predict_row(facts, own, bound=bound)
+        return predict_row(cells, user_cluster, bound=bound)
     except SkippedRow as skipped:
         return skipped
 
 
 def _to_skipped(error: ShardwiseError) -> SkippedRow:
-    """Why one of our values, or the estimate, refused the row: the rule's name is the kind."""
+    """Return an error of our values or of the estimate as a reason to skip the row, counted by the rule's name."""
     problem = str(error).splitlines()[0]
     parts = problem.split(": ")
     kind = ": ".join(parts[:2]) if parts[0] == "layout" and len(parts) > 2 else parts[0].split(" ")[0]

@@ -1,9 +1,8 @@
-"""The table of published runs, or a user's own file with the same columns: rows, cells, and the instruments that read memory.
+"""The table of published runs, or a user's file with the same columns: rows, cells, and instruments that read memory.
 
-A blank cell is None; a cell that is not a number where one is required skips the row. An estimate is what a device must hold,
-with what the runtime takes. A counter of allocated bytes does not see the runtime; one of reserved bytes sees what the caching
-allocator keeps besides; the driver sees all of a process. `instrument_reading` turns the terms of an estimate into
-what an instrument reads.
+A blank cell is None; a cell that is no number where one is required skips the row. An estimate is what a device must
+hold, with the runtime. A counter of allocated bytes does not see the runtime, one of reserved bytes also sees what the
+caching allocator keeps, and the driver sees all of a process: `instrument_reading` converts the terms of an estimate.
 """
 
 from __future__ import annotations
@@ -27,54 +26,55 @@ from shardwise.values.loss_kernels import get_loss_kernel
 INPUT_COLUMNS = (
     "software", "task", "model", "layers", "d_model", "n_heads", "n_kv_heads", "head_dim", "d_ff", "vocab", "gated_mlp",
     "tied_embeddings",
-    "n_experts", "top_k", "moe_d_ff", "n_shared_experts", "shared_expert_d_ff", "n_dense_layers", "moe_every", "mla_q_lora",
-    "mla_kv_lora", "mla_qk_nope", "mla_qk_rope", "mla_v_dim", "window", "window_layers", "chip", "chip_mem_gb",
-    "chips_per_node", "intra_node_link", "inter_node_link", "n_devices", "seq_len", "micro_batch", "global_batch",
-    "grad_accum", "dtype", "tp", "sp", "cp", "pp", "vpp", "pp_schedule", "ep", "etp", "dp", "zero_stage", "fsdp", "recompute",
-    "recompute_detail", "dist_optimizer", "offload", "overlap_flags", "flash_attn", "notes",
+    "n_experts", "top_k", "moe_d_ff", "n_shared_experts", "shared_expert_d_ff", "n_dense_layers", "moe_every",
+    "mla_q_lora", "mla_kv_lora", "mla_qk_nope", "mla_qk_rope", "mla_v_dim", "window", "window_layers", "chip",
+    "chip_mem_gb", "chips_per_node", "intra_node_link", "inter_node_link", "n_devices", "seq_len", "micro_batch",
+    "global_batch", "grad_accum", "dtype", "tp", "sp", "cp", "pp", "vpp", "pp_schedule", "ep", "etp", "dp",
+    "zero_stage", "fsdp", "recompute", "recompute_detail", "dist_optimizer", "offload", "overlap_flags", "flash_attn",
+    "notes",
 )  # fmt: skip
 
 
 class SkippedRow(Exception):
-    """A row that cannot be priced: the kind of reason, by which rows are counted, and what was found."""
+    """A row that cannot be priced: the kind of reason, by which rows are counted, and the detail."""
 
-    def __init__(self, kind: str, found: str = "") -> None:
-        super().__init__(f"{kind}: {found}" if found else kind)
+    def __init__(self, kind: str, detail: str = "") -> None:
+        super().__init__(f"{kind}: {detail}" if detail else kind)
         self.kind = kind
 
 
 @dataclass(frozen=True, slots=True)
 class RowCells:
-    """The cells of a row that a prediction may read, by column; a column that is not there is blank."""
+    """Cells of a row that a prediction may read, by column; a missing column is blank."""
 
     cells: Mapping[str, str]
 
     def text(self, column: str) -> str:
-        """The cell without surrounding blanks; "" where the source does not say."""
+        """Return the cell without surrounding blanks; "" if the source does not state it."""
         return self.cells.get(column, "").strip()
 
     def flag(self, column: str) -> bool | None:
-        """Yes or no; None where the source does not say. Raises `SkippedRow` for anything else."""
-        found = self.text(column).lower()
-        if found in ("", "yes", "no"):
-            return None if not found else found == "yes"
-        raise SkippedRow("no yes or no", f"{column} is {found[:40]!r}")
+        """Return yes as True and no as False; None for a blank. Raises `SkippedRow` for anything else."""
+        text = self.text(column).lower()
+        if text in ("", "yes", "no"):
+            return None if not text else text == "yes"
+        raise SkippedRow("no yes or no", f"{column} is {text[:40]!r}")
 
     def number(self, column: str) -> float | None:
-        """A finite number of at least 0; None where the source does not say. Raises `SkippedRow` for anything else."""
-        found = self.text(column)
-        if not found:
+        """Return a finite number of at least 0; None for a blank. Raises `SkippedRow` for anything else."""
+        text = self.text(column)
+        if not text:
             return None
         try:
-            value = float(found)
+            value = float(text)
         except ValueError:
             value = math.nan
         if not 0 <= value <= 1e15:
-            raise SkippedRow("no number", f"{column} is {found[:40]!r}")
+            raise SkippedRow("no number", f"{column} is {text[:40]!r}")
         return value
 
     def count(self, column: str) -> int | None:
-        """A whole number of at least 0, at most `MAX_SIZE`; None where the source does not say."""
+        """Return a whole number from 0 to `MAX_SIZE`; None for a blank."""
         value = self.number(column)
         if value is None:
             return None
@@ -83,17 +83,17 @@ class RowCells:
         return int(value)
 
     def size(self, column: str) -> int | None:
-        """A whole number of at least 1; None for a blank."""
+        """Return a whole number of at least 1; None for a blank."""
         value = self.count(column)
         if value == 0:
             raise SkippedRow("no whole number", f"{column} is 0")
         return value
 
-    def require_size(self, column: str, what: str) -> int:
-        """A size that nothing can be said without. Raises `SkippedRow` for a blank: `what` is not stated."""
+    def require_size(self, column: str, name: str) -> int:
+        """Return a size that is required. Raises `SkippedRow` for a blank: `name` is not stated."""
         value = self.size(column)
         if value is None:
-            raise SkippedRow(f"{what} not stated", column)
+            raise SkippedRow(f"{name} not stated", column)
         return value
 
 
@@ -104,7 +104,7 @@ MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_device", "implied_tokens_pe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRow:
-    """One published run: its place, what a prediction may read of it, and what was measured (None where it was not)."""
+    """One published run: its identity, the cells that a prediction may read, and the measured cells ("" if blank)."""
 
     id: str
     family: str
@@ -115,7 +115,7 @@ class RunRow:
     measured: Mapping[str, str]
 
     def cell(self, column: str) -> str:
-        """A cell that a prediction may read too."""
+        """Return a cell that a prediction may read."""
         return dict(self.inputs).get(column, "")
 
     @property
@@ -125,7 +125,7 @@ class RunRow:
         if stated is not None:
             return stated
         factors = [_parse_positive(self.cell(column)) for column in ("global_batch", "seq_len", "n_devices")]
-        rate = next((found for found in rates if found is not None), None)
+        rate = next((positive_rate for positive_rate in rates if positive_rate is not None), None)
         if rate is None or None in factors:
             return None
         batch, seq_len, devices = (factor or 1.0 for factor in factors)
@@ -133,19 +133,19 @@ class RunRow:
 
     @property
     def instrument(self) -> str:
-        """The row's note about how its memory was measured."""
+        """Note on how the memory was measured."""
         return f"{self.measured['memory_kind']} {self.measured['memory_unit']}".strip()
 
     @property
     def peak_memory_gb(self) -> float | None:
         """Measured memory of the fullest device in decimal gigabytes."""
         stated = _parse_positive(self.measured["peak_memory_gb"])
-        gib = self.measured["memory_unit"].lower().startswith("gib")
-        return stated * (GIB / 1e9 if gib else 1.0) if stated is not None else None
+        in_gib = self.measured["memory_unit"].lower().startswith("gib")
+        return stated * (GIB / 1e9 if in_gib else 1.0) if stated is not None else None
 
 
 def unreadable_cells(rows: Iterable[RunRow]) -> tuple[tuple[str, str, str], ...]:
-    """Measured cells that are filled but no numbers above 0: the row, the column, what was found."""
+    """Return row, column and text of the measured cells that are filled but no numbers above 0."""
     return tuple(
         (row.id, column, row.measured[column])
         for row in rows
@@ -155,7 +155,7 @@ def unreadable_cells(rows: Iterable[RunRow]) -> tuple[tuple[str, str, str], ...]
 
 
 def _parse_positive(text: str) -> float | None:
-    """A number above 0; None for anything else."""
+    """Return a number above 0; None for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -164,12 +164,12 @@ def _parse_positive(text: str) -> float | None:
 
 
 def published_rows() -> tuple[RunRow, ...]:
-    """The runs that come with the package."""
+    """Return the runs that the package ships."""
     return _read_packaged("runs.csv")
 
 
 def layout_rows() -> tuple[RunRow, ...]:
-    """Layouts of GPT models measured beside each other on A100s, with what the source leaves open as Megatron-LM has it.
+    """Return layouts of GPT models measured on A100s; what the source leaves open is as in Megatron-LM.
 
     Source: VIA-Research/vTrain, data/ground_truth_{single,multi}.csv (MIT). Assumed: 80 GB, a vocabulary of 51,200.
     """
@@ -182,9 +182,9 @@ def _read_packaged(name: str) -> tuple[RunRow, ...]:
 
 
 def read_rows(path: str, flag: str = "--rows") -> tuple[RunRow, ...]:
-    """The rows of a CSV file with the columns of the published ones, in any order; others are set aside.
+    """Return the rows of a CSV file with the columns of the published ones, in any order; other columns are ignored.
 
-    Raises `InputError`, which names the flag that gave the file, when it cannot be read as such.
+    Raises `InputError`, which names the flag that gave the file, if it cannot be read.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -198,10 +198,10 @@ def read_rows(path: str, flag: str = "--rows") -> tuple[RunRow, ...]:
 def _parse_rows(text: str, where: str) -> tuple[RunRow, ...]:
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""))
-        known = set(reader.fieldnames or ()) & set(INPUT_COLUMNS)
-        if len(known) < 3:
+        known_columns = set(reader.fieldnames or ()) & set(INPUT_COLUMNS)
+        if len(known_columns) < 3:
             raise InputError(
-                f"{where} has {len(known)} of the columns that say what was trained; "
+                f"{where} has {len(known_columns)} of the columns that say what was trained; "
                 f"a header such as id,{','.join(INPUT_COLUMNS[1:8])},... is required"
             )
         return tuple(build_row(number, cells) for number, cells in enumerate(reader, start=1))
@@ -210,7 +210,7 @@ def _parse_rows(text: str, where: str) -> tuple[RunRow, ...]:
 
 
 def build_row(number: int, cells: Mapping[Any, object]) -> RunRow:
-    """A row; cells that are missing are blank, cells beyond the header are set aside."""
+    """Return a row; missing cells are blank, cells beyond the header are ignored."""
     text = {column: value.strip() for column, value in cells.items() if column is not None and isinstance(value, str)}
     name = text.get("id") or f"row {number}"
     inputs = tuple((column, text[column]) for column in INPUT_COLUMNS if text.get(column))
@@ -223,7 +223,7 @@ def build_row(number: int, cells: Mapping[Any, object]) -> RunRow:
 
 
 def duplicate_weights(rows: Iterable[RunRow]) -> dict[str, float]:
-    """What a row of each group of duplicates counts: 1 over the rows of the group."""
+    """Return by group of duplicates the weight of its rows: 1 over their number."""
     return {group: 1.0 / count for group, count in Counter(row.dup_group for row in rows).items()}
 
 
@@ -236,15 +236,15 @@ PROCESS_BYTES = 7e9
 
 
 class MemoryInstrument(NamedTuple):
-    """What is read beside tensors: a part of them, and bytes in place of the runtime's (None: these)."""
+    """What an instrument reads besides tensors: a share of them (`slack`), and fixed bytes (None: the runtime's)."""
 
     name: str
-    words: str  # in a row's note about its memory column
+    pattern: str  # of a row's note on its memory column
     slack: float
     fixed_bytes: float | None
 
 
-# In the order in which they are looked for. Liger's figures are ml-engineering's, of reserved bytes.
+# The first whose pattern matches. Liger's figures are ml-engineering's, of reserved bytes.
 INSTRUMENTS = (
     MemoryInstrument("allocated", r"alloc", 0.0, 0.0),
     MemoryInstrument("reserved", r"reserved|liger", SLACK, 0.0),
@@ -254,20 +254,20 @@ INSTRUMENTS = (
 
 
 def find_instrument(text: str) -> MemoryInstrument:
-    """The instrument of a row, by its note about its memory column."""
-    return next(one for one in INSTRUMENTS if re.search(one.words, text.lower()))
+    """Return the instrument of a row, by its note on the memory column."""
+    return next(instrument for instrument in INSTRUMENTS if re.search(instrument.pattern, text.lower()))
 
 
 def instrument_reading(terms: Mapping[str, float], loss: str, text: str) -> float:
-    """Bytes that a row's instrument reads where an estimate has these terms, priced with a kind of loss.
+    """Return the bytes that a row's instrument reads for the terms of an estimate priced with a kind of loss.
 
-    A peak that was taken with another kind of loss than the step time says so.
+    A note "with liger" says that the peak was measured with another kind of loss than the step time.
     """
-    found = find_instrument(text)
-    held = sum(value for term, value in terms.items() if term != "runtime")
+    instrument = find_instrument(text)
+    tensor_bytes = sum(value for term, value in terms.items() if term != "runtime")
     if "with liger" in text.lower():
-        held -= terms["logits"] * (
+        tensor_bytes -= terms["logits"] * (
             1 - get_loss_kernel("chunked").bytes_per_logit / get_loss_kernel(loss).bytes_per_logit
         )
-    fixed = terms["runtime"] if found.fixed_bytes is None else found.fixed_bytes
-    return held * (1 + found.slack) + fixed
+    fixed_bytes = terms["runtime"] if instrument.fixed_bytes is None else instrument.fixed_bytes
+    return tensor_bytes * (1 + instrument.slack) + fixed_bytes
