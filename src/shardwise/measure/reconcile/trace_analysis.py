@@ -29,7 +29,6 @@ from shardwise.measure.reconcile.step_differences import (
     rank_core_share,
 )
 from shardwise.price.simulation.result import Simulation, simulate
-from shardwise.price.simulation.simulated_step import SimulatedStep
 from shardwise.records.run_folder import RunFolder
 from shardwise.search.explain.neighbour_layouts import (
     AmountOfLayout,
@@ -63,19 +62,41 @@ class Bottleneck:
 
 
 @dataclass(frozen=True)
-class BottleneckFinder:
-    """Finds bottlenecks in what the traces of a step show."""
+class TraceAnalysis:
+    """A traced step of a plan, and what its traces show."""
 
     plan: Plan
     step: TracedStep
-    planned: SimulatedStep
-    occupancies: tuple[Occupancy, ...]
-    lateness: tuple[RankLateness, ...]
-    stalls: tuple[Stall, ...]
-    differences: tuple[StepDifference, ...]
 
-    def find_bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """Return bottlenecks of at least 2% of the step, the longest first."""
+    @cached_property
+    def planned(self) -> Simulation:
+        """The planned step on simulated streams."""
+        plan = self.plan
+        return simulate(plan.model, plan.cluster, plan.job, plan.layout)
+
+    @cached_property
+    def occupancies(self) -> tuple[Occupancy, ...]:
+        """Busy, exposed and idle time of each rank."""
+        return tuple(map(measure_occupancy, self.step.ranks))
+
+    @cached_property
+    def lateness(self) -> tuple[RankLateness, ...]:
+        """Lateness of each rank at collectives."""
+        return measure_lateness(self.step)
+
+    @cached_property
+    def differences(self) -> tuple[StepDifference, ...]:
+        """Differences from the planned step, the largest first."""
+        return compare_step(self.step, self.planned.found)
+
+    @cached_property
+    def stalls(self) -> tuple[Stall, ...]:
+        """Work that took far longer than usual, the longest first."""
+        return find_stalls(self.step)
+
+    @cached_property
+    def bottlenecks(self) -> tuple[Bottleneck, ...]:
+        """Bottlenecks of at least 2% of the step, the longest first."""
         bottlenecks = (
             *self.find_stalled_work(),
             *self.find_stragglers(),
@@ -124,17 +145,18 @@ class BottleneckFinder:
 
     def find_stragglers(self) -> Iterator[Bottleneck]:
         """Yield ranks that arrive last repeatedly, unless stalls explain it."""
-        for rank in self.lateness:
-            stalled = sum(stall.excess_s for stall in self.stalls if stall.rank == rank.rank)
-            total_s = sum(lateness.kept_s for lateness in self.lateness)
-            if rank.num_kept < LEAST_DELAYED or rank.kept_s < STRAGGLER_SHARE * total_s or stalled >= rank.kept_s / 2:
+        total_s = sum(late.kept_s for late in self.lateness)
+        for late in self.lateness:
+            stalled_s = sum(stall.excess_s for stall in self.stalls if stall.rank == late.rank)
+            if late.num_kept < LEAST_DELAYED or late.kept_s < STRAGGLER_SHARE * total_s or stalled_s >= late.kept_s / 2:
                 continue
-            text = f"kept others at {rank.num_kept} of {rank.num_met} collectives, for {format_seconds(rank.kept_s)}"
-            advice = f"no layout mends a slow rank: {self._slowest(rank.rank)}"
-            yield self.build_bottleneck("straggler", text, rank.rank, rank.kept_s, advice)
+            text = f"kept others at {late.num_kept} of {late.num_met} collectives, for {format_seconds(late.kept_s)}"
+            advice = f"no layout mends a slow rank: {self._slowest(late.rank)}"
+            yield self.build_bottleneck("straggler", text, late.rank, late.kept_s, advice)
 
     def _slowest(self, rank: int) -> str:
         """Return the text of the operation that takes the most longer on a rank than on the others of its stage."""
+        planned = self.planned.found
         slow_rank = next(traced_rank for traced_rank in self.step.ranks if traced_rank.trace.rank == rank)
         stage = slow_rank.trace.coordinate.get(PIPELINE, 0)
         peers = [
@@ -142,10 +164,10 @@ class BottleneckFinder:
             for traced_rank in self.step.ranks
             if traced_rank is not slow_rank and traced_rank.trace.coordinate.get(PIPELINE, 0) == stage
         ]
-        rank_s = {key: operation.measured_s for key, operation in match_operations(slow_rank, self.planned).items()}
+        rank_s = {key: operation.measured_s for key, operation in match_operations(slow_rank, planned).items()}
         peers_s: dict[OperationKey, float] = {}
         for peer in peers:
-            for key, operation in match_operations(peer, self.planned).items():
+            for key, operation in match_operations(peer, planned).items():
                 peers_s[key] = peers_s.get(key, 0.0) + operation.measured_s / len(peers)
         key = max(rank_s, key=lambda key: rank_s[key] - peers_s.get(key, 0.0))
         return (
@@ -216,25 +238,16 @@ class BottleneckFinder:
                 f"kernels take {format_seconds(total_s)} longer than planned, {worst_share} of it in "
                 f"{worst.name} ({worst.where}): {worst.cause}"
             )
-            advice = (
-                "calibrate the cluster with this run: shardwise calibrate"
-                if worst.cause != "contention"
-                else _CORES_ADVICE
-            )
+            calibrate = "calibrate the cluster with this run: shardwise calibrate"
+            advice = _CORES_ADVICE if worst.cause == "contention" else calibrate
             yield self.build_bottleneck("kernels", text, rank, total_s, advice)
 
 
 _CORES_ADVICE = "fewer ranks on this host, or fewer threads of each"
 _PHASES: tuple[tuple[str, BottleneckKind, str, str, AmountOfLayout | None], ...] = (
-    (
-        UPDATE,
-        "update",
-        "the optimizer's update",
-        "more of the optimizer's state sharded",
-        seconds_of_terms(("optimizer",)),
-    ),
+    (UPDATE, "update", "the optimizer's update", "more of the optimizer's state sharded", seconds_of_terms(("optimizer",))),
     (DATA, "data", "waits for its data", "a faster disk, or fewer ranks that read from it", None),
-)
+)  # fmt: skip
 
 
 def _advice(axis: str) -> str:
@@ -246,49 +259,7 @@ def _advice(axis: str) -> str:
     return f"a lower degree of {axis}"
 
 
-@dataclass(frozen=True)
-class TraceAnalysis:
-    """A traced step of a plan, and what its traces show."""
-
-    plan: Plan
-    step: TracedStep
-
-    @cached_property
-    def planned(self) -> Simulation:
-        """The planned step on simulated streams."""
-        plan = self.plan
-        return simulate(plan.model, plan.cluster, plan.job, plan.layout)
-
-    @cached_property
-    def occupancies(self) -> tuple[Occupancy, ...]:
-        """Busy, exposed and idle time of each rank."""
-        return tuple(map(measure_occupancy, self.step.ranks))
-
-    @cached_property
-    def lateness(self) -> tuple[RankLateness, ...]:
-        """Lateness of each rank at collectives."""
-        return measure_lateness(self.step)
-
-    @cached_property
-    def differences(self) -> tuple[StepDifference, ...]:
-        """Differences from the planned step, the largest first."""
-        return compare_step(self.step, self.planned.found)
-
-    @cached_property
-    def bottlenecks(self) -> tuple[Bottleneck, ...]:
-        """Bottlenecks of the step, the longest first."""
-        finder = BottleneckFinder(
-            self.plan, self.step, self.planned.found, self.occupancies, self.lateness, self.stalls, self.differences
-        )
-        return finder.find_bottlenecks()
-
-    @cached_property
-    def stalls(self) -> tuple[Stall, ...]:
-        """Work that took far longer than usual, the longest first."""
-        return find_stalls(self.step)
-
-
 def load_trace_analysis(run: RunFolder, step: int | None = None) -> TraceAnalysis:
     """Read a traced step of a run, by default the last one. Raises `InputError` if there is none."""
-    traced = read_traced_step(run, step)
-    return TraceAnalysis(load_plan(run.plan), traced)
+    traced_step = read_traced_step(run, step)  # before the plan: a run without traces is the error that users meet
+    return TraceAnalysis(load_plan(run.plan), traced_step)
