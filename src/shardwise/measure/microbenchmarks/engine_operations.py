@@ -232,10 +232,3 @@ def _repeat(run: Callable[[], Any]) -> TimedOperation:
 def _num_repeats(forward_result: Any) -> int:
     out = forward_result if isinstance(forward_result, Tensor) else forward_result[0]
     return int(max(2, min(MOST_REPEATS, REPEATED_BYTES // max(out.nbytes, 1))))
-
-
-def make_copy(device: torch.device, num_bytes: int) -> Callable[[], Any]:
-    """Return a copy of arrays larger than any cache; half of `num_bytes` is read, half is written."""
-    source = torch.zeros(num_bytes // 8, device=device)
-    target = torch.empty_like(source)
-    return lambda: target.copy_(source)

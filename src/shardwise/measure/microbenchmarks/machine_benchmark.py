@@ -8,7 +8,7 @@ from __future__ import annotations
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,13 +34,12 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
 from shardwise.measure.microbenchmarks.engine_operations import (
     TimedOperation,
     layer_operation,
-    make_copy,
     product_operations,
     sample_operations,
     step_operation,
 )
 from shardwise.measure.microbenchmarks.machine_fit import MachineFacts, MachineFit, median_rounds, prediction_interval
-from shardwise.measure.microbenchmarks.timing import describe_device
+from shardwise.measure.microbenchmarks.timing import describe_device, make_collective, make_copy
 from shardwise.run.machine_resources import device_bytes, keep_host_memory
 from shardwise.run.spawn import run_in_processes
 from shardwise.values.errors import InputError
@@ -89,25 +88,15 @@ def _all_operations(samples: SampleSet, size: int, device: torch.device) -> Iter
     for sample in samples.samples:
         yield f"{sample.name}/step", step_operation(sample, size, device)
     yield "tiny/layer", TimedOperation(layer_operation(samples.tiny, device).run, 1)
-    yield "copy", TimedOperation(make_copy(device, COPY_BYTES), 1)
+    yield "copy", TimedOperation(make_copy(COPY_BYTES, device), 1)
     for dtype in samples.other_dtypes:
         for name, operation in product_operations(samples.samples[0].with_dtype(dtype), device):
             if name == "up forward":
                 yield f"{dtype}/{name}", operation
     for kind in COLLECTIVES if size > 1 else ():
         for num_bytes in COLLECTIVE_BYTES:
-            yield f"{kind}/{num_bytes}", TimedOperation(_collective(kind, num_bytes, size, device), 1)
-
-
-def _collective(kind: str, num_bytes: int, size: int, device: torch.device) -> Callable[[], object]:
-    num_elements = max(num_bytes // 4 // size, 1) * size
-    full, shard = torch.ones(num_elements, device=device), torch.ones(num_elements // size, device=device)
-    runs_by_kind: Mapping[str, Callable[[], object]] = {
-        "all_reduce": lambda: dist.all_reduce(full.fill_(1.0)),
-        "all_gather": lambda: dist.all_gather_single(full, shard),
-        "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full),
-    }
-    return runs_by_kind[kind]
+            collective = make_collective(kind, num_bytes, device, torch.float32, refill=True)
+            yield f"{kind}/{num_bytes}", TimedOperation(collective, 1)
 
 
 def _time_overlap(operations: Mapping[str, TimedOperation], device: torch.device) -> dict[str, float]:

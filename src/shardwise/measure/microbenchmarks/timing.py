@@ -97,8 +97,12 @@ def _matmul(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callabl
 
 
 def _memory(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
-    """Return a copy: half of the bytes are read, half are written."""
-    source = torch.zeros(line["bytes"] // 8, device=device)
+    return make_copy(line["bytes"], device)
+
+
+def make_copy(num_bytes: int, device: str | torch.device) -> Callable[[], object]:
+    """Return a copy between arrays of fp32; half of the bytes are read, half are written."""
+    source = torch.zeros(num_bytes // 8, device=device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
@@ -153,7 +157,7 @@ def time_collectives(lines: Lines, device: str, num_processes: int) -> Iterator[
 
 def _time_on_rank(rank: int, size: int, device: torch.device, lines: Lines) -> Iterator[Timing]:
     for line in lines:
-        yield _time_together(_collective(line, rank, size, device), device.type)
+        yield _time_together(make_collective(line["kind"], line["bytes"], device), device.type)
 
 
 def _time_together(run: Callable[[], object], device: str) -> Timing:
@@ -172,21 +176,27 @@ def _time_together(run: Callable[[], object], device: str) -> Timing:
     return summarise_times(times_s)
 
 
-def _collective(line: Mapping[str, Any], rank: int, size: int, device: torch.device) -> Callable[[], object]:
-    """Return the collective of a line; `bytes` is the whole array, in an AllToAll all shards together."""
-    num_elements = max(line["bytes"] // 2 // size, 1) * size
-    full = torch.ones(num_elements, dtype=torch.bfloat16, device=device)
-    shard = torch.ones(num_elements // size, dtype=torch.bfloat16, device=device)
+def make_collective(
+    kind: str, num_bytes: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, refill: bool = False
+) -> Callable[[], object]:
+    """Return a collective over all processes; `num_bytes` is the whole array, in an AllToAll all shards together.
+
+    `refill` writes the array before each AllReduce, so that repeated sums do not overflow.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    num_elements = max(num_bytes // dtype.itemsize // size, 1) * size
+    full = torch.ones(num_elements, dtype=dtype, device=device)
+    shard = torch.ones(num_elements // size, dtype=dtype, device=device)
     received = torch.empty_like(full)
     num_exchanged = max(len(shard) // size, 1) * size
     runs_by_kind: Mapping[str, Callable[[], object]] = {
         "all_gather": lambda: dist.all_gather_single(full, shard),
         "reduce_scatter": lambda: dist.reduce_scatter_single(shard, full),
-        "all_reduce": lambda: dist.all_reduce(full),
+        "all_reduce": lambda: dist.all_reduce(full.fill_(1.0) if refill else full),
         "all_to_all": lambda: dist.all_to_all_single(received[:num_exchanged], full[:num_exchanged]),
         "send_recv": lambda: _send_around_ring(full, received, rank, size),
     }
-    return lookup(runs_by_kind, line["kind"], "collective")
+    return lookup(runs_by_kind, kind, "collective")
 
 
 def _send_around_ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:

@@ -261,5 +261,5 @@ def _advice(axis: str) -> str:
 
 def load_trace_analysis(run: RunFolder, step: int | None = None) -> TraceAnalysis:
     """Read a traced step of a run, by default the last one. Raises `InputError` if there is none."""
-    traced_step = read_traced_step(run, step)  # before the plan: a run without traces is the error that users meet
+    traced_step = read_traced_step(run, step)  # first, for its error about a run without traces
     return TraceAnalysis(load_plan(run.plan), traced_step)
