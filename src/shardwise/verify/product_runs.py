@@ -26,7 +26,9 @@ from shardwise.derive.expression import ShardedExpression
 from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.values.errors import InputError, ShardwiseError
+from shardwise.verify.jax_source import write_jax_source
 from shardwise.verify.product_listing import build_listing
+from shardwise.verify.torch_source import write_torch_source
 from shardwise.verify.xla_compile import XlaReport
 
 Framework = Literal["numpy", "jax", "torch"]
@@ -240,9 +242,7 @@ def emit(product: ShardedExpression, program: ShardedProgram, framework: Literal
 
     Raises `InputError` for another framework, and for steps other than collectives and products.
     """
-    from shardwise.verify import jax_source, torch_source
-
-    backends = {"jax": jax_source.write_jax_source, "torch": torch_source.write_torch_source}
+    backends = {"jax": write_jax_source, "torch": write_torch_source}
     if framework not in backends:
         raise InputError(f"emit: found framework {framework!r}; one of {', '.join(backends)} is required")
     return backends[framework](build_listing(product, program))

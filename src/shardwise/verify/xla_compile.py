@@ -24,9 +24,9 @@ from shardwise.sharding.notation import einsum_equation
 from shardwise.sharding.spec import Axes
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.errors import InputError, lookup, raise_problems
+from shardwise.verify import xla_worker
 from shardwise.verify.hlo_graph import Groups
 from shardwise.verify.hlo_program import HloProgram
-from shardwise.verify.xla_worker import TPU_SHAPES
 
 Backend = Literal["cpu", "gpu", "tpu"]
 
@@ -142,8 +142,8 @@ def _violations(product: ShardedExpression, backend: Backend) -> list[str]:
     devices = product.mesh.num_devices
     if backend == "cpu" and devices > LARGEST_CPU_MESH:
         return [*partial, f"xla: the mesh has {devices} devices; the CPU backend takes at most {LARGEST_CPU_MESH}"]
-    if backend == "tpu" and devices not in TPU_SHAPES:
-        allowed = ", ".join(map(str, TPU_SHAPES))
+    if backend == "tpu" and devices not in xla_worker.TPU_SHAPES:
+        allowed = ", ".join(map(str, xla_worker.TPU_SHAPES))
         return [*partial, f"xla: the mesh has {devices} devices; for tpu it must be one of {allowed}"]
     return partial
 
@@ -165,9 +165,9 @@ def _request(product: ShardedExpression) -> dict[str, Any]:
 def _compile(requests: Sequence[Mapping[str, Any]], backend: Backend, timeout_s: float) -> dict[str, Any]:
     devices = max((math.prod(size for _, size in request["mesh"]) for request in requests), default=1)
     environment = {**os.environ, **_environment(backend, devices)}
-    source = str(Path(__file__).parents[2])
+    source = str(Path(__file__).parents[2])  # the folder that holds the package, so that the child finds the same one
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    command = [sys.executable, "-c", "from shardwise.verify.xla_worker import compile_requests; compile_requests()"]
+    command = [sys.executable, "-m", xla_worker.__name__]
     text = json.dumps({"backend": backend, "requests": requests})
     try:
         process = subprocess.run(

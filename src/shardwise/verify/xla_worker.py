@@ -18,7 +18,7 @@ TPU_SHAPES = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 
 
 def compile_requests() -> None:
     """Compile the requests on standard input, and write the text of their modules to standard output."""
-    import jax
+    import jax  # not above: the parent imports this module, and jax may be missing there
 
     job = json.load(sys.stdin)
     texts = [_compile_request(request, job["backend"]) for request in job["requests"]]
@@ -26,7 +26,7 @@ def compile_requests() -> None:
 
 
 def _compile_request(request: Mapping[str, Any], backend: str) -> str:
-    import jax
+    import jax  # as in `compile_requests`
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec
 
@@ -76,7 +76,7 @@ device_description_str: "NVIDIA H100 80GB HBM3" """
 
 def _devices(sizes: Sequence[int], backend: str) -> Any:
     """Return the first devices of the backend, or those of a described machine, as an array of the mesh's shape."""
-    import jax
+    import jax  # as in `compile_requests`
     import numpy as np
     from jax.experimental import mesh_utils, topologies
 
@@ -91,3 +91,7 @@ def _devices(sizes: Sequence[int], backend: str) -> Any:
         devices = list(topologies.get_topology_desc(f"v5e:{TPU_SHAPES[count]}", platform="tpu").devices)
         return mesh_utils.create_device_mesh(tuple(sizes), devices, allow_split_physical_axes=True)
     return np.array(devices[:count]).reshape(sizes)
+
+
+if __name__ == "__main__":
+    compile_requests()

@@ -149,7 +149,7 @@ class Reconciliation(Pictured):
     advice: tuple[str, ...]
 
     def shown(self) -> Shown:
-        from shardwise.present.pictures.reconciliation_charts import shown_reconciliation
+        from shardwise.present.pictures.reconciliation_charts import shown_reconciliation  # not above: a cycle
 
         return shown_reconciliation(self)
 
