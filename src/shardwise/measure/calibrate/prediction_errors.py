@@ -14,7 +14,6 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     find_instrument,
     instrument_reading,
 )
-from shardwise.model.architecture import Architecture
 from shardwise.price.roofline import loss_kind
 from shardwise.values.estimate_terms import COMMUNICATION_TERMS
 from shardwise.values.progress import Progress, ignore_progress
@@ -227,10 +226,6 @@ def _tokens(prediction: Prediction) -> float:
     return prediction.case.layout.micro_batch_seqs * prediction.case.job.seq_len / prediction.case.layout.cp
 
 
-def _width(architecture: Architecture, tp: int) -> float:
-    return architecture.d_ff / tp
-
-
 def _attention_share(prediction: Prediction) -> float:
     """Return the FLOPs of attention scores over those of a block's matrices: about seq_len / 6 D in a usual block."""
     architecture = prediction.case.architecture
@@ -252,7 +247,7 @@ CAUSES_OF_SLOWNESS: tuple[tuple[Applies, str], ...] = (
         "routing, the dispatcher and the host's waiting are priced by rules of thumb",
     ),
     (
-        lambda p: min(_width(p.case.architecture, p.case.layout.tp), p.case.architecture.d_model) < 2 * NARROW,
+        lambda p: min(p.case.architecture.d_ff / p.case.layout.tp, p.case.architecture.d_model) < 2 * NARROW,
         "narrow matmuls: many short kernels",
     ),
     (lambda p: _tokens(p) <= FEW_TOKENS, "few tokens a micro-batch: partial waves of tiles are not priced"),

@@ -102,15 +102,12 @@ def select_runs(
     usable: list[PricedRun] = []
     skipped: Counter[str] = Counter()
     for candidate in (*logged, *(_price_row(row, user_cluster) for row in rows)):
-        if (
-            isinstance(candidate, PricedRun)
-            and candidate.case.cluster.chip.catalog_name != user_cluster.nominal.chip.catalog_name
-        ):
-            candidate = f"of another chip, {candidate.case.cluster.chip.name}"
-        if isinstance(candidate, PricedRun):
-            usable.append(candidate)
-        else:
+        if isinstance(candidate, str):
             skipped[candidate] += 1
+        elif candidate.case.cluster.chip.catalog_name != user_cluster.nominal.chip.catalog_name:
+            skipped[f"of another chip, {candidate.case.cluster.chip.name}"] += 1
+        else:
+            usable.append(candidate)
     if stack is None and usable:
         name = Counter(run.case.software.stack.name for run in usable).most_common(1)[0][0]
         stack = next(run.case.software.stack for run in usable if run.case.software.stack.name == name)
@@ -136,15 +133,13 @@ def _price_row(row: RunRow, user_cluster: MeasuredCluster) -> PricedRun | str:
     if row.quality not in SCORED_QUALITIES:
         return f"of quality {row.quality}: it does not say all that its time depends on"
     prediction = (
-        predict_cached(row.inputs)
-        if uncatalogued_cluster is None
-        else try_predict(RowCells(dict(row.inputs)), uncatalogued_cluster)
+        predict_cached(row.inputs) if uncatalogued_cluster is None else try_predict(row.cells, uncatalogued_cluster)
     )
     return PricedRun(row, row.step_time_s, prediction.case) if isinstance(prediction, Prediction) else prediction.kind
 
 
 def _to_run(run: PricedRun, user_cluster: MeasuredCluster, stack: Stack, weight: float) -> CalibrationRun:
-    flash_attention = RowCells(dict(run.row.inputs)).flag("flash_attn")
+    flash_attention = run.row.cells.flag("flash_attn")
     software = replace(
         run.case.software, stack=stack,
         fused_attention=not stack.unfused_attention if flash_attention is None else flash_attention,
@@ -353,10 +348,8 @@ def _read_back(cells: Mapping[str, str], cluster: Cluster) -> RunCase:
 
 def _lost_fields(case: RunCase, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
     """Yield the fields in which a case differs from the run that its row was written from."""
-    stage_layers, row_stage_layers = (
-        layers_by_stage(architecture, layout),
-        layers_by_stage(case.architecture, case.layout),
-    )
+    stage_layers = layers_by_stage(architecture, layout)
+    row_stage_layers = layers_by_stage(case.architecture, case.layout)
     if stage_layers != row_stage_layers:
         planned, read = (",".join(map(str, layers)) for layers in (stage_layers, row_stage_layers))
         yield f"layers of the stages, {planned} (the row: {read})"

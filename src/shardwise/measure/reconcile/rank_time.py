@@ -260,18 +260,13 @@ def find_stalls(step: TracedStep) -> tuple[Stall, ...]:
     stalls = []
     for same_work in work_by_key.values():
         usual_s = median_low(stall.seconds for stall in same_work)
-        stalls += [
-            _with_usual(stall, usual_s) for stall in same_work if _is_stall(stall.seconds, usual_s, step.seconds)
-        ]
+        long = (stall for stall in same_work if _is_stall(stall.seconds, usual_s, step.seconds))
+        stalls += [replace(stall, usual_s=usual_s) for stall in long]
     return tuple(sorted(stalls, key=lambda stall: -stall.excess_s))
 
 
 def _is_stall(seconds: float, usual_s: float, step_s: float) -> bool:
     return seconds - usual_s >= LEAST_SHARE * step_s and seconds >= LEAST_FACTOR * usual_s
-
-
-def _with_usual(stall: Stall, usual_s: float) -> Stall:
-    return replace(stall, usual_s=usual_s)
 
 
 def _work_by_kind(rank: TracedRank) -> Iterator[tuple[tuple[str, ...], Stall]]:

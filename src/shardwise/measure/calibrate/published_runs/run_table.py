@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,7 +103,7 @@ GIB = 2.0**30
 MEASURED_COLUMNS = ("step_time_s", "tokens_per_s_per_device", "implied_tokens_per_s_per_device")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RunRow:
     """One published run: its identity, the cells that a prediction may read, and the measured cells ("" if blank)."""
 
@@ -114,9 +115,14 @@ class RunRow:
     inputs: tuple[tuple[str, str], ...]
     measured: Mapping[str, str]
 
+    @cached_property
+    def cells(self) -> RowCells:
+        """Cells that a prediction may read."""
+        return RowCells(dict(self.inputs))
+
     def cell(self, column: str) -> str:
         """Return a cell that a prediction may read."""
-        return dict(self.inputs).get(column, "")
+        return self.cells.cells.get(column, "")
 
     @property
     def step_time_s(self) -> float | None:
