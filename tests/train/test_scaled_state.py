@@ -178,7 +178,9 @@ def test_a_run_goes_on_from_its_pieces_bit_by_bit(name: str) -> None:
 
 def test_a_scale_has_its_place_among_those_of_other_parts() -> None:
     """Of 5 x 4 in parts of 3 x 2, the last ones of a row smaller, that of the part of the third quarter."""
-    (member, *_) = (one for group in engine_of(LM.name).instance.groups for one in group.members if len(one.global_shape) == 2)
+    (member, *_) = (
+        one for group in engine_of(LM.name).instance.groups for one in group.members if len(one.global_shape) == 2
+    )
     part = GroupMember(member.parameter, (5, 4), (3, 2), 0)
     window = Box((3, 0), (2, 2))
     moment = ScaledTensor.zeros(4, E4M3, CPU)
