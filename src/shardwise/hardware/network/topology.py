@@ -32,8 +32,8 @@ class GroupLinks:
 
     topology: Topology
     cuts: Mapping[str, tuple[Cut, ...]]
-    known: dict[tuple[str, ...], Link] = field(default_factory=dict)
-    spans: dict[tuple[str, ...], list[Cut]] = field(default_factory=dict)
+    link_cache: dict[tuple[str, Axes], Link] = field(default_factory=dict)
+    cuts_cache: dict[Axes, list[Cut]] = field(default_factory=dict)
     sizes: Value | None = None
     seconds: IdentityCache = field(
         default_factory=IdentityCache, init=False, compare=False, repr=False
@@ -47,30 +47,27 @@ class GroupLinks:
 
     def gather_link(self, axes: tuple[str, ...]) -> Link:
         """Return the AllGather link of the group of devices that vary along `axes`."""
-        if axes not in self.known:
-            self.known[axes] = self.topology.gather_link(self.group_cuts(axes))
-        return self.known[axes]
-
-    def group_cuts(self, axes: tuple[str, ...]) -> list[Cut]:
-        """Return the cut of each level that the group of devices along `axes` spans."""
-        if axes not in self.spans:
-            levels = range(len(self.topology.levels))
-            self.spans[axes] = [_join([self.cuts[axis][i] for axis in axes]) for i in levels]
-        return self.spans[axes]
+        return self._link("gather_link", axes)
 
     def neighbour_link(self, axes: tuple[str, ...]) -> Link:
         """Return the link between neighbours along `axes`, for a send and a receive."""
-        key = ("hop", *axes)
-        if key not in self.known:
-            self.known[key] = self.topology.neighbour_link(self.group_cuts(axes))
-        return self.known[key]
+        return self._link("neighbour_link", axes)
 
     def permute_link(self, axes: tuple[str, ...]) -> Link:
         """Return the link of a permute within the group along `axes`: each device sends to one, wherever it is."""
-        key = ("permute", *axes)
-        if key not in self.known:
-            self.known[key] = self.topology.permute_link(self.group_cuts(axes))
-        return self.known[key]
+        return self._link("permute_link", axes)
+
+    def _link(self, method: str, axes: Axes) -> Link:
+        if (method, axes) not in self.link_cache:
+            self.link_cache[method, axes] = getattr(self.topology, method)(self.group_cuts(axes))
+        return self.link_cache[method, axes]
+
+    def group_cuts(self, axes: tuple[str, ...]) -> list[Cut]:
+        """Return the cut of each level that the group of devices along `axes` spans."""
+        if axes not in self.cuts_cache:
+            levels = range(len(self.topology.levels))
+            self.cuts_cache[axes] = [_join([self.cuts[axis][i] for axis in axes]) for i in levels]
+        return self.cuts_cache[axes]
 
 
 def _join(cuts: list[Cut]) -> Cut:
