@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardwise.hardware.network.links import Cut, Link
+from shardwise.hardware.network.nccl_bandwidths import nccl_factors
 from shardwise.hardware.network.pods import Pods, pods_all_to_all_link
 from shardwise.hardware.network.switches import Switched, all_to_all_seconds_per_byte
 from shardwise.hardware.network.torus import Torus, all_to_all_link
@@ -83,8 +84,6 @@ def _join(cuts: list[Cut]) -> Cut:
 LINK_SECONDS_SOURCE = (
     "seconds a byte and latency of the links that a group has: nccl-tests, doc/PERFORMANCE.md; rings of a torus: S2"
 )
-# Passes over a gather's links; other kinds have links of their own.
-GATHER_PASSES = {CollectiveKind.ALL_GATHER: 1.0, CollectiveKind.REDUCE_SCATTER: 1.0, CollectiveKind.ALL_REDUCE: 2.0}
 
 
 def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: GroupLinks, copies: Value = 1) -> Value:
@@ -102,7 +101,7 @@ def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: 
         return links.permute_link(axes).all_gather_s(payload_bytes)
     if kind is CollectiveKind.ALL_TO_ALL:
         return all_to_all_s(axes, payload_bytes, links, copies)
-    return GATHER_PASSES[kind] * links.gather_link(axes).all_gather_s(payload_bytes)
+    return nccl_factors(kind).times * links.gather_link(axes).all_gather_s(payload_bytes)
 
 
 def ring_s(axes: Axes, array_bytes: Value, num_devices: Value, links: GroupLinks) -> Value:
