@@ -13,12 +13,13 @@ forms with these counts.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.values.errors import InputError
+from shardwise.values.errors import InputError, raise_problems
 
 
 class ShardPiece(NamedTuple):
@@ -166,10 +167,10 @@ def _admit_chunks(waiting: Sequence[RoutedChunk], capacity: int | None) -> tuple
     """Return the chunks that move in a step, the farthest to go first, and those that wait."""
     moving: list[RoutedChunk] = []
     staying: list[RoutedChunk] = []
-    load: dict[tuple[int, int], int] = {}
+    load: Counter[DirectedLink] = Counter()
     for chunk in sorted(waiting, key=lambda chunk: (-len(chunk.path), chunk.piece)):
         link = (chunk.path[0], chunk.path[1])
-        load[link] = load.get(link, 0) + 1
+        load[link] += 1
         (moving if capacity is None or load[link] <= capacity else staying).append(chunk)
     return moving, staying
 
@@ -246,7 +247,7 @@ class CollectiveSimulation:
 
     def time_s(self, link_bytes_per_s: float, hop_latency_s: float) -> float:
         """Return the seconds if every step waits for its busiest link: the sum over steps of max(latency, bytes / bandwidth)."""
-        busiest = (max(_count_by_link(iter(step)).values(), default=0) * self.piece_bytes for step in self.steps)
+        busiest = (max(_count_by_link(step).values(), default=0) * self.piece_bytes for step in self.steps)
         return sum(max(hop_latency_s, amount / link_bytes_per_s) for amount in busiest)
 
     def states(self) -> Iterator[DeviceStates]:
@@ -304,16 +305,11 @@ def _check(kind: CollectiveKind, num_bytes: float, shape: tuple[int, ...], wraps
         problems.append(f"simulate: found {len(wraps)} wraps for {len(shape)} axes; one for each axis is required")
     if not num_bytes > 0:
         problems.append(f"simulate: found {num_bytes} bytes; more than 0 are required")
-    if problems:
-        raise InputError(*problems)
+    raise_problems(problems)
 
 
-def _count_by_link(messages: Iterator[HopMessage]) -> dict[DirectedLink, int]:
-    counts: dict[DirectedLink, int] = {}
-    for message in messages:
-        link = (message.source, message.target)
-        counts[link] = counts.get(link, 0) + 1
-    return counts
+def _count_by_link(messages: Iterable[HopMessage]) -> Counter[DirectedLink]:
+    return Counter((message.source, message.target) for message in messages)
 
 
 def _initial_state(kind: CollectiveKind, count: int, num_parts: int) -> list[dict[ShardPiece, frozenset[int]]]:
