@@ -52,7 +52,7 @@ class CalibrationConstant(NamedTuple):
 
     def from_unbounded(self, point: Value) -> Value:
         """Return the value at a point (or an array of points) of the unbounded scale."""
-        import numpy as np
+        import numpy as np  # not at the top: `import shardwise` must not load NumPy
 
         if self.is_size:
             return np.clip(np.exp(point), self.low, self.high)

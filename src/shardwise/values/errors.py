@@ -228,7 +228,7 @@ def _normalize(text: str) -> str:
 
 def _similarity(text: str, name: str) -> float:
     """Return 0 to 1; a name that is part of the text, or its start or end, scores higher the more of the longer it covers."""
-    from difflib import SequenceMatcher
+    from difflib import SequenceMatcher  # loaded only for an error
 
     if text == name or not text or not name:
         return float(text == name)
