@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
@@ -86,35 +86,41 @@ def union_abilities(stacks: Iterable[Abilities], source: str) -> Abilities:
 
 
 CATALOG: Traversable = resources.files("shardwise.hardware").joinpath("catalog")
-# Priors of a stack before it is measured, where they differ from `CONSTANTS`. Eager PyTorch runs each operation as a
-# kernel, and the attention kernels of 2023 were slower; Megatron and Transformer Engine fuse by hand; XLA and torch.compile
-# fuse what is next to each other. Source: geometric means of the published runs of each kind, rounded.
-STACK_KINDS: Mapping[str, Mapping[str, float]] = {
-    "eager_2023": {"elementwise": 4.0, "attention": 1.4},
-    "eager": {"elementwise": 3.0, "attention": 1.0},
-    "fused": {"elementwise": 2.0, "attention": 1.0},
-    "compiled": {"elementwise": 1.6, "attention": 1.1},
+
+
+class StackKind(NamedTuple):
+    """Kind of software stacks: what is assumed of a stack whose entry does not say.
+
+    `priors`: those of constants before the stack is measured, where they differ from `CONSTANTS`. `loss`: the leanest
+    cross-entropy (`values.loss_kernels.LOSS_KERNELS`). `bucket_bytes`: bytes of gradients that are reduced at once if they are
+    not sharded. `host_s`: seconds of the host per counted kernel, where it launches each. `platforms`: chips of a stack that is
+    known by its kind alone.
+    """
+
+    priors: Mapping[str, float]
+    loss: str
+    bucket_bytes: float
+    host_s: float
+    platforms: tuple[str, ...] = ("GPU",)
+
+
+# Priors: eager PyTorch runs each operation as a kernel, and the attention kernels of 2023 were slower; Megatron and Transformer
+# Engine fuse by hand; XLA and torch.compile fuse adjacent operations. Source: geometric means of the published runs of each
+# kind, rounded.
+# Loss: PyTorch's own; Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into kernels that read
+# logits once.
+# Buckets: PyTorch's DistributedDataParallel, bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million
+# parameters, here in fp32; XLA reduces the stacked gradients of a scan over layers as one array, which is more than any unit has.
+# Host: small models under Megatron-LM of 2022 take 3.3 to 3.6 ms for a layer of some 40 kernels, forward and backward, however
+# short these are. Of 70, 80, ... 110 microseconds the one of least squared error over the first half of
+# calibrate/published_runs/layouts.csv; published runs of other stacks of these kinds do not contradict it. XLA and torch.compile
+# launch far less.
+STACK_KINDS: Mapping[str, StackKind] = {
+    "eager_2023": StackKind({"elementwise": 4.0, "attention": 1.4}, "unfused", BUCKET_BYTES, 100e-6),
+    "eager": StackKind({"elementwise": 3.0, "attention": 1.0}, "unfused", BUCKET_BYTES, 100e-6),
+    "fused": StackKind({"elementwise": 2.0, "attention": 1.0}, "fused", 160e6, 100e-6),
+    "compiled": StackKind({"elementwise": 1.6, "attention": 1.1}, "streamed", 1e15, 0.0, platforms=("GPU", "TPU")),
 }
-# Leanest cross-entropy (`values.loss_kernels.LOSS_KERNELS`) of each kind of software, unless the stack's entry names another.
-# Source: PyTorch's own; Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into
-# kernels that read logits once.
-LEANEST_LOSS: Mapping[str, str] = {
-    "eager_2023": "unfused", "eager": "unfused", "fused": "fused", "compiled": "streamed",
-}  # fmt: skip
-# Bytes of gradients that each kind reduces at once if they are not sharded. Sources: PyTorch's DistributedDataParallel,
-# bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million parameters, here in fp32; XLA reduces the
-# stacked gradients of a scan over layers as one array, which is more than any unit has.
-GRADIENT_BUCKET_BYTES: Mapping[str, float] = {
-    "eager_2023": BUCKET_BYTES,
-    "eager": BUCKET_BYTES,
-    "fused": 160e6,
-    "compiled": 1e15,
-}
-# Seconds of the host per counted kernel, where it launches each: small models under Megatron-LM
-# of 2022 take 3.3 to 3.6 ms for a layer of some 40, forward and backward, however short these are. Of 70, 80, ... 110
-# microseconds the one of least squared error over the first half of calibrate/published_runs/layouts.csv; published runs of
-# other stacks of these kinds do not contradict it. XLA and torch.compile launch far less.
-HOST_S: Mapping[str, float] = {"eager_2023": 100e-6, "eager": 100e-6, "fused": 100e-6, "compiled": 0.0}
 # Stack that a chip is assumed to run if none is named: the kind of Megatron and NeMo on GPUs, as most published runs use it
 # (calibrate/published_runs/runs.csv), and MaxText on TPUs, as all of theirs do.
 DEFAULT_STACK: Mapping[str, str] = {"GPU": "fused", "TPU": "maxtext"}
@@ -162,11 +168,11 @@ class Stack:
     @property
     def policy(self) -> IssuePolicy:
         """Policy of the collectives that the stack issues."""
-        return IssuePolicy(bucket_bytes=GRADIENT_BUCKET_BYTES[self.kind], casts=self.casts)
+        return IssuePolicy(bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts)
 
     def prior(self, constant: str) -> float:
         """Return the prior of a constant of the stack."""
-        return STACK_KINDS[self.kind].get(constant, CONSTANTS[constant].prior)
+        return STACK_KINDS[self.kind].priors.get(constant, CONSTANTS[constant].prior)
 
 
 @lru_cache(maxsize=1)
@@ -181,32 +187,32 @@ def stack_names() -> tuple[str, ...]:
 
 def get_stack(name: str) -> Stack:
     """Return a stack, or a kind of stack, by name. Raises `InputError` that lists the names."""
+    entry = _stack_entry(name)
+    kind = STACK_KINDS[entry["kind"]]
+    return Stack(
+        name=name, kind=entry["kind"], loss=entry.get("loss", kind.loss), platforms=tuple(entry.get("platforms", ("GPU",))),
+        abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
+        host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
+        casts=entry.get("casts", "everywhere"), precision=_inherited(entry, "precision", DEFAULT_PRECISION),
+        precision_source=_inherited(entry, "precision_source", ""), known=name not in STACK_KINDS,
+    )  # fmt: skip
+
+
+def _stack_entry(name: str) -> Mapping[str, Any]:
+    """Return a stack's table, or that of a kind of stack. Raises `InputError` that lists the names."""
     if name in STACK_KINDS:
-        platforms = ("GPU", "TPU") if name == "compiled" else ("GPU",)
-        return Stack(
-            name=name, kind=name, loss=LEANEST_LOSS[name], platforms=platforms, known=False, host_s=HOST_S[name],
-            abilities=_abilities_of_kind(name),
-        )  # fmt: skip
+        return {"kind": name, "platforms": STACK_KINDS[name].platforms}
     if name not in _stack_tables():
         raise InputError(
             f"stack: found {name!r}{did_you_mean(name, stack_names())}; the stacks are {', '.join(stack_names())}"
         )
-    entry = _stack_tables()[name]
-    return Stack(
-        name=name, kind=entry["kind"], loss=entry.get("loss", LEANEST_LOSS[entry["kind"]]),
-        platforms=tuple(entry.get("platforms", ("GPU",))), unfused_attention=entry.get("unfused_attention", False),
-        host_s=entry.get("host_s", HOST_S[entry["kind"]]), overlaps_tp=entry.get("overlaps_tp", False),
-        casts=entry.get("casts", "everywhere"),
-        abilities=_abilities(name), precision=_inherited(name, "precision", DEFAULT_PRECISION),
-        precision_source=_inherited(name, "precision_source", ""),
-    )  # fmt: skip
+    return _stack_tables()[name]
 
 
-def _inherited(name: str, key: str, default: str) -> str:
+def _inherited(entry: Mapping[str, Any], key: str, default: str) -> str:
     """Return a value of a stack: its own, or that of the stack that it is `as`."""
-    entry = _stack_tables()[name]
     stated: str | None = entry.get(key)
-    return stated or (_inherited(entry["as"], key, default) if "as" in entry else default)
+    return stated or (_inherited(_stack_tables()[entry["as"]], key, default) if "as" in entry else default)
 
 
 def default_precision(stack: str | None) -> str:
@@ -226,9 +232,8 @@ def _abilities_of_kind(kind: str) -> Abilities:
     return union_abilities([read_abilities(_stack_tables(), name) for name in names], f"any of {', '.join(names)}")
 
 
-def _abilities(name: str) -> Abilities:
+def _abilities(name: str, entry: Mapping[str, Any]) -> Abilities:
     """Return what a stack supports; if its table does not say, what others of its kind support."""
-    entry = _stack_tables()[name]
     return read_abilities(_stack_tables(), name) if _lists_abilities(entry) else _abilities_of_kind(entry["kind"])
 
 

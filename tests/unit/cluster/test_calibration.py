@@ -71,7 +71,7 @@ def test_the_stack_of_some_software(software: str, stack: str) -> None:
 
 def test_an_unknown_stack_is_expected_as_others_of_its_kind_and_less_surely() -> None:
     kind, known = get_stack("fused"), get_stack("nemo-25")
-    assert constant_values("h100", kind)["elementwise"] == STACK_KINDS["fused"]["elementwise"]
+    assert constant_values("h100", kind)["elementwise"] == STACK_KINDS["fused"].priors["elementwise"]
     assert constant_values("h100", kind)["matmul_fraction"] == constant_values("h100", known)["matmul_fraction"]
     widths = [high / low for low, high in (published_calibration("h100", s).spread["dense"] for s in (known, kind))]
     assert widths[0] < widths[1]
