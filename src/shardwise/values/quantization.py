@@ -188,12 +188,12 @@ class QuantizedMatrix(NamedTuple):
 
     elements: Float32Matrix
     scales: Float32Matrix
-    whole: np.float32
+    matrix_scale: np.float32
 
     def dequantize(self, block: ScaleBlock) -> NDArray[np.float64]:
         """Return the values [rows, columns] in float64, without a rounding."""
         scales = expand_scales(self.scales, self.elements.shape, block).astype(np.float64)
-        return self.elements * scales * np.float64(self.whole)
+        return self.elements * scales * np.float64(self.matrix_scale)
 
 
 def quantize_blocks(

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class ElementPairs(str):
-    """Dim with one element per pair of elements of a group of unsharded dims, if the group has at most `most` elements; else
+    """Dim with one element per pair of elements of a group of unsharded dims, if the group has at most `max_elements` elements; else
     0.
 
     As text it is its name.
@@ -32,21 +32,21 @@ class ElementPairs(str):
     """
 
     dims: tuple[str, ...]
-    most: int
+    max_elements: int
 
     def __new__(cls, dims: tuple[str, ...], max_elements: int) -> ElementPairs:
         pairs = super().__new__(cls, f"pairs({'·'.join(dims)} up to {max_elements})")
-        pairs.dims, pairs.most = dims, max_elements
+        pairs.dims, pairs.max_elements = dims, max_elements
         return pairs
 
     def __getnewargs__(self) -> tuple[tuple[str, ...], int]:  # type: ignore[override]
-        return self.dims, self.most
+        return self.dims, self.max_elements
 
     def evaluate(self, values: SymbolValues) -> Value:
         elements: Value = 1
         for dim in self.dims:
             elements = elements * values[dim]
-        return where(elements <= self.most, elements * elements, 0)
+        return where(elements <= self.max_elements, elements * elements, 0)
 
 
 class LocalDim(NamedTuple):
@@ -82,16 +82,16 @@ class IdentityCache:
     """Cache of results by the identity of the objects that they were computed from."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
+        self._cache: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
 
     def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
         """Return `make()`, computed once for the same objects and an equal `at`."""
         # By id(): hashing deep frozen values costs more than pricing them. The objects are stored with the result, since
         # the id of a freed object may be reused.
         cache_key = at, *map(id, objects)
-        if cache_key not in self._known:
-            self._known[cache_key] = objects, make()
-        result: Result = self._known[cache_key][1]
+        if cache_key not in self._cache:
+            self._cache[cache_key] = objects, make()
+        result: Result = self._cache[cache_key][1]
         return result
 
 
@@ -128,18 +128,18 @@ class CachedSymbolValues(SymbolValues):
 
     def __init__(self, values: SymbolValues) -> None:
         super().__init__(values)
-        self._known: dict[int, tuple[Polynomial, Value]] = {}
-        self._made = IdentityCache()
+        self._cache: dict[int, tuple[Polynomial, Value]] = {}
+        self._results = IdentityCache()
 
     def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
         """Return `make()`, computed once for the same objects and an equal `at`."""
-        return self._made.compute_once(objects, make, at)
+        return self._results.compute_once(objects, make, at)
 
     def evaluate_cached(self, polynomial: Polynomial) -> Value:
         """Return the value of a polynomial, evaluated once per polynomial object."""
-        cached = self._known.get(id(polynomial))  # by id(), as in `IdentityCache`; the polynomial is kept alive
+        cached = self._cache.get(id(polynomial))  # by id(), as in `IdentityCache`; the polynomial is kept alive
         if cached is None:
-            cached = self._known[id(polynomial)] = polynomial, polynomial.sum_monomials(self)
+            cached = self._cache[id(polynomial)] = polynomial, polynomial.sum_monomials(self)
         return cached[1]
 
 
