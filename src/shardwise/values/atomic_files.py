@@ -1,4 +1,4 @@
-"""Write files atomically: a reader has the old content or the new one, and an error names the path."""
+"""Write files atomically, with errors that name the path; check beforehand that a file can be written."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from shardwise.values.errors import InputError
 
 
 def write_json_atomic(path: Path, payload: Mapping[str, Any]) -> None:
@@ -34,3 +36,17 @@ def write_text_atomic(path: Path, text: str) -> None:
     except OSError:
         new_file.unlink(missing_ok=True)
         raise
+
+
+def require_writable(path: str | Path) -> None:
+    """Raise `InputError` if a file cannot be written. Creates nothing."""
+    target = Path(path)
+    folder = target.parent
+    problem = (
+        "no such folder" if not folder.is_dir()
+        else "it is a folder" if target.is_dir()
+        else "" if os.access(target if target.exists() else folder, os.W_OK)
+        else "permission denied"
+    )  # fmt: skip
+    if problem:
+        raise InputError(f"cannot write {target}: {problem}; choose a writable path")

@@ -95,8 +95,8 @@ def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
     """Measure the whole machine, write its cluster file, and say what came out."""
     from shardwise.measure.microbenchmarks.machine_benchmark import DTYPES, measure_machine, write_cluster_file
     from shardwise.present.cli.bench_report import machine_report
+    from shardwise.values.atomic_files import require_writable
     from shardwise.values.errors import InputError
-    from shardwise.values.writable_path import require_writable
 
     if arguments.dtype:
         raise InputError(

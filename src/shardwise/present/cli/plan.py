@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.search.compare_clusters import plan_clusters
     from shardwise.search.plan_file import dump_plan
     from shardwise.search.planner import make_plan
-    from shardwise.values.writable_path import require_writable
+    from shardwise.values.atomic_files import require_writable
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
     arguments.cluster = [one for text in arguments.cluster for one in expand_sizes(text)]

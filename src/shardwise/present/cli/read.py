@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.model.load import load_model
     from shardwise.present.cli.read_report import verdict_report
     from shardwise.search.plan_file import dump_plan
-    from shardwise.values.writable_path import require_writable
+    from shardwise.values.atomic_files import require_writable
 
     cluster = load_cluster(arguments.cluster)
     model = load_model(arguments.model) if arguments.model else None

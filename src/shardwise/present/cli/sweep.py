@@ -64,7 +64,7 @@ def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Ma
     """
     from shardwise.search.plan_sweep import Swept
     from shardwise.search.sweep_values import grid_points, parse_sweeps
-    from shardwise.values.writable_path import require_writable
+    from shardwise.values.atomic_files import require_writable
 
     sweeps = parse_sweeps(arguments.sweep)
     _require_alone(arguments, pins, [sweep.name for sweep in sweeps])

@@ -75,7 +75,7 @@ def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: 
     from shardwise.present.pictures.plan_to_target_loss_charts import search_chart
     from shardwise.search.payloads import to_loss_payload
     from shardwise.search.plan_file import dump_plan
-    from shardwise.values.writable_path import require_writable
+    from shardwise.values.atomic_files import require_writable
 
     _require_alone(arguments)
     target, batches, (model, clusters, job) = _asked(arguments)
