@@ -18,10 +18,7 @@ Result = TypeVar("Result")
 
 
 class ElementPairs(str):
-    """Dim with one element per pair of elements of a group of unsharded dims, if the group has at most `max_elements` elements; else
-    0.
-
-    As text it is its name.
+    """Dim with one element per pair of elements of a group of unsharded dims; 0 if the group exceeds `max_elements`.
 
     As text it is its name.
 
