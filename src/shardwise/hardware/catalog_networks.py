@@ -152,7 +152,7 @@ def _build_tier(entry: TomlTable, size: int) -> Tier:
 def split_into_tiers(count: int, groups: Sequence[int], host: int) -> tuple[int, ...] | None:
     """Return the sizes of the tiers that `count` devices fill, from the inside out, or None if they do not divide evenly.
 
-    `groups`: limit in devices of a group of each tier but the outermost; `host`: devices of one host. Up to the limit
+    `groups`: most devices of a group of each tier but the outermost; `host`: devices of one host. Up to the limit
     of a group, one group; beyond it, full groups, or an equal part of each that is whole hosts and at least half of the
     limit: 256 GB200 are 4 x 64, in racks of 72.
     """

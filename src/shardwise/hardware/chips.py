@@ -216,15 +216,9 @@ def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None)
         "runtime_bytes": reader.non_negative,
     }  # fmt: skip
     values: dict[str, Any] = {}
-    for key in (
-        "memory_bytes",
-        "memory_bytes_per_s",
-        "runtime_bytes",
-        *OPTIONAL_FIELDS,
-        "matmul_fraction",
-        "memory_fraction",
-    ):
-        if key in table or (base is None and key in ("memory_bytes", "memory_bytes_per_s")):
+    required = ("memory_bytes", "memory_bytes_per_s")
+    for key in (*required, "runtime_bytes", *OPTIONAL_FIELDS, "matmul_fraction", "memory_fraction"):
+        if key in table or (base is None and key in required):
             values[key] = readers.get(key, reader.quantity)(key)
     if base is None:
         values["vendor"] = reader.text("vendor", "")

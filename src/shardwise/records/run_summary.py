@@ -131,13 +131,10 @@ def _slow_ranks(log: StepLog) -> list[SlowPayload]:
     slow_ranks: dict[tuple[int, str], SlowPayload] = {}
     for event in log.events:
         for rank in event["ranks"] if event[EVENT] == SLOW_EVENT else ():
-            slow_rank: SlowPayload = {
-                "rank": rank["rank"],
-                "host": rank["host"],
-                "step": event["step"],
-                "factor": rank["factor"],
-            }
-            slow_ranks.setdefault((rank["rank"], rank["host"]), slow_rank)
+            slow_ranks.setdefault(
+                (rank["rank"], rank["host"]),
+                {"rank": rank["rank"], "host": rank["host"], "step": event["step"], "factor": rank["factor"]},
+            )
     return list(slow_ranks.values())
 
 

@@ -131,17 +131,9 @@ TERM_PREFIX = "seconds/"  # ours, before the name of a term
 EPOCHS_PREFIX = "epochs/"  # ours, before the name of a source of a mixture: epochs of it so far
 REQUIRED_FIELDS = ("learning_rate", "num_tokens", "num_targets")
 OPTIONAL_FIELDS = (
-    "auxiliary_loss",
-    "expert_imbalance",
-    "dropped_share",
-    "prediction_loss",
-    "loss_scale",
-    "num_skipped",
-    "small_norm_squared",
-    "big_norm_squared",
-    "small_tokens",
-    "big_tokens",
-)  # likewise
+    "auxiliary_loss", "expert_imbalance", "dropped_share", "prediction_loss", "loss_scale", "num_skipped",
+    "small_norm_squared", "big_norm_squared", "small_tokens", "big_tokens",
+)  # fmt: skip
 
 
 def format_step_line(record: StepRecord, throughput: MfuFormula, more: Mapping[str, Any]) -> dict[str, Any]:

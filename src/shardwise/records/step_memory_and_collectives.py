@@ -140,9 +140,8 @@ def _parse_collective(collective: Mapping[str, Any]) -> IssuedCollective:
 
 
 MEMORY_TRACE_SCHEMA = "shardwise.memory_trace/1"
-NUM_RECORDED_STEPS = (
-    4  # as many as S1 shows of its anatomy of a step: the first has no optimizer state yet, the others are alike
-)
+# As many as S1 shows in its anatomy of a step: the first has no optimizer state yet, the others are alike.
+NUM_RECORDED_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,17 +13,9 @@ from typing import Literal, NamedTuple
 from shardwise.values.errors import lookup
 
 BYTES_PER_ELEMENT = {
-    "fp64": 8.0,
-    "fp32": 4.0,
-    "int32": 4.0,
-    "tf32": 4.0,
-    "bf16": 2.0,
-    "fp16": 2.0,
-    "fp8": 1.0,
-    "int8": 1.0,
-    "fp4": 0.5,
-    "int4": 0.5,
-}
+    "fp64": 8.0, "fp32": 4.0, "int32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0,
+    "fp8": 1.0, "int8": 1.0, "fp4": 0.5, "int4": 0.5,
+}  # fmt: skip
 
 
 class BlockScaledDtype(NamedTuple):

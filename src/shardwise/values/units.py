@@ -12,31 +12,14 @@ from collections.abc import Mapping
 from shardwise.values.errors import InputError
 
 _PREFIXES = {
-    "": 1.0,
-    "k": 1e3,
-    "K": 1e3,
-    "M": 1e6,
-    "G": 1e9,
-    "B": 1e9,
-    "T": 1e12,
-    "P": 1e15,
-    "E": 1e18,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
-    "Pi": 2.0**50,
-}
+    "": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50,
+}  # fmt: skip
 SECONDS_PER_DAY = 86400.0
 _DURATIONS = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": SECONDS_PER_DAY, "w": 7 * SECONDS_PER_DAY}
 _QUANTITY = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
-_UNITS = {
-    "FLOP/s": "FLOP/s",
-    "FLOPs/s": "FLOP/s",
-    "B/s": "B/s",
-    "FLOP": "FLOP",
-    "B": "B",
-}  # as written, and the unit that is meant
+# Units as written, and the unit that is meant. Longer ones first, as they are matched as suffixes.
+_UNITS = {"FLOP/s": "FLOP/s", "FLOPs/s": "FLOP/s", "B/s": "B/s", "FLOP": "FLOP", "B": "B"}
 EXAMPLE_QUANTITIES = {"": "4Mi or 15T", "B": "80 GB", "B/s": "3.35 TB/s", "FLOP": "2 PFLOP", "FLOP/s": "989 TFLOP/s"}
 
 

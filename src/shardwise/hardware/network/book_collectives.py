@@ -96,7 +96,7 @@ def idealised_s(
     axis_bytes_per_s: W, both directions of a wrapped axis. One way W is halved, and an AllToAll is half an AllGather.
     Assumes: bandwidth-bound, N large. Raises `InputError` for other collectives.
     Source: S3, table 2; S2, "what have we learned" and question 10.
-    Differs: exact forms carry (N-1)/N (`torus_cost` with `one_way`).
+    Differs: exact forms carry (N-1)/N (`torus_collective_cost` with `one_way`).
     """
     gather = num_bytes / (num_axes * axis_bytes_per_s) * (2.0 if one_way else 1.0)
     gathers = {"all_gather": 1.0, "reduce_scatter": 1.0, "all_reduce": 2.0, "all_to_all": 0.5 if one_way else 0.25}

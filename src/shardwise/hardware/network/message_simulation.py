@@ -196,11 +196,8 @@ DirectedLink = tuple[int, int]
 HeldPieces = Mapping[ShardPiece, frozenset[int]]  # a piece and the devices whose summands are in it
 DeviceStates = tuple[HeldPieces, ...]
 SIMULATED_KINDS = (
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.ALL_TO_ALL,
-)
+    CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,12 +11,7 @@ from pathlib import Path
 from shardwise.values.errors import InputError
 
 LONGEST_VARINT = 10  # bytes of 7 bits each that 64 bits take
-VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = (
-    0,
-    1,
-    2,
-    5,
-)  # wire types; 3 and 4 are groups, which no longer are in use
+VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # wire types; 3 and 4 are groups, no longer in use
 
 
 def parse_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -22,9 +22,7 @@ from shardwise.values.errors import InputError
 CASTAGNOLI = 0x82F63B78  # the polynomial, lowest bit first. Source: RFC 3720, appendix B.4
 MASK = 0xA282EAD8
 HEAD, TAIL = struct.Struct("<QI"), struct.Struct("<I")
-LONGEST_RECORD = (
-    1 << 16
-)  # bytes of a record that is read: one of scalars has about a hundred, graphs and images have more
+LONGEST_RECORD = 1 << 16  # bytes of a record that is read: scalars take about a hundred, graphs and images more
 
 
 def _table() -> Iterator[int]:

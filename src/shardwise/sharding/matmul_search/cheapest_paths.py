@@ -17,9 +17,7 @@ from shardwise.sharding.matmul_search.numbered_shardings import NumberedSharding
 from shardwise.sharding.spec import Axes, Spec
 
 CostVector = tuple[float, ...]  # compared in order; costs add part by part
-Edge = tuple[
-    int, CostVector, int
-]  # the number of the sharding behind a collective, its cost, and the number of its operation
+Edge = tuple[int, CostVector, int]  # number of the sharding after a collective, its cost, number of its operation
 PriceCollective = Callable[[CollectiveKind, Axes, float], CostVector]  # kind, axes, elements of the payload
 
 

@@ -125,7 +125,7 @@ class AxisGroups:
 
 
 GroupNumbers = tuple[int, ...]
-NumberedMove = tuple[int, int]  # the number of an operation, and that of the place behind it
+NumberedMove = tuple[int, int]  # number of an operation, and of the sharding after it
 
 
 class CollectiveTemplate(NamedTuple):
@@ -136,15 +136,11 @@ class CollectiveTemplate(NamedTuple):
     factor: int
 
 
-GATHER, EXCHANGE, REDUCE, SCATTER, SLICE, PERMUTE = range(6)  # in the order of KINDS
+GATHER, EXCHANGE, REDUCE, SCATTER, SLICE, PERMUTE = range(6)  # in the order of COLLECTIVE_KINDS
 COLLECTIVE_KINDS = (
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.ALL_TO_ALL,
-    CollectiveKind.ALL_REDUCE,
-    CollectiveKind.REDUCE_SCATTER,
-    CollectiveKind.SLICE,
-    CollectiveKind.PERMUTE,
-)
+    CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL, CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.SLICE, CollectiveKind.PERMUTE,
+)  # fmt: skip
 
 
 class NumberedShardings:
