@@ -17,14 +17,14 @@ COLLECTIVE_NAMES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 class NcclFactors(NamedTuple):
     """Factors of one kind of collective in the formulas of all networks.
 
-    `size`: NCCL's size over the whole array, for N devices; `busbw`: bus bandwidth over algorithm bandwidth. `times`: passes
-    over the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves, and
-    rings inside nodes and between them can.
+    `size`: NCCL's size over the whole array, for N devices; `busbw`: bus bandwidth over algorithm bandwidth. `passes`: number of
+    passes over the links of a gather (an AllReduce scatters, then gathers). `reduces`: switches can carry it out themselves,
+    and rings inside nodes and between them can.
     """
 
     size: Callable[[int], float]
     busbw: Callable[[int], float]
-    times: int = 1
+    passes: int = 1
     reduces: bool = False
 
 
@@ -39,7 +39,7 @@ def _share_of_others(num_devices: int) -> float:
 NCCL_FACTORS: Mapping[str, NcclFactors] = {
     "all_gather": NcclFactors(_one, _share_of_others, reduces=True),
     "reduce_scatter": NcclFactors(_one, _share_of_others, reduces=True),
-    "all_reduce": NcclFactors(_one, lambda n: 2.0 * _share_of_others(n), times=2, reduces=True),
+    "all_reduce": NcclFactors(_one, lambda n: 2.0 * _share_of_others(n), passes=2, reduces=True),
     "all_to_all": NcclFactors(lambda n: 1.0 / n, _share_of_others),
     "broadcast": NcclFactors(_one, _one),
     "send_recv": NcclFactors(_one, _one),

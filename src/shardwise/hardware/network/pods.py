@@ -89,7 +89,7 @@ def pod_collective_costs(
     `AT_ONCE` is the bound of gathers and reductions whose levels are pipelined, so that the slower one sets the pace.
     """
     factors, (name, link_of) = nccl_factors(operation), lookup(_LINKS, operation, "collective")
-    passes, hop_s = factors.times, pods.torus.hop_latency_s
+    passes, hop_s = factors.passes, pods.torus.hop_latency_s
     costs = {name: cost_over_link(link_of(pods, cuts, one_way=one_way), num_bytes, passes, hop_s)}
     if factors.reduces:
         inner, between = pods.torus.gather_link(cuts[:-1], one_way=one_way), pods.dcn_seconds_per_byte(cuts)

@@ -175,7 +175,7 @@ def ring_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[Cro
     passes all of V down the ring. Source: NCCL, src/graph/tuning.cc (nsteps and nInterSteps); nccl-tests, PERFORMANCE.md.
     """
     num_devices, factors = math.prod(span.size for span in crossed), nccl_factors(operation)
-    passes = factors.times
+    passes = factors.passes
     hops = [num_devices // span.inside - num_devices // (span.inside * span.size) for span in crossed]
     latency = sum(count * span.tier.hop_latency_s for count, span in zip(hops, crossed, strict=True))
     return CollectiveCost(
@@ -193,7 +193,7 @@ def hierarchical_cost(
     The slowest tier sets the pace and the hops of the tiers add up, (n-1) for each; an AllReduce is a ReduceScatter and an
     AllGather. Source: S0's hierarchy of switches; nccl-tests, PERFORMANCE.md.
     """
-    link, passes = network.gather_link(cuts), nccl_factors(operation).times
+    link, passes = network.gather_link(cuts), nccl_factors(operation).passes
     return CollectiveCost(
         latency_s=passes * link.latency_s,
         bandwidth_s=passes * num_bytes * link.seconds_per_byte,
@@ -210,7 +210,7 @@ def tree_cost(operation: CollectiveName, num_bytes: float, crossed: Sequence[Cro
     Differs: NCCL (src/graph/tuning.cc) chains the devices of a node (n-1 hops) and builds trees between nodes only, and
     takes 0.9 of the bandwidth.
     """
-    passes = nccl_factors(operation).times
+    passes = nccl_factors(operation).passes
     depths = [math.ceil(math.log2(span.size)) for span in crossed]
     latency = sum(depth * span.tier.hop_latency_s for depth, span in zip(depths, crossed, strict=True))
     return CollectiveCost(
@@ -229,7 +229,7 @@ def in_switch_cost(operation: CollectiveName, num_bytes: float, crossed: Sequenc
     Klenk et al. 2020, an in-network architecture for accelerating shared-memory multiprocessor collectives.
     """
     inner, outer = crossed[0], crossed[1:]
-    passes, extra_shares = nccl_factors(operation).times, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
+    passes, extra_shares = nccl_factors(operation).passes, {"all_gather": -1, "reduce_scatter": -1, "all_reduce": 1}
     share = (inner.size + lookup(extra_shares, operation, "collective")) / inner.size
     seconds_per_byte = [share * inner.seconds_per_byte]
     seconds_per_byte += [passes * (span.size - 1) / span.size * span.seconds_per_byte for span in outer]

@@ -101,7 +101,7 @@ def collective_s(kind: CollectiveKind, axes: Axes, payload_bytes: Value, links: 
         return links.permute_link(axes).all_gather_s(payload_bytes)
     if kind is CollectiveKind.ALL_TO_ALL:
         return all_to_all_s(axes, payload_bytes, links, copies)
-    return nccl_factors(kind).times * links.gather_link(axes).all_gather_s(payload_bytes)
+    return nccl_factors(kind).passes * links.gather_link(axes).all_gather_s(payload_bytes)
 
 
 def ring_s(axes: Axes, array_bytes: Value, num_devices: Value, links: GroupLinks) -> Value:

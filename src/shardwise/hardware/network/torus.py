@@ -231,7 +231,7 @@ def torus_collective_cost(
     each way takes (N-1)/N of it (S2's summary, for one direction). `Torus.gather_link` is V/W for rings of even size.
     """
     link = lookup(_LINKS, operation, "collective")(torus, cuts, one_way=one_way)
-    return cost_over_link(link, num_bytes, nccl_factors(operation).times, torus.hop_latency_s)
+    return cost_over_link(link, num_bytes, nccl_factors(operation).passes, torus.hop_latency_s)
 
 
 def all_to_all_link(torus: Torus, cuts: Sequence[Cut], *, one_way: bool = False) -> Link:
