@@ -186,13 +186,13 @@ def did_you_mean(unknown: object, allowed: Iterable[object]) -> str:
     return f" (did you mean {join_words(names, 'or')}?)" if names else ""
 
 
-def join_words(words: Sequence[str], conjunction: str) -> str:
-    """Join words as in a sentence.
+def join_words(names: Sequence[str], conjunction: str) -> str:
+    """Join names as in a sentence.
 
     >>> join_words(["A", "B", "C"], "and"), join_words(["A"], "or")
     ('A, B and C', 'A')
     """
-    return f" {conjunction} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+    return f" {conjunction} ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 def find_nearest_names(unknown: object, allowed: Iterable[object]) -> list[str]:
