@@ -115,7 +115,8 @@ def build_optimizer_program(
         matrix = (matrices or {}).get(name)
         weight_optimizer = definition.for_weight(is_matrix=matrix is not None)
         function = optimizer if weight_optimizer is definition else f"{optimizer}.others"
-        updates.append(_WeightUpdate(builder, function, weight_optimizer, name, dims, gradients[name], matrix))
+        weight = _UpdatedWeight(name, dims, gradients[name], matrix)
+        updates.append(_WeightUpdate(builder, function, weight_optimizer, weight))
     # Round by round, since what has to come together in between does so for many weights at once; all end with the last round.
     by_rounds = sorted(updates, key=lambda update: len(update.rounds), reverse=True)
     for index in range(-max((len(update.rounds) for update in updates), default=0), 0):
@@ -124,18 +125,22 @@ def build_optimizer_program(
     return builder.build([output for update in updates for output in update.outputs])
 
 
+class _UpdatedWeight(NamedTuple):
+    name: str
+    dims: Dims
+    gradient: str
+    matrix: WeightMatrix | None
+
+
 class _WeightUpdate:
     """The update of one weight: `tensors` has the names of its tensors by those in the optimizer's formulas."""
 
-    def __init__(
-        self, builder: ProgramBuilder, function: str, optimizer: Optimizer, name: str, dims: Dims, gradient: str,
-        matrix: WeightMatrix | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, builder: ProgramBuilder, function: str, optimizer: Optimizer, weight: _UpdatedWeight) -> None:
         self.builder, self.function, self.optimizer = builder, function, optimizer
-        self.name, self.dims, self.matrix = name, dims, matrix
+        self.name, self.dims, gradient, self.matrix = weight
         self.rounds, self.outputs = optimizer.rounds, list[str]()
         self.tensors = {
-            tensor: builder.input(f"{name}.{tensor}", self.dims_of(tensor), self.role(tensor))
+            tensor: builder.input(f"{self.name}.{tensor}", self.dims_of(tensor), self.role(tensor))
             for tensor in optimizer.state
         }
         self.tensors[GRADIENT] = gradient
@@ -170,16 +175,10 @@ class _WeightUpdate:
             )
             if update.takes_whole_matrix and self.matrix:
                 sizes = self.matrix.sizes(self.optimizer.max_preconditioned_side)
-                flops, workspace = update.flops(sizes), update.workspace(sizes)
                 operation = MatrixFunction(
-                    reads,
-                    (result,),
-                    function,
-                    *self.matrix,
-                    flops_per_matrix=flops,
-                    workspace=workspace,
-                    is_state=update.is_state,
-                )
+                    reads, (result,), function, *self.matrix, flops_per_matrix=update.flops(sizes),
+                    workspace=update.workspace(sizes), is_state=update.is_state,
+                )  # fmt: skip
             self.tensors[f"{tensor}'"] = self.builder.add(operation)
         if index == -1:
             weight = self.builder.tensor(f"{self.name}'", self.dims, Role.WEIGHT)

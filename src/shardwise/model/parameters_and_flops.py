@@ -31,9 +31,18 @@ def num_params(architecture: Architecture) -> int:
     >>> num_params(load_model("llama-3-70b"))
     70553706496
     """
-    shared = architecture.vocab_size * architecture.d_model if architecture.tied_embeddings else 0
-    counts = unit_counts(architecture).items()
-    return sum(count * _unit_params(architecture, name) for name, count in counts if name not in MTP_UNITS) - shared
+    sizes = SymbolValues(dict(architecture.dims))
+    weights = ((program.dims(name), count) for program, names, count in _counted_units(architecture) for name in names)
+    return sum(count * int(multiply_symbols(dims).evaluate(sizes)) for dims, count in weights)
+
+
+def _counted_units(architecture: Architecture) -> Iterator[tuple[Program, tuple[str, ...], int]]:
+    """Yield the programs of the units whose weights `num_params` counts, the names of these weights, and the unit's count."""
+    for unit, count in unit_counts(architecture).items():
+        if unit not in MTP_UNITS:
+            program = UNIT_PROGRAMS[unit](architecture)
+            shared = ("head",) if unit == "head" and architecture.tied_embeddings else ()  # it is the embedding's
+            yield program, tuple(name for name in program.weights if name not in shared), count
 
 
 def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
@@ -45,14 +54,9 @@ def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
     {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
     """
     parts, sizes = dict.fromkeys(ModelPart, 0), SymbolValues(dict(architecture.dims))
-    for name, count in unit_counts(architecture).items():
-        program = UNIT_PROGRAMS[name](architecture)
-        for weight in program.weights if name not in MTP_UNITS else ():
-            parts[_part_of_weight(program, weight)] += count * int(
-                multiply_symbols(program.dims(weight)).evaluate(sizes)
-            )
-    if architecture.tied_embeddings:
-        parts[ModelPart.VOCABULARY] -= architecture.vocab_size * architecture.d_model
+    for program, names, count in _counted_units(architecture):
+        for name in names:
+            parts[_part_of_weight(program, name)] += count * int(multiply_symbols(program.dims(name)).evaluate(sizes))
     return parts
 
 
@@ -88,11 +92,9 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
 
 def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
     """Yield the trained matrices that `num_params` counts, with how often a model has each."""
-    for unit, count in unit_counts(architecture).items():
-        program = UNIT_PROGRAMS[unit](architecture)
-        shared = ("head",) if architecture.tied_embeddings and unit == "head" else ()
-        for name, matrix in weight_matrices(program, tables=tables).items() if unit not in MTP_UNITS else ():
-            if name not in shared and not program.tensors[name].frozen:
+    for program, names, count in _counted_units(architecture):
+        for name, matrix in weight_matrices(program, tables=tables).items():
+            if name in names and not program.tensors[name].frozen:
                 yield matrix, count
 
 
@@ -124,13 +126,10 @@ def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer
 def num_mtp_params(architecture: Architecture) -> int:
     """Return the parameters of multi-token prediction in training (DeepSeek-V3: 11.5e9), which `num_params` and model cards
     leave out."""
-    return architecture.num_predict_layers and architecture.num_predict_layers * _unit_params(architecture, "predict")
-
-
-def _unit_params(architecture: Architecture, name: str) -> int:
-    """Return the parameters of a unit's own weights, without those that it shares with other units."""
-    elements = weight_elements(UNIT_PROGRAMS[name](architecture), without=BORROWED_WEIGHTS.get(name, ()))
-    return int(elements.evaluate(SymbolValues(dict(architecture.dims))))
+    if not architecture.num_predict_layers:
+        return 0
+    elements = weight_elements(UNIT_PROGRAMS["predict"](architecture), without=BORROWED_WEIGHTS["predict"])
+    return architecture.num_predict_layers * int(elements.evaluate(SymbolValues(dict(architecture.dims))))
 
 
 def num_active_params(architecture: Architecture) -> int:
