@@ -253,21 +253,21 @@ def _fit_robustly(batches: Array, log_steps: Array) -> BatchTradeoff:
 
 
 def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTradeoff:
-    def judged(log_noise: Array) -> tuple[Array, Array]:
+    def squared_error(log_noise: Array) -> tuple[Array, Array]:
         """Return the sum of squares for each B_noise, and ln S_min there."""
         log_min_steps = log_steps - np.log1p(np.exp(log_noise)[:, None] / batches)
         means = (log_min_steps * weights).sum(axis=1) / weights.sum()
         return (weights * (log_min_steps - means[:, None]) ** 2).sum(axis=1), means
 
     grid = np.linspace(math.log(batches.min() / SEARCH_MARGIN), math.log(batches.max() * SEARCH_MARGIN), NUM_GRID)
-    best_index = int(np.argmin(judged(grid)[0]))
+    best_index = int(np.argmin(squared_error(grid)[0]))
     low, high = grid[max(best_index - 1, 0)], grid[min(best_index + 1, NUM_GRID - 1)]
     for _ in range(NUM_REFINED):
         thirds = np.array([low + (high - low) / 3.0, high - (high - low) / 3.0])
-        left, right = judged(thirds)[0]
+        left, right = squared_error(thirds)[0]
         low, high = (low, thirds[1]) if left < right else (thirds[0], high)
     log_noise = np.array([(low + high) / 2.0])
-    return BatchTradeoff(min_steps=math.exp(judged(log_noise)[1][0]), noise_tokens=math.exp(log_noise[0]))
+    return BatchTradeoff(min_steps=math.exp(squared_error(log_noise)[1][0]), noise_tokens=math.exp(log_noise[0]))
 
 
 def _bootstrap_fits(

@@ -188,7 +188,7 @@ def _without_partial_sums(spec: Spec) -> Spec:
 def strategy_program(sharded: ShardedExpression, strategy: ProductStrategy) -> ShardedProgram:
     """Return the steps of a strategy, ready to run on devices."""
 
-    def named(name: str) -> str:
+    def final_name(name: str) -> str:
         return sharded.result_name if name == strategy.tensor else name
 
     tensors = {n: Tensor(n, s.dims, Role.ACTIVATION) for n, s in zip(sharded.names, sharded.operands, strict=True)}
@@ -196,13 +196,13 @@ def strategy_program(sharded: ShardedExpression, strategy: ProductStrategy) -> S
     steps: list[CollectiveStep | ComputeStep] = []
     specs = dict(strategy.starts)
     for action in strategy.actions:
-        name = named(action.result if isinstance(action, ProductStep) else action.tensor)
+        name = final_name(action.result if isinstance(action, ProductStep) else action.tensor)
         if isinstance(action, ProductCollective):
             steps.append(CollectiveStep(tensors[name], action.collective))
             specs[name] = action.collective.after
             continue
         tensors[name] = Tensor(name, action.result_spec.dims, Role.ACTIVATION)
-        operations.append(Contract(tuple(map(named, action.operands)), (name,)))
+        operations.append(Contract(tuple(map(final_name, action.operands)), (name,)))
         steps.append(ComputeStep(operations[-1], OperationSharding(action.specs, (action.result_spec,))))
         specs[name] = action.result_spec
     program = Program(tensors, tuple(operations), sharded.names, (sharded.result_name,))
@@ -285,10 +285,10 @@ def prime_axis_names(axis: str, count: int) -> Axes:
 
 
 def _split_spec(spec: Spec, names: dict[str, Axes]) -> Spec:
-    def parts(axes: Iterable[str]) -> Axes:
+    def split(axes: Iterable[str]) -> Axes:
         return tuple(prime_axis for axis in axes for prime_axis in names[axis])
 
-    return Spec(spec.dims, tuple(parts(axes) for axes in spec.axes), parts(spec.partial), spec.reduction)
+    return Spec(spec.dims, tuple(split(axes) for axes in spec.axes), split(spec.partial), spec.reduction)
 
 
 def _prime_factors(number: int) -> tuple[int, ...]:

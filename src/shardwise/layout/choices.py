@@ -122,7 +122,7 @@ class Choices(DegreeLimits):
     recompute: tuple[str, ...] = field(default_factory=lambda: tuple(POLICIES))
     recompute_layers: tuple[int | float | None, ...] = (None,)
     offload: tuple[str, ...] = ("none",)
-    cp_variant: tuple[str, ...] = field(default_factory=lambda: _default_cp_variants())
+    cp_variant: tuple[str, ...] = field(default_factory=_default_cp_variants)
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = field(default_factory=default_searched_schedules)
     stages: tuple[str, ...] = (BALANCED,)

@@ -233,15 +233,10 @@ def layout_from_fields(field_values: Mapping[str, Any]) -> Layout:
     """
     fsdp, tp, pp = (field_values.get(axis, 1) for axis in ("fsdp", "tp", "pp"))
     natural = {
-        "zero_stage": natural_zero_stage(fsdp), "sequence_parallel": tp > 1,
+        "zero_stage": 3 if fsdp > 1 else 0, "sequence_parallel": tp > 1,
         "schedule": natural_schedule(pp, field_values.get("num_virtual_stages", 1)),
     }  # fmt: skip
     return Layout(**{**natural, **field_values})
-
-
-def natural_zero_stage(fsdp: int) -> int:
-    """Return the natural ZeRO stage for a degree of fsdp."""
-    return 3 if fsdp > 1 else 0
 
 
 def _parse_value(key: str, text: str, prefix: str) -> Any:

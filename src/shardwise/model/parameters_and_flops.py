@@ -149,14 +149,14 @@ def num_active_params(architecture: Architecture) -> int:
 def _expert_weights(program: Program) -> set[str]:
     """Return the weights that routed tokens use: matrices and biases of all experts."""
 
-    def of(role: Role, names: Iterable[str]) -> set[str]:
+    def with_role(role: Role, names: Iterable[str]) -> set[str]:
         return {name for name in names if program.tensors[name].role is role}
 
     return {
         name
         for operation in program.operations
-        if of(Role.ROUTED, operation.operands)
-        for name in of(Role.WEIGHT, operation.operands)
+        if with_role(Role.ROUTED, operation.operands)
+        for name in with_role(Role.WEIGHT, operation.operands)
     }
 
 
