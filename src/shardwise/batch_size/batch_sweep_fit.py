@@ -271,13 +271,13 @@ def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTra
 
 
 def _bootstrap_fits(
-    batches: Array, log_steps: Array, fitted_logs: Array, num_samples: int, seed: int
+    batches: Array, log_steps: Array, fitted: Array, num_samples: int, seed: int
 ) -> list[BatchTradeoff]:
     """Return fits to the law's steps plus residuals drawn with replacement: in logarithms these scatter equally at all
     batches."""
     random = np.random.default_rng(seed)
-    residuals = (log_steps - fitted_logs) * math.sqrt(len(log_steps) / (len(log_steps) - NUM_PARAMETERS))
-    samples = (fitted_logs + random.choice(residuals, len(log_steps)) for _ in range(num_samples))
+    residuals = (log_steps - fitted) * math.sqrt(len(log_steps) / (len(log_steps) - NUM_PARAMETERS))
+    samples = (fitted + random.choice(residuals, len(log_steps)) for _ in range(num_samples))
     return [_least_squares(batches, sample, np.ones(len(log_steps))) for sample in samples]
 
 

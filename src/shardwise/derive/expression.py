@@ -146,15 +146,13 @@ def expression_program(sharded: ShardedExpression) -> Program:
     for name, spec in zip(sharded.names, sharded.operands, strict=True):
         builder.input(name, spec.dims, Role.ACTIVATION)
     operand_dims = [spec.dims for spec in sharded.operands]
-    (partial_product, dims), *remaining = list(_sum_unshared_dims(sharded, builder))
+    (product, dims), *remaining = list(_sum_unshared_dims(sharded, builder))
     for index, (name, added_dims) in enumerate(remaining, start=1):
         is_last = index == len(remaining)
         dims = remaining_dims([dims, added_dims], operand_dims[index + 1 :], sharded.result_dims)
         target = sharded.result_name if is_last else "*".join(sharded.names[: index + 1])
-        partial_product = builder.add(
-            Contract((partial_product, name), (builder.tensor(target, dims, Role.ACTIVATION),))
-        )
-    return builder.build([partial_product])
+        product = builder.add(Contract((product, name), (builder.tensor(target, dims, Role.ACTIVATION),)))
+    return builder.build([product])
 
 
 def _sum_unshared_dims(sharded: ShardedExpression, builder: ProgramBuilder) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -236,13 +234,11 @@ def solve_expression(
         )
     solution = _solve_on_mesh(sharded, prices, free, alternatives)
     split = split_axes_into_primes(sharded)
-    lowest_cost = solution.strategies[0].cost
-    if split is None or lowest_cost[0] == 0:
+    lowest = solution.strategies[0].cost
+    if split is None or lowest[0] == 0:
         return solution
-    split_solution = _solve_on_mesh(
-        split, prices, free, alternatives, bound=(lowest_cost[0] * (1 - 1e-9), *lowest_cost[1:])
-    )
-    return split_solution if split_solution.strategies else solution
+    finer = _solve_on_mesh(split, prices, free, alternatives, bound=(lowest[0] * (1 - 1e-9), *lowest[1:]))
+    return finer if finer.strategies else solution
 
 
 def _solve_on_mesh(

@@ -243,10 +243,8 @@ class _ProgramSharder:
         if len(names_by_spec) == 1:
             return operation
         names = []
-        for index, (spec, members) in enumerate(names_by_spec.items()):
-            names.append(
-                members[0] if len(members) == 1 else self.add_partial_sum(operation, index, spec, members, primal)
-            )
+        for i, (spec, members) in enumerate(names_by_spec.items()):
+            names.append(members[0] if len(members) == 1 else self.add_partial_sum(operation, i, spec, members, primal))
         return Accumulate((*names, primal), operation.outputs)
 
     def add_partial_sum(self, operation: Accumulate, index: int, spec: Spec, members: list[str], primal: str) -> str:

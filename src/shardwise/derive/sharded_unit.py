@@ -163,9 +163,7 @@ def _shard_backward(
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
     """Return number of steps up to the last one that computes one of `operations`."""
-    indices = [
-        index for index, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations
-    ]
+    indices = [i for i, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations]
     return indices[-1] + 1 if indices else 0
 
 
@@ -190,11 +188,9 @@ def _shard_update(
     # what ZeRO splits comes together first, as weights do for their uses
     immediate = {name: weight_use_spec(scheme, program.dims(name)) for name in whole_matrix_inputs(program)}
     owners = {name: weights[owning_weight(name)] for name in program.names_with_role(Role.MEAN)}
-    flat_reductions = {
-        name: zero_axes_of_weight(scheme, dims) for name, dims in owners.items() if program.dims(name) != dims
-    }
+    flat = {name: zero_axes_of_weight(scheme, dims) for name, dims in owners.items() if program.dims(name) != dims}
     sharded = shard_program(
-        program, resting, at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat_reductions
+        program, resting, at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat
     )
     return replace(sharded, steps=group_mean_reductions(sharded.steps))
 

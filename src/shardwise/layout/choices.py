@@ -199,10 +199,8 @@ class Choices(DegreeLimits):
         """
         if stack is None or self.runnable:
             return self
-        pinned_values = {name: getattr(self, name)[0] for name in self.asked}
-        raise_problems(
-            [f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned_values})]
-        )
+        pinned = {name: getattr(self, name)[0] for name in self.asked}
+        raise_problems([f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned})])
         defaults = Choices()
         stack_values: Any = {
             name: values

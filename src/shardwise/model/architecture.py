@@ -324,11 +324,8 @@ class Architecture:
         full = _attended_share(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
-        num_windowed = self.num_windowed_layers
-        return (
-            (full, self.num_layers - num_windowed),
-            (_attended_share(self.sliding_window / seq_len, last_of), num_windowed),
-        )
+        windowed = self.num_windowed_layers
+        return ((full, self.num_layers - windowed), (_attended_share(self.sliding_window / seq_len, last_of), windowed))
 
 
 def _attended_share(window: float, last_of: Value) -> Value:

@@ -47,9 +47,7 @@ class _Transposer:
     def __init__(self, forward: Program, outputs: tuple[str, ...]) -> None:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
-        self.dims = {
-            name: tensor.dims for name, tensor in forward.tensors.items()
-        }  # gradients read forward tensors' alone
+        self.dims = {name: tensor.dims for name, tensor in forward.tensors.items()}  # all that gradients read
         self.operations: list[Operation] = []
         self.gradient_parts: dict[str, list[str]] = {}
         self.forward_index: dict[str, int] = {}
@@ -67,10 +65,8 @@ class _Transposer:
                 self.forward_index |= {out: index for added in self.operations[num_before:] for out in added.outputs}
         gradients = {name: self.sum_gradient_parts(name) for name in differentiated if name in self.gradient_parts}
         computed = {out for operation in self.operations for out in operation.outputs}
-        names_read = {name for operation in self.operations for name in operation.operands}
-        inputs = tuple(
-            name for name in (*self.output_gradients, *self.forward.tensors) if name in names_read - computed
-        )
+        reads = {name for operation in self.operations for name in operation.operands}
+        inputs = tuple(name for name in (*self.output_gradients, *self.forward.tensors) if name in reads - computed)
         return BackwardProgram(
             Program(self.tensors, tuple(self.operations), inputs, tuple(gradients.values())),
             gradients,
@@ -203,29 +199,26 @@ def pareto_save_choices(
     """
     saveable_names = frozenset(saveable)
     computed = {out for operation in forward.operations for out in operation.outputs}
-    choices_of: dict[NeededResults, list[SaveChoice]] = {
-        frozenset(computed.intersection(reads)): [SaveChoice((), 0.0, 0.0)]
-    }
+    best: dict[NeededResults, list[SaveChoice]] = {frozenset(computed.intersection(reads)): [SaveChoice((), 0.0, 0.0)]}
     for operation in reversed(forward.operations):
         next_choices: dict[NeededResults, list[SaveChoice]] = {}
-        for required, choices in choices_of.items():
+        for required, choices in best.items():
             outputs = tuple(out for out in operation.outputs if out in required)
             if not outputs:
                 next_choices.setdefault(required, []).extend(choices)
                 continue
             remaining = required.difference(outputs)
             if saveable_names.issuperset(outputs):
-                num_bytes = sum(sizes.get(out, 0.0) for out in outputs)
+                size = sum(sizes.get(out, 0.0) for out in outputs)
                 saving = [
-                    SaveChoice((*outputs, *choice.saved), choice.num_bytes + num_bytes, choice.seconds)
-                    for choice in choices
+                    SaveChoice((*outputs, *choice.saved), choice.num_bytes + size, choice.seconds) for choice in choices
                 ]
                 next_choices.setdefault(remaining, []).extend(saving)
             cost = seconds.get(operation.outputs[0], 0.0)
             recomputing = [SaveChoice(choice.saved, choice.num_bytes, choice.seconds + cost) for choice in choices]
             next_choices.setdefault(remaining.union(computed.intersection(operation.operands)), []).extend(recomputing)
-        choices_of = {required: _pareto_front(choices) for required, choices in next_choices.items()}
-    return tuple(reversed(_pareto_front(choice for choices in choices_of.values() for choice in choices)))
+        best = {required: _pareto_front(choices) for required, choices in next_choices.items()}
+    return tuple(reversed(_pareto_front(choice for choices in best.values() for choice in choices)))
 
 
 def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:

@@ -73,10 +73,8 @@ def model_program(architecture: Architecture) -> Program:
     builder = _new_builder(architecture)
     x = _add_embedding(builder, architecture, "")
     for layer in range(architecture.num_layers):
-        layer_architecture = (
-            architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
-        )
-        x = BlockBuilder(builder, layer_architecture, f"{layer}.").build(x)
+        layer_model = architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
+        x = BlockBuilder(builder, layer_model, f"{layer}.").build(x)
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
         x, mtp_loss = _add_mtp_module(builder, architecture, x, f"predict{module}.")

@@ -48,9 +48,8 @@ class BlockBuilder:
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
-        self.deferred_biases: list[
-            tuple[ModelPart | None, str, str]
-        ] = []  # of a parallel block: part, projection, name
+        # biases that a parallel block adds last: part, projection, name
+        self.deferred_biases: list[tuple[ModelPart | None, str, str]] = []
 
     def build(self, x: str) -> str:
         y = self.pre_norm(x, "attention_norm")
@@ -162,21 +161,17 @@ class BlockBuilder:
 
     def experts(self, y: str) -> str:
         """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows."""
-        gate_dims, row_dims, hidden_dims = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
-        logits = self.contract(y, "router", ("D", "E"), "router_logits", gate_dims)
-        logits = self.add_bias(logits, "router", "router_logits", "E", gate_dims)
-        gates = self.builder.add(
-            Route((logits,), (self.builder.tensor(f"{self.prefix}gates", gate_dims, Role.ACTIVATION),))
-        )
-        sent = self.elementwise("dispatch", [y, gates], "dispatched", row_dims, Role.ROUTED)
-        sent = self.elementwise("handover", [sent], RECEIVED, row_dims, Role.ROUTED)
+        dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
+        logits = self.contract(y, "router", ("D", "E"), "router_logits", dims)
+        logits = self.add_bias(logits, "router", "router_logits", "E", dims)
+        gates = self.builder.add(Route((logits,), (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
+        sent = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        sent = self.elementwise("handover", [sent], RECEIVED, rows, Role.ROUTED)
         inputs = [self.expert_product(sent, "up", hidden_dims)]
         if self.architecture.structure.has_gated_mlp:
             inputs.insert(0, self.expert_product(sent, "gate", hidden_dims))
         act = self.elementwise(self.architecture.mlp, inputs, "experts_act", hidden_dims, Role.ROUTED)
-        returned = self.elementwise(
-            "handover", [self.expert_product(act, "down", row_dims)], RETURNED, row_dims, Role.ROUTED
-        )
+        returned = self.elementwise("handover", [self.expert_product(act, "down", rows)], RETURNED, rows, Role.ROUTED)
         return self.elementwise("combine", [gates, returned], "combined", HIDDEN)
 
     def expert_product(self, x: str, projection: str, dims: tuple[str, ...]) -> str:

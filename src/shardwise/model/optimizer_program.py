@@ -73,9 +73,8 @@ def weight_matrices(program: Program, *, tables: bool = False) -> Mapping[str, W
     matrices: dict[str, WeightMatrix] = {}
     for name in program.weights if tables else ():
         dims = program.dims(name)
-        matrices |= (
-            {name: WeightMatrix((), dims[:1], dims[1:])} if program.tensors[name].part is ModelPart.VOCABULARY else {}
-        )
+        if program.tensors[name].part is ModelPart.VOCABULARY:
+            matrices[name] = WeightMatrix((), dims[:1], dims[1:])
     for operation in program.operations:
         for name in operation.inputs if isinstance(operation, Contract) and len(operation.inputs) == 2 else ():
             if name in program.weights and program.tensors[name].part is not ModelPart.VOCABULARY:
@@ -169,10 +168,8 @@ class _WeightUpdate:
             reads, dims = tuple(self.tensors[operand] for operand in update.reads), self.dims_of(tensor)
             result = self.builder.tensor(f"{self.name}.{tensor}'", dims, self.role(tensor))
             function = f"{self.function}.{tensor}"
-            read_dims = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
-            operation: Operation = Map(
-                reads, (result,), function, over=tuple(dim for dim in read_dims if dim not in dims)
-            )
+            union = dict.fromkeys(dim for name in reads for dim in self.builder.tensors[name].dims)
+            operation: Operation = Map(reads, (result,), function, over=tuple(dim for dim in union if dim not in dims))
             if update.takes_whole_matrix and self.matrix:
                 sizes = self.matrix.sizes(self.optimizer.max_preconditioned_side)
                 operation = MatrixFunction(
@@ -199,9 +196,9 @@ def whole_matrix_inputs(program: Program) -> dict[str, str]:
     """Return the tensors that are gathered for functions of whole matrices, with the names of their weights."""
     matrix_functions = [operation for operation in program.operations if isinstance(operation, MatrixFunction)]
     computed = {name for operation in matrix_functions for name in operation.outputs}
-    operands = dict.fromkeys(name for operation in matrix_functions for name in operation.inputs)
+    reads = dict.fromkeys(name for operation in matrix_functions for name in operation.inputs)
     return {
         name: owning_weight(name)
-        for name in operands
+        for name in reads
         if program.tensors[name].role is Role.DIRECTION and name not in computed
     }

@@ -140,10 +140,8 @@ def num_active_params(architecture: Architecture) -> int:
         SymbolValues(architecture.dims)
     )
     idle = architecture.num_experts - architecture.experts_per_token
-    params_per_expert = int(experts) // (architecture.num_experts or 1)
-    return (
-        num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * params_per_expert
-    )
+    expert_params = int(experts) // (architecture.num_experts or 1)
+    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * expert_params
 
 
 def _expert_weights(program: Program) -> set[str]:

@@ -144,10 +144,8 @@ def _pin_problems(layout: Layout) -> Iterator[str]:
 
 def _rule_problems(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
     degrees, job = layout_degrees(layout), Job(global_batch_tokens=1, seq_len=1)
-    recipe_rules = {
-        rule.name: rule for rule in _recipe_rules(lambda job: precision)
-    }  # it need not be one that has a name
-    for rule in (recipe_rules.get(rule.name, rule) for rule in ENGINE_RULES):
+    rules = {rule.name: rule for rule in _recipe_rules(lambda job: precision)}  # it need not be one that has a name
+    for rule in (rules.get(rule.name, rule) for rule in ENGINE_RULES):
         if not rule.legal(architecture, job, layout.num_devices, degrees):
             yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
 
@@ -175,11 +173,9 @@ def _flag_value(value: object) -> str:
 
 
 def _recipe_problems(precision: Precision, optimizer: str) -> Iterator[str]:
-    runnable_names = ", ".join(
-        name for name, recipe in PRECISIONS.items() if not list(_unsupported_formats(recipe, optimizer))
-    )
+    names = ", ".join(name for name, recipe in PRECISIONS.items() if not list(_unsupported_formats(recipe, optimizer)))
     yield from (
-        f"precision {precision.name}: {problem}; one of {runnable_names} runs"
+        f"precision {precision.name}: {problem}; one of {names} runs"
         for problem in _unsupported_formats(precision, optimizer)
     )
 

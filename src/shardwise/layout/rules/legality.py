@@ -298,17 +298,15 @@ def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
         ]
     if not is_tensor_set(policy):
         return []
-    results_by_kind = {
-        kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)
-    }
-    all_names = dict.fromkeys(name for names in results_by_kind.values() for name in names)
+    results = {kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)}
+    all_names = dict.fromkeys(name for names in results.values() for name in names)
     problems = []
     for kind, tensors in parse_tensor_set(policy).items():
-        if kind and kind not in results_by_kind:
+        if kind and kind not in results:
             problems.append(
-                f"recompute: {architecture.name} has no layers of kind {kind!r}; one of {', '.join(results_by_kind)} is required"
+                f"recompute: {architecture.name} has no layers of kind {kind!r}; one of {', '.join(results)} is required"
             )
             continue
-        known_names = results_by_kind[kind] if kind else tuple(all_names)
+        known_names = results[kind] if kind else tuple(all_names)
         problems += [f"recompute: {describe_unknown(name, known_names)}" for name in tensors if name not in known_names]
     return problems

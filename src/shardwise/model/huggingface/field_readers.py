@@ -169,9 +169,9 @@ read_d_model = read_first("hidden_size", "n_embd", "n_embed", "d_model")
 def _read_head_dim(config: TrackedConfig) -> Any:
     stated, heads, width = config.first("head_dim"), read_first(*NUM_HEADS_KEYS)(config), read_d_model(config)
     are_counts = isinstance(heads, int) and isinstance(width, int) and heads > 0
-    return (
-        stated if stated is not None else width // heads if are_counts else width
-    )  # not a number: the architecture refuses it
+    if stated is not None:
+        return stated
+    return width // heads if are_counts else width  # not a number: the architecture refuses it
 
 
 # Sizes of every family, and their spellings in the order in which they are looked for. A model of any may have been trained with

@@ -177,10 +177,7 @@ def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str)
 
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
-YARN_BETA_SLOW, YARN_BETA_FAST = (
-    1.0,
-    32.0,
-)  # YaRN's α and β (Peng et al. 2023, 3.2), as `_compute_yarn_parameters` has them
+YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0  # α and β (Peng et al. 2023, 3.2), as in `_compute_yarn_parameters`
 YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
 
 

@@ -167,11 +167,9 @@ class Optimizer:
     @property
     def gathered_tensors(self) -> frozenset[str]:
         """Names, with a prime, of the elementwise results that are gathered because a whole-matrix update reads them."""
-        names_read = (
-            names_read for update in self.updates.values() if update.takes_whole_matrix for names_read in update.reads
-        )
+        reads = (name for update in self.updates.values() if update.takes_whole_matrix for name in update.reads)
         return frozenset(
-            name for name in names_read
+            name for name in reads
             if name.endswith("'") and self.granularity(name) is Granularity.ELEMENT
             and not self.updates[name.removesuffix("'")].takes_whole_matrix
         )  # fmt: skip
@@ -184,9 +182,7 @@ class Optimizer:
     def is_mean(self, name: str) -> bool:
         """Return whether an update computes the mean of its formula: it reads a tensor that has more numbers."""
         update = self.updates[name]
-        return any(
-            self.granularity(tensor_name) in FINER_GRANULARITIES[update.granularity] for tensor_name in update.reads
-        )
+        return any(self.granularity(read) in FINER_GRANULARITIES[update.granularity] for read in update.reads)
 
     @property
     def reduces_means(self) -> bool:
@@ -206,11 +202,7 @@ class Optimizer:
         """
         rounds: list[list[str]] = [[]]
         for name, update in self.updates.items():
-            boundary = {
-                f"{updated}'"
-                for updated in rounds[-1]
-                if self.is_mean(updated) or f"{updated}'" in self.gathered_tensors
-            }
+            boundary = {f"{last}'" for last in rounds[-1] if self.is_mean(last) or f"{last}'" in self.gathered_tensors}
             if not boundary.isdisjoint(update.reads):
                 rounds.append([])
             rounds[-1].append(name)
