@@ -273,7 +273,7 @@ def _least_squares(batches: Array, log_steps: Array, weights: Array) -> BatchTra
 def _bootstrap_fits(
     batches: Array, log_steps: Array, fitted: Array, num_samples: int, seed: int
 ) -> list[BatchTradeoff]:
-    """Return fits to the law's steps plus residuals drawn with replacement: in logarithms these scatter equally at all
+    """Return fits to the law's steps plus residuals drawn with replacement, which in logarithms scatter equally at all
     batches."""
     random = np.random.default_rng(seed)
     residuals = (log_steps - fitted) * math.sqrt(len(log_steps) / (len(log_steps) - NUM_PARAMETERS))

@@ -122,7 +122,7 @@ def noise_sample_of(record: StepRecord) -> NoiseSample | None:
 def _split_windows(
     measured: Sequence[tuple[StepRecord, NoiseSample]],
 ) -> Iterator[Sequence[tuple[StepRecord, NoiseSample]]]:
-    """Yield up to `MAX_WINDOWS` windows of about equal length, each of at least `MIN_WINDOW_STEPS` steps unless there are
+    """Yield up to `MAX_WINDOWS` windows of about equal length, each of `MIN_WINDOW_STEPS` steps at least unless there are
     fewer."""
     num_windows = min(MAX_WINDOWS, max(len(measured) // MIN_WINDOW_STEPS, 1))
     ends = [round(len(measured) * index / num_windows) for index in range(num_windows + 1)]

@@ -206,7 +206,6 @@ def _group_steps(steps: Sequence[ProgramStep], group: Sequence[ProgramStep], las
 
 
 def _are_in_one_ring(first: ProgramStep, second: ProgramStep, steps: Sequence[ProgramStep]) -> bool:
-    """Return whether two steps belong to the same ring."""
     return any({id(first), id(second)} <= {id(step) for step in ring.steps} for ring in _adjacent_rings(steps))
 
 
@@ -215,8 +214,7 @@ def _index_of(steps: Sequence[ProgramStep], target: ProgramStep) -> int:
 
 
 def _producers(steps: Sequence[ProgramStep], index: int) -> Iterator[int]:
-    """Yield the indices at which the operands of a step are computed or arrive; weights, which are gathered ahead, do not
-    count."""
+    """Yield the indices at which a step's operands are computed or arrive; weights, which are gathered ahead, do not count."""
     operands = set(steps[index].reads)
     for earlier in range(index):
         step = steps[earlier]

@@ -97,10 +97,8 @@ class ShardedUnit:
 
     @property
     def saved_by_this_unit_only(self) -> Mapping[str, Spec]:
-        """Specs of the tensors that only this unit saves.
-
-        The input of a module of multi-token prediction is the output of another unit, which saves it.
-        """
+        """Specs of the tensors that only this unit saves: the input of a module of multi-token prediction is another unit's
+        output."""
         shared = self.forward.program.inputs if self.name in MTP_UNITS else ()
         return {name: spec for name, spec in self.saved.items() if name not in shared}
 
@@ -162,7 +160,7 @@ def _shard_backward(
 
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
-    """Return number of steps up to the last one that computes one of `operations`."""
+    """Return the number of steps up to the last one that computes one of `operations`."""
     indices = [i for i, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations]
     return indices[-1] + 1 if indices else 0
 
@@ -244,10 +242,7 @@ def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:
 
 def group_mean_reductions(steps: Sequence[ProgramStep]) -> tuple[ProgramStep, ...]:
     """Return the steps of an update with the reductions of means grouped, so that engines can run each group as one
-    collective.
-
-    A reduction joins the first group that comes after its operand is computed.
-    """
+    collective."""
     computes = [step for step in steps if not is_mean_reduction(step)]
     producer_index = {
         name: index

@@ -55,20 +55,15 @@ def token_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
 
 
 def expert_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Return the resting spec of routed tokens with their experts.
-
-    They are split by expert instead of over the inner part of the batch and, where each expert is whole, of the sequence.
-    """
+    """Return the resting spec of routed tokens with their experts: split by expert instead of over the inner part of the batch
+    and, where each expert is whole, of the sequence."""
     spec = token_spec(scheme, dims).with_axes("B", BATCH_AXES)
     return (spec.with_axes("T", CP_AXES) if scheme.whole_experts else spec).with_axes("E", scheme.expert_axes)
 
 
 def weight_use_spec(scheme: ShardingScheme, dims: tuple[str, ...]) -> Spec:
-    """Return the spec in which operations take a weight.
-
-    A weight whose first dim is E belongs to experts and is split by expert. The router, whose columns (or only dim) are the
-    experts, is not split.
-    """
+    """Return the spec in which operations take a weight. One whose first dim is E belongs to experts and is split by expert;
+    the router, whose columns (or only dim) are the experts, is not split."""
     split = {dim: WEIGHT_USE[dim] for dim in dims if dim in WEIGHT_USE}
     if dims[0] == "E" and len(dims) > 1:
         split |= {"E": scheme.expert_axes, "M": () if scheme.whole_experts else TP_AXES}
@@ -162,10 +157,8 @@ def use_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
 
 
 def ulysses_specs(scheme: ShardingScheme, program: Program) -> dict[str, Spec]:
-    """Return the specs of queries, keys and values in Ulysses attention: heads over `cp`, the sequence unsharded.
-
-    They are saved in these specs: they are no larger than before the exchange, and only attention reads them.
-    """
+    """Return the specs of queries, keys and values in Ulysses attention: heads over `cp`, the sequence unsharded. They are
+    saved so: they are no larger than before the exchange, and only attention reads them."""
     names = (name for scan in _ulysses_attentions(scheme, program) for name in scan.inputs[:3])
     return {name: head_spec(scheme, program.dims(name), ()) for name in names}
 

@@ -340,10 +340,8 @@ def stack_recompute_policies(stack: Stack | None, architecture: Architecture, jo
 
 
 def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
-    """Return the natural schedules for the stages, and those that split the backward pass.
-
-    Others are searched only in place of 1F1B, since they use more memory for a bubble that is no shorter.
-    """
+    """Return the natural schedules for the stages and those that split the backward pass; others only in place of 1F1B, since
+    they use more memory for a bubble that is no shorter."""
     schedules = stack.abilities.schedules
     natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
     if natural <= set(schedules):
@@ -360,8 +358,7 @@ CHOICE_OF_RULE = {
 
 
 def stack_search_rules(stack: Stack, pinned: Collection[str]) -> tuple[LayoutRule, ...]:
-    """Return a stack's rules for a search in which some choices are pinned. Of a stack that is known only by its kind, rules
-    about pinned choices are left out."""
+    """Return a stack's rules for a search in which some choices are pinned; for a kind of software, those about other choices."""
     rules = (*stack_rules(stack), cp_variant_rule(stack))
     return tuple(
         rule

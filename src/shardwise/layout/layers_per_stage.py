@@ -58,8 +58,7 @@ def min_layers_per_stage(placement: StagePlacement) -> tuple[int, ...]:
 
 
 def _split_over_virtual_stages(layers: int, virtual: int, *, reverse: bool) -> list[int]:
-    """Divide a stage's layers among its virtual stages: the first get the remainder, or with `reverse` the last, so that the
-    embedding's may be empty."""
+    """Divide a stage's layers among its virtual stages: the first get the remainder, or with `reverse` the last."""
     counts = [layers // virtual + (index < layers % virtual) for index in range(virtual)]
     return counts[::-1] if reverse else counts
 

@@ -76,10 +76,8 @@ def default_placement(topology: Topology) -> Placement:
 
 
 def cuts_by_axis(topology: Topology, placement: Placement, degrees: Mapping[str, Value]) -> dict[str, tuple[Cut, ...]]:
-    """Return the cuts of each atomic axis on every level, for degrees that multiply to the number of devices.
-
-    Raises `InputError` for a placement of another number of levels.
-    """
+    """Return the cuts of each atomic axis on every level, for degrees that multiply to the number of devices. Raises
+    `InputError` for a placement of another number of levels."""
     if len(placement.levels) != len(topology.levels):
         raise InputError(
             f"placement: levels are {placement.levels}; an order of the network's {len(topology.levels)} levels is required"

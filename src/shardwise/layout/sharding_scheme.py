@@ -59,10 +59,8 @@ class ShardingScheme:
 
     @property
     def replica_axes(self) -> Axes:
-        """Axes that split sequences and no weight where it is used: every gradient is a sum over them.
-
-        Experts take the tokens of a whole `ep` group, so no rank has their gradient for its own sequences alone.
-        """
+        """Axes that split sequences and no weight where it is used: every gradient is a sum over them. Experts take the tokens
+        of a whole `ep` group, so no rank has their gradient for its own sequences alone."""
         return tuple(axis for axis in self.batch_axes if axis not in self.expert_axes)
 
     @property

@@ -308,19 +308,14 @@ class Architecture:
             )
 
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
-        """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention.
-
-        With `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention.
-        """
+        """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention. With
+        `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention."""
         shares = self.attended_shares(seq_len, last_of=last_of)
         return sum((share * layers for share, layers in shares), start=0.0) / self.num_layers
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
-        have it.
-
-        Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2.
-        """
+        have it. Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2."""
         full = _attended_share(1.0, last_of)
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)

@@ -222,11 +222,8 @@ def pareto_save_choices(
 
 
 def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
-    """Return the results that a choice may save: what the backward pass reads, and results of products, attention and
-    AllToAlls.
-
-    Other elementwise results are as large as their operands, and are recomputed beside them.
-    """
+    """Return the results worth saving: what the backward pass reads, and results of products, attention and AllToAlls. Other
+    results are as large as their operands, and are recomputed from these."""
     names_read = set(reads)
     saveable = (
         candidate
@@ -273,8 +270,7 @@ def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
 
 
 def _pareto_front(choices: Iterable[SaveChoice]) -> list[SaveChoice]:
-    """Return the choices that no other beats, from the fewest bytes to the most; names break ties, so that the result is
-    unique."""
+    """Return the choices that no other beats, from the fewest bytes to the most; names break ties, for a unique result."""
     front: list[SaveChoice] = []
     for choice in sorted(choices, key=lambda choice: (choice.num_bytes, choice.seconds, choice.saved)):
         if not front or choice.seconds < front[-1].seconds:

@@ -149,7 +149,6 @@ def _new_builder(architecture: Architecture) -> ProgramBuilder:
 
 
 def _builder_with_input(architecture: Architecture) -> tuple[ProgramBuilder, str]:
-    """Return a builder and the name of its input, a hidden state."""
     builder = _new_builder(architecture)
     return builder, builder.input("x", HIDDEN, Role.RESIDUAL)
 
@@ -175,10 +174,8 @@ class MtpOutputs(NamedTuple):
 
 
 def _add_mtp_module(builder: ProgramBuilder, architecture: Architecture, x: str, prefix: str) -> MtpOutputs:
-    """Add the embedding of a later token joined with a hidden state, a block, and the loss over the token after it.
-
-    Differs: the report has the hidden state first; its files have them in this order (eh_proj).
-    """
+    """Add the embedding of a later token joined with a hidden state, a block, and the loss over the token after it. Differs:
+    the report has the hidden state first; its files have them in this order (eh_proj)."""
     hidden = add_norm(builder, architecture, x, f"{prefix}hidden_norm")
     embedded = add_norm(builder, architecture, _add_embedding(builder, architecture, prefix), f"{prefix}embedding_norm")
     pair = builder.tensor(f"{prefix}pair", (*TOKENS, "J"), Role.ACTIVATION)

@@ -86,8 +86,7 @@ class Job:
         raise_problems(problems)
 
     def _suggest_binary_sizes(self) -> str:
-        """Return a hint at batch and sequence in binary units, where these divide and one of the two is written in decimal
-        ones."""
+        """Return a hint at binary sizes, where these divide and batch or sequence is written in decimal ones."""
         sizes = (self.global_batch_tokens, self.seq_len)
         batches, lengths = ([(size, ""), *filter(None, [read_as_binary(size)])] for size in sizes)
         suggestions = (

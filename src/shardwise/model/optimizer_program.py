@@ -159,8 +159,7 @@ class _WeightUpdate:
         return Role.MEAN
 
     def add_round(self, index: int) -> None:
-        """Add the operations of one round; `index` counts from the last round, -1, which also defines the weight and the
-        outputs."""
+        """Add the operations of one round; `index` counts from the last, -1, which also defines the weight and the outputs."""
         if len(self.rounds) + index < 0:
             return
         for tensor in self.rounds[index]:

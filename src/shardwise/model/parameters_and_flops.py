@@ -91,7 +91,6 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
 
 
 def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
-    """Yield the trained matrices that `num_params` counts, with how often a model has each."""
     for program, names, count in _counted_units(architecture):
         for name, matrix in weight_matrices(program, tables=tables).items():
             if name in names and not program.tensors[name].frozen:
@@ -187,10 +186,8 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
 
 @lru_cache(maxsize=256)
 def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
-    """Return the FLOPs of the forward and of the backward pass of a unit over one sequence.
-
-    A product has two products in the backward pass, the gradients of both operands; one with a frozen weight has one.
-    """
+    """Return the FLOPs of a unit over one sequence, forward and backward. A product has two in the backward pass, the
+    gradients of both operands; one with a frozen weight has one."""
     program = UNIT_PROGRAMS[name](architecture)
     sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)})
     backward = sum_polynomials(

@@ -29,10 +29,8 @@ class Role(StrEnum):
 
 
 class ModelPart(StrEnum):
-    """The part of a model that a tensor belongs to.
-
-    Reports add up weights by part, and recompute policies name results by it; nothing is priced by it.
-    """
+    """The part of a model that a tensor belongs to. Reports add up weights by part, and recompute policies name results by it;
+    nothing is priced by it."""
 
     ATTENTION = "attention"  # projections with their biases and adapters, sinks
     MLP = "mlp"  # likewise, and routers, experts, shared experts

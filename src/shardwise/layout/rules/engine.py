@@ -84,8 +84,7 @@ def _recipe_rules(recipe_of_job: RecipeOfJob) -> tuple[LayoutRule, ...]:
 
 
 def _has_scaled_state(precision: Precision) -> bool:
-    """Return whether resting weights or moments have scales, which a process can compute only from all elements under one
-    scale."""
+    """Return whether resting weights or moments have scales, which follow from all elements under one scale."""
     return precision.weights not in ENGINE_FORMATS or bool({*precision.moment_dtypes} & {*SCALED_FORMATS})
 
 

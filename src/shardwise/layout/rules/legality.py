@@ -76,7 +76,6 @@ def _borrows_evenly(degrees: Degrees) -> Value:
 
 
 def _legal_ep_degrees(architecture: Architecture, degrees: Degrees) -> str:
-    """Return the degrees of ep that divide both the experts and the axes that they are taken from."""
     max_ep = degrees["fsdp"] * degrees["tp"] // degrees["etp"]
     legal_degrees = (n for n in range(1, max_ep + 1) if max_ep % n == 0 and architecture.num_experts % n == 0)
     return ", ".join(str(n) for n in legal_degrees if _borrows_evenly({**degrees, "ep": n})) or "none"
@@ -88,8 +87,8 @@ def no_experts_problem(architecture: Architecture, ep: Value) -> str:
 
 
 def _accepts_micro_batches(job: Job, degrees: Degrees) -> Value:
-    """Return whether a schedule can run so many micro-batches; a bidirectional one, with two stages on each device, needs an
-    even pp."""
+    """Return whether a schedule can run so many micro-batches; a bidirectional one (two stages on each device) needs an even
+    pp."""
     schedule, pp, number = get_schedule(degrees["schedule"]), degrees["pp"], num_micro_batches(job, degrees)
     stages = pp, degrees["num_virtual_stages"]
     even = pp % 2 == 0 if schedule.bidirectional else True
@@ -112,7 +111,6 @@ def _explain_micro_batches(job: Job, degrees: Degrees) -> str:
 
 
 def _fitting_virtual_stages(degrees: Degrees) -> str:
-    """Return a hint at the smallest number of virtual stages that a schedule allows; empty where there is none."""
     supports, pp = get_schedule(degrees["schedule"]).supports, degrees["pp"]
     fewest = next((virtual for virtual in (1, 2) if supports(pp, virtual)), None)
     return f", or num_virtual_stages={fewest}" if fewest else ""
@@ -288,10 +286,8 @@ EQUAL_STAGES = LayoutRule(
 
 
 def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
-    """Return the problems of a recompute policy that is a set of tensors: all must be results of the model's layers.
-
-    A byte budget is a problem here, since no set has been chosen for it.
-    """
+    """Return the problems of a policy: tensors of a set that are no results of the model's layers, or a byte budget without a
+    set."""
     if is_byte_budget(policy):
         return [
             f"recompute: {policy} asks for a set of tensors, which estimate, memory and plan choose; a set is required here"

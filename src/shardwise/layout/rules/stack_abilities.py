@@ -175,7 +175,6 @@ def _required_zero_text(stages: tuple[int, ...]) -> str:
 
 
 def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
-    """Return whether one of the stack's variants of context parallelism splits the sequence, or the heads."""
     is_possible: Value = False
     for name in stack.abilities.cp_variants:
         is_legal: Value = True

@@ -1,7 +1,4 @@
-"""Readers of a Hugging Face `config.json`: small functions that take one field of an architecture from a config.
-
-A reader takes a `TrackedConfig`. Functions below that return a `FieldReader` are given the keys to look under.
-"""
+"""Readers of a Hugging Face `config.json`: small functions that take one field of an architecture from a `TrackedConfig`."""
 
 from __future__ import annotations
 

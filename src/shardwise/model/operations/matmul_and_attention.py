@@ -114,10 +114,8 @@ class ScanGradient(Operation):
 
 
 def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: int, over_values: int) -> Polynomial:
-    """Return 2 FLOPs per element of each product over the part of the scores that is not masked.
-
-    The symbol `span` is that part's share: a half for causal attention (the diagonal's half is dropped), less with a window.
-    """
+    """Return 2 FLOPs per element of each product over the part of the scores that is not masked. The symbol `span` is that
+    part's share: a half for causal attention (the diagonal's half is dropped), less with a window."""
     q, k, v = sharding.inputs[:3]
     scores = [LocalDim(d, q.axes_of(d)) for d in q.dims[:-1]] + [LocalDim(sequence, k.axes_of(sequence))]
     widths = ((q.dims[-1], over_keys), (v.dims[-1], over_values))

@@ -22,8 +22,7 @@ def _update_average(v: Any, average: Any, statistic: Any) -> Any:
 
 
 def _scale_by_factors(v: Any, gradient: Any, rows: Any, columns: Any, mean: Any) -> Any:
-    """Divide the gradient by the root of its mean square, which the product of its row's and its column's mean squares stands
-    for."""
+    """Divide the gradient by the root of its mean square, which factors into those of its row and its column."""
     return _scale_by_root(v, gradient, rows * columns / mean.clip(v.epsilon1))
 
 
@@ -32,8 +31,7 @@ def _scale_by_root(v: Any, gradient: Any, squares: Any) -> Any:
 
 
 def _step(v: Any, weight: Any, weight_square: Any, step: Any, step_square: Any) -> Any:
-    """Take a step in proportion to the weight's root mean square, clipped where the step's own root mean square is above
-    `clip`."""
+    """Take a step in proportion to the weight's root mean square, clipped where its own is above `clip`."""
     # Algorithm 4: a relative step of at most 1/sqrt(step), times the weight's root mean square (epsilon2 at least).
     size = min(v.learning_rate, v.step**-0.5) * (weight_square**0.5).clip(v.epsilon2)
     clipped = step / (step_square**0.5 / v.clip).clip(1.0)

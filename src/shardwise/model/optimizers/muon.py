@@ -32,10 +32,8 @@ def _nesterov_momentum(v: Any, gradient: Any, momentum: Any) -> Any:
 
 def _orthogonalize(v: Any, matrices: Any) -> Any:
     """Return U·Vᵀ of the singular value decomposition of each matrix [..., rows, columns], scaled to AdamW's steps.
-
     Newton-Schulz steps bring the singular values near 1, not to it; the root mean square of elements is then that of AdamW's
-    steps.
-    """
+    steps."""
     rows, columns = matrices.shape[-2:]
     x = matrices if rows <= columns else matrices.mT
     norms = (x * x).sum(axis=(-2, -1), keepdims=True) ** 0.5
@@ -55,8 +53,7 @@ def _flops(sizes: MatrixSizes) -> Polynomial:
 
 
 def _workspace(sizes: MatrixSizes) -> Polynomial:
-    """Return the elements of the matrix, its multiple and a product's result, and of two squares of the fewer of rows and
-    columns."""
+    """Return the elements of the matrix, its multiple and a product's result, and of two squares of the shorter side."""
     return sizes.rows * sizes.columns * 3.0 + sizes.least * sizes.least * 2.0
 
 

@@ -30,8 +30,7 @@ MIN_NORM = 1e-30  # of norms: what no gradient has reached is left as it is
 
 
 def _identity(square: Any) -> Any:
-    """Return an identity matrix of a square's size, from arithmetic that NumPy and PyTorch share: ones where row equals
-    column."""
+    """Return an identity matrix of a square's size, from arithmetic that NumPy and PyTorch share: 1 where row equals column."""
     ones = square * 0.0 + 1.0
     return (ones.cumsum(-1) == ones.cumsum(-2)) * ones
 
