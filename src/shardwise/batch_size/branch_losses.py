@@ -142,20 +142,22 @@ def compare_branches(branches: Sequence[Branch], tolerance: float = LOSS_TOLERAN
     (2048, 4096)
     """
     require_tolerance(tolerance)
-    ended = sorted((branch for branch in branches if branch.loss is not None), key=lambda branch: branch.batch_tokens)
-    if len(ended) < MIN_BRANCHES:
+    finished = sorted(
+        (branch for branch in branches if branch.loss is not None), key=lambda branch: branch.batch_tokens
+    )
+    if len(finished) < MIN_BRANCHES:
         raise InputError(
-            f"branches: found {len(ended)} that came to the end of the window; at least {MIN_BRANCHES} are required"
+            f"branches: found {len(finished)} that came to the end of the window; at least {MIN_BRANCHES} are required"
         )
     return ComparedBranches(
-        tolerance=tolerance, compared=tuple(_compare_ended(ended, tolerance)),
+        tolerance=tolerance, compared=tuple(_compare_ended(finished, tolerance)),
         failed=tuple(branch for branch in branches if branch.loss is None),
     )  # fmt: skip
 
 
-def _compare_ended(ended: Sequence[Branch], tolerance: float) -> Iterator[ComparedBranch]:
+def _compare_ended(finished: Sequence[Branch], tolerance: float) -> Iterator[ComparedBranch]:
     lowest = math.inf
-    for branch in ended:
+    for branch in finished:
         assert branch.loss is not None
         excess = branch.loss - lowest if lowest < math.inf else 0.0
         lowest = min(lowest, branch.loss)
@@ -175,17 +177,17 @@ def is_branch_folder(path: str | Path) -> bool:
 
 def read_branch_point(path: str | Path) -> BranchPoint:
     """Read the checkpoint, batch and learning rate that branches start from. Raises `InputError`."""
-    path_of_file = Path(path, f"{BRANCH_KIND}.json")
+    file = Path(path, f"{BRANCH_KIND}.json")
     try:
-        fields = json.loads(read_required_text(path_of_file, REQUIRED_FOLDER))
+        fields = json.loads(read_required_text(file, REQUIRED_FOLDER))
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path_of_file} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
+        raise InputError(f"{file} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
     if not isinstance(fields, Mapping) or fields.get("schema") != BRANCH_SCHEMA:
         schema = fields.get("schema") if isinstance(fields, Mapping) else type(fields).__name__
-        raise InputError(f"{path_of_file}: found schema {schema!r}; {BRANCH_SCHEMA!r} is required")
+        raise InputError(f"{file}: found schema {schema!r}; {BRANCH_SCHEMA!r} is required")
     problems: list[str] = []
     names = ("step", "batch_tokens", "learning_rate", "window_tokens")
-    numbers = {name: read_positive(fields, name, str(path_of_file), problems, required=True) or 0.0 for name in names}
+    numbers = {name: read_positive(fields, name, str(file), problems, required=True) or 0.0 for name in names}
     raise_problems(problems)
     return BranchPoint(run=str(fields.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
 

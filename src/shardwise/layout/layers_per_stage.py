@@ -144,11 +144,11 @@ def num_recomputed_layers(layers: Mapping[str, Value], max_layers: Value | None)
     """
     if max_layers is None:
         return dict(layers)
-    counts, left_over = {}, max_layers
+    counts, remaining = {}, max_layers
     for kind, count in layers.items():
         is_absent = isinstance(count, int) and count == 0
-        counts[kind] = 0 if is_absent else minimum(left_over, count)
-        left_over = left_over - counts[kind]
+        counts[kind] = 0 if is_absent else minimum(remaining, count)
+        remaining = remaining - counts[kind]
     return counts
 
 

@@ -123,12 +123,12 @@ def require_runnable(
 ) -> None:
     """Raise `InputError` with everything in a layout, a precision recipe and an optimizer that the engine does not support,
     and the fix."""
-    broken = (
+    problems = (
         *_pin_problems(layout),
         *_rule_problems(architecture, layout, precision),
         *_adapter_problems(architecture, precision),
     )
-    raise_problems([*broken, *_recipe_problems(precision, optimizer)])
+    raise_problems([*problems, *_recipe_problems(precision, optimizer)])
 
 
 def _pin_problems(layout: Layout) -> Iterator[str]:

@@ -140,11 +140,13 @@ def _axis_rule(name: str, axis: str, stack_axes: tuple[str, ...]) -> LayoutRule:
 
 def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
     """Return the rule about ZeRO stages together with an axis. Another rule reports an axis that the stack lacks."""
-    lacked_anyway = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
+    missing_stages = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
     return LayoutRule(
         f"stack_zero_with_{axis}",
         lambda a, j, n, d: (
-            (d[axis] == 1) | (axis not in stack.abilities.axes) | _is_one_of(d["zero_stage"], {*stages, *lacked_anyway})
+            (d[axis] == 1)
+            | (axis not in stack.abilities.axes)
+            | _is_one_of(d["zero_stage"], {*stages, *missing_stages})
         ),
         lambda a, j, n, d: (
             f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
@@ -228,9 +230,9 @@ def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iter
         if name in supported and not set(parts) <= set(supported[name]):
             allowed = " or ".join(str(choice).lower() for choice in supported[name])
             yield f"{stack.name} has no {name}={str(value).lower()}; {name}={allowed} is what it runs"
-        elif name == "recompute" and (refused := [part for part in parts if forbids_recompute(job, part)]):
+        elif name == "recompute" and (forbidden := [part for part in parts if forbids_recompute(job, part)]):
             yield (
-                f"{stack.name} does not run {' and '.join(refused)} again with delayed scaling, found precision "
+                f"{stack.name} does not run {' and '.join(forbidden)} again with delayed scaling, found precision "
                 f"{job.precision}; recompute=none, mlp or full, or another precision, is required"
             )
 
