@@ -147,10 +147,8 @@ def _shard_backward(
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, scheme)
     border = _steps_through(recompute.operations, sharded.steps)
-    recomputed, backward_steps = (
-        group_rings(sharded.steps[:border], scheme),
-        group_rings(sharded.steps[border:], scheme),
-    )
+    recomputed = group_rings(sharded.steps[:border], scheme)
+    backward_steps = group_rings(sharded.steps[border:], scheme)
     return ShardedUnit(
         name=name, family=scheme, forward=forward, recompute_steps=recomputed, backward_steps=backward_steps,
         backward=replace(sharded, steps=(*recomputed, *backward_steps)), update=update, saved=saved, gathered_weights=gathered,

@@ -74,19 +74,13 @@ def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtua
         return (int(num_layers == num_stages - 1), *[1] * (num_stages - 2), 0)
     end_weights = _end_weights(architecture)
     if num_virtual_stages > 1:
-        end_weights = (
-            *(
-                weights
-                for weights in (NO_END_WEIGHTS, *end_weights)
-                if _divides_evenly(num_layers, num_stages, weights)
-            ),
-            *end_weights,
-        )
-    divisions = (_spread_evenly(num_layers, num_stages, *weights) for weights in end_weights)
-    return next(
-        (division for division in divisions if min(division) >= 1),
-        _spread_evenly(num_layers, num_stages, *NO_END_WEIGHTS),
-    )
+        equal = (ends for ends in (NO_END_WEIGHTS, *end_weights) if _divides_evenly(num_layers, num_stages, ends))
+        end_weights = (*equal, *end_weights)  # divisions into equal stages come first
+    for ends in end_weights:
+        layers = _spread_evenly(num_layers, num_stages, *ends)
+        if min(layers) >= 1:
+            return layers
+    return _spread_evenly(num_layers, num_stages, *NO_END_WEIGHTS)
 
 
 def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:

@@ -225,11 +225,7 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     """Return the results worth saving: what the backward pass reads, and results of products, attention and AllToAlls. Other
     results are as large as their operands, and are recomputed from these."""
     names_read = set(reads)
-    saveable = (
-        candidate
-        for candidate in forward.operations
-        if names_read.intersection(candidate.outputs) or is_expensive_to_recompute(candidate)
-    )
+    saveable = (op for op in forward.operations if names_read.intersection(op.outputs) or is_expensive_to_recompute(op))
     return tuple(out for operation in saveable for out in operation.outputs)
 
 
@@ -242,15 +238,11 @@ def combine_choices(
     bytes.
     """
     pairs = [
-        (
-            left.num_bytes * num_runs[0] + right.num_bytes * num_runs[1],
-            left.seconds * num_runs[0] + right.seconds * num_runs[1],
-            left,
-            right,
-        )
+        (left.num_bytes * num_runs[0] + right.num_bytes * num_runs[1],
+         left.seconds * num_runs[0] + right.seconds * num_runs[1], left, right)
         for left in _fastest_by_bytes(first)
         for right in _fastest_by_bytes(second)
-    ]
+    ]  # fmt: skip
     front: list[tuple[SaveChoice, SaveChoice]] = []
     fewest_seconds = float("inf")
     for _, seconds, left, right in sorted(pairs, key=lambda pair: pair[:2]):
