@@ -61,7 +61,7 @@ class RunNoise:
 
     @property
     def noise_scale(self) -> NoiseScale | None:
-        """The noise scale for plans; None where |G|² cannot be told from 0."""
+        """The noise scale for plans; None where |G|² may be 0."""
         late = self.late
         if not 0 < late.tokens < math.inf:
             return None

@@ -309,7 +309,7 @@ def is_byte_budget(policy: str) -> bool:
 
 
 def budget_bytes(policy: str) -> float:
-    """Return the bytes of a budget. Raises `InputError` for text that is no number of bytes.
+    """Return the bytes of a budget. Raises `InputError` for text that is not a number of bytes.
 
     >>> budget_bytes("budget:20GB")
     20000000000.0
