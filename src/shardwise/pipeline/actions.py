@@ -17,7 +17,7 @@ FORWARD, FULL_BACKWARD = "F", "B"  # B: the whole backward pass
 BACKWARD_INPUT, BACKWARD_WEIGHT = (
     "I",
     "W",
-)  # its parts: the gradients of activations, for which the stage before waits, and of weights
+)  # its parts: gradients of activations, which the stage before needs, and of weights
 KINDS = (FORWARD, FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 
@@ -139,6 +139,17 @@ class ActionList:
         """Return for each stage whether its input comes from another rank; False for the first stage."""
         ranks = self.placement.ranks
         return (False, *(before != after for before, after in pairwise(ranks)))
+
+    def dependencies(self, action: Action) -> tuple[Action, ...]:
+        """Return the actions of which one must finish first: of a backward pass both kinds that the next stage may run."""
+        kind, stage, micro_batch = action
+        if kind == FORWARD:
+            return (Action(FORWARD, stage - 1, micro_batch),) if stage else ()
+        if kind == BACKWARD_WEIGHT:
+            return (Action(BACKWARD_INPUT, stage, micro_batch),)
+        if stage == self.num_stages - 1:
+            return (Action(FORWARD, stage, micro_batch),)
+        return Action(FULL_BACKWARD, stage + 1, micro_batch), Action(BACKWARD_INPUT, stage + 1, micro_batch)
 
     def actions(self) -> Iterator[tuple[int, int, Action]]:
         """Yield every action with its rank and the number of its slot."""

@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.pipeline.actions import (
-    BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
-    FULL_BACKWARD,
     KINDS,
     Action,
     ActionList,
@@ -108,19 +106,9 @@ def _describe_deadlock(actions: ActionList, clock: ScheduleClock, places: dict[A
 
 def _awaited_action(actions: ActionList, clock: ScheduleClock, slot: Slot, places: dict[Action, SlotIndex]) -> Action:
     """Return the action that a blocked slot waits for."""
-    last = actions.num_stages - 1
-    for kind, stage, micro_batch in slot:
-        if kind == BACKWARD_WEIGHT:
-            candidates = [Action(BACKWARD_INPUT, stage, micro_batch)]
-        elif kind == FORWARD:
-            candidates = [Action(FORWARD, stage - 1, micro_batch)]
-        elif stage == last:
-            candidates = [Action(FORWARD, stage, micro_batch)]
-        else:
-            candidates = [Action(kind, stage + 1, micro_batch) for kind in (FULL_BACKWARD, BACKWARD_INPUT)]
-        for candidate in candidates:
-            if candidate in places and places[candidate][1] >= len(clock.ends[places[candidate][0]]):
-                return candidate
+    for dependency in (dependency for action in slot for dependency in actions.dependencies(action)):
+        if dependency in places and places[dependency][1] >= len(clock.ends[places[dependency][0]]):
+            return dependency
     raise AssertionError(f"{slot} does not wait")
 
 

@@ -13,7 +13,6 @@ from shardwise.pipeline.registry import (
     MEMORY_TOLERANCE,
     activation_share,
     build_actions,
-    build_unlimited,
     find_problems,
     min_virtual_stages,
 )
@@ -103,7 +102,7 @@ def compare_schedules(
             if find_problems(name, stages, number, v):
                 continue
             durations = (times or PassTimes()).durations(stages * v, v)
-            actions = build_unlimited(name, stages, number, v, durations, memory_limit)
+            actions = ALL_SCHEDULES[name].actions(stages, number, v, durations, memory_limit)
             if memory_limit is None or max(activation_share(actions)) <= memory_limit * (1 + MEMORY_TOLERANCE):
                 rows += 1
                 yield summarize_timeline(play_actions(actions, durations))

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, ActionList, Slot
+from shardwise.pipeline.actions import BACKWARD_WEIGHT, FORWARD, Action, ActionList, Slot
 
 
 class StageMessage(NamedTuple):
@@ -77,10 +77,8 @@ def order_messages(actions: ActionList) -> tuple[tuple[RankSlot, ...], ...]:
     by_rank = [
         _rank_slots(actions, rank, outbox[rank], channels, position, producer) for rank in range(actions.num_ranks)
     ]
-    received_at = {
-        received: index for slots in by_rank for index, slot in enumerate(slots) for received in slot.receives
-    }
-    sent_at = {sent: index for slots in by_rank for index, slot in enumerate(slots) for sent in slot.sends}
+    received_at = {message: i for slots in by_rank for i, slot in enumerate(slots) for message in slot.receives}
+    sent_at = {message: i for slots in by_rank for i, slot in enumerate(slots) for message in slot.sends}
     return tuple(tuple(_add_arrivals(actions, slots, producer, received_at, sent_at)) for slots in by_rank)
 
 
@@ -92,9 +90,8 @@ def _add_arrivals(
     in_transit_to: dict[int, deque[StageMessage]] = {}  # by target, in the order in which it takes them
     for slot in slots:
         arrived = []
-        for message in (
-            producer[key] for action in slot.slot for key in remote_dependencies(actions, action) if key in producer
-        ):
+        dependencies = (key for action in slot.slot for key in remote_dependencies(actions, action))
+        for message in (producer[key] for key in dependencies if key in producer):
             in_transit = in_transit_to.get(message.source, deque())
             while in_transit and received_at[in_transit[0]] <= sent_at[message]:
                 arrived.append(in_transit.popleft())
@@ -130,13 +127,8 @@ def _rank_slots(
 
 
 def remote_dependencies(actions: ActionList, action: Action) -> tuple[Action, ...]:
-    """Return the actions on neighbouring stages that must finish first; of a backward pass both kinds that may stand there."""
-    kind, stage, micro_batch = action
-    if kind == FORWARD:
-        return (Action(FORWARD, stage - 1, micro_batch),) if stage else ()
-    if kind == BACKWARD_WEIGHT or stage == actions.num_stages - 1:
-        return ()
-    return (Action(FULL_BACKWARD, stage + 1, micro_batch), Action(BACKWARD_INPUT, stage + 1, micro_batch))
+    """Return the actions on neighbouring stages of which one must finish first."""
+    return tuple(dependency for dependency in actions.dependencies(action) if dependency.stage != action.stage)
 
 
 def _slot_messages(actions: ActionList, slot: Slot) -> tuple[StageMessage, ...]:

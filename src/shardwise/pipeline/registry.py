@@ -20,20 +20,29 @@ from shardwise.values.errors import InputError, describe_unknown, lookup, raise_
 
 __all__ = [
     "ALL_SCHEDULES", "MAX_PASSES", "MEMORY_TOLERANCE", "NATURAL", "SCHEDULES", "activation_share", "build_actions",
-    "build_unlimited", "check_memory_limit", "default_searched_schedules", "find_problems", "get_schedule",
-    "in_flight_split", "min_virtual_stages", "natural_schedule", "pipeline_schedule_names", "resolve_schedule_name",
-    "schedule_names", "schedule_names_by_alias",
+    "check_memory_limit", "default_searched_schedules", "find_problems", "get_schedule", "in_flight_split",
+    "min_virtual_stages", "natural_schedule", "pipeline_schedule_names", "resolve_schedule_name", "schedule_names",
+    "schedule_names_by_alias",
 ]  # fmt: skip
 
 
 # In the order in which they are listed.
 ALL_SCHEDULES: dict[str, Schedule] = {
-    "none": gpipe_1f1b.NO_PIPELINE, "afab": gpipe_1f1b.GPIPE, "1f1b": gpipe_1f1b.ONE_F_ONE_B,
-    "interleaved": gpipe_1f1b.INTERLEAVED, "zb_h1": zero_bubble.ZB_H1, "zb_h2": zero_bubble.ZB_H2,
-    "dualpipe": dualpipe.DUALPIPE, "looped_bfs": gpipe_1f1b.LOOPED_BFS, "naive": gpipe_1f1b.NAIVE,
-    "interleaved_breadth_first": gpipe_1f1b.BREADTH_FIRST, "interleaved_zb": zero_bubble.INTERLEAVED_ZB,
-    "zb_v": zero_bubble.ZB_V, "zb_auto": zero_bubble_search.ZB_AUTO, "dualpipe_v": dualpipe.DUALPIPE_V,
-}  # fmt: skip
+    "none": gpipe_1f1b.NO_PIPELINE,
+    "afab": gpipe_1f1b.GPIPE,
+    "1f1b": gpipe_1f1b.ONE_F_ONE_B,
+    "interleaved": gpipe_1f1b.INTERLEAVED,
+    "zb_h1": zero_bubble.ZB_H1,
+    "zb_h2": zero_bubble.ZB_H2,
+    "dualpipe": dualpipe.DUALPIPE,
+    "looped_bfs": gpipe_1f1b.LOOPED_BFS,
+    "naive": gpipe_1f1b.NAIVE,
+    "interleaved_breadth_first": gpipe_1f1b.BREADTH_FIRST,
+    "interleaved_zb": zero_bubble.INTERLEAVED_ZB,
+    "zb_v": zero_bubble.ZB_V,
+    "zb_auto": zero_bubble_search.ZB_AUTO,
+    "dualpipe_v": dualpipe.DUALPIPE_V,
+}
 SCHEDULES: dict[str, Schedule] = {
     name: schedule for name, schedule in ALL_SCHEDULES.items() if schedule.has_closed_forms
 }
@@ -155,7 +164,11 @@ def build_actions(
     >>> [str(slot[0]) for slot in build_actions("gpipe", 2, 2).order[0]]
     ['0F0', '0F1', '0B0', '0B1']
     """
-    actions = build_unlimited(name, p, m, v, durations, memory_limit, round_size=round_size)
+    name = resolve_schedule_name(name)
+    v = min_virtual_stages(name, p) if v is None else v
+    raise_problems(find_problems(name, p, m, v, round_size))
+    rounds = {} if round_size is None else {"round_size": round_size}
+    actions = ALL_SCHEDULES[name].actions(p, m, v, durations, memory_limit, **rounds)
     check_memory_limit(actions, memory_limit)
     return actions
 
@@ -169,19 +182,6 @@ def check_memory_limit(actions: ActionList, memory_limit: float | None) -> None:
             f"memory limit: rank {share.index(largest)} of {actions.name} holds {largest:.3g} times what 1F1B's first stage "
             f"does; the limit is {memory_limit:.3g}; zb_auto keeps to any limit from {1 / actions.num_ranks:.3g} on"
         )
-
-
-def build_unlimited(
-    name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
-    memory_limit: float | None = None, *, round_size: int | None = None,
-) -> ActionList:  # fmt: skip
-    """Build an action list without checking the limit, which only schedules that plan with it keep to."""
-    name = resolve_schedule_name(name)
-    v = min_virtual_stages(name, p) if v is None else v
-    raise_problems(find_problems(name, p, m, v, round_size))
-    schedule = ALL_SCHEDULES[name]
-    rounds = {} if round_size is None else {"round_size": round_size}
-    return schedule.actions(p, m, v, durations, memory_limit, **rounds)
 
 
 def activation_share(actions: ActionList) -> list[float]:
@@ -219,10 +219,8 @@ def find_problems(name: str, p: int, m: int, v: int, round_size: int | None = No
         return [
             f"stages: {name}{even} does not run on {p} stages with {v} virtual stages on each; {requirement} is required"
         ]
-    fewest, multiple = (
-        (schedule.min_micro_batches(p, v) if schedule.requires_min else 1),
-        schedule.micro_batch_multiple(p, v),
-    )
+    fewest = schedule.min_micro_batches(p, v) if schedule.requires_min else 1
+    multiple = schedule.micro_batch_multiple(p, v)
     if round_size is None and (m < fewest or m % multiple):
         in_multiples = f" in multiples of {multiple}" if multiple > 1 else ""
         return [

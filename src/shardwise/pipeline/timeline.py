@@ -191,7 +191,7 @@ class Timeline(Pictured):
     in_flight_peaks: tuple[InFlightPeak, ...] = field(repr=False)
 
     def shown(self) -> Shown:
-        from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline
+        from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline  # drawing imports this module
 
         return shown_timeline(self)
 

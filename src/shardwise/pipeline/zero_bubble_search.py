@@ -34,7 +34,7 @@ from shardwise.pipeline.actions import (
     loop_placement,
 )
 from shardwise.pipeline.schedule import Schedule, one_stage_each
-from shardwise.pipeline.timeline import Durations, peak_in_flight
+from shardwise.pipeline.timeline import Durations, peak_in_flight, play_actions
 from shardwise.values.errors import InputError
 
 
@@ -46,8 +46,6 @@ def zb_auto_actions(
 
     Raises `InputError` for a limit under one micro-batch.
     """
-    from shardwise.pipeline.timeline import play_actions
-
     durations = durations or Durations.even(p)
     durations.check_num_stages(p)
     max_in_flight = m if memory_limit is None else min(m, int(memory_limit * p * (1 + 1e-9)))
@@ -88,14 +86,8 @@ ZB_AUTO = Schedule(
     unpriced_reason="its order is made for seconds and memory that are given, and a layout is neither",
 )  # fmt: skip
 
-AHEAD_SLOPES = (
-    2.0,
-    1.0,
-    1.5,
-    1.25,
-    1.75,
-    3.0,
-)  # passes ahead for each stage behind: 1 as in 1F1B and ZB-H1, 2 as in ZB-H2
+# Passes ahead for each stage behind: 1 as in 1F1B and ZB-H1, 2 as in ZB-H2.
+AHEAD_SLOPES = (2.0, 1.0, 1.5, 1.25, 1.75, 3.0)
 EXTRA_AHEAD = (0, 1)  # passes ahead of all stages besides
 MIN_GAPS = (1.0, 0.5, 0.01)  # the least gap that takes a W, in W
 FILL_BUDGET = 150_000  # actions that are looked at in all, where three orders have no more: about a second
@@ -127,9 +119,8 @@ class _GapFiller:
     def __init__(
         self, p: int, m: int, durations: Durations, ahead: tuple[int, ...], max_in_flight: int, min_gap: float
     ) -> None:
-        self.p, self.m, self.durations, self.ahead, self.max_in_flight, self.min_gap = (
-            p, m, durations, ahead, max_in_flight, min_gap,
-        )  # fmt: skip
+        self.p, self.m, self.durations = p, m, durations
+        self.ahead, self.max_in_flight, self.min_gap = ahead, max_in_flight, min_gap
         self.slots: list[list[Slot]] = [[] for _ in range(p)]
         self.now = [0.0] * p
         self.forward_end: list[list[float]] = [[] for _ in range(p)]
