@@ -14,10 +14,8 @@ from itertools import pairwise
 from typing import NamedTuple
 
 FORWARD, FULL_BACKWARD = "F", "B"  # B: the whole backward pass
-BACKWARD_INPUT, BACKWARD_WEIGHT = (
-    "I",
-    "W",
-)  # its parts: gradients of activations, which the stage before needs, and of weights
+# Parts of B: the gradients of activations, for which the stage before waits, and those of weights.
+BACKWARD_INPUT, BACKWARD_WEIGHT = "I", "W"
 KINDS = (FORWARD, FULL_BACKWARD, BACKWARD_INPUT, BACKWARD_WEIGHT)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 
 from shardwise.derive.low_precision_products import block_products, feeds_only_products
 from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
@@ -43,11 +43,8 @@ def list_unit_collectives(
 
     `single_device_axes`: axes known to have one device (see `weight_groups`).
     """
-    weights = (
-        collective
-        for group in weight_groups(unit, single_device_axes)
-        for collective in _weight_collectives(unit, group, policy)
-    )
+    groups = weight_groups(unit, single_device_axes)
+    weights = chain.from_iterable(_weight_collectives(unit, group, policy) for group in groups)
     return (*_with_row_counts(_merge_all_to_alls(_activation_collectives(unit))), *_mean_collectives(unit), *weights)
 
 
@@ -64,9 +61,8 @@ def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
                 not isinstance(step, CollectiveStep)
                 or step.collective.kind is CollectiveKind.SLICE
                 or is_flat_move(step, unit.family)
+                or is_mean_reduction(step)
             ):
-                continue
-            if is_mean_reduction(step):
                 continue
             collective, role = step.collective, step.tensor.role
             yield UnitCollective(
@@ -210,43 +206,31 @@ def control_collectives(
     auxiliary loss over the stages if statistics make one.
     """
     family = replace(family, experts=structure.experts)
-    collectives = [
-        UnitCollective(
-            CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, norm_axes(structure, family), Role.STATISTIC, constant(1.0),
-            (NORM,), reason="each rank has squared its own part of the gradients",
-        )
-    ]  # fmt: skip
+    scalar = constant(1.0)
+    reason = "each rank has squared its own part of the gradients"
+    collectives = [_control_reduction(NORM, norm_axes(structure, family), scalar, reason)]
     if policy.noise_scale:
-        collectives.append(
-            UnitCollective(
-                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, noise_axes(structure, family), Role.STATISTIC, constant(1.0),
-                (NOISE,), reason="each rank has squared its own part of each micro-batch's gradient",
-            )
-        )  # fmt: skip
+        reason = "each rank has squared its own part of each micro-batch's gradient"
+        collectives.append(_control_reduction(NOISE, noise_axes(structure, family), scalar, reason))
     if family.shares_amax:
-        collectives.append(
-            UnitCollective(
-                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, AXIS_ORDER, Role.STATISTIC, count_operands(structure), (AMAX,),
-                reason="each rank has the largest size of its own part of what products take",
-            )
-        )  # fmt: skip
-    if structure.experts and policy.statistics == "micro_batch":
-        collectives.append(
-            UnitCollective(
-                CONTROL_UNIT, "update", CollectiveKind.ALL_REDUCE, PIPELINE, Role.STATISTIC, constant(1.0), (AUXILIARY,),
-                reason="each stage has the loss of its own routers",
-            )
-        )  # fmt: skip
+        reason = "each rank has the largest size of its own part of what products take"
+        collectives.append(_control_reduction(AMAX, AXIS_ORDER, count_operands(structure), reason))
+    per_micro_batch = policy.statistics == "micro_batch"
+    if structure.experts and per_micro_batch:
+        reason = "each stage has the loss of its own routers"
+        collectives.append(_control_reduction(AUXILIARY, PIPELINE, scalar, reason))
     if structure.experts and policy.numbers_per_expert:
         numbers = multiply_symbols([NUM_ROUTERS, "E"], coefficient=policy.numbers_per_expert)
-        phase = "backward" if policy.statistics == "micro_batch" else "update"
-        collectives.append(
-            UnitCollective(
-                CONTROL_UNIT, phase, CollectiveKind.ALL_REDUCE, routing_axes(structure, family), Role.STATISTIC, numbers,
-                (ROUTING,), reason="each rank has counted the rows of its own tokens",
-            )
-        )  # fmt: skip
+        reason, phase = "each rank has counted the rows of its own tokens", "backward" if per_micro_batch else "update"
+        collectives.append(_control_reduction(ROUTING, routing_axes(structure, family), numbers, reason, phase))
     return tuple(collectives)
+
+
+def _control_reduction(
+    name: str, axes: Axes, payload: Polynomial, reason: str, phase: str = "update"
+) -> UnitCollective:
+    kind, role = CollectiveKind.ALL_REDUCE, Role.STATISTIC
+    return UnitCollective(CONTROL_UNIT, phase, kind, axes, role, payload, (name,), reason=reason)
 
 
 def routing_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
@@ -287,10 +271,9 @@ def _state_axes(structure: ModelStructure, family: ShardingScheme) -> Iterator[f
 
 LAYER_COUNT_SYMBOLS = {
     unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS
-}  # the symbols for how many layers of a kind there are
-ANY_FAMILY = ShardingScheme(
-    zero_stage=0, sequence_parallel=False, recompute="none"
-)  # a program is the same in every family
+}  # for how many layers of a kind there are
+# A unit's program is the same in every family.
+ANY_FAMILY = ShardingScheme(zero_stage=0, sequence_parallel=False, recompute="none")
 
 
 @lru_cache(maxsize=1024)

@@ -170,12 +170,10 @@ class FlatArrays:
     def largest_and_total(self, amounts: Sequence[Polynomial], values: SymbolValues) -> tuple[Value, Value]:
         """Return the largest amount on any device (`largest_shard_amount`), and the sum of all, given each weight's amount."""
         sizes = [weight.evaluate(values) for weight in self.weights]
-        used_amounts = [
-            where(size > 0, amount.evaluate(values), 0.0) for size, amount in zip(sizes, amounts, strict=True)
-        ]
-        return largest_shard_amount(sizes, used_amounts, values.group_degree(self.shard_axes), self.alignment), sum(
-            used_amounts, start=0.0
-        )
+        pairs = zip(sizes, amounts, strict=True)
+        used = [where(size > 0, amount.evaluate(values), 0.0) for size, amount in pairs]
+        largest = largest_shard_amount(sizes, used, values.group_degree(self.shard_axes), self.alignment)
+        return largest, sum(used, start=0.0)
 
     def array_sizes(self, values: SymbolValues, max_elements: float) -> list[int]:
         """Return the elements of each array, padding included; for numbers only."""
@@ -331,15 +329,11 @@ def find_weight_moves(unit: ShardedUnit) -> dict[tuple[str, WeightMove], Collect
     owners |= whole_matrix_inputs(unit.update.program)
     moves: dict[tuple[str, WeightMove], CollectiveStep] = {}
     for phase, steps in unit.phases().items():
-        for step in steps:
-            if (
-                isinstance(step, CollectiveStep)
-                and is_flat_move(step, unit.family)
-                and step.collective.kind is not CollectiveKind.SLICE
-            ):
-                pass_name = "backward" if phase == "recompute" else phase
-                of_direction = step.tensor.role is Role.DIRECTION
-                move = WeightMove(pass_name, step.collective.kind, step.collective.axes, of_direction)
+        pass_name = "backward" if phase == "recompute" else phase
+        for step in (step for step in steps if isinstance(step, CollectiveStep) and is_flat_move(step, unit.family)):
+            kind, axes = step.collective.kind, step.collective.axes
+            if kind is not CollectiveKind.SLICE:
+                move = WeightMove(pass_name, kind, axes, of_direction=step.tensor.role is Role.DIRECTION)
                 moves.setdefault((owners[step.tensor.name], move), step)
     return moves
 
@@ -360,37 +354,26 @@ def weight_groups(unit: ShardedUnit, single_device_axes: Set[str] = frozenset())
 
 
 def _split_groups(
-    unit: ShardedUnit,
-    names: Sequence[str],
-    derived: Mapping[tuple[str, WeightMove], CollectiveStep],
+    unit: ShardedUnit, names: Sequence[str], derived: Mapping[tuple[str, WeightMove], CollectiveStep],
     single_device_axes: Set[str],
-) -> Iterator[WeightGroup]:
+) -> Iterator[WeightGroup]:  # fmt: skip
     """Yield the first weight's group, which others may join, and then the other groups; `names` are in gradient order."""
     program, family = unit.forward.program, unit.family
     moves = {name: [move for weight, move in derived if weight == name] for name in names}
-    sync_by_name = {name: classify_moves(moves[name]) for name in names}
-    base = sync_by_name[names[0]]
-    extra_axes = {
-        name: tuple(axis for axis in differing_axes(sync_by_name[name], base) if axis not in single_device_axes)
-        for name in names
-    }
-    syncs = {name: sync_by_name[name] if extra_axes[name] else base for name in names}
+    syncs = {name: classify_moves(moves[name]) for name in names}
+    base = syncs[names[0]]
+    differing = {name: differing_axes(syncs[name], base) for name in names}
+    extra_axes = {name: tuple(a for a in differing[name] if a not in single_device_axes) for name in names}
+    syncs = {name: syncs[name] if extra_axes[name] else base for name in names}
     for sync in dict.fromkeys(syncs.values()):
         members = tuple(name for name in names if syncs[name] == sync)
         array_names = tuple(names) if sync == base else members
-        weights = tuple(
-            FlatWeight(
-                weight_use_spec(family, program.dims(name)).local_elements(), single=extra_axes[name] if sync == base else (),
-                several=extra_axes[name] if sync != base else (),
-            )
-            for name in array_names
-        )  # fmt: skip
-        yield WeightGroup(
-            members, array_names,
-            tuple(dict.fromkeys(move for name in members for move in moves[name] if _runs_over(move, sync))), sync,
-            FlatArrays(weights, sync.shard, is_bucketed(family, sync), alignment=shard_alignment(family.optimizer)),
-            names[0] in unit.gradients, derived,
-        )  # fmt: skip
+        sizes = (weight_use_spec(family, program.dims(name)).local_elements() for name in array_names)
+        conditions = ((extra_axes[name], ()) if sync == base else ((), extra_axes[name]) for name in array_names)
+        weights = tuple(FlatWeight(size, *axes) for size, axes in zip(sizes, conditions, strict=True))
+        group_moves = tuple(dict.fromkeys(move for name in members for move in moves[name] if _runs_over(move, sync)))
+        arrays = FlatArrays(weights, sync.shard, is_bucketed(family, sync), alignment=shard_alignment(family.optimizer))
+        yield WeightGroup(members, array_names, group_moves, sync, arrays, names[0] in unit.gradients, derived)
 
 
 def _runs_over(move: WeightMove, sync: WeightSync) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS
@@ -68,19 +69,15 @@ def pass_collectives(program: RankProgram, kind: str, stage: int) -> Iterator[Is
 
 def _issue_activation_collective(program: RankProgram, collective: UnitCollective) -> Iterator[IssuedCollective]:
     dtype = program.control_dtype if collective.role is Role.STATISTIC else program.precision.activations
-    num_bytes, axes = (
-        _num_bytes(collective.elements.evaluate(program.micro_batch_values), dtype),
-        program.drop_single_device_axes(collective.axes),
-    )
+    num_bytes = _num_bytes(collective.elements.evaluate(program.micro_batch_values), dtype)
+    axes = program.drop_single_device_axes(collective.axes)
     if collective.chunked_with:  # each block but the rank's own
         ranks = program.mesh.size(axes)
-        yield from [IssuedCollective(CollectiveKind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")] * (
-            ranks - 1
-        )
+        block = IssuedCollective(CollectiveKind.PERMUTE, axes, dtype, num_bytes // ranks, "activations")
+        yield from [block] * (ranks - 1)
     else:
-        yield IssuedCollective(
-            collective.kind, axes, dtype, num_bytes, ROWS if collective.role is Role.ROUTED else "activations"
-        )
+        content = ROWS if collective.role is Role.ROUTED else "activations"
+        yield IssuedCollective(collective.kind, axes, dtype, num_bytes, content)
 
 
 def _stage_messages(program: RankProgram, slot: RankSlot) -> tuple[list[IssuedCollective], list[IssuedCollective]]:
@@ -89,34 +86,26 @@ def _stage_messages(program: RankProgram, slot: RankSlot) -> tuple[list[IssuedCo
         return [], []
     dtype = program.precision.activations
     num_bytes = _num_bytes(program.hidden_state_spec.local_elements().evaluate(program.micro_batch_values), dtype)
-    received, sent = (
-        IssuedCollective(kind, PIPELINE, dtype, num_bytes, "activations")
-        for kind in (CollectiveKind.RECEIVE, CollectiveKind.SEND)
-    )
+    received = IssuedCollective(CollectiveKind.RECEIVE, PIPELINE, dtype, num_bytes, "activations")
+    sent = received._replace(kind=CollectiveKind.SEND)
     return [received] * len(slot.receives), [sent] * len(slot.sends)
 
 
 def _weight_collectives(program: RankProgram, passes: PassCounts) -> CountedCollectives:
     for stage, units in program.stages.items():
-        for collective in (
-            *(collective for unit in units for collective in program.traffic(unit.kind)),
-            *_borrowed_collectives(program, units),
-        ):
+        of_units = (collective for unit in units for collective in program.traffic(unit.kind))
+        for collective in (*of_units, *_borrowed_collectives(program, units)):
             if collective.moves_weights and not _issued_by_other_unit(program, collective, units):
                 times = passes[FORWARD, stage] if collective.scope == "micro_batch" else 1
-                gathers_twice = collective.phase == "forward" and program.gathers_again(collective.unit)
-                yield from (
-                    (array, times * (2 if gathers_twice else 1)) for array in _issue_arrays(program, collective)
-                )
+                if collective.phase == "forward" and program.gathers_again(collective.unit):
+                    times = times * 2
+                yield from ((array, times) for array in _issue_arrays(program, collective))
+    yield from ((_mirror_sum(program, group.shard_size), 1) for group in program.groups if group.mirrored)
+
+
+def _mirror_sum(program: RankProgram, elements: int) -> IssuedCollective:
     dtype = program.gradient_dtype
-    for group in program.groups:
-        if group.mirrored:
-            yield (
-                IssuedCollective(
-                    CollectiveKind.ALL_REDUCE, MIRROR_RANKS, dtype, _num_bytes(group.shard_size, dtype), "gradients"
-                ),
-                1,
-            )
+    return IssuedCollective(CollectiveKind.ALL_REDUCE, MIRROR_RANKS, dtype, _num_bytes(elements, dtype), "gradients")
 
 
 def _borrowed_collectives(program: RankProgram, units: Sequence[PlacedUnit]) -> Iterator[UnitCollective]:
@@ -158,24 +147,16 @@ def _issue_arrays(program: RankProgram, collective: UnitCollective) -> Iterator[
     }[collective.role]  # fmt: skip
     payload, values, max_elements = collective.payload, program.values, program.max_bucket_elements
     sizes = payload.array_sizes(values, max_elements) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]
+    axes = program.drop_single_device_axes(collective.axes)
     for elements in sizes:
-        yield IssuedCollective(
-            collective.kind, program.drop_single_device_axes(collective.axes), dtype, _num_bytes(elements, dtype),
-            content,
-        )  # fmt: skip
+        yield IssuedCollective(collective.kind, axes, dtype, _num_bytes(elements, dtype), content)
 
 
 def _control_collectives(program: RankProgram, passes: PassCounts) -> CountedCollectives:
-    loss_collectives = [
-        collective
-        for _, unit in unit_paths(program.architecture)
-        for collective in program.traffic(unit)
-        if collective.is_control
-    ]
-    yield from (
-        (_issue_control(program, collective, (*PIPELINE, *collective.axes), program.values), 1)
-        for collective in loss_collectives
-    )
+    of_units = chain.from_iterable(program.traffic(unit) for _, unit in unit_paths(program.architecture))
+    for collective in of_units:
+        if collective.is_control:  # the loss, which the last stage has
+            yield _issue_control(program, collective, (*PIPELINE, *collective.axes), program.values), 1
     for collective in control_collectives(program.architecture.structure, program.family, program.policy):
         if collective.scope == "step":
             yield _issue_control(program, collective, collective.axes, program.values), 1
@@ -190,11 +171,9 @@ def _control_collectives(program: RankProgram, passes: PassCounts) -> CountedCol
 def _issue_control(
     program: RankProgram, collective: UnitCollective, axes: Axes, values: SymbolValues
 ) -> IssuedCollective:
-    dtype = program.control_dtype
-    return IssuedCollective(
-        collective.kind, program.drop_single_device_axes(axes), dtype,
-        _num_bytes(collective.elements.evaluate(values), dtype), collective.tensors[0],
-    )  # fmt: skip
+    axes, dtype = program.drop_single_device_axes(axes), program.control_dtype
+    num_bytes = _num_bytes(collective.elements.evaluate(values), dtype)
+    return IssuedCollective(collective.kind, axes, dtype, num_bytes, collective.tensors[0])
 
 
 def _num_bytes(elements: float, dtype: str) -> int:
@@ -227,10 +206,4 @@ def mirror_reductions(program: RankProgram, num_micro_batches: int) -> Iterator[
     """Yield the sums over mirrored ranks of each micro-batch's gradient, which the noise scale needs, with their count."""
     for group in partial_gradient_groups(program) if program.policy.noise_scale else ():
         if group.mirrored:
-            num_bytes = round(group.padded_size * bytes_per_element(program.gradient_dtype))
-            yield (
-                IssuedCollective(
-                    CollectiveKind.ALL_REDUCE, MIRROR_RANKS, program.gradient_dtype, num_bytes, "gradients"
-                ),
-                num_micro_batches,
-            )
+            yield _mirror_sum(program, group.padded_size), num_micro_batches

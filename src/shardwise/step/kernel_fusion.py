@@ -113,11 +113,9 @@ def _kernel_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
         scores = [*_locals(q, q.dims[:-1]), *_locals(k, [operation.sequence])]
         return KernelShape(scores=multiply_symbols(scores), width=multiply_symbols(_locals(q, q.dims[-1:])))
     if isinstance(operation, MatrixFunction):
-        contraction, scratch_elements = (
-            multiply_symbols([FewestElements(operation.rows, operation.columns)]),
-            operation.workspace_elements(placed),
-        )
-        return KernelShape(contraction, scratch_elements=scratch_elements, owned_matrices_only=not operation.is_state)
+        contraction = multiply_symbols([FewestElements(operation.rows, operation.columns)])
+        scratch = operation.workspace_elements(placed)
+        return KernelShape(contraction, scratch_elements=scratch, owned_matrices_only=not operation.is_state)
     return _product_shape(unit, step) if operation.kind == "contract" else KernelShape()
 
 
@@ -127,20 +125,15 @@ def _product_shape(unit: ShardedUnit, step: ComputeStep) -> KernelShape:
     contracted = [d for d in left.dims if d in right.dims and d not in out.dims]
     free_dims = ([d for d in spec.dims if d not in opposite.dims] for spec, opposite in ((left, right), (right, left)))
     groups = [(left, contracted), *zip((left, right), free_dims, strict=True)]
-    extents = tuple(
-        multiply_symbols(_locals(spec, dims)) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS)
-    )
+    without_batch = ((spec, dims) for spec, dims in groups if dims and not set(dims) & set(BATCH_DIMS))
+    extents = tuple(multiply_symbols(_locals(spec, dims)) for spec, dims in without_batch)
     contraction = multiply_symbols(_locals(left, contracted)) if contracted else ZERO
-    routed = [
-        (name, spec)
-        for name, spec in zip(step.operation.inputs, (left, right), strict=True)
-        if unit.tensors[name].role is Role.ROUTED
-    ]
-    if not routed:
+    named = zip(step.operation.inputs, (left, right), strict=True)
+    routed = next((spec for name, spec in named if unit.tensors[name].role is Role.ROUTED), None)
+    if routed is None:
         return KernelShape(contraction, extents)
-    spec = routed[0][1]
-    row_dims = [d for d in spec.dims[:-1] if d != "E"]
-    group_rows = multiply_symbols(_locals(spec, row_dims)) * density(Role.ROUTED)
+    row_dims = [d for d in routed.dims[:-1] if d != "E"]
+    group_rows = multiply_symbols(_locals(routed, row_dims)) * density(Role.ROUTED)
     return KernelShape(group_rows if set(row_dims) & set(contracted) else contraction, extents, group_rows)
 
 

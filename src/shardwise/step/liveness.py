@@ -34,11 +34,9 @@ from shardwise.step.instructions import (
 from shardwise.step.unit_instructions import UnitInstructions
 
 UNCOUNTED_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT, Role.CONSTANT)
-COPIED_BEFORE = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)  # what is sent is laid out part by part
-COPIED_AFTER = (
-    CollectiveKind.ALL_GATHER,
-    CollectiveKind.ALL_TO_ALL,
-)  # parts that have come are laid out along their dim
+# Collectives that copy what they send, laid out part by part, or what has come, laid out along its dim.
+COPIED_BEFORE = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
+COPIED_AFTER = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)
 
 
 class LiveTensor(NamedTuple):

@@ -236,7 +236,7 @@ def group_parameters(
         for (_, sync), members in parameters_by_key.items()
         for group in _fill_groups(members, architecture, mesh, max_elements(sync), alignment)
     ]
-    gradient_position = {parameter: position for position, parameter in enumerate(_gradient_order(parameters))}
+    gradient_position = {parameter: i for i, parameter in enumerate(_gradient_order(parameters))}
     return tuple(sorted(groups, key=lambda group: gradient_position[group.members[-1].parameter]))
 
 
@@ -244,13 +244,10 @@ def _gradient_order(parameters: Sequence[Parameter]) -> Sequence[Parameter]:
     """Return the parameters in reverse order of first use: multi-token prediction uses the head's matrix before the
     head does."""
     order = [*reversed(parameters)]
-    first = next((position for position, parameter in enumerate(order) if parameter.path == "predict.0"), 0)
-    lent = [
-        parameter
-        for parameter in order[:first]
-        if parameter.path == "head" and parameter.weight in BORROWED_WEIGHTS["predict"]
-    ]
-    return [*(parameter for parameter in order[:first] if parameter not in lent), *lent, *order[first:]]
+    first = next((i for i, parameter in enumerate(order) if parameter.path == "predict.0"), 0)
+    after, borrowed = order[:first], BORROWED_WEIGHTS["predict"]
+    lent = [parameter for parameter in after if parameter.path == "head" and parameter.weight in borrowed]
+    return [*(parameter for parameter in after if parameter not in lent), *lent, *order[first:]]
 
 
 def _fill_groups(
@@ -261,16 +258,14 @@ def _fill_groups(
     dims = pad_vocabulary(architecture.dims, mesh)
     shapes = [parameter.use.local_shape(mesh, dims) for parameter in parameters]
     members: list[GroupMember] = []
-    for parameter, shape, begins in zip(
-        parameters, shapes, starts_array(map(math.prod, shapes), max_elements), strict=True
-    ):
+    begins_array = starts_array(map(math.prod, shapes), max_elements)
+    for parameter, shape, begins in zip(parameters, shapes, begins_array, strict=True):
         if begins and members:
             yield _make_group(members, mesh, alignment)
             members = []
         global_shape = tuple(architecture.dims[dim] for dim in parameter.use.dims)
-        members.append(
-            GroupMember(parameter, global_shape, shape, int(align_up(members[-1].stop, alignment)) if members else 0)
-        )
+        start = int(align_up(members[-1].stop, alignment)) if members else 0
+        members.append(GroupMember(parameter, global_shape, shape, start))
     yield _make_group(members, mesh, alignment)
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 
 from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.derive.tensor_specs import WEIGHT_USE
@@ -122,9 +123,8 @@ class RankProgram:
         opposite = self.for_pp_rank(self.layout.pp - 1 - self.pp_rank)
         if opposite is self:
             return frozenset()
-        return frozenset(parameter.name for parameter in self.parameters if parameter.trained) & {
-            parameter.name for parameter in opposite.parameters
-        }
+        copied = {parameter.name for parameter in opposite.parameters}
+        return frozenset(parameter.name for parameter in self.parameters if parameter.trained) & copied
 
     @property
     def max_bucket_elements(self) -> float:
@@ -201,30 +201,17 @@ class RankProgram:
         """Every group of axes that a step of any rank has a collective over."""
         units = tuple(unit_paths(self.architecture))
         syncs = {parameter.sync for parameter in list_parameters(self.architecture, self.family, units)}
-        used = {
-            self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes, self.drop_single_device_axes(PIPELINE),
-        }  # fmt: skip
-        used |= {self.drop_single_device_axes(axes) for sync in syncs for axes in sync}
-        used |= {
-            self.drop_single_device_axes(collective.axes)
-            for path, unit in units
-            for collective in self.activation_collectives(path, unit)
-        }
-        collectives = (collective for kind in {unit for _, unit in units} for collective in self.traffic(kind))
-        used |= {
-            self.drop_single_device_axes(collective.axes)
-            for collective in collectives
-            if collective.role in (Role.DIRECTION, Role.MEAN)
-        }
+        collectives = chain.from_iterable(self.activation_collectives(path, unit) for path, unit in units)
+        of_units = (collective for kind in {unit for _, unit in units} for collective in self.traffic(kind))
+        used = {PIPELINE, *(axes for sync in syncs for axes in sync), *(collective.axes for collective in collectives)}
+        used |= {collective.axes for collective in of_units if collective.role in (Role.DIRECTION, Role.MEAN)}
         if self.policy.noise_scale:
-            used |= {
-                self.noise_axes,
-                *(self.drop_single_device_axes(sync.within(self.family.replica_axes)) for sync in syncs),
-            }
-        used |= (
-            {MIRROR_RANKS} if any(self.for_pp_rank(rank).mirrored_names for rank in range(self.layout.pp)) else set()
-        )
-        return frozenset(used - {()})
+            used |= {self.noise_axes, *(sync.within(self.family.replica_axes) for sync in syncs)}
+        groups = {self.drop_single_device_axes(axes) for axes in used}
+        groups |= {self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes}
+        if any(self.for_pp_rank(rank).mirrored_names for rank in range(self.layout.pp)):
+            groups.add(MIRROR_RANKS)
+        return frozenset(groups - {()})
 
     @cached_property
     def single_device_axes(self) -> frozenset[str]:
