@@ -88,11 +88,10 @@ class DeviceMemory:
         stage = self.stage
         layers = [(unit, in_flight, count) for unit, count in stage.layer_passes.items()]
         modules = [(unit, self.at_end, count) for unit, count in stage.counts.predict_modules.items()]
-        resident = {
-            u: 0 if is_zero(count) else stage.host.resident(times * count) for u, times, count in layers + modules
-        }
+        units, resident = layers + modules, stage.host.resident
+        saved = {unit: 0 if is_zero(count) else resident(times * count) for unit, times, count in units}
         head_copies = 0 if is_zero(stage.counts.head) else self.at_end * stage.counts.head
-        return sum_over_units(stage.activation, {**resident, "head": head_copies}, "saved_bytes")
+        return sum_over_units(stage.activation, {**saved, "head": head_copies}, "saved_bytes")
 
     @property
     def _extra_weight_grad_bytes(self) -> Value:
@@ -138,18 +137,16 @@ class DeviceMemory:
             if not is_zero(count):
                 next_layer = workspace - self.stage.activation[unit].saved_bytes
                 next_layer = PeakBytes(next_layer, 0.0, gathered.in_next_layer)
-                fullest = _larger_peak(
-                    fullest, PeakBytes(*(where(count > 1, num_bytes, 0.0) for num_bytes in next_layer))
-                )
+                next_layer = PeakBytes(*(where(count > 1, num_bytes, 0.0) for num_bytes in next_layer))
+                fullest = _larger_peak(fullest, next_layer)
         if counts.embedding and not counts.head:
             freed = total(self.stage.layer_passes, "saved_bytes") / counts.carries
             fullest = _larger_peak(fullest, PeakBytes(-freed, 0.0, gathered.at_embedding))
         if not counts.predict:
             return fullest
         module = self._workspace({"predict": 1}) - total(head, "saved_bytes")
-        return _larger_peak(
-            PeakBytes(module, total({**modules, "predict": 0}, "logits_bytes"), gathered.in_module), fullest
-        )
+        logits = total({**modules, "predict": 0}, "logits_bytes")
+        return _larger_peak(PeakBytes(module, logits, gathered.in_module), fullest)
 
     @property
     def workspace(self) -> Value:
@@ -215,21 +212,17 @@ class DeviceMemory:
         of_head = counts.head * (head.transient_bytes - head.unscattered_bytes)
         head_gradients = self._head_gradients(of_head)
         lent = embedding.unscattered_bytes
-        in_layer, in_next = (
-            two_layers + gradient_bytes + head_gradients.in_layer,
-            two_layers + gradient_bytes + head_gradients.further + leaving,
-        )
-        at_embedding = maximum(
-            lent + maximum(leaving, embedding.arriving_bytes), embedding.transient_bytes - lent + of_layer
-        )
+        in_layer = two_layers + gradient_bytes + head_gradients.in_layer
+        in_next = two_layers + gradient_bytes + head_gradients.further + leaving
+        in_backward = lent + maximum(leaving, embedding.arriving_bytes)
+        at_embedding = maximum(in_backward, embedding.transient_bytes - lent + of_layer)
         if not counts.predict:
             return GatheredBytes(of_layer + of_head, head_gradients.at_loss, 0.0, in_layer, in_next, at_embedding)
         module, lent = state["predict"], 0.0 if counts.tied else lent
         head_and_module = of_head + module.transient_bytes - module.unscattered_bytes
         in_module = head_and_module + module.unscattered_bytes + head_gradients.at_loss
-        return GatheredBytes(
-            head_and_module, head_gradients.at_loss, in_module, in_layer + lent, in_next + lent, at_embedding
-        )
+        in_layer, in_next = in_layer + lent, in_next + lent
+        return GatheredBytes(head_and_module, head_gradients.at_loss, in_module, in_layer, in_next, at_embedding)
 
     def _head_gradients(self, weights: Value) -> HeadGradientBytes:
         """Return the bytes of the head's gradients, where its gathered weights take `weights` bytes.
@@ -244,11 +237,9 @@ class DeviceMemory:
             return HeadGradientBytes(0.0, 0.0, 0.0)
         if not counts.tied:
             return HeadGradientBytes(gradients + maximum(shards - weights, 0.0), head.leaving_bytes, 0.0)
-        return (
-            HeadGradientBytes(gradients, gradients, gradients)
-            if counts.embedding
-            else HeadGradientBytes(gradients, gradients + shards, 0.0)
-        )
+        if counts.embedding:
+            return HeadGradientBytes(gradients, gradients, gradients)
+        return HeadGradientBytes(gradients, gradients + shards, 0.0)
 
     def _of_layers(self, field: str) -> list[tuple[Value, Value]]:
         """Return a field of each kind of layer that the stage has, with the number of layers."""
@@ -266,9 +257,8 @@ class DeviceMemory:
         """Buffers of the largest collective of each concurrent pass."""
         counts = self.stage.counts
         units = {**self.stage.layer_passes, "head": counts.head, **counts.predict_modules}
-        return scale_by_count(
-            self.stage.pipeline.concurrent_passes, _largest_unit(self.stage.activation, units, "buffer_bytes")
-        )
+        largest = _largest_unit(self.stage.activation, units, "buffer_bytes")
+        return scale_by_count(self.stage.pipeline.concurrent_passes, largest)
 
 
 def price_device_memory(
@@ -291,6 +281,5 @@ def _larger_peak(first: PeakBytes, second: PeakBytes) -> PeakBytes:
 
 def _largest_unit(costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str) -> Value:
     """Return the largest of a field among the units that the stage has."""
-    return maximum(
-        0.0, *(getattr(costs[unit], field) * (count > 0) for unit, count in times.items() if not is_zero(count))
-    )
+    present = ((unit, count) for unit, count in times.items() if not is_zero(count))
+    return maximum(0.0, *(getattr(costs[unit], field) * (count > 0) for unit, count in present))

@@ -79,7 +79,7 @@ class Estimate(Pictured):
 
     def shown(self) -> Shown:
         """The estimate as text and picture, as a notebook displays it."""
-        from shardwise.present.pictures.estimate_charts import shown_estimate
+        from shardwise.present.pictures.estimate_charts import shown_estimate  # the chart imports this module
 
         return shown_estimate(self)
 
@@ -91,10 +91,8 @@ class Estimate(Pictured):
     @property
     def exposed_share(self) -> float:
         """Share of the communication's seconds that compute does not hide; 0 where nothing moves."""
-        exposed, hidden = (
-            sum(seconds_by_term.get(axis, 0.0) for axis in COMMUNICATION_TERMS)
-            for seconds_by_term in (self.time, self.hidden)
-        )
+        exposed = sum(self.time.get(axis, 0.0) for axis in COMMUNICATION_TERMS)
+        hidden = sum(self.hidden.get(axis, 0.0) for axis in COMMUNICATION_TERMS)
         return exposed / (exposed + hidden) if exposed else 0.0
 
     @property
@@ -104,9 +102,8 @@ class Estimate(Pictured):
 
     def __repr__(self) -> str:
         interval = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
-        step = (
-            f"{format_seconds(self.step_time_s)} ({f'90% prediction interval {interval}' if interval else 'a bound'})"
-        )
+        kind = f"90% prediction interval {interval}" if interval else "a bound"
+        step = f"{format_seconds(self.step_time_s)} ({kind})"
         fits = f"fits, {self.margin:.0%} free" if self.fits else f"DOES NOT FIT, {-self.margin:.0%} too much"
         return (
             f"Estimate: step {step}, {self.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {self.mfu:.1%}, bound by "
@@ -251,16 +248,13 @@ def _unit_hidden_s(pricing: Pricing, unit: str, family: ShardingScheme, links: G
 def _total_collectives_s(pricing: Pricing, parts: UnitCostInputs, links: GroupLinks) -> Mapping[str, Value]:
     """Return the seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
     pricer, values = pricing.pricer, pricing.values
-    collectives = [
-        collective for collective in parts.collectives if not collective.moves_weights and not collective.is_control
-    ]
-    plain = (collective for collective in collectives if not collective.chunked_with)
+    collectives = [c for c in parts.collectives if not c.moves_weights and not c.is_control]
+    plain = (c for c in collectives if not c.chunked_with)
     seconds_by_axis: dict[str, Value] = {}
     for (_, axis), seconds in pricer.collectives_s(parts, plain, values, links).items():
         seconds_by_axis[axis] = seconds_by_axis.get(axis, 0.0) + seconds
     for collective in collectives:
         if collective.chunked_with:
-            seconds_by_axis[collective.stream] = seconds_by_axis.get(collective.stream, 0.0) + pricer.chunked_s(
-                collective, parts, values, links
-            )
+            seconds = pricer.chunked_s(collective, parts, values, links)
+            seconds_by_axis[collective.stream] = seconds_by_axis.get(collective.stream, 0.0) + seconds
     return seconds_by_axis

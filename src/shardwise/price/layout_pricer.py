@@ -165,9 +165,8 @@ class Pricing:
         """Return the FLOPs that devices run over those that the model needs: recomputation, and flash attention's
         second scores."""
         run_flops = model_flops = 0.0
-        values = unit_values(
-            self.architecture, self.job.seq_len, self.degrees, attended_tokens=self.job.attended_tokens
-        )  # all devices, not the last of a ring
+        job = self.job  # without the variant of cp: all devices count, not the last of a ring
+        values = unit_values(self.architecture, job.seq_len, self.degrees, attended_tokens=job.attended_tokens)
         for unit, times, family in self.units_by_family():
             flops = self.pricer.flops(unit, family, values)
             run_flops += times * sum(flops.values())
@@ -189,9 +188,8 @@ class Pricing:
     def counts(self, rank: int) -> StageCounts:
         """Return the contents of a device of a rank: its virtual stages, in a bidirectional pipeline its mirror's too."""
         stages = self.placement.stages_of_rank(rank)
-        return self.counts_with(
-            rank, sum(self.layers[stage] for stage in stages), sum(self.dense[stage] for stage in stages)
-        )
+        num_layers, num_dense = (sum(of_stage[stage] for stage in stages) for of_stage in (self.layers, self.dense))
+        return self.counts_with(rank, num_layers, num_dense)
 
     def counts_with(self, rank: int, num_layers: int, num_dense: int) -> StageCounts:
         """Return its contents with so many layers, of which some are leading dense ones."""

@@ -157,9 +157,8 @@ class TensorFormats:
         if not self.precision.matmul:
             return total
         for role, elements in kernel.operand_elements.items():
-            total = total + elements.evaluate(values) * (
-                self.precision.cast_bytes(weight=role is Role.WEIGHT) - widths[role]
-            )
+            added_width = self.precision.cast_bytes(weight=role is Role.WEIGHT) - widths[role]
+            total = total + elements.evaluate(values) * added_width
         return total
 
     @property
@@ -182,10 +181,8 @@ class TensorFormats:
         """Return the bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""
         if not self.precision.matmul:
             return 0.0
-        return sum(
-            (num_bytes * operand.elements.evaluate(values) for operand, num_bytes in self.casts(phase, products)),
-            start=0.0,
-        )
+        casts = self.casts(phase, products)
+        return sum((num_bytes * operand.elements.evaluate(values) for operand, num_bytes in casts), start=0.0)
 
     def casts(self, phase: str, products: ProductOperands) -> Iterator[tuple[ProductOperand, float]]:
         """Yield each operand that is cast in a phase, with the bytes read and written for an element of it."""
@@ -203,9 +200,8 @@ class TensorFormats:
                 orders = orders - forward[operand.name]  # it comes cast, in the order of the forward pass
             copies = len(orders) if recipe.transposed_copies else min(len(orders), 1)
             if copies:
-                num_bytes = recipe.cast_reads * widths[operand.role] + copies * recipe.cast_bytes(
-                    weight=operand.is_weight
-                )
+                written = copies * recipe.cast_bytes(weight=operand.is_weight)
+                num_bytes = recipe.cast_reads * widths[operand.role] + written
                 yield operand, num_bytes
 
     def collective_width(self, collective: UnitCollective, products: ProductOperands) -> float:
@@ -228,10 +224,8 @@ class TensorFormats:
             return SavedFormat(self.roles[tensor.role], "")
         copies = tensor.num_orders if recipe.transposed_copies else 1
         plain_width = self.roles[tensor.role] if tensor.also_read else 0.0
-        return SavedFormat(
-            copies * recipe.cast_bytes() + plain_width,
-            f" in {recipe.matmul}{' and as it is' if tensor.also_read else ''}",
-        )
+        cast = f" in {recipe.matmul}{' and as it is' if tensor.also_read else ''}"
+        return SavedFormat(copies * recipe.cast_bytes() + plain_width, cast)
 
     def _roles(self, products: ProductOperands, phase: str) -> Mapping[Role, float]:
         key = products.narrow, phase == "update"

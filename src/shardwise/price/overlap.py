@@ -93,9 +93,8 @@ def exposed_s(
     `share`: the measured share that shows of what is not `BLOCKING`; None: what the convention says.
     """
     if share is not None:
-        return sum_values(_blocking_seconds(traffic_s).values()) + _partly_exposed_s(
-            compute_s, _other_seconds(traffic_s), hideable, share
-        )
+        blocking_s = sum_values(_blocking_seconds(traffic_s).values())
+        return blocking_s + _partly_exposed_s(compute_s, _other_seconds(traffic_s), hideable, share)
     return get_convention(overlap).exposed_s(compute_s, traffic_s, hideable)
 
 
@@ -110,9 +109,8 @@ def exposed_by_axis(
     """
     if share is not None:
         nonblocking_s = _other_seconds(traffic_s)
-        return _blocking_seconds(traffic_s) | _prorate(
-            _partly_exposed_s(compute_s, nonblocking_s, hideable, share), nonblocking_s
-        )
+        exposed = _partly_exposed_s(compute_s, nonblocking_s, hideable, share)
+        return _blocking_seconds(traffic_s) | _prorate(exposed, nonblocking_s)
     exposed = exposed_s(overlap, compute_s, traffic_s, hideable)
     return get_convention(overlap).charge(exposed, traffic_s, hideable)
 

@@ -143,9 +143,8 @@ class Rates:
         Forward there are two products, backward four.
         """
         flops = work.scores * work.width * (8.0 if work.is_backward else 4.0)
-        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, NO_TENSOR_CORE_FACTOR) * (
-            1.0 + self.matmul_ramp / work.width
-        )
+        slower = where(work.width % TENSOR_CORE_WIDTH == 0, 1.0, NO_TENSOR_CORE_FACTOR)
+        slower = slower * (1.0 + self.matmul_ramp / work.width)
         moved = work.scores * SCORE_BYTES[work.is_backward] + work.num_bytes
         return (flops / self.flops_per_s(dtype) * slower + moved / self.bytes_per_s) * self.attention
 
@@ -221,9 +220,8 @@ def rates_from_constants(
     chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, synchronises: bool, stack: Stack
 ) -> Rates:
     """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped."""
-    chip_constants = {
-        name: value for name, value in constants.items() if name not in ("link_fraction", "network_fraction")
-    }
+    of_links = ("link_fraction", "network_fraction")
+    chip_constants = {name: value for name, value in constants.items() if name not in of_links}
     return Rates(
         chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, policy=stack.policy,
         host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients, **chip_constants,

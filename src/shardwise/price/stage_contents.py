@@ -114,17 +114,14 @@ class Pipeline(NamedTuple):
 
     def in_flight(self, stage: Value, holding: Value = 1.0) -> Value:
         """Return the rounds whose activations a stage holds; `holding`: factor over virtual stages with equal layers."""
-        return self._scale_in_flight(
-            self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage), holding
-        )
+        even = self.form.in_flight(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
+        return self._scale_in_flight(even, holding)
 
     def other_peaks(self, stage: Value, holding: Value = 1.0) -> PeakCandidates:
         """Return further candidates for a device's peak: rounds in flight, and rounds of pending weight gradients
         beside the one at work."""
         moments = self.form.other_peaks(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
-        return tuple(
-            (self._scale_in_flight(in_flight, holding), self._in_rounds(awaiting)) for in_flight, awaiting in moments
-        )
+        return tuple((self._scale_in_flight(even, holding), self._in_rounds(awaiting)) for even, awaiting in moments)
 
     def _scale_in_flight(self, even: Value, holding: Value) -> Value:
         if isinstance(holding, float) and holding == 1.0:
@@ -138,9 +135,8 @@ class Pipeline(NamedTuple):
 
     def awaiting_weight_grads(self, stage: Value) -> Value:
         """Return how many of the rounds in flight may wait for their weight gradients only."""
-        return self._in_rounds(
-            self.form.num_awaiting_weight_grads(self.pp, self.num_virtual_stages, self.num_micro_batches, stage)
-        )
+        shape = self.pp, self.num_virtual_stages, self.num_micro_batches
+        return self._in_rounds(self.form.num_awaiting_weight_grads(*shape, stage))
 
     def _in_rounds(self, number: Value) -> Value:
         """Convert a number of micro-batches to rounds."""

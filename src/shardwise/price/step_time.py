@@ -84,11 +84,9 @@ class StageStep:
     def host_s(self) -> Annotated[Value, "a micro-batch's activations to the host, and as long back"]:
         """Seconds of a micro-batch's activations to the host, and as many back."""
         host, leaving = self.stage.host, {**self.stage.layer_passes, **self.stage.counts.predict_modules}
-        return (
-            sum_over_units(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s
-            if host.activations
-            else 0.0
-        )
+        if not host.activations:
+            return 0.0
+        return sum_over_units(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s
 
     @cached_property
     def stream_s(self) -> Annotated[Value, "the optimizer's state through the device"]:
@@ -99,23 +97,18 @@ class StageStep:
     @cached_property
     def forward_communication_s(self) -> SecondsByAxis:
         """Seconds of collectives by axis in a micro-batch's forward pass."""
-        gathering = {
-            **self.stage.weight_copies,
-            "embedding": self.stage.counts.embedding,
-            "untied": 0,
-        }  # with the embedding
+        # the embedding gathers what only it has (`untied`) with the rest of its weights
+        gathering = {**self.stage.weight_copies, "embedding": self.stage.counts.embedding, "untied": 0}
         gathered = sum_over_units(self.stage.state, gathering, "gather_forward_s")
-        return {axis: self.stage.sum_activation("forward_traffic_s", axis) for axis in ACTIVATION_AXES} | {
-            "fsdp": gathered
-        }
+        exposed = {axis: self.stage.sum_activation("forward_traffic_s", axis) for axis in ACTIVATION_AXES}
+        return exposed | {"fsdp": gathered}
 
     @cached_property
     def backward_communication_s(self) -> SecondsByAxis:
         """Seconds of collectives by axis in a micro-batch's backward pass."""
         gathered = self.stage.sum_state("gather_backward_s")
-        return {axis: self.stage.sum_activation("backward_traffic_s", axis) for axis in ACTIVATION_AXES} | {
-            "fsdp": gathered
-        }
+        exposed = {axis: self.stage.sum_activation("backward_traffic_s", axis) for axis in ACTIVATION_AXES}
+        return exposed | {"fsdp": gathered}
 
     @cached_property
     def first_communication_s(self) -> SecondsByAxis:
@@ -146,19 +139,12 @@ class StageStep:
             "forward": StepSpan(num_alone, self.forward_s, self.forward_communication_s),
             "backward": StepSpan(num_alone, work_b, self.backward_communication_s),
         }
-        if (
-            pipeline.form.runs_pairs
-        ):  # a forward and a backward pass of different micro-batches at once: each hides the other's traffic
-            traffic = {
-                axis: seconds + self.backward_communication_s[axis]
-                for axis, seconds in self.forward_communication_s.items()
-            }
-            parts["together"] = StepSpan(
-                pipeline.overlapped_rounds,
-                self.forward_s + self.backward_s + self.recompute_s,
-                traffic,
-                HIDEABLE_TOGETHER,
-            )
+        if pipeline.form.runs_pairs:
+            # a forward and a backward pass of different micro-batches at once: each hides the other's communication
+            backward_s = self.backward_communication_s
+            traffic = {axis: seconds + backward_s[axis] for axis, seconds in self.forward_communication_s.items()}
+            work = self.forward_s + self.backward_s + self.recompute_s
+            parts["together"] = StepSpan(pipeline.overlapped_rounds, work, traffic, HIDEABLE_TOGETHER)
         first = StepSpan(1, self.forward_s, self.first_communication_s)
         return {**parts, "first": first, "last": StepSpan(1, work_b, self.last_communication_s)}
 

@@ -21,11 +21,8 @@ from shardwise.step.collectives import LAYER_COUNT_SYMBOLS
 from shardwise.values.symbolic import ZERO, ElementPairs, LocalDim, Polynomial, Symbol, SymbolValues
 
 Record = TypeVar("Record")
-UNITS_BY_SUFFIX: Mapping[str, str] = {
-    "bytes_per_s": "B/s",
-    "_bytes": "B",
-    "_s": "s",
-}  # by how the name of a number ends
+# Units of numbers by the suffix of their names.
+UNITS_BY_SUFFIX: Mapping[str, str] = {"bytes_per_s": "B/s", "_bytes": "B", "_s": "s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +77,9 @@ class InputRecorder:
         # A subclass made here intercepts every attribute, so methods of the record read the notes as well. `given` cached
         # properties are returned as they are, without running: their own inputs are not noted.
         def taken(copied: Any, name: str) -> Any:
-            return (
-                self.note(values[name], recorded_fields[name])
-                if name in recorded_fields
-                else super(recording_type, copied).__getattribute__(name)
-            )
+            if name in recorded_fields:
+                return self.note(values[name], recorded_fields[name])
+            return super(recording_type, copied).__getattribute__(name)
 
         recording_type: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
         field_values = {name: values[name] for name in _names(record)}
@@ -179,9 +174,8 @@ class Expressions:
         """Yield the FLOPs of each unit in a phase."""
         for unit in self.units:
             kernels = self.pricer.parts(self.family, unit).kernels
-            yield UnitExpression(
-                f"FLOPs of the {unit}", sum((k.flops for k in kernels if k.phase == phase), start=ZERO)
-            )
+            flops = sum((k.flops for k in kernels if k.phase == phase), start=ZERO)
+            yield UnitExpression(f"FLOPs of the {unit}", flops)
 
     def collectives(self, axis: str) -> Iterator[UnitExpression]:
         """Yield the elements of each collective that an axis is charged with, where it has more than one device."""
@@ -189,10 +183,8 @@ class Expressions:
             for collective in self.pricer.parts(self.family, unit).collectives:
                 over = [a for a in collective.axes if self.values[a] > 1]
                 if over and time_term(collective) == axis:
-                    yield UnitExpression(
-                        f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements",
-                        collective.elements,
-                    )
+                    label = f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements"
+                    yield UnitExpression(label, collective.elements)
 
     def saved(self, *, logits: bool = False) -> Iterator[UnitExpression]:
         """Yield the tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
@@ -215,12 +207,9 @@ class Expressions:
         """Yield the elements that a column of `StateCost` counts."""
         for unit in self.units:
             parts = self.pricer.parts(self.family, unit)
-            counted = [
-                name for name, width in self.pricer.memory.state_widths(parts, self.family)[column].items() if width
-            ]
-            names_by_elements = {
-                elements: name for name in reversed(counted) if (elements := getattr(parts.state, name)).monomials
-            }
+            widths = self.pricer.memory.state_widths(parts, self.family)[column]
+            counted = [(name, getattr(parts.state, name)) for name, width in widths.items() if width]
+            names_by_elements = {elements: name for name, elements in reversed(counted) if elements.monomials}
             for position, (elements, name) in enumerate(reversed(names_by_elements.items())):
                 label = PARTIAL_STATE.get(name, "elements with gradients" if position else "elements")
                 yield UnitExpression(f"{label} of the {unit}", elements)
@@ -240,9 +229,8 @@ class Expressions:
         for symbol in (
             s for polynomial in polynomials for monomial in polynomial.monomials for s, _ in monomial.factors
         ):
-            values_by_name |= {name: self.values[name] for name in _symbol_parts(symbol)} | {
-                str(symbol): self.values[symbol]
-            }
+            values_by_name |= {name: self.values[name] for name in _symbol_parts(symbol)}
+            values_by_name |= {str(symbol): self.values[symbol]}
         return tuple(
             TermInput(symbol=name, meaning=_symbol_meaning(name), value=float(value))
             for name, value in values_by_name.items()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from shardwise.derive.ring_attention_and_matmul import RING_AXES
@@ -21,7 +22,14 @@ from shardwise.model.program import Role
 from shardwise.price.number_formats import TensorFormats
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.roofline import KernelWork, Rates
-from shardwise.price.unit_inputs import StateElements, UnitCostInputs, largest_update_share, time_term, unit_cost_inputs
+from shardwise.price.unit_inputs import (
+    StateElements,
+    UnitCostInputs,
+    chunked_groups,
+    largest_update_share,
+    time_term,
+    unit_cost_inputs,
+)
 from shardwise.price.unit_memory import UnitMemory
 from shardwise.step.collectives import NUM_ROUTERS, layer_counts
 from shardwise.step.instructions import Kernel, UnitCollective
@@ -117,11 +125,10 @@ def unit_values(
         span = architecture.mean_attended_share(attended_tokens) * attended_tokens / seq_len
     counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
     values = SymbolValues({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
-    values["B"] = values[LocalDim("B", BATCH_AXES)] = values[LocalDim("B", BATCH_AXES + EXPERT_AXES)] = degrees[
-        "micro_batch_seqs"
-    ]
+    seqs = degrees["micro_batch_seqs"]
+    values["B"] = values[LocalDim("B", BATCH_AXES)] = values[LocalDim("B", BATCH_AXES + EXPERT_AXES)] = seqs
     if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
-        values[LocalDim("B", BATCH_AXES)] = degrees["micro_batch_seqs"] * degrees["ep"]
+        values[LocalDim("B", BATCH_AXES)] = seqs * degrees["ep"]
     return values
 
 
@@ -154,9 +161,8 @@ class UnitPricer:
 
     def complete_family(self, family: ShardingScheme) -> ShardingScheme:
         """Return the family with the facts of the model and the job that it depends on."""
-        return replace(
-            family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
-        )
+        shares_amax = self.precision.shares_amax
+        return replace(family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=shares_amax)
 
     @property
     def max_bucket_elements(self) -> float:
@@ -172,19 +178,17 @@ class UnitPricer:
         # The identities of structure, formats and loss stand for architecture, precision and optimizer: a pricer builds them
         # once, and copies at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
         identities = self.structure, self.formats, self.loss
-        return values.compute_once_at_any_rate(
-            identities, make, at=(key, self.rates.policy, self.rates.fused_attention)
-        )
+        dependencies = key, self.rates.policy, self.rates.fused_attention
+        return values.compute_once_at_any_rate(identities, make, at=dependencies)
 
     def activation(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
         """Return compute, activation communication and activation memory of one unit.
 
         In a table, communication is over placements, all else over sizes (`GroupLinks.per_placement`).
         """
+        full_family = self.complete_family(family)
         parts, of_memory = self.memoize(
-            values,
-            ("activation", name, family),
-            lambda: self.memory.activation_bytes(name, self.complete_family(family), values),
+            values, ("activation", name, family), lambda: self.memory.activation_bytes(name, full_family, values)
         )
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
@@ -210,18 +214,13 @@ class UnitPricer:
 
     def state(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
         """Return weight and gradient communication, the update, and the state at rest of one unit."""
+        full_family = self.complete_family(family)
         parts, elements, of_rest = self.memoize(
-            values,
-            ("state", name, family),
-            lambda: self.memory.state_at_rest(name, self.complete_family(family), values),
+            values, ("state", name, family), lambda: self.memory.state_at_rest(name, full_family, values)
         )
         comm = self.collectives_s(parts, parts.state_collectives, values, links)
         gathered_roles = Role.WEIGHT, Role.DIRECTION, Role.MEAN
-        gathers = (
-            collective
-            for collective in parts.collectives
-            if collective.role in gathered_roles and collective.phase == "update"
-        )
+        gathers = (c for c in parts.collectives if c.role in gathered_roles and c.phase == "update")
         step_weights = sum(self.collectives_s(parts, gathers, values, links).values(), start=0.0)
         step = {axis: comm.get(("update", axis), 0.0) for axis in ("fsdp", "dp", "control")}
         of_sizes = {"update_s": self.compute_s(parts, "update", values), **of_rest}
@@ -248,11 +247,7 @@ class UnitPricer:
     ) -> dict[tuple[str, str], Value]:
         """Return the seconds of the collectives on activations by phase and axis; of chunked ones what their kernels do
         not hide."""
-        plain = (
-            collective
-            for collective in parts.collectives
-            if not collective.moves_weights and not collective.chunked_with
-        )
+        plain = (c for c in parts.collectives if not c.moves_weights and not c.chunked_with)
         comm = self.collectives_s(parts, plain, values, links)
         for key, seconds_left in self.exposed_chunked_s(parts, values, links):
             comm[key] = comm.get(key, 0.0) + seconds_left
@@ -267,9 +262,8 @@ class UnitPricer:
         Nothing else waits for the gathered inputs of these products, nor for the unit's gradient of its input before
         the unit ends.
         """
-        moved = (
-            c for c in parts.collectives if c.phase == "backward" and c.role is Role.ACTIVATION and not c.chunked_with
-        )
+        backward = (c for c in parts.collectives if c.phase == "backward" and not c.chunked_with)
+        moved = (c for c in backward if c.role is Role.ACTIVATION)
         seconds = self.collectives_s(parts, moved, values, links).get(("backward", "tp"), 0.0)
         products = links.per_placement(self.kernels_s(parts, "backward", values, making_gradients=True))
         return minimum(seconds, products)
@@ -297,9 +291,8 @@ class UnitPricer:
         dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
 
         def make() -> Value:
-            work = values.compute_once_at_any_rate(
-                (kernel, self.formats), lambda: self.work(kernel, parts, values), at=dependencies
-            )
+            compute = partial(self.work, kernel, parts, values)
+            work = values.compute_once_at_any_rate((kernel, self.formats), compute, at=dependencies)
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
         return self.seconds.compute_once((kernel, values), make, at=dependencies)
@@ -326,20 +319,12 @@ class UnitPricer:
         With n chunks the first of the computation has nothing to overlap with, or the last of the communication:
         (n-1)/n of the computation can hide communication. Collectives beside the same computations share it.
         """
-        collectives_by_outputs: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
-        for collective in parts.collectives:
-            if collective.chunked_with:
-                collectives_by_outputs.setdefault((collective.phase, collective.chunked_with), []).append(collective)
-        for (phase, outputs), collectives in collectives_by_outputs.items():
-            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(outputs)]
-            pieces = values.group_degree(collectives[0].axes)
-            compute_s = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0) * (
-                1.0 - 1.0 / pieces
-            )
-            communication_s = sum(
-                (self.chunked_s(collective, parts, values, links) for collective in collectives), start=0.0
-            )
-            yield (phase, collectives[0].stream), maximum(communication_s - links.per_placement(compute_s), 0.0)
+        for collectives, kernels in chunked_groups(parts.collectives, parts.kernels):
+            first, num_chunks = collectives[0], values.group_degree(collectives[0].axes)
+            compute_s = sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0)
+            compute_s = compute_s * (1.0 - 1.0 / num_chunks)
+            moved_s = sum((self.chunked_s(c, parts, values, links) for c in collectives), start=0.0)
+            yield (first.phase, first.stream), maximum(moved_s - links.per_placement(compute_s), 0.0)
 
     def chunked_s(
         self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
@@ -381,14 +366,10 @@ class UnitPricer:
         price_key = collective.kind, collective.axes, width, routed, self.max_bucket_elements
 
         def make() -> Value:
-            count, num_bytes = values.compute_once_at_any_rate(
-                (collective.payload,),
-                lambda: self.payloads(collective, width, values),
-                at=(width, self.max_bucket_elements),
-            )
-            seconds = collective_s(
-                collective.kind, collective.axes, links.per_placement(num_bytes), links, values["k"] if routed else 1
-            )
+            compute, at = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
+            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, at=at)
+            num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
+            seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)
 
         return links.seconds.compute_once((collective.payload, values), make, at=price_key)

@@ -9,9 +9,9 @@ process and on disk (`derivation_cache.py`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from shardwise.derive.low_precision_products import ProductOperand, product_weights
@@ -184,7 +184,8 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
     """Return the arrays of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
     matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.family.optimizer).covers_vocabulary)
-    factors = unit.update.program.names_with_role(Role.FACTOR)
+    update = unit.update.program
+    factors = update.names_with_role(Role.FACTOR)
     flops = _whole_matrix_flops(unit)
     narrow = product_weights(unit.forward.steps, unit.tensors)
     groups = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
@@ -194,26 +195,17 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
         passing = sum_polynomials(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
         matrix_elements = sum_polynomials(elements for name, elements in used.items() if name in matrices)
-        factor_elements = sum_polynomials(
-            state_resting_spec(unit.family, dims[owning_weight(name)], unit.update.program.dims(name)).local_elements()
-            for name in factors
-            if name in unit.update.program.inputs and owning_weight(name) in used
-        )
+        own_factors = (name for name in factors if name in update.inputs and owning_weight(name) in used)
+        specs = (state_resting_spec(unit.family, dims[owning_weight(name)], update.dims(name)) for name in own_factors)
+        factor_elements = sum_polynomials(spec.local_elements() for spec in specs)
         cast = sum_polynomials(elements for name, elements in used.items() if name in narrow)
         steps = tuple(flops.get(name, ZERO) for name in group.array_weights) if flops and group.trained else ()
         arrays.append(
             WeightArrays(
-                group.arrays,
-                sum_polynomials(used.values()),
-                passing,
-                group.trained,
-                gathers,
-                matrix_elements,
-                factor_elements,
-                cast,
-                steps,
+                group.arrays, sum_polynomials(used.values()), passing, group.trained, gathers, matrix_elements,
+                factor_elements, cast, steps,
             )
-        )
+        )  # fmt: skip
     return tuple(arrays)
 
 
@@ -230,9 +222,8 @@ def _whole_matrix_flops(unit: ShardedUnit) -> dict[str, Polynomial]:
 def largest_update_share(arrays: Sequence[WeightArrays], values: SymbolValues) -> Value:
     """Return the largest share of whole-matrix update work (Muon) that any device does."""
     amounts = [array.flat.largest_and_total(array.steps, values) for array in arrays if array.steps]
-    return sum((largest for largest, _ in amounts), start=0.0) / maximum(
-        sum((total for _, total in amounts), start=0.0), 1.0
-    )
+    total = sum((total for _, total in amounts), start=0.0)
+    return sum((largest for largest, _ in amounts), start=0.0) / maximum(total, 1.0)
 
 
 def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
@@ -240,15 +231,11 @@ def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
     shares = [shard_fraction(array.flat.shard_axes) for array in arrays]
     sizes = (
         ArraySizes(
-            array.elements,
-            array.elements * share,
-            array.passing,
-            (array.elements + array.matrices * -1.0) * share,
-            array.factors,
-            array.cast * share if array.gathers else array.cast,
+            array.elements, array.elements * share, array.passing, (array.elements + array.matrices * -1.0) * share,
+            array.factors, array.cast * share if array.gathers else array.cast,
         )
         for array, share in zip(arrays, shares, strict=True)
-    )
+    )  # fmt: skip
     sized_arrays = list(zip(arrays, sizes, strict=True))
     ready_last = [size.whole + size.part for array, size in sized_arrays if array.trained][-1:]
     whole_arrays = [size.whole + size.part for array, size in sized_arrays if array.trained and array.matrices]
@@ -314,6 +301,18 @@ class UnitCostInputs(NamedTuple):
         return self.state_collectives, update, self.products.narrow, self.arrays
 
 
+def chunked_groups(
+    collectives: Iterable[UnitCollective], kernels: Sequence[Kernel]
+) -> Iterator[tuple[list[UnitCollective], list[Kernel]]]:
+    """Yield the collectives that run in chunks beside the same kernels, with these kernels."""
+    groups: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
+    for collective in collectives:
+        if collective.chunked_with:
+            groups.setdefault((collective.phase, collective.chunked_with), []).append(collective)
+    for (phase, results), members in groups.items():
+        yield members, [k for k in kernels if k.phase == phase and not set(k.outputs).isdisjoint(results)]
+
+
 def time_term(collective: UnitCollective) -> str:
     """Return the time term that a collective counts in.
 
@@ -358,12 +357,8 @@ def unit_live_sets(
 def _cached_cost_inputs(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> UnitCostInputs:
-    return CACHE.get(
-        structure,
-        policy,
-        ("parts", family, name),
-        lambda: INTERNER.of(derive_cost_inputs(structure, family, name, policy)),
-    )
+    derive = partial(derive_cost_inputs, structure, family, name, policy)
+    return CACHE.get(structure, policy, ("parts", family, name), lambda: INTERNER.of(derive()))
 
 
 def derive_cost_inputs(
@@ -383,12 +378,8 @@ def derive_cost_inputs(
 def _cached_live_sets(
     structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
 ) -> tuple[LiveSetSizes, ...]:
-    return CACHE.get(
-        structure,
-        policy,
-        ("held", family, name),
-        lambda: INTERNER.of(derive_live_sets(structure, family, name, policy)),
-    )
+    derive = partial(derive_live_sets, structure, family, name, policy)
+    return CACHE.get(structure, policy, ("held", family, name), lambda: INTERNER.of(derive()))
 
 
 def derive_live_sets(

@@ -105,12 +105,9 @@ class UnitMemory:
         """
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(family, name), values)
-            live_sets = [
-                live_set
-                for live_set in unit_live_sets(self.structure, family, name, self.policy)
-                if live_set.has_made_weight_grads or not making
-            ]
-            return peak_workspace_bytes(live_sets, self.formats, scores, values, zero_stage=family.zero_stage)
+            live_sets = unit_live_sets(self.structure, family, name, self.policy)
+            candidates = [live_set for live_set in live_sets if live_set.has_made_weight_grads or not making]
+            return peak_workspace_bytes(candidates, self.formats, scores, values, zero_stage=family.zero_stage)
         plain = self.parts(replace(family, recompute="none"), name)
         unrecomputed = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * unrecomputed
@@ -141,9 +138,8 @@ class UnitMemory:
 
     def payload_bytes(self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Return the payload of a collective in bytes."""
-        return collective.extent(values, self.max_bucket_elements).elements * self.formats.collective_width(
-            collective, parts.products
-        )
+        elements = collective.extent(values, self.max_bucket_elements).elements
+        return elements * self.formats.collective_width(collective, parts.products)
 
     def state_bytes(self, parts: UnitCostInputs, family: ShardingScheme, elements: StateElements) -> dict[str, Value]:
         """Return the bytes of a unit's state, by column of `StateCost`."""

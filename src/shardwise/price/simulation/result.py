@@ -120,7 +120,7 @@ class Simulation(Pictured):
 
     def shown(self) -> Shown:
         """The timeline and the memory over time as text and picture, as a notebook displays them."""
-        from shardwise.present.pictures.simulated_step_timeline import shown_simulation
+        from shardwise.present.pictures.simulated_step_timeline import shown_simulation  # it imports this module
 
         return shown_simulation(self)
 
