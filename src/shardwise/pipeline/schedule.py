@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from shardwise.pipeline.actions import ActionList, StagePlacement, bidirectional_placement, loop_placement
 from shardwise.values.elementwise import Value, minimum
@@ -25,10 +25,10 @@ class PassSeconds(NamedTuple):
     it is not needed), `overlapped_s` a forward and a backward pass that run together.
     """
 
-    forward_s: Value
-    backward_s: Value
-    weight_s: Value = 0.0
-    overlapped_s: Value = 0.0
+    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
+    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
+    weight_s: Annotated[Value, "the part of B for the weights' gradients, where it can wait", "W"] = 0.0
+    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"] = 0.0
 
 
 def _no_closed_form(*arguments: Any) -> Value:

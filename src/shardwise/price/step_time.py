@@ -24,15 +24,6 @@ class StepSpan(NamedTuple):
     hideable: tuple[str, ...] = HIDEABLE
 
 
-class SteadyPassSeconds(NamedTuple):
-    """Seconds of a micro-batch that is neither the first nor the last, as `pipeline.schedule.PassSeconds`."""
-
-    forward_s: Annotated[Value, "a micro-batch's forward pass, with its exposed traffic", "F"]
-    backward_s: Annotated[Value, "its backward pass, with its exposed traffic", "B"]
-    weight_s: Annotated[Value, "the part of B for the weights' gradients, where it can wait", "W"]
-    overlapped_s: Annotated[Value, "a forward and a backward pass that run together", "F&B"]
-
-
 class CommunicationTime(NamedTuple):
     """Seconds of a step by axis, and of transfers to and from the host as `host`: exposed, and hidden behind compute."""
 
@@ -157,18 +148,18 @@ class StageStep:
         return span.compute_s + exposed_s(self.overlap, span.compute_s, span.traffic_s, span.hideable, self.share)
 
     @cached_property
-    def steady(self) -> SteadyPassSeconds:
+    def steady(self) -> PassSeconds:
         """Seconds of the passes that the bubble consists of."""
         seconds = self.seconds
-        return SteadyPassSeconds(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
+        return PassSeconds(seconds["forward"], seconds["backward"], self.weight_s, seconds.get("together", 0.0))
 
     @cached_property
     def bubble_s(self) -> Value:
         """Seconds that the stage waits, without communication once per step."""
+        # rebuilt field by field, so that an explanation notes all four as inputs, whichever the schedule reads
         steady = self.steady
-        return self.stage.pipeline.bubble_s(
-            PassSeconds(steady.forward_s, steady.backward_s, steady.weight_s, steady.overlapped_s)
-        )
+        passes = PassSeconds(steady.forward_s, steady.backward_s, steady.weight_s, steady.overlapped_s)
+        return self.stage.pipeline.bubble_s(passes)
 
     @cached_property
     def total_s(self) -> Value:

@@ -84,13 +84,13 @@ def before_and_after(step: CollectiveStep) -> tuple[ShardedTensor, ShardedTensor
 class FreeTensors:
     """Release tensors that no later instruction reads."""
 
-    freed: tuple[ShardedTensor, ...]
+    held: tuple[ShardedTensor, ...]
     stream: ClassVar[str] = COMPUTE
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors, each once."""
-        return tuple(dict.fromkeys(tensor.name for tensor in self.freed))
+        return tuple(dict.fromkeys(tensor.name for tensor in self.held))
 
 
 class InstructionId(NamedTuple):

@@ -110,8 +110,8 @@ def follow(template: UnitInstructions, name: str, instructions: tuple[Instructio
                     each for start in moving for each in payload_tensors(unit, start.collective)
                 }
             case FreeTensors():
-                assert set(one.freed) <= held
-                freed |= set(one.freed)
+                assert set(one.held) <= held
+                freed |= set(one.held)
     assert not moving
     if name == "update":
         assert not freed
@@ -128,7 +128,7 @@ def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, fa
     for template in templates(model, family, IssuePolicy()):
         forward = template.passes["forward"]
         partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
-        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.freed}
+        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.held}
         assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
         assert template.unit.name == "embedding" or partial & freed, template.unit.name
 

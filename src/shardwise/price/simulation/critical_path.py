@@ -62,13 +62,13 @@ def _awaited_transfers(step: SimulatedStep, rank: int) -> tuple[TrailingTransfer
     if end <= step.clock.ends[rank][-1]:
         return ()
     chain = [next(transfer for transfer in trailing if transfer.end == end)]
-    while before := [
-        transfer
-        for transfer in trailing
-        if transfer.stream == chain[0].stream and transfer.end == chain[0].start and transfer is not chain[0]
-    ]:
+    while before := [transfer for transfer in trailing if _follows(chain[0], transfer)]:
         chain.insert(0, before[0])
     return tuple(chain)
+
+
+def _follows(transfer: TrailingTransfer, earlier: TrailingTransfer) -> bool:
+    return earlier.stream == transfer.stream and earlier.end == transfer.start and earlier is not transfer
 
 
 def find_critical_path(step: SimulatedStep) -> tuple[CriticalPart, ...]:
@@ -133,10 +133,7 @@ def _awaited_slot(step: SimulatedStep, slot: Slot, start: float) -> tuple[int, i
         if end + delay == start:
             rank = actions.rank_of(source_stage, micro_batch)
             number = bisect_left(clock.ends[rank], end)
-            while not any(
-                (action.stage, action.micro_batch) == (source_stage, micro_batch)
-                for action in actions.order[rank][number]
-            ):
+            while (source_stage, micro_batch) not in {action[1:] for action in actions.order[rank][number]}:
                 number += 1
             return rank, number
     raise AssertionError(f"{slot} starts at {start} for no reason")

@@ -71,10 +71,8 @@ class SimulatedStep:
     def gradients_ready_s(self) -> tuple[float, ...]:
         """When the gradients of each rank are complete."""
         ends = (ends[-1] for ends in self.clock.ends)
-        return tuple(
-            max(end, *(transfer.end for transfer in transfers), 0.0)
-            for end, transfers in zip(ends, self.trailing, strict=True)
-        )
+        pairs = zip(ends, self.trailing, strict=True)
+        return tuple(max(end, *(transfer.end for transfer in transfers), 0.0) for end, transfers in pairs)
 
     @cached_property
     def passes_s(self) -> float:
@@ -127,9 +125,8 @@ class SimulatedStep:
             self.actions.order[rank], self.clock.starts[rank], self.clock.ends[rank], strict=True
         ):
             if start > previous_end:
-                comes = any(
-                    hops[action.stage + (action.kind != FORWARD)] for action in slot if action.kind != BACKWARD_WEIGHT
-                )
+                receiving = (action for action in slot if action.kind != BACKWARD_WEIGHT)
+                comes = any(hops[action.stage + (action.kind != FORWARD)] for action in receiving)
                 late += min(start - previous_end, self.message_s) if comes else 0.0
                 idle += max(start - previous_end - (self.message_s if comes else 0.0), 0.0)
             previous_end = end
@@ -220,10 +217,7 @@ class StepSimulator:
 
     def pass_lists(self, passes: tuple[StagePass, ...]) -> list[list[TimedInstruction]]:
         if self.overlap == LIST:
-            return [
-                self.lists.engine_order(stage_pass.stage, stage_pass.kind, last=stage_pass.last)
-                for stage_pass in passes
-            ]
+            return [self.lists.engine_order(stage, kind, last=last) for stage, kind, _, last in passes]
         hideable = HIDEABLE if len(passes) == 1 else HIDEABLE_TOGETHER
         return [self.lists.convention_order(passes, self.overlap, hideable)]
 

@@ -59,40 +59,24 @@ class PassLists:
 
     def engine_order(self, stage: VirtualStage, kind: str, *, last: bool) -> list[TimedInstruction]:
         """Return a pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
-        listed = with_host_copy(
-            [*_delay_scatter_waits(_prefetch_gathers(self.units(stage, kind, last=last)))], stage.host_s
-        )
-        return (
-            [
-                *listed,
-                *(
-                    start_transfer(replace(reduction))
-                    for reduction in (*self.shard_reductions(stage), *self.late_reductions(stage))
-                ),
-            ]
-            if last
-            else listed
-        )
+        units = self.units(stage, kind, last=last)
+        listed = with_host_copy([*_delay_scatter_waits(_prefetch_gathers(units))], stage.host_s)
+        reductions = (*self.shard_reductions(stage), *self.late_reductions(stage)) if last else ()
+        return [*listed, *(start_transfer(replace(reduction)) for reduction in reductions)]
 
     def units(self, stage: VirtualStage, kind: str, *, last: bool = False) -> list[list[TimedInstruction]]:
         """Return the work of each unit, in the order of the pass; in the `last` one with what is reduced once per step."""
-        order = stage.units if kind == FORWARD else stage.units[::-1]
         works_by_unit = []
-        for unit in order:
-            works = self.works.unit_work(unit, kind)
-            if unit in stage.borrowed_units and kind != FORWARD:
+        for unit in stage.units if kind == FORWARD else stage.units[::-1]:
+            works, is_borrowed = self.works.unit_work(unit, kind), unit in stage.borrowed_units
+            if is_borrowed and kind != FORWARD:
                 works = tuple(_without_roles(works, (GATHER, GRADIENT)))
-            works_by_unit.append(
-                copy_with_new_transfers(
-                    self.start_step_reductions(unit, works) if last and unit not in stage.borrowed_units else works
-                )
-            )
+            reduces = last and not is_borrowed
+            works_by_unit.append(self.start_step_reductions(unit, works) if reduces else works)
         for unit in self.units_without_passes(stage) if kind != FORWARD else ():
             gradient_work = _with_roles(self.works.unit_work(unit, kind), (GATHER, GRADIENT))
-            works_by_unit.append(
-                copy_with_new_transfers([*gradient_work, *(self.start_step_reductions(unit, ()) if last else ())])
-            )
-        return works_by_unit
+            works_by_unit.append((*gradient_work, *(self.start_step_reductions(unit, ()) if last else ())))
+        return [copy_with_new_transfers(works) for works in works_by_unit]
 
     @staticmethod
     def units_without_passes(stage: VirtualStage) -> tuple[str, ...]:
@@ -101,45 +85,34 @@ class PassLists:
 
     def reduced(self, unit: str) -> Iterator[Transfer]:
         """Yield the collectives that sum a unit's gradients once per step."""
-        return (
-            transfer for transfer in started_transfers(self.works.unit_work(unit, UPDATE)) if transfer.role == GRADIENT
-        )
+        started = started_transfers(self.works.unit_work(unit, UPDATE))
+        return (transfer for transfer in started if transfer.role == GRADIENT)
 
     def scatters_gradients(self, unit: str) -> bool:
         """Return True if a unit's gradients are scattered with every micro-batch, so that the step reduces shards."""
-        return any(
-            transfer.waits_one_behind for transfer in started_transfers(self.works.unit_work(unit, FULL_BACKWARD))
-        )
+        started = started_transfers(self.works.unit_work(unit, FULL_BACKWARD))
+        return any(transfer.waits_one_behind for transfer in started)
 
-    def start_step_reductions(self, unit: str, works: Sequence[TimedInstruction]) -> list[TimedInstruction]:
+    def start_step_reductions(self, unit: str, works: Sequence[TimedInstruction]) -> tuple[TimedInstruction, ...]:
         """Return a unit's work, with collectives of the step started after the last kernel that makes their payload."""
         listed = list(works)
-        if self.scatters_gradients(unit) or self.reduces_after:
-            return listed
-        for reduction in self.reduced(unit):
-            makers = [
-                n
-                for n, k in enumerate(listed)
-                if isinstance(k, TimedKernel) and not set(k.results).isdisjoint(reduction.carries)
-            ]
+        for reduction in () if self.scatters_gradients(unit) or self.reduces_after else self.reduced(unit):
+            kernels = ((i, work) for i, work in enumerate(listed) if isinstance(work, TimedKernel))
+            makers = [i for i, kernel in kernels if not set(kernel.results).isdisjoint(reduction.carries)]
             listed.insert(makers[-1] + 1 if makers else 0, start_transfer(reduction))
-        return listed
+        return tuple(listed)
 
     def late_reductions(self, stage: VirtualStage) -> Iterator[Transfer]:
         """Yield the reductions of gradients that rest whole, where they wait for the end of the backward pass."""
-        units = (
-            *(unit for unit in stage.units[::-1] if unit not in stage.borrowed_units),
-            *self.units_without_passes(stage),
-        )
-        for unit in units if self.reduces_after else ():
+        own_units = (unit for unit in stage.units[::-1] if unit not in stage.borrowed_units)
+        for unit in (*own_units, *self.units_without_passes(stage)) if self.reduces_after else ():
             if not self.scatters_gradients(unit):
                 yield from self.reduced(unit)
 
     def shard_reductions(self, stage: VirtualStage) -> Iterator[Transfer]:
         """Yield the collectives that sum scattered gradients over replicas, once per step."""
-        return (
-            reduction for unit in stage.owned_units if self.scatters_gradients(unit) for reduction in self.reduced(unit)
-        )
+        scattered = (unit for unit in stage.owned_units if self.scatters_gradients(unit))
+        return (reduction for unit in scattered for reduction in self.reduced(unit))
 
     @staticmethod
     def mirror_exchanges(stage: VirtualStage) -> Iterator[Transfer]:
@@ -151,28 +124,22 @@ class PassLists:
         self, passes: Sequence[StagePass], overlap: str, hideable: Container[str] = HIDEABLE
     ) -> list[TimedInstruction]:
         """Order concurrent passes by an overlap convention: hideable communication beside the kernels, the rest after them."""
-        listed = [
-            work for stage_pass in passes for works in self.units(stage_pass.stage, stage_pass.kind) for work in works
-        ]
-        listed += [
-            start_transfer(transfer) for stage_pass in passes for transfer in self._convention_transfers(stage_pass)
-        ]
-        return with_host_copy(
-            _arrange_by_convention(listed, overlap, hideable), max(stage_pass.stage.host_s for stage_pass in passes)
-        )
+        listed = [work for stage, kind, *_ in passes for works in self.units(stage, kind) for work in works]
+        transfers = (transfer for stage_pass in passes for transfer in self._convention_transfers(*stage_pass))
+        arranged = _arrange_by_convention([*listed, *map(start_transfer, transfers)], overlap, hideable)
+        return with_host_copy(arranged, max(stage.host_s for stage, *_ in passes))
 
-    def _convention_transfers(self, stage_pass: StagePass) -> Iterator[Transfer]:
+    def _convention_transfers(self, stage: VirtualStage, kind: str, first: bool, last: bool) -> Iterator[Transfer]:
         """Yield what a convention counts in a pass apart from the pass's own list."""
-        message_s = (
-            self.works.message_s() if stage_pass.kind != BACKWARD_WEIGHT and self.works.pricing.layout.pp > 1 else 0.0
-        )
+        sends = kind != BACKWARD_WEIGHT and self.works.pricing.layout.pp > 1
+        message_s = self.works.message_s() if sends else 0.0
         if message_s:
             yield Transfer(seconds=message_s, axis="pp", unit="carry", name="send_recv x")
-        for unit in stage_pass.stage.owned_units:
+        for unit in stage.owned_units:
             for transfer in started_transfers(self.works.unit_work(unit, UPDATE)):
-                if stage_pass.first if transfer.role == GATHER else stage_pass.last:
+                if first if transfer.role == GATHER else last:
                     yield replace(transfer)
-        yield from self.mirror_exchanges(stage_pass.stage) if stage_pass.last else ()
+        yield from self.mirror_exchanges(stage) if last else ()
 
     def update(self, stages: Iterable[VirtualStage], overlap: str, stream_s: float) -> list[TimedInstruction]:
         """Return the update of a rank's stages, beside which the optimizer's state streams through the device in
@@ -182,21 +149,14 @@ class PassLists:
         """
         stages = list(stages)
         owned = [unit for stage in stages for unit in stage.owned_units][::-1]
-        works = [
-            work
-            for unit in owned
-            for work in copy_with_new_transfers(_without_roles(self.works.unit_work(unit, UPDATE), (GRADIENT,)))
-        ]
+        by_unit = (_without_roles(self.works.unit_work(unit, UPDATE), (GRADIENT,)) for unit in owned)
+        works = [work for unit_works in by_unit for work in copy_with_new_transfers(unit_works)]
         if overlap != LIST:
             return with_host_copy([work for work in works if isinstance(work, TimedKernel)], stream_s)
         control, plain = [*_with_roles(works, (CONTROL,))], [*_without_roles(works, (CONTROL,))]
         waits = [work for work in plain if isinstance(work, WaitTransfer)]
-        exchanged = [
-            work
-            for stage in stages
-            for exchange in self.mirror_exchanges(stage)
-            for work in (start_transfer(exchange), WaitTransfer(exchange))
-        ]
+        exchanges = (exchange for stage in stages for exchange in self.mirror_exchanges(stage))
+        exchanged = [work for exchange in exchanges for work in (start_transfer(exchange), WaitTransfer(exchange))]
         kernels_and_starts = [work for work in plain if not isinstance(work, WaitTransfer)]
         return with_host_copy([*exchanged, *control, *kernels_and_starts, *waits], stream_s)
 

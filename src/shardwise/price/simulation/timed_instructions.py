@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from shardwise.derive.sharded_unit import ShardedUnit
@@ -16,7 +16,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.streams import TimedInstruction, TimedKernel, Transfer, WaitTransfer, start_transfer
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
-from shardwise.price.unit_inputs import UnitCostInputs, time_term
+from shardwise.price.unit_inputs import UnitCostInputs, chunked_groups, time_term
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.instructions import (
     ACTIVATION,
@@ -140,31 +140,21 @@ class _ChunkedCollectives:
     def __init__(
         self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, instructions: Iterable[Instruction]
     ) -> None:
-        collectives_by_outputs: dict[tuple[str, tuple[str, ...]], list[UnitCollective]] = {}
-        for collective in _started_collectives(instructions):
-            if collective.chunked_with:
-                collectives_by_outputs.setdefault((collective.phase, collective.chunked_with), []).append(collective)
         self.first: dict[int, Transfer] = {}
         self.last: dict[int, Transfer] = {}
         self.unplaced: list[Transfer] = []
-        for (phase, outputs), collectives in collectives_by_outputs.items():
-            kernels = [k for k in parts.kernels if k.phase == phase and not set(k.outputs).isdisjoint(outputs)]
+        launches = [step.kernel for step in instructions if isinstance(step, KernelLaunch)]
+        for collectives, kernels in chunked_groups(_started_collectives(instructions), parts.kernels):
             compute_s = sum(pricer.kernel_s(kernel, parts) for kernel in kernels)
-            pieces = float(pricer.values.group_degree(collectives[0].axes))
-            communication_s = sum(
-                float(pricer.pricer.chunked_s(collective, parts, pricer.values, pricer.links))
-                for collective in collectives
-            )
+            num_chunks = float(pricer.values.group_degree(collectives[0].axes))
+            chunked_s = partial(pricer.pricer.chunked_s, parts=parts, values=pricer.values, links=pricer.links)
+            communication_s = sum(float(chunked_s(collective)) for collective in collectives)
             names = {kernel.outputs for kernel in kernels}
-            launched = [
-                k
-                for instruction in instructions
-                if isinstance(instruction, KernelLaunch) and (k := instruction.kernel).outputs in names
-            ]
+            launched = [kernel for kernel in launches if kernel.outputs in names]
             if not communication_s:
                 continue
             transfer = Transfer(
-                seconds=communication_s + compute_s / pieces if launched else communication_s, axis=collectives[0].stream,
+                seconds=communication_s + compute_s / num_chunks if launched else communication_s, axis=collectives[0].stream,
                 unit=unit, name=f"{collectives[0].name} in pieces", chunked_kernels_s=compute_s if launched else 0.0,
             )  # fmt: skip
             if launched:
