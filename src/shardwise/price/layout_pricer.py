@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.topology import GroupLinks, Topology
@@ -58,9 +59,6 @@ class Pricing:
         self.layers = layers_by_virtual_stage(architecture, layout)
         self.dense = dense_layers_by_stage(architecture, self.layers)
         self.placement = stage_placement(layout)
-        uneven = uneven_bubble(layout.schedule, self.layers, layout.pp).for_micro_batches(self.num_micro_batches)
-        self.pipeline = Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, self.num_micro_batches, uneven)
-        self.in_flight_scale = uneven_in_flight(layout.schedule, self.layers, layout.pp)
         self.units = tuple(unit_counts(architecture))
         self.host = host_offload(layout.offload, cluster.chip)
         self.family = make_sharding_scheme(layout)
@@ -72,6 +70,19 @@ class Pricing:
             architecture, rates if policy is None else replace(rates, policy=policy), get_precision(job.precision),
             loss_kind(cluster, job), job.optimizer,
         )  # fmt: skip
+
+    # Cached properties: uneven stages are played, which callers that ask for FLOPs or instructions do not need.
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """How micro-batches go through the stages."""
+        layout, num_micro_batches = self.layout, self.num_micro_batches
+        uneven = uneven_bubble(layout.schedule, self.layers, layout.pp).for_micro_batches(num_micro_batches)
+        return Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, num_micro_batches, uneven)
+
+    @cached_property
+    def in_flight_scale(self) -> tuple[float, ...]:
+        """Layers of micro-batches that each stage holds, over those of the schedule's closed form."""
+        return uneven_in_flight(self.layout.schedule, self.layers, self.layout.pp)
 
     def stages(self, costs: UnitCosts | None = None) -> list[StageCosts]:
         """Return every stage; `costs` replace the costs of its units."""
@@ -180,7 +191,7 @@ class Pricing:
         unrecomputed = [self.counts(stage).kept for stage in range(self.layout.pp)]
         for unit, times in unit_counts(self.architecture).items():
             # with micro-batches from both ends each stage is held twice
-            without = sum(device.get(unit, 0) for device in unrecomputed) // self.pipeline.ends
+            without = sum(device.get(unit, 0) for device in unrecomputed) // (2 if self.placement.bidirectional else 1)
             yield unit, times - without, self.family
             if without:
                 yield unit, without, plain
