@@ -34,8 +34,7 @@ from shardwise.pipeline import schedule as schedule_module
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.cli import main
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.memory_by_stage import stage_memories
+from shardwise.price.estimate import Estimate, estimate, stage_memories
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.kernels import optimizers as engine_optimizers
 from shardwise.search.explain.other_layouts import compare_plan_schedules

@@ -23,7 +23,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.parameters_and_flops import model_flops_per_token
 from shardwise.present.draw.notebook import Pictured, Shown
-from shardwise.price.estimate_terms import TIME
+from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
@@ -128,6 +128,18 @@ def estimate(
             "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
         )
     return priced
+
+
+def stage_memories(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout
+) -> tuple[Mapping[str, float], ...]:
+    """Return the bytes of a device of each pipeline stage, by term; the fullest is what `estimate` reports.
+
+    Raises `InputError` with every rule that the layout breaks.
+    """
+    require_legal(architecture, job, cluster.num_devices, layout)
+    pricing = Pricing(architecture, cluster, job, layout)
+    return tuple(MEMORY.values(memory) for memory in pricing.memories(pricing.stages()))
 
 
 def caveats(notes: Iterable[str]) -> tuple[str, ...]:

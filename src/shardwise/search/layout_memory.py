@@ -17,8 +17,8 @@ from shardwise.model.job import DEFAULT_SEQ_LEN, Job
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.pipeline.registry import get_schedule
 from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.price.estimate import stage_memories
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.memory_by_stage import stage_memories
 from shardwise.price.problem import with_problem_defaults
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
 from shardwise.values.elementwise import ceil_div

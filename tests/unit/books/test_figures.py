@@ -19,7 +19,7 @@ from shardwise.present.pictures.book_figures import (
     strategy_ratios,
     strategy_times,
 )
-from shardwise.price.memory_by_stage import stage_memories
+from shardwise.price.estimate import stage_memories
 from shardwise.values.errors import InputError
 from unit.draw.page import check_texts
 

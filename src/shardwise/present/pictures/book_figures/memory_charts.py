@@ -14,7 +14,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
-from shardwise.price.memory_by_stage import stage_memories
+from shardwise.price.estimate import stage_memories
 from shardwise.values.estimate_terms import MEMORY_TERMS
 from shardwise.values.units import format_quantity
 
