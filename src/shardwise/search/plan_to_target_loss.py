@@ -17,14 +17,7 @@ from shardwise.model.job import Job
 from shardwise.price.problem import PRICE_FIELD, Limits
 from shardwise.price.reliability import Reliability
 from shardwise.search.compare_clusters import limit_names
-from shardwise.search.loss_time import (
-    Goal,
-    LossPoint,
-    LossSearch,
-    NoiseSensitivity,
-    time_to_loss,
-    training_run_to_loss,
-)
+from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import RESOLUTION
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError

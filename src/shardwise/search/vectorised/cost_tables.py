@@ -8,24 +8,25 @@ layout, with arrays in place of numbers.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from shardwise.hardware.cluster import Cluster
 from shardwise.layout.context_parallel import get_cp_variant
+from shardwise.layout.degrees import atomic_degrees
 from shardwise.layout.rules.table import legal_modes
 from shardwise.layout.sharding_scheme import EXPERT_AXES, TP_AXES, ParallelMode, ShardingScheme, make_scheme_of_mode
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS
+from shardwise.model.decoder import LAYER_UNITS, unit_counts
 from shardwise.model.job import Job
 from shardwise.pipeline.registry import get_schedule
 from shardwise.pipeline.uneven_stages import UnevenBubble
 from shardwise.price.overlap import exposed_s
-from shardwise.price.roofline import exposed_share
+from shardwise.price.roofline import chip_rates, exposed_share, loss_kind
 from shardwise.price.stage_contents import NO_RECOMPUTE, ModelEnds
-from shardwise.price.unit_cost import ActivationCost, StateCost, merge_costs
+from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, merge_costs, unit_values
 from shardwise.price.unit_inputs import UnitCostInputs, priced_family
 from shardwise.search.vectorised.candidates import FamilyKey, PlacementTable, Space
 from shardwise.search.vectorised.table_columns import (
@@ -36,10 +37,35 @@ from shardwise.search.vectorised.table_columns import (
     merge_state_columns,
     number_distinct_rows,
 )
-from shardwise.search.vectorised.table_inputs import TableInputs
-from shardwise.search.vectorised.worst_stages import StageTables, WorstStage
+from shardwise.search.vectorised.worst_stages import WorstStage, worst_stages
 from shardwise.values.elementwise import Value, sum_values
+from shardwise.values.precision import get_precision
 from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values.symbolic import CachedSymbolValues, SymbolValues
+
+
+class TableInputs:
+    """The question of a search, its placement rows, the families that occur, and the pricer of units."""
+
+    def __init__(
+        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: PlacementTable,
+        families: tuple[FamilyKey, ...],
+    ) -> None:  # fmt: skip
+        self.architecture, self.cluster, self.job, self.space = architecture, cluster, job, space
+        self.placement_table, self.families = placed, families
+        self.pricer = UnitPricer(
+            architecture, chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision),
+            loss_kind(cluster, job), job.optimizer,
+        )  # fmt: skip
+        self.layout_degrees = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
+        self.degrees = atomic_degrees(architecture, self.layout_degrees)
+        self.units = tuple(unit_counts(architecture))
+        self.modes = space.choices.modes(architecture)
+
+    def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> SymbolValues:
+        degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
+        symbol_values = unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
+        return CachedSymbolValues(symbol_values)
 
 
 @dataclass(slots=True)
@@ -52,25 +78,20 @@ class CostTables:
     mode: Mapping[tuple[int, int], Ints]  # (sp, recompute) -> the fastest mode of each row, by its number
     block_row: Ints
     state: Mapping[tuple[int, int, int], Mapping[str, StateCost]]  # (sp, zero, recompute) -> unit -> columns
-    state_offset: Mapping[
-        tuple[int, int, int], Ints
-    ]  # same keys -> offset of each block row's mode in the state columns
+    # Same keys -> what each block row adds to a placement row to find its mode in the state columns.
+    state_offset: Mapping[tuple[int, int, int], Ints]
     stages: Mapping[int, tuple[WorstStage, ...]]  # by schedule: stages that can be the worst
     fullest: Mapping[int, Ints]  # by schedule, over (pp, virtual) numbers: layers of the stage that has the most
     stage_row: Ints  # [factorisation, virtual] -> number of (pp, virtual)
     waiting: Mapping[
         int, UnevenBubble | None
-    ]  # by schedule: bubble that uneven virtual stages add; None: none anywhere
+    ]  # by schedule: what uneven virtual stages add to the bubble; None: nothing
 
 
-def build_cost_tables(
-    architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: PlacementTable,
-    families: Iterable[FamilyKey], progress: Progress = ignore_progress,
-) -> CostTables:  # fmt: skip
+def build_cost_tables(inputs: TableInputs, progress: Progress = ignore_progress) -> CostTables:
     """Evaluate every sub-table once, for the families that occur."""
-    inputs = TableInputs(architecture, cluster, job, space, placed, tuple(families))
     activation, mode, block_row = _build_block_tables(inputs, progress)
-    stages, waiting, stage_row = StageTables(inputs).worst_stages()
+    stages, waiting, stage_row = worst_stages(inputs.architecture, inputs.space, inputs.families)
     fullest = {
         number: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for number, worst in stages.items()
     }

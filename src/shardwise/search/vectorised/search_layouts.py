@@ -35,7 +35,7 @@ from shardwise.search.vectorised.candidates import (
     build_space,
     explain_nearest_to_legal,
 )
-from shardwise.search.vectorised.cost_tables import CostTables, build_cost_tables
+from shardwise.search.vectorised.cost_tables import CostTables, TableInputs, build_cost_tables
 from shardwise.search.vectorised.table_columns import GatheredColumns
 from shardwise.search.vectorised.worst_stages import WorstStage
 from shardwise.values.elementwise import sum_values
@@ -98,13 +98,12 @@ class _LayoutSearch:
         )
         self.families = space.families()
         self.even = space.even(architecture, job)
-        self.modes = space.choices.modes(architecture)
         self.exposed = exposed_share(cluster)
         self.hosts = {offload: host_offload(offload, cluster.chip) for offload in space.choices.offload}
         self.model = ModelEnds.of(architecture)
-        self.tables: CostTables = build_cost_tables(
-            architecture, cluster, job, space, self.placed, self.families, progress
-        )
+        inputs = TableInputs(architecture, cluster, job, space, self.placed, tuple(self.families))
+        self.modes = inputs.modes
+        self.tables: CostTables = build_cost_tables(inputs, progress)
         self.best_rows = best
         self.sampled: list[RankedRow] = []
         self.sample_probability = 0.0
@@ -122,12 +121,9 @@ class _LayoutSearch:
         self.random = np.random.default_rng(seed)
 
     def sample_rows(self, seconds: Floats, memory: Floats, block: RowBlock) -> None:
-        for index in (
-            np.flatnonzero(self.random.random(seconds.size) < self.sample_probability).tolist()
-            if self.sample_probability
-            else ()
-        ):
-            self.sampled.append(block.row(seconds, memory, index))
+        if self.sample_probability:
+            chosen = np.flatnonzero(self.random.random(seconds.size) < self.sample_probability)
+            self.sampled += [block.row(seconds, memory, index) for index in chosen.tolist()]
 
     def price_all(self) -> None:
         total = self.num_rows
@@ -152,7 +148,7 @@ class _LayoutSearch:
         """Price the memory of a block under a policy, and the step time of the columns that may be kept."""
         policy = self.space.choices.policies[policy_index]
         memory = pricer.memory_bytes(policy)
-        block = RowBlock(pricer.candidate, pricer.placed, policy_index, pricer.factorisation, pricer.even)
+        block = pricer.row_block(policy_index)
         fits = self.best_rows.count_fitting(memory)
         if not (self.exhaustive or self.sample_probability):
             columns = np.flatnonzero(
@@ -162,7 +158,7 @@ class _LayoutSearch:
                 return
             if len(columns) < MAX_KEPT_SHARE * len(pricer.candidate):
                 pricer, memory, fits = pricer.select_columns(columns), memory[:, columns], fits[:, columns]
-                block = RowBlock(pricer.candidate, pricer.placed, policy_index, pricer.factorisation, pricer.even)
+                block = pricer.row_block(policy_index)
         seconds = pricer.step_s(policy)
         self.sample_rows(seconds, memory, block)
         self.best_rows.add(seconds, memory, fits, block)
@@ -178,7 +174,7 @@ class _LayoutSearch:
         space, choices = self.space, self.space.choices
         policy = choices.policies[policy_index]
         stage_row = self.tables.stage_row[space.factorisation[candidate], space.virtual[candidate]]
-        recompute_layers = self.recompute_layers(policy, int(space.schedule[candidate]), np.array([stage_row]))
+        recompute_layers = self.recompute_layers(policy, int(space.schedule[candidate]), stage_row)
         sp, micro_batch = int(space.sequence_parallel[candidate]), int(space.micro_batch[candidate])
         block_row = self.tables.block_row[placed, micro_batch]
         mode = self.modes[self.tables.mode[sp, policy.recompute][block_row]]
@@ -192,9 +188,7 @@ class _LayoutSearch:
             **{**degrees, **experts}, num_virtual_stages=virtual, zero_stage=choices.zero_stage[space.zero[candidate]],
             sequence_parallel=bool(choices.sequence_parallel[sp]), micro_batch_seqs=choices.micro_batch_seqs[micro_batch],
             cp_variant=mode.cp_variant, async_tp=mode.async_tp, recompute=choices.recompute[policy.recompute],
-            recompute_layers=(
-                recompute_layers if recompute_layers is None or isinstance(recompute_layers, int) else int(recompute_layers[0])
-            ),
+            recompute_layers=None if recompute_layers is None else int(recompute_layers),
             offload=policy.offload,  # type: ignore[arg-type]
             schedule=natural_schedule(degrees["pp"], virtual) if schedule == NATURAL else schedule,
             placement=self.placed.placements[self.placed.placement[placed]],
@@ -242,6 +236,9 @@ class _BlockPricer:
             space.choices.schedule[family.schedule], degrees["pp"], virtual_stages, micro_batches, uneven
         )
         self.known: dict[RecomputeOffload, list[PricedStage]] = {}
+
+    def row_block(self, policy_index: int) -> RowBlock:
+        return RowBlock(self.candidate, self.placed, policy_index, self.factorisation, self.even)
 
     def select_columns(self, columns: Ints) -> _BlockPricer:
         return _BlockPricer(self.search, self.family, self.candidate[columns], self.placed[columns])
@@ -326,16 +323,16 @@ class PricedLayout:
     """A layout that the search kept, with its time and memory. The layout may be given as a function that builds it on first
     use."""
 
-    __slots__ = ("_made", "memory_bytes", "step_time_s")
+    __slots__ = ("_layout", "memory_bytes", "step_time_s")
 
     def __init__(self, layout: Layout | Callable[[], Layout], step_time_s: float, memory_bytes: float) -> None:
-        self._made, self.step_time_s, self.memory_bytes = layout, step_time_s, memory_bytes
+        self._layout, self.step_time_s, self.memory_bytes = layout, step_time_s, memory_bytes
 
     @property
     def layout(self) -> Layout:
-        if not isinstance(self._made, Layout):
-            self._made = self._made()
-        return self._made
+        if not isinstance(self._layout, Layout):
+            self._layout = self._layout()
+        return self._layout
 
     def _key(self) -> tuple[Layout, float, float]:
         return self.layout, self.step_time_s, self.memory_bytes
@@ -347,7 +344,7 @@ class PricedLayout:
         return hash(self._key())
 
     def __repr__(self) -> str:
-        return f"Found({self.layout!r}, {self.step_time_s!r}, {self.memory_bytes!r})"
+        return f"PricedLayout({self.layout!r}, {self.step_time_s!r}, {self.memory_bytes!r})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from shardwise.layout.layers_per_stage import (
 from shardwise.model.architecture import Architecture
 from shardwise.pipeline.registry import NATURAL, get_schedule, natural_schedule
 from shardwise.pipeline.uneven_stages import NO_UNEVEN_BUBBLE, UnevenBubble, uneven_bubble, uneven_in_flight
+from shardwise.search.vectorised.candidates import FamilyKey, Space
 from shardwise.search.vectorised.table_columns import Floats, Ints
-from shardwise.search.vectorised.table_inputs import TableInputs
 from shardwise.values.elementwise import Value
 
 PipelineSizes = tuple[int, int]  # pp, virtual stages of a rank
@@ -38,103 +38,106 @@ class WorstStage(NamedTuple):
     holding: Floats | None
 
 
-class StageTables:
-    """Worst stages of each schedule of the families."""
+def worst_stages(
+    architecture: Architecture, space: Space, families: Iterable[FamilyKey]
+) -> tuple[dict[int, tuple[WorstStage, ...]], dict[int, UnevenBubble | None], Ints]:
+    """Return by schedule the worst stages and the bubble of uneven ones, and the number of (pp, virtual) of each row."""
+    pps, number = np.unique(space.degrees["pp"], return_inverse=True)
+    virtual = space.choices.num_virtual_stages
+    sizes = [(pp, count) for pp in pps.tolist() for count in virtual]
+    row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
+    used = np.unique(row[space.factorisation, space.virtual]).tolist()
+    worst, bubbles = {}, {}
+    for index in sorted({key.schedule for key in families}):
+        schedule = space.choices.schedule[index]
+        worst[index] = _worst_stages_of(architecture, schedule, sizes, used)
+        bubbles[index] = _uneven_bubbles(architecture, schedule, sizes, used)
+    return worst, bubbles, row
 
-    def __init__(self, inputs: TableInputs) -> None:
-        self.architecture, self.space, self.families = inputs.architecture, inputs.space, inputs.families
 
-    def worst_stages(self) -> tuple[dict[int, tuple[WorstStage, ...]], dict[int, UnevenBubble | None], Ints]:
-        """Return by schedule the worst stages and the bubble of uneven ones, and the number of (pp, virtual) of each row."""
-        pps, number = np.unique(self.space.degrees["pp"], return_inverse=True)
-        virtual = self.space.choices.num_virtual_stages
-        sizes = [(pp, count) for pp in pps.tolist() for count in virtual]
-        row = number[:, None] * len(virtual) + np.arange(len(virtual))[None, :]
-        schedules = sorted({key.schedule for key in self.families})
-        used = np.unique(row[self.space.factorisation, self.space.virtual]).tolist()
-        worst = {schedule: self._worst(self.space.choices.schedule[schedule], sizes, used) for schedule in schedules}
-        names = {schedule: self.space.choices.schedule[schedule] for schedule in schedules}
-        return worst, {schedule: self._waiting(name, sizes, used) for schedule, name in names.items()}, row
+def _uneven_bubbles(
+    architecture: Architecture, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]
+) -> UnevenBubble | None:
+    """Return what uneven virtual stages add to the bubble for each (pp, virtual) in use; None if nothing."""
+    bubbles = [NO_UNEVEN_BUBBLE] * len(sizes)
+    for number in used:
+        if layers := _virtual_stage_layers(architecture, schedule, *sizes[number]):
+            bubbles[number] = uneven_bubble(_resolve_natural(schedule, *sizes[number]), layers, sizes[number][0])
+    return UnevenBubble(*np.array(bubbles).T) if any(map(any, bubbles)) else None
 
-    def _waiting(self, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]) -> UnevenBubble | None:
-        """Return what uneven virtual stages add to the bubble for each (pp, virtual) in use; None if nothing."""
-        bubbles = [NO_UNEVEN_BUBBLE] * len(sizes)
-        for number in used:
-            if layers := self._virtual_stages(schedule, *sizes[number]):
-                bubbles[number] = uneven_bubble(_resolve_natural(schedule, *sizes[number]), layers, sizes[number][0])
-        return UnevenBubble(*np.array(bubbles).T) if any(map(any, bubbles)) else None
 
-    def _holding(
-        self, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]
-    ) -> dict[int, tuple[float, ...]]:
-        """Return by number of (pp, virtual) how many times as many layers each stage holds as with equal virtual stages.
+def _holding_ratios(
+    architecture: Architecture, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]
+) -> dict[int, tuple[float, ...]]:
+    """Return by number of (pp, virtual) how many times as many layers each stage holds as with equal virtual stages.
 
-        Only for those whose stages are not equal."""
-        layers_by_number = {number: self._virtual_stages(schedule, *sizes[number]) for number in used}
-        ratios_by_number = {
-            number: uneven_in_flight(_resolve_natural(schedule, *sizes[number]), layers, sizes[number][0])
-            for number, layers in layers_by_number.items()
-            if layers
-        }
-        return {number: ratios for number, ratios in ratios_by_number.items() if set(ratios) != {1.0}}
+    Only for those whose stages are not equal."""
+    ratios_by_number = {}
+    for number in used:
+        if layers := _virtual_stage_layers(architecture, schedule, *sizes[number]):
+            ratios = uneven_in_flight(_resolve_natural(schedule, *sizes[number]), layers, sizes[number][0])
+            if set(ratios) != {1.0}:
+                ratios_by_number[number] = ratios
+    return ratios_by_number
 
-    def _virtual_stages(self, schedule: str, pp: int, count: int) -> tuple[int, ...]:
-        """Layers of each virtual stage; empty if a rank has one stage, or the model has too few layers."""
-        has_several_stages = count > 1 or get_schedule(schedule).bidirectional
-        if pp == 1 or not has_several_stages or pp * count > self.architecture.num_layers + MAX_EMPTY_STAGES:
-            return ()
-        return even_layers_by_virtual_stage(self.architecture, pp, count)
 
-    def _worst(self, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]) -> tuple[WorstStage, ...]:
-        """Return the same number of stages for each (pp, virtual), with the first and the last at their ends of the row."""
-        stage_numbers = [_worst_stage_numbers(self.architecture, schedule, pp, count) for pp, count in sizes]
-        uneven = self._holding(schedule, sizes, used)
-        fullest = {number: self._fullest(schedule, sizes[number], ratios) for number, ratios in uneven.items()}
-        max_fullest = max(map(len, fullest.values()), default=0)
-        for number, stages in enumerate(stage_numbers):
-            # Inserted behind the first stage: the first and the last keep the ends of the row. Others repeat the first.
-            inserted = fullest.get(number, [])
-            stages[1:1] = [*inserted, *stages[:1] * (max_fullest - len(inserted))]
-        layers_held = [
-            _layers_per_device(self.architecture, schedule, *pipeline_sizes, stages)
-            for pipeline_sizes, stages in zip(sizes, stage_numbers, strict=True)
-        ]
-        numbers, layers = np.array(stage_numbers, dtype=np.int64), np.array(layers_held, dtype=np.int64)
-        holding = np.ones(numbers.shape)
-        for number, stage_ratios in uneven.items():
-            holding[number] = np.take(stage_ratios, numbers[number])
-        last = 0 if _has_both_ends(schedule) else numbers.shape[1] - 1
-        return tuple(
-            WorstStage(
-                position == 0, position == last, numbers[:, position], self._by_kind(layers[:, position]),
-                holding[:, position] if uneven else None,
-            )
-            for position in range(numbers.shape[1])
-        )  # fmt: skip
+def _virtual_stage_layers(architecture: Architecture, schedule: str, pp: int, count: int) -> tuple[int, ...]:
+    """Layers of each virtual stage; empty if a rank has one stage, or the model has too few layers."""
+    has_several_stages = count > 1 or get_schedule(schedule).bidirectional
+    if pp == 1 or not has_several_stages or pp * count > architecture.num_layers + MAX_EMPTY_STAGES:
+        return ()
+    return even_layers_by_virtual_stage(architecture, pp, count)
 
-    def _fullest(self, schedule: str, sizes: PipelineSizes, ratios: Sequence[float]) -> list[int]:
-        """Return the interior stages that hold the most layers of micro-batches for some number of these; without any, the
-        first.
 
-        With few micro-batches a later stage may hold more."""
-        pp, count = sizes
-        inner = range(1, pp // 2 if get_schedule(schedule).bidirectional else pp - 1) or range(1)
-        layers = [layers for layers, _ in _layers_per_device(self.architecture, schedule, pp, count, inner)]
-        resolved_schedule = get_schedule(_resolve_natural(schedule, pp, count))
+def _worst_stages_of(
+    architecture: Architecture, schedule: str, sizes: Sequence[PipelineSizes], used: Iterable[int]
+) -> tuple[WorstStage, ...]:
+    """Return the same number of stages for each (pp, virtual), with the first and the last at their ends of the row."""
+    stage_numbers = [_worst_stage_numbers(architecture, schedule, pp, count) for pp, count in sizes]
+    uneven = _holding_ratios(architecture, schedule, sizes, used)
+    fullest = {
+        number: _fullest_stages(architecture, schedule, sizes[number], ratios) for number, ratios in uneven.items()
+    }
+    max_fullest = max(map(len, fullest.values()), default=0)
+    for number, row in enumerate(stage_numbers):
+        # Inserted behind the first stage: the first and the last keep the ends of the row. Others repeat the first.
+        inserted = fullest.get(number, [])
+        row[1:1] = [*inserted, *row[:1] * (max_fullest - len(inserted))]
+    layers_held = [
+        _layers_per_device(architecture, schedule, *pipeline_sizes, row)
+        for pipeline_sizes, row in zip(sizes, stage_numbers, strict=True)
+    ]
+    numbers, layers = np.array(stage_numbers, dtype=np.int64), np.array(layers_held, dtype=np.int64)
+    holding = np.ones(numbers.shape)
+    for number, stage_ratios in uneven.items():
+        holding[number] = np.take(stage_ratios, numbers[number])
+    last = 0 if _has_both_ends(schedule) else numbers.shape[1] - 1
+    stages = []
+    for i in range(numbers.shape[1]):
+        dense = layers[:, i, 1] if architecture.num_dense_layers else 0
+        by_kind = {"dense_block": dense, "block": layers[:, i, 0] - dense}
+        stages.append(WorstStage(i == 0, i == last, numbers[:, i], by_kind, holding[:, i] if uneven else None))
+    return tuple(stages)
 
-        def held(stage: int, num_micro_batches: int) -> float:
-            in_flight = float(resolved_schedule.in_flight(pp, count, num_micro_batches, stage)) * ratios[stage]
-            return layers[stage - inner[0]] * min(in_flight, num_micro_batches)
 
-        # No schedule but all-forward-all-backward, which orders its stages the same for any number, holds more than 2 · pp in
-        # flight; 4 · pp stands for all larger numbers.
-        return sorted(
-            {max(inner, key=lambda stage: held(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)}
-        )
+def _fullest_stages(
+    architecture: Architecture, schedule: str, sizes: PipelineSizes, ratios: Sequence[float]
+) -> list[int]:
+    """Return the interior stages that hold the most layers of micro-batches, for some number of these; without any the first.
 
-    def _by_kind(self, layers: Ints) -> dict[str, Value]:
-        dense = layers[:, 1] if self.architecture.num_dense_layers else 0
-        return {"dense_block": dense, "block": layers[:, 0] - dense}
+    With few micro-batches a later stage may hold more."""
+    pp, count = sizes
+    inner = range(1, pp // 2 if get_schedule(schedule).bidirectional else pp - 1) or range(1)
+    layers = [layers for layers, _ in _layers_per_device(architecture, schedule, pp, count, inner)]
+    resolved_schedule = get_schedule(_resolve_natural(schedule, pp, count))
+
+    def held(stage: int, num_micro_batches: int) -> float:
+        in_flight = float(resolved_schedule.in_flight(pp, count, num_micro_batches, stage)) * ratios[stage]
+        return layers[stage - inner[0]] * min(in_flight, num_micro_batches)
+
+    # No schedule but all-forward-all-backward, which orders its stages the same for any number, holds more than 2 · pp in
+    # flight; 4 · pp stands for all larger numbers.
+    return sorted({max(inner, key=lambda stage: held(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)})
 
 
 def _worst_stage_numbers(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
