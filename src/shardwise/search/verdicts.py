@@ -106,17 +106,22 @@ def count_changes(layout: Layout, other_layout: Layout) -> int:
 
 def describe_offload(priced: Mapping[str, Estimate]) -> str:
     """Describe the effect of offload on a layout that does not fit; `priced` is by kind of offload, the least first."""
-    fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
     if not priced:
         return ""
+    fitting = next((offload for offload, estimate in priced.items() if estimate.fits), None)
     if fitting is None:
         least_memory = min(priced.values(), key=lambda estimate: estimate.memory_bytes)
-        return f"offload to the host would leave {format_bytes(least_memory.memory_bytes)}, which is still too much; "
-    fitting_estimate = priced[fitting]
-    return (
-        f"it fits with --pin offload={fitting} ({format_bytes(fitting_estimate.memory_bytes)}, "
-        f"a step of {format_seconds(fitting_estimate.step_time_s)}); otherwise "
-    )
+        return _still_too_much("offload to the host", least_memory)
+    return _fits_with(f"--pin offload={fitting}", priced[fitting])
+
+
+def _fits_with(flag: str, estimate: Estimate) -> str:
+    memory, step = format_bytes(estimate.memory_bytes), format_seconds(estimate.step_time_s)
+    return f"it fits with {flag} ({memory}, a step of {step}); otherwise "
+
+
+def _still_too_much(change: str, estimate: Estimate) -> str:
+    return f"{change} would leave {format_bytes(estimate.memory_bytes)}, which is still too much; "
 
 
 def price_leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
@@ -144,12 +149,8 @@ def describe_leaner_loss(job_estimate: Estimate, priced: Mapping[str, Estimate])
     """Describe the effect of a leaner loss kernel on a layout that does not fit; "" if logits do not fill the memory."""
     fitting = next((name for name, loss_estimate in priced.items() if loss_estimate.fits), None)
     if fitting is not None:
-        fitting_estimate = priced[fitting]
-        return (
-            f"it fits with --set job.loss={fitting} ({format_bytes(fitting_estimate.memory_bytes)}, a step of "
-            f"{format_seconds(fitting_estimate.step_time_s)}); otherwise "
-        )
+        return _fits_with(f"--set job.loss={fitting}", priced[fitting])
     if not priced or job_estimate.memory["logits"] < max(job_estimate.memory.values()):
         return ""
     least = min(priced, key=lambda name: priced[name].memory_bytes)
-    return f"--set job.loss={least} would leave {format_bytes(priced[least].memory_bytes)}, which is still too much; "
+    return _still_too_much(f"--set job.loss={least}", priced[least])
