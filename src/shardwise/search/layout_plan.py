@@ -9,20 +9,13 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.price.estimate import estimate
+from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.problem import with_problem_defaults
 from shardwise.price.reliability import Reliability
 from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import training_run
 from shardwise.search.plan import Plan, software_versions
 from shardwise.search.recompute_budget import fit_recompute_budget
-
-
-def bound_seconds(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> float | None:
-    """Return the step time of a layout at the rates of micro-benchmarks; None if the estimate itself is that bound."""
-    if cluster.calibration is None:
-        return None
-    return estimate(architecture, without_calibration(cluster), job, layout).step_time_s
 
 
 def plan_layout(
@@ -50,9 +43,20 @@ def plan_layout(
     priced = estimate(architecture, cluster, job, layout)
     unsupported = unsupported_choices(stack, architecture, requested_job, layout) if stack and stack.known else []
     priced = replace(priced, notes=(*priced.notes, *unsupported))
+    return assemble_plan(architecture, cluster, job, layout, priced, reliability)
+
+
+def assemble_plan(
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, priced: Estimate, reliability: Reliability | None
+) -> Plan:  # fmt: skip
+    """Return the plan of a priced layout, with the books' rules, the whole run and the bound of the step."""
+    # Without measurements the estimate itself is the bound at the rates that micro-benchmarks reach.
+    bound = (
+        estimate(architecture, without_calibration(cluster), job, layout) if cluster.calibration is not None else None
+    )
     return Plan(
         model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
         rules=book_rules(architecture, cluster, job), versions=software_versions(),
         run=training_run(architecture, cluster, job, priced, reliability),
-        bound_s=bound_seconds(architecture, cluster, job, layout), policy=issue_policy(cluster),
+        bound_s=bound.step_time_s if bound else None, policy=issue_policy(cluster),
     )  # fmt: skip

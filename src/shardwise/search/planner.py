@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.network.switches import Switched
 from shardwise.layout.choices import BALANCED, DEGREE_AXES, Choices
@@ -23,11 +22,9 @@ from shardwise.pipeline.registry import NATURAL, SCHEDULES
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.problem import with_problem_defaults
 from shardwise.price.reliability import Reliability
-from shardwise.price.roofline import issue_policy
-from shardwise.price.training_run import training_run
 from shardwise.search.balance_stages import StageBalancer
-from shardwise.search.layout_plan import bound_seconds
-from shardwise.search.plan import Alternative, Plan, SearchSummary, software_versions
+from shardwise.search.layout_plan import assemble_plan
+from shardwise.search.plan import Alternative, Plan, SearchSummary
 from shardwise.search.recompute_budget import fit_recompute_budget
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.search.verdicts import (
@@ -93,12 +90,13 @@ def make_plan(
             architecture, cluster, job, budget, [layout, *(row.layout for row in result.best)], reserve
         )
     chosen = estimate(architecture, cluster, job, layout)
-    plan = Plan(
-        model=architecture, cluster=cluster, job=job, layout=layout, estimate=chosen,
+    plan = replace(
+        assemble_plan(architecture, cluster, job, layout, chosen, reliability),
         alternatives=tuple(_pick_alternatives(architecture, cluster, job, result, layout, chosen)),
-        rules=book_rules(architecture, cluster, job), search=_summarize_search(result), versions=software_versions(),
-        run=training_run(architecture, cluster, job, chosen, reliability),
-        bound_s=bound_seconds(architecture, cluster, job, layout), policy=issue_policy(cluster),
+        search=SearchSummary(
+            space=result.space, num_layouts=result.num_layouts, num_fitting=result.num_fitting,
+            num_illegal_by_rule=result.num_illegal_by_rule, cpu_seconds=result.cpu_seconds,
+        ),
     )  # fmt: skip
     return add_other_stack_gain(plan, requested, progress) if elsewhere else plan
 
@@ -168,13 +166,6 @@ def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str |
     return f"another stack could run {fastest[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacking})"
 
 
-def _summarize_search(result: SearchResult) -> SearchSummary:
-    return SearchSummary(
-        space=result.space, num_layouts=result.num_layouts, num_fitting=result.num_fitting,
-        num_illegal_by_rule=result.num_illegal_by_rule, cpu_seconds=result.cpu_seconds,
-    )  # fmt: skip
-
-
 def _pick_alternatives(
     architecture: Architecture, cluster: Cluster, job: Job, result: SearchResult, layout: Layout, best: Estimate
 ) -> Iterable[Alternative]:
@@ -212,13 +203,13 @@ def choose_simplest(
     splits evenly and the fewest virtual stages."""
     limit_s = result.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL_BOUNDS))
 
-    def near(rows: Iterable[PricedLayout]) -> Iterator[PricedLayout]:
+    def near_fastest(rows: Iterable[PricedLayout]) -> Iterator[PricedLayout]:
         return (row for row in rows if row.step_time_s <= limit_s)
 
-    rows = list(near((*result.best, *result.even, *result.by_factorisation)))
+    rows = list(near_fastest((*result.best, *result.even, *result.by_factorisation)))
     degrees = min(rows, key=lambda row: (*_complexity(cluster, job, row.layout), row.step_time_s)).layout
     same_degrees = [row for row in rows if _all_degrees(row.layout) == _all_degrees(degrees)]
-    same_degrees += near(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
+    same_degrees += near_fastest(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
     return min(
         same_degrees,
         key=lambda row: (not splits_batch_evenly(job, row.layout), row.layout.num_virtual_stages, row.step_time_s),
