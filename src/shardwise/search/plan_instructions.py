@@ -4,7 +4,7 @@ Seconds are each instruction's own, as in the estimate; overlap is not subtracte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -74,7 +74,33 @@ def list_instructions(
 
     A unit is an embedding, a block or a head of the model. Raises `InputError` for a stage, a pass or a unit that the plan does
     not have."""
-    return tuple(_InstructionLister(plan, stage).segments(passes, unit))
+    if not 0 <= stage < plan.layout.pp:
+        raise InputError(f"--stage: found {stage}; a stage of 0 to {plan.layout.pp - 1} is required")
+    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout)
+    pricer, contents = InstructionPricer(pricing), pricing.counts(stage)
+    for name in passes:
+        lookup(PHASES_OF_PASS, name, "pass")
+    counts = {name: count for name, count in {**contents.units, CARRY: contents.carries}.items() if count}
+    order = sorted(counts, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
+    if unit is not None:
+        lookup(dict.fromkeys(order), unit, "unit")
+    segments = []
+    for name in passes:
+        for unit_name in order if name == "forward" else reversed(order):
+            instructions = pricer.unit_instructions(unit_name).passes[name] if unit in (None, unit_name) else ()
+            if not instructions:
+                continue
+            parts = pricer.parts(unit_name)
+            recomputes = unit_name.removeprefix(NO_RECOMPUTE) in LAYER_UNITS
+            segments.append(
+                Segment(
+                    unit=unit_name, name=name, layers=int(counts[unit_name]),
+                    recompute=pricer.family(unit_name).recompute if recomputes else "none",
+                    micro_batches=1 if name == "update" else pricing.num_micro_batches,
+                    instructions=tuple(pricer.price_instruction(instruction, parts) for instruction in instructions),
+                )
+            )  # fmt: skip
+    return tuple(segments)
 
 
 def instructions_payload(plan: Plan, segments: Sequence[Segment], stage: int) -> dict[str, Any]:
@@ -83,35 +109,3 @@ def instructions_payload(plan: Plan, segments: Sequence[Segment], stage: int) ->
         "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
         "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in segments],
     }  # fmt: skip
-
-
-class _InstructionLister:
-    def __init__(self, plan: Plan, stage: int) -> None:
-        layout = plan.layout
-        if not 0 <= stage < layout.pp:
-            raise InputError(f"--stage: found {stage}; a stage of 0 to {layout.pp - 1} is required")
-        self.pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
-        self.pricer, self.counts = InstructionPricer(self.pricing), self.pricing.counts(stage)
-
-    def segments(self, passes: Sequence[str], unit: str | None) -> Iterator[Segment]:
-        for name in passes:
-            lookup(PHASES_OF_PASS, name, "pass")
-        counts = {name: count for name, count in {**self.counts.units, CARRY: self.counts.carries}.items() if count}
-        order = sorted(counts, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
-        if unit is not None:
-            lookup(dict.fromkeys(order), unit, "unit")
-        for name in passes:
-            for unit_name in order if name == "forward" else reversed(order):
-                if unit in (None, unit_name):
-                    yield from self.segment(unit_name, name, int(counts[unit_name]))
-
-    def segment(self, unit: str, name: str, layers: int) -> Iterator[Segment]:
-        """Yield the segment of a pass of a unit; nothing if the pass is empty."""
-        instructions, parts = self.pricer.unit_instructions(unit).passes[name], self.pricer.parts(unit)
-        if instructions:
-            recomputes = unit.removeprefix(NO_RECOMPUTE) in LAYER_UNITS
-            yield Segment(
-                unit=unit, name=name, layers=layers, recompute=self.pricer.family(unit).recompute if recomputes else "none",
-                micro_batches=1 if name == "update" else self.pricing.num_micro_batches,
-                instructions=tuple(self.pricer.price_instruction(instruction, parts) for instruction in instructions),
-            )  # fmt: skip
