@@ -16,7 +16,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.step.rank_program import RankProgram
-from shardwise.train.initial import load_stored_weights
+from shardwise.train import load_stored_weights
 from shardwise.values.precision import get_precision
 
 STEPS, SEQS, POSITIONS = 20, 4, 16

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from shardwise.model.architecture import Architecture
 from shardwise.records.run_folder import read_json
+from shardwise.records.run_summary import format_summary
 from shardwise.run.faults.rank_status import end_with_parent
 from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, report_once_per_host
 from shardwise.run.folder_lock import require_free
 from shardwise.run.launcher import launch_elastic, run_ranks
 from shardwise.run.machine_resources import set_threads
 from shardwise.run.recipe import Device, TrainingRecipe
-from shardwise.run.trainer import flags
 from shardwise.run.trainer.flags import build_parser, parse_settings, to_command_line
 from shardwise.run.trainer.preflight import check_run
 from shardwise.search.plan import Plan
@@ -33,8 +33,10 @@ from shardwise.search.plan_file import load_plan
 from shardwise.values.errors import ShardwiseError, format_problems
 
 if TYPE_CHECKING:
+    from shardwise.interop.weights.stored_model import StoredModel
     from shardwise.run.faults.agreement import RankGroup
     from shardwise.run.trainer.interfaces import CheckpointStore, RunComponents
+    from shardwise.run.trainer.training_engine import TrainingEngine
 
 
 def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
@@ -111,10 +113,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command, and print the summary on this host or, under torchrun, on the first rank."""
-    from shardwise.records.run_folder import read_json
-    from shardwise.records.run_summary import format_summary
-
-    arguments = flags.build_parser().parse_args(argv)
+    arguments = build_parser().parse_args(argv)
     if "RANK" in os.environ:
         code = rank_main(argv)
         if code == 0 and os.environ["RANK"] == "0":
@@ -134,10 +133,19 @@ def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], Non
     """Open a model stored in a folder of some framework, and return the function that loads its weights into an engine.
 
     Raises `InputError` for a model that cannot be read, or is another one."""
-    from shardwise.interop.weights.weight_formats import open_stored_model
-    from shardwise.train.initial import load_stored_weights
+    from shardwise.interop.weights.weight_formats import open_stored_model  # loads PyTorch
 
     return partial(load_stored_weights, stored=open_stored_model(folder, architecture))
+
+
+def load_stored_weights(engine: TrainingEngine, stored: StoredModel) -> None:
+    """Load a stored model into an engine, with the routers' biases if the files have them.
+
+    A process reads only what it keeps."""
+    engine.set_weights(lambda part: stored.read_flat(part.name, part.boxes()))
+    for name, bias in engine.buffers():
+        if name in stored.biases:
+            bias.copy_(stored.bias(name))
 
 
 def build_components() -> RunComponents:
