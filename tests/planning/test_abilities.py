@@ -296,8 +296,8 @@ def test_of_many_plans_the_chosen_one_says_what_another_stack_would_gain(monkeyp
         asked.append(plan.cluster.name)
         return replace(plan, search=replace(plan.search, elsewhere="told"))
 
-    monkeypatch.setattr("shardwise.search.planner.add_other_stack_gain", told)
-    monkeypatch.setattr("shardwise.search.compare_clusters.add_other_stack_gain", told)
+    for module in ("planner", "compare_clusters", "plan_to_target_loss"):
+        monkeypatch.setattr(f"shardwise.search.{module}.add_other_stack_gain", told)
     model, job = sw.load_model("gpt-2"), sw.Job(global_batch_tokens=2**16, seq_len=1024)
     two = [sw.load_cluster(name, stack="nemo-25") for name in ("h100:4", "h100:8")]
     compared = sw.plan_clusters(model, two, job)

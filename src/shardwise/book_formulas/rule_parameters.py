@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
 from shardwise.model.architecture import Architecture
+from shardwise.model.load import load_model
 from shardwise.values.errors import InputError, describe_unknown
 from shardwise.values.units import (
     EXAMPLE_QUANTITIES,
@@ -146,8 +147,6 @@ def _parse_choice(parameter: RuleParameter, argument: Any) -> Any:
 
 
 def _parse_model(parameter: RuleParameter, argument: Any) -> Architecture:
-    from shardwise.model.load import load_model
-
     return argument if isinstance(argument, Architecture) else load_model(argument)
 
 

@@ -67,13 +67,16 @@ class StageBalancer:
         rebalanced = list(dict.fromkeys(sorted(near_best, key=lambda row: row.step_time_s)))[:NUM_BALANCED]
         balanced = {row.layout: self.best(row) for row in rebalanced}
 
-        def changed(rows: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
+        def with_balanced(rows: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
             return tuple(balanced.get(row.layout, row) for row in rows)
 
-        best = sorted({*balanced.values(), *changed(result.best)}, key=lambda row: (row.step_time_s, str(row.layout)))
-        return replace(
-            result, best=tuple(best), even=changed(result.even), by_factorisation=changed(result.by_factorisation)
+        best = sorted(
+            {*balanced.values(), *with_balanced(result.best)}, key=lambda row: (row.step_time_s, str(row.layout))
         )
+        return replace(
+            result, best=tuple(best), even=with_balanced(result.even),
+            by_factorisation=with_balanced(result.by_factorisation),
+        )  # fmt: skip
 
     def balance_layout(self, layout: Layout) -> Layout:
         """Return a layout with balanced stages."""
@@ -109,9 +112,11 @@ class _LayerSplitter:
         self.both_ends = pricing.pipeline.ends > 1
         self.num_devices = layout.pp // 2 if self.both_ends else layout.pp
         min_layers, stages_of_rank = min_layers_per_stage(pricing.placement), pricing.placement.stages_of_rank
-        self.fewest = [sum(min_layers[stage] for stage in stages_of_rank(device)) for device in range(self.num_devices)]
+        self.min_layers = [
+            sum(min_layers[stage] for stage in stages_of_rank(device)) for device in range(self.num_devices)
+        ]
         self.costs = pricing.unit_costs()
-        self.known: dict[tuple[bool, bool, int, int], float] = {}
+        self.memo: dict[tuple[bool, bool, int, int], float] = {}
         self.bound_s = max(float(pricing.step(stage).total_s) for stage in pricing.stages(self.costs))
 
     def best_split(self) -> LayerSplit | None:
@@ -120,7 +125,7 @@ class _LayerSplitter:
         # By (layers, leading dense layers) assigned so far: all that later devices and the price depend on.
         splits = {(0, 0): LayerSplit(0.0, 0, ())}
         for device in range(self.num_devices):
-            reserved = sum(self.fewest[device + 1 :])
+            reserved = sum(self.min_layers[device + 1 :])
             longer: dict[tuple[int, int], LayerSplit] = {}
             for (assigned, dense), split in splits.items():
                 for count, device_dense, seconds in self._layer_choices(
@@ -139,7 +144,7 @@ class _LayerSplitter:
         """Yield (layers, leading dense layers among them, seconds) that a device can have.
 
         At most `max_layers`, and none that does not fit or makes the device slower than the layout is."""
-        for count in range(self.fewest[device], max_layers + 1):
+        for count in range(self.min_layers[device], max_layers + 1):
             device_dense = min(self.pricing.architecture.num_dense_layers - dense, self._layers_of_first(count))
             seconds = self._seconds(device, count, device_dense)
             if seconds > self.bound_s or not self._fits(device, count, device_dense):
@@ -176,9 +181,9 @@ class _LayerSplitter:
     def _seconds(self, device: int, count: int, dense: int) -> float:
         """Step time of a device with so many layers."""
         key = device == 0, device == self.num_devices - 1, count, dense
-        if key not in self.known:
-            self.known[key] = float(self.pricing.step(self._stage(device, count, dense)).total_s)
-        return self.known[key]
+        if key not in self.memo:
+            self.memo[key] = float(self.pricing.step(self._stage(device, count, dense)).total_s)
+        return self.memo[key]
 
     def _fits(self, device: int, count: int, dense: int) -> bool:
         memory = self.pricing.memory(self._stage(device, count, dense), device)

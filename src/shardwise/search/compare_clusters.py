@@ -214,7 +214,7 @@ class Comparison(Pictured):
 
     def shown(self) -> Shown:
         """Return the contenders as a table and a picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_comparison
+        from shardwise.present.pictures.plan_charts import shown_comparison  # `present` imports this module
 
         return shown_comparison(self)
 

@@ -84,7 +84,7 @@ class LayoutMemory(Pictured):
 
     def shown(self) -> Shown:
         """Return the terms of each stage as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_memory
+        from shardwise.present.pictures.plan_charts import shown_memory  # `present` imports this module
 
         return shown_memory(self)
 

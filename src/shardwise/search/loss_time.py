@@ -188,7 +188,7 @@ class LossSearch(Pictured):
 
     def shown(self) -> Shown:
         """Return the points as a table and a picture for a notebook."""
-        from shardwise.present.pictures.plan_to_target_loss_charts import shown_search
+        from shardwise.present.pictures.plan_to_target_loss_charts import shown_search  # `present` imports this module
 
         return shown_search(self)
 

@@ -258,12 +258,12 @@ ExplanationPayload = Annotated[Payload, MergedFields(Explanation, ExplanationFie
 def explanation_payload(explanation: Explanation, plan: Plan) -> Payload:
     """Return the versioned payload of the explanation of a plan."""
 
-    def laid(part: Mapping[str, Any]) -> Payload:
+    def with_layout(part: Mapping[str, Any]) -> Payload:
         return {**part, "layout": layout_of_plan(plan, Layout.parse(part["layout"]))}
 
-    payload = laid(asdict(explanation))
-    lists = {name: [laid(part) for part in payload[name]] for name in ("runners_up", "options", "terms")}
-    against = laid(payload["against"]) if explanation.against else None
+    payload = with_layout(asdict(explanation))
+    lists = {name: [with_layout(part) for part in payload[name]] for name in ("runners_up", "options", "terms")}
+    against = with_layout(payload["against"]) if explanation.against else None
     return {"schema": EXPLAIN_SCHEMA, **payload, **lists, "model": model_payload(plan.model), "against": against}
 
 

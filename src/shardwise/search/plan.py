@@ -81,7 +81,7 @@ class Plan(Pictured):
 
     def shown(self) -> Shown:
         """Return the plan as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_plan
+        from shardwise.present.pictures.plan_charts import shown_plan  # `present` imports this module
 
         return shown_plan(self)
 

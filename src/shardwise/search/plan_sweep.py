@@ -90,7 +90,7 @@ class Swept(Pictured):
 
     def shown(self) -> Shown:
         """Return the points as a table and a picture for a notebook."""
-        from shardwise.present.pictures.sweep_charts import shown_sweep
+        from shardwise.present.pictures.sweep_charts import shown_sweep  # `present` imports this module
 
         return shown_sweep(self)
 

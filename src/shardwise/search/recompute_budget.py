@@ -155,21 +155,21 @@ def fit_recompute_budget(architecture: Architecture, cluster: Cluster, job: Job,
     raise_problems(violations(architecture, job, cluster.num_devices, replace(layout, recompute="full")))
     max_bytes = budget_bytes(layout.recompute)
 
-    def priced(policy: str) -> Pricing:
+    def price(policy: str) -> Pricing:
         return Pricing(architecture, cluster, job, replace(layout, recompute=policy))
 
-    full = priced("full")
+    full = price("full")
     min_bytes = max(activation_bytes_by_stage(full))
     if min_bytes > max_bytes:
         raise InputError(
             f"recompute: found {layout.recompute}, and {format_bytes(min_bytes)} of activations on a device where every layer "
             "keeps its input alone; a budget of at least as much is required, or fewer tokens in a micro-batch"
         )
-    estimate_bytes = _estimate_activation_bytes(full, priced("none"))
+    estimate_bytes = _estimate_activation_bytes(full, price("none"))
     fitting = [choice for choice in list_pareto_sets(full) if max(estimate_bytes(choice)) <= max_bytes]
     while fitting:
         near = [choice for choice in fitting if choice.seconds <= NEAR_BEST * fitting[0].seconds][:MAX_PRICED]
-        pricings = [(priced(choice.policy), choice.policy) for choice in near]
+        pricings = [(price(choice.policy), choice.policy) for choice in near]
         steps = [
             (float(pricing.slowest_s()), policy)
             for pricing, policy in pricings
@@ -199,13 +199,13 @@ def _estimate_activation_bytes(full: Pricing, plain: Pricing) -> Callable[[Recom
         )
     ]
 
-    def of(choice: RecomputeChoice) -> list[float]:
+    def estimate_bytes(choice: RecomputeChoice) -> list[float]:
         return [
             float(min_bytes + slope * sum(count[kind] * saving.num_bytes for kind, saving in choice.savings.items()))
             for min_bytes, slope, count in stages
         ]
 
-    return of
+    return estimate_bytes
 
 
 @dataclass(frozen=True, slots=True)

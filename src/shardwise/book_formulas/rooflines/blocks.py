@@ -96,7 +96,7 @@ def block_roofline(
     dtype = pricer.precision.activations
     peak = chip.peak(dtype)
 
-    def timed(kernel: Kernel) -> OperationTime:
+    def operation_time(kernel: Kernel) -> OperationTime:
         flops, moved_bytes = float(kernel.flops.evaluate(values)), float(pricer.kernel_bytes(kernel, parts, values))
         return OperationTime(
             phase=kernel.phase, name=_name(kernel), num_operations=len(kernel.outputs) if kernel.kind == "map" else 1,
@@ -105,7 +105,7 @@ def block_roofline(
 
     family = pricer.complete_family(make_sharding_scheme(sharded))
     parts = pricer.parts(family, "block")
-    operations = [timed(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
+    operations = [operation_time(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(
         model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
         bytes_per_s=chip.memory_bytes_per_s, operations=tuple(operations),

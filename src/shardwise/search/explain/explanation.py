@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.layout.layout import Layout
@@ -86,7 +85,7 @@ class Explanation(Pictured):
 
     def shown(self) -> Shown:
         """Return the explanation as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_explanation
+        from shardwise.present.pictures.plan_charts import shown_explanation  # `present` imports this module
 
         return shown_explanation(self)
 
@@ -130,11 +129,11 @@ def explain_plan(
 def reprice_plan(plan: Plan) -> Plan:
     """Return the plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
 
-    def again(layout: Layout) -> Any:
+    def price(layout: Layout) -> Estimate:
         return estimate(plan.model, plan.cluster, plan.job, layout)
 
-    alternatives = tuple(replace(alternative, estimate=again(alternative.layout)) for alternative in plan.alternatives)
-    plan_estimate = again(plan.layout)
+    alternatives = tuple(replace(alternative, estimate=price(alternative.layout)) for alternative in plan.alternatives)
+    plan_estimate = price(plan.layout)
     run = training_run(plan.model, plan.cluster, plan.job, plan_estimate, plan.run.reliability if plan.run else None)
     return replace(plan, estimate=plan_estimate, alternatives=alternatives, run=run)
 

@@ -165,7 +165,7 @@ class ModeTables:
             waits: inputs.values(rows[first], micro_batch[first], variant) for waits, variant in variants.items()
         }
         self.degrees = {axis: column[rows] for axis, column in inputs.layout_degrees.items()}
-        self.known: dict[Hashable, ActivationCost] = {}
+        self.memo: dict[Hashable, ActivationCost] = {}
         self.pairs = any(get_schedule(name).runs_pairs for name in self.choices.schedule)
 
     def fastest_costs(self, policy: int) -> tuple[dict[str, ActivationCost], Ints]:
@@ -199,13 +199,13 @@ class ModeTables:
         # The mode itself is not in the key: families that differ only in what this unit has no part in price it alike. Ring
         # attention waits for the last rank, which its sizes depend on.
         key = name, priced_family(self.inputs.architecture.structure, family, name), waits
-        if key not in self.known:
+        if key not in self.memo:
             cost = self.inputs.pricer.activation(name, family, self.values[waits], self.links)
             measured = self.inputs.cluster.calibration is not None
-            self.known[key] = merge_activation_columns(
+            self.memo[key] = merge_activation_columns(
                 cost, self.job.overlap_convention, pairs=self.pairs, measured=measured
             )
-        return self.known[key]
+        return self.memo[key]
 
     def layer_seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
         """Return the part of a layer's time that depends on the mode; under a measured stack communication as exposed."""
@@ -230,15 +230,15 @@ class ModeTables:
         # Columns over sizes are concatenated mode after mode; row i takes its size's value in the block of its mode.
         rows = chosen * self.num_sizes + self.sizes
 
-        def of_sizes(columns: Sequence[Value]) -> Value:
+        def select_sizes(columns: Sequence[Value]) -> Value:
             if are_same_column(columns):
                 return self.links.per_placement(columns[0])
             return np.concatenate([np.broadcast_to(column, self.num_sizes) for column in columns]).take(rows)
 
-        def of_traffic(columns: Sequence[Value]) -> Value:
+        def select_traffic(columns: Sequence[Value]) -> Value:
             return columns[0] if are_same_column(columns) else np.choose(chosen, columns)
 
-        return merge_costs(costs, of_sizes, of_traffic)
+        return merge_costs(costs, select_sizes, select_traffic)
 
 
 class StateTables:
@@ -252,7 +252,7 @@ class StateTables:
             placed.links(inputs.cluster.sustained_topology, np.arange(self.num_rows)), sizes=placed.factorisation
         )
         self.values = inputs.values(placed.first, np.ones_like(placed.first))
-        self.known: dict[Hashable, StateCost] = {}
+        self.memo: dict[Hashable, StateCost] = {}
         self.numbers: dict[Hashable, int] = {}
         self.number_of: dict[int, tuple[UnitCostInputs, int]] = {}
 
@@ -290,14 +290,14 @@ class StateTables:
     def unit_cost(self, name: str, families: Sequence[ShardingScheme]) -> StateCost:
         """Return the columns of a unit in each family."""
         key = name, families[0].zero_stage, tuple(self.state_number(family, name) for family in families)
-        if key not in self.known:
+        if key not in self.memo:
             costs = [self.inputs.pricer.state(name, family, self.values, self.links) for family in families]
-            self.known[key] = merge_state_columns(
+            self.memo[key] = merge_state_columns(
                 _concatenate_costs(costs, self.num_rows),
                 self.inputs.job.overlap_convention,
                 offloads=self.choices.offloads_optimizer,
             )
-        return self.known[key]
+        return self.memo[key]
 
 
 def _concatenate_costs(costs: Sequence[StateCost], num_rows: int) -> StateCost:

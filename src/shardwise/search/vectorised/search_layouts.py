@@ -235,7 +235,7 @@ class _BlockPricer:
         self.pipeline = Pipeline(
             space.choices.schedule[family.schedule], degrees["pp"], virtual_stages, micro_batches, uneven
         )
-        self.known: dict[RecomputeOffload, list[PricedStage]] = {}
+        self.memo: dict[RecomputeOffload, list[PricedStage]] = {}
 
     def row_block(self, policy_index: int) -> RowBlock:
         return RowBlock(self.candidate, self.placed, policy_index, self.factorisation, self.even)
@@ -284,9 +284,9 @@ class _BlockPricer:
 
     def stages(self, policy: RecomputeOffload) -> list[PricedStage]:
         """Stages that can be the slowest or the fullest."""
-        if policy not in self.known:
-            self.known = {policy: self._stages(policy)}
-        return self.known[policy]
+        if policy not in self.memo:
+            self.memo = {policy: self._stages(policy)}
+        return self.memo[policy]
 
     def _stages(self, policy: RecomputeOffload) -> list[PricedStage]:
         search, family, tables = self.search, self.family, self.search.tables

@@ -39,15 +39,15 @@ class GatheredColumns:
     def __init__(self, costs: Sequence[ActivationCost | StateCost], rows: Ints) -> None:
         self._costs = costs
         self._rows = rows
-        self._got: dict[str, Any] = {}
+        self._gathered: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
-        got: dict[str, Any] = self.__dict__["_got"]
-        if name not in got:
+        gathered: dict[str, Any] = self.__dict__["_gathered"]
+        if name not in gathered:
             columns = [getattr(cost, name) for cost in self._costs]
             by_axis = isinstance(columns[0], Mapping)
-            got[name] = _GatheredByAxis(columns, self._rows) if by_axis else _gather(columns, self._rows)
-        return got[name]
+            gathered[name] = _GatheredByAxis(columns, self._rows) if by_axis else _gather(columns, self._rows)
+        return gathered[name]
 
 
 class _GatheredByAxis(dict[str, Any]):

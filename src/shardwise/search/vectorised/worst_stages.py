@@ -131,13 +131,15 @@ def _fullest_stages(
     layers = [layers for layers, _ in _layers_per_device(architecture, schedule, pp, count, inner)]
     resolved_schedule = get_schedule(_resolve_natural(schedule, pp, count))
 
-    def held(stage: int, num_micro_batches: int) -> float:
+    def layers_held(stage: int, num_micro_batches: int) -> float:
         in_flight = float(resolved_schedule.in_flight(pp, count, num_micro_batches, stage)) * ratios[stage]
         return layers[stage - inner[0]] * min(in_flight, num_micro_batches)
 
     # No schedule but all-forward-all-backward, which orders its stages the same for any number, holds more than 2 · pp in
     # flight; 4 · pp stands for all larger numbers.
-    return sorted({max(inner, key=lambda stage: held(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)})
+    return sorted(
+        {max(inner, key=lambda stage: layers_held(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)}
+    )
 
 
 def _worst_stage_numbers(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> list[int]:
