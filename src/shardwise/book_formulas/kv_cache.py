@@ -74,11 +74,9 @@ class KvCache:
 
     def kept_tokens(self, context: int) -> int:
         """Return the tokens kept of a sequence, summed over layers."""
-        architecture = self.architecture
-        window = min(context, architecture.sliding_window or context)
-        return (
-            architecture.num_layers - architecture.num_windowed_layers
-        ) * context + architecture.num_windowed_layers * window
+        windowed = self.architecture.num_windowed_layers
+        window = min(context, self.architecture.sliding_window or context)
+        return (self.architecture.num_layers - windowed) * context + windowed * window
 
     def sequence_bytes(self, context: int) -> float:
         """Return the cache bytes of one sequence of `context` tokens."""

@@ -186,14 +186,12 @@ def _build_rule(name: str, function: Any) -> NamedRule | None:
         return None
     hints = get_type_hints(function)
     returns = hints.pop("return")
-    if not (
-        all(_is_kind(hint) for hint in hints.values()) and (returns in (float, int, bool) or is_dataclass(returns))
+    if not all(_is_kind(hint) for hint in hints.values()) or not (
+        returns in (float, int, bool) or is_dataclass(returns)
     ):
         return None
-    if any(
-        parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        for parameter in inspect.signature(function).parameters.values()
-    ):
+    parameters = inspect.signature(function).parameters.values()
+    if any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters):
         return None
     text, *labelled = LABEL.split((inspect.getdoc(function) or "").partition("\n>>> ")[0])
     sections = {label: _line(section).rstrip(".") for label, section in zip(labelled[::2], labelled[1::2], strict=True)}
@@ -205,7 +203,7 @@ def _build_rule(name: str, function: Any) -> NamedRule | None:
         differs=sections.get("Differs", ""), source=_spell_source(sections["Source"]),
         parameters=tuple(
             RuleParameter(name=parameter.name, hint=hints[parameter.name], default=parameter.default)
-            for parameter in inspect.signature(function).parameters.values()
+            for parameter in parameters
         ),
     )  # fmt: skip
 

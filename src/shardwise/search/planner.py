@@ -58,9 +58,9 @@ def make_plan(
     (cluster, job), requested_job = with_problem_defaults(cluster, job), job
     # The stack limits the job as requested, since a default is not a choice that it could lack. The choices as requested are
     # kept for the search of another stack.
-    requested, choices = (
-        choices,
-        (choices or Choices()).limit_to_stack(stack_of(cluster), architecture, requested_job, cluster.scale_up_size),
+    requested = choices
+    choices = (choices or Choices()).limit_to_stack(
+        stack_of(cluster), architecture, requested_job, cluster.scale_up_size
     )
     budget = next((policy for policy in choices.recompute if is_byte_budget(policy)), None)
     if budget:

@@ -26,6 +26,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.number_formats import SavedTensors
 from shardwise.price.unit_inputs import priced_family
 from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding.spec import Spec
 from shardwise.step.kernel_fusion import unfused_kernels
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_bytes
@@ -68,13 +69,17 @@ class RecomputeLayer:
     @cached_property
     def sizes(self) -> dict[str, float]:
         """Bytes of each result as kept for one micro-batch."""
-        unit, forward = self.plain, self.plain.forward
-        specs = {**forward.specs, **ulysses_specs(unit.family, forward.program)}
-        saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
+        forward = self.plain.forward
+        specs = {**forward.specs, **ulysses_specs(self.plain.family, forward.program)}
         results = (out for operation in forward.program.operations for out in operation.outputs)
+        return self.saved_bytes(self.plain, {name: specs[name] for name in results})
+
+    def saved_bytes(self, unit: ShardedUnit, specs: Mapping[str, Spec]) -> dict[str, float]:
+        """Return the bytes of tensors with these specs, as `unit` keeps them for one micro-batch."""
+        saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
         return {
-            name: float(self.pricer.formats.saved_bytes(saved.saved([(name, specs[name])]), self.pricing.values))
-            for name in results
+            name: float(self.pricer.formats.saved_bytes(saved.saved([(name, spec)]), self.pricing.values))
+            for name, spec in specs.items()
         }
 
     @cached_property
@@ -92,15 +97,11 @@ class RecomputeLayer:
             for out in operation.outputs
         }
         for collective in parts.collectives:
-            if (
-                collective.phase == "recompute"
-                and collective.kind in RESULT_COLLECTIVES
-                and collective.tensors[0] in producers
-            ):
-                producer = producers[collective.tensors[0]]
-                seconds[producer] = seconds.get(producer, 0.0) + float(
-                    self.pricer.collective_s(collective, parts, values, links)
-                )
+            if collective.phase != "recompute" or collective.kind not in RESULT_COLLECTIVES:
+                continue
+            if (producer := producers.get(collective.tensors[0])) is not None:
+                collective_s = float(self.pricer.collective_s(collective, parts, values, links))
+                seconds[producer] = seconds.get(producer, 0.0) + collective_s
         return seconds
 
     @cached_property
@@ -251,22 +252,12 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
     """Return kept tensors and recomputed work of each kind of layer, under the layout's policy."""
     dense = sum(pricing.dense)
     counts = {"dense_block": dense, "block": sum(pricing.layers) - dense}
-    return tuple(
-        LayerRecompute(
-            kind,
-            counts[kind],
-            tuple(_kept_tensors(layer, pricing)),
-            tuple(_recomputed_work(layer, layer.unit(pricing.family.recompute), pricing)),
-        )
-        for kind, layer in recompute_layers(pricing).items()
-    )
-
-
-def _kept_tensors(layer: RecomputeLayer, pricing: Pricing) -> Iterator[KeptTensor]:
-    unit, formats = layer.unit(pricing.family.recompute), pricing.pricer.formats
-    saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
-    for name, spec in unit.saved.items():
-        yield KeptTensor(name, float(formats.saved_bytes(saved.saved([(name, spec)]), pricing.values)))
+    layers = []
+    for kind, layer in recompute_layers(pricing).items():
+        unit = layer.unit(pricing.family.recompute)
+        kept = tuple(KeptTensor(name, size) for name, size in layer.saved_bytes(unit, unit.saved).items())
+        layers.append(LayerRecompute(kind, counts[kind], kept, tuple(_recomputed_work(layer, unit, pricing))))
+    return tuple(layers)
 
 
 def _recomputed_work(layer: RecomputeLayer, unit: ShardedUnit, pricing: Pricing) -> Iterator[RecomputedWork]:
@@ -279,10 +270,8 @@ def _recomputed_work(layer: RecomputeLayer, unit: ShardedUnit, pricing: Pricing)
             kernel.kind, kernel.outputs, float(pricer.kernel_s(kernel, parts, pricing.values)), spared_bytes
         )
     for collective in parts.collectives:
-        if (
-            collective.phase == "recompute"
-            and not collective.moves_weights
-            and pricing.values.group_degree(collective.axes) > 1
-        ):
+        if collective.phase != "recompute" or collective.moves_weights:
+            continue
+        if pricing.values.group_degree(collective.axes) > 1:
             seconds = float(pricer.collective_s(collective, parts, pricing.values, pricing.links))
             yield RecomputedWork(str(collective.kind), collective.tensors, seconds, 0.0)

@@ -38,13 +38,9 @@ class Sweep:
         """True if the values are counts that rise or fall, so that a line between points means something."""
         if self.name not in COUNT_NAMES:
             return False
-        counts = [value if isinstance(value, int) else _num_devices(value) for value in self.values]
+        # Devices of a torus's shape, such as 4x4x8, or of pods of it, 4x4x8*2.
+        counts = [v if isinstance(v, int) else math.prod(map(int, re.findall(r"\d+", v))) for v in self.values]
         return counts in (sorted(counts), sorted(counts, reverse=True))
-
-
-def _num_devices(shape: str) -> int:
-    """Devices of a torus's shape, such as 4x4x8, or of pods of it, 4x4x8*2."""
-    return math.prod(map(int, re.findall(r"\d+", shape)))
 
 
 def resize_shorthand(cluster: str, size: SweepValue) -> str:

@@ -223,7 +223,8 @@ def _roots(polynomial: Sequence[float]) -> list[float]:
         root = -factors[0] / factors[1]
         return [root] if root > 0 else []
     largest = 1.0 + max(abs(factor / factors[-1]) for factor in factors)  # Cauchy's bound of all roots
-    turning = [root for root in _roots(_derivative(factors)) if root < largest]
+    derivative = [power * factor for power, factor in enumerate(factors)][1:]
+    turning = [root for root in _roots(derivative) if root < largest]
     ends = [0.0, *turning, largest]
     return [_bisect(factors, low, high) for low, high in pairwise(ends) if _changes_sign(factors, low, high)]
 
@@ -240,10 +241,6 @@ def _bisect(polynomial: Sequence[float], low: float, high: float) -> float:
         else:
             high = middle
     return high
-
-
-def _derivative(polynomial: Sequence[float]) -> list[float]:
-    return [power * factor for power, factor in enumerate(polynomial)][1:]
 
 
 def _value(polynomial: Sequence[float], size: float) -> float:

@@ -84,9 +84,11 @@ def _owned_name(constant: str) -> str:
 
 
 def _worsen_calibration(cluster: Cluster, calibration: Calibration) -> Iterator[tuple[str, float, Cluster]]:
-    for name, spec in ((name, spec) for name, spec in CALIBRATED_CONSTANTS.items() if name in calibration.constants):
-        constants = {**calibration.constants, name: spec.make_worse(name, calibration[name], SCALE)}
-        yield _owned_name(name), calibration[name], with_calibration(cluster, replace(calibration, constants=constants))
+    for name, spec in CALIBRATED_CONSTANTS.items():
+        if name in calibration.constants:
+            constants = {**calibration.constants, name: spec.make_worse(name, calibration[name], SCALE)}
+            worse = with_calibration(cluster, replace(calibration, constants=constants))
+            yield _owned_name(name), calibration[name], worse
 
 
 def _chip_constants(plan: Plan, cluster: Cluster) -> Iterator[str]:

@@ -85,7 +85,9 @@ def _judge_neighbour(
     plan: Plan, change: str, layout: Layout, measured_s: float, plan_amount: float, amount: AmountOfLayout
 ) -> Remedy | None:
     """Return a neighbour that is legal, runs, fits, and has less of what was lost; else None."""
-    layout = replace(layout, placement=None, micro_batch_seqs=_max_micro_batch_seqs(plan, layout))
+    # With more replicas, each may have fewer sequences than a micro-batch.
+    micro_batch_seqs = min(layout.micro_batch_seqs, max(plan.job.num_seqs // layout.num_replicas, 1))
+    layout = replace(layout, placement=None, micro_batch_seqs=micro_batch_seqs)
     if violations(plan.model, plan.job, plan.cluster.num_devices, layout) or not _is_runnable(plan, layout):
         return None
     placed, priced = place_fastest(plan, layout)
@@ -94,11 +96,6 @@ def _judge_neighbour(
         return None
     saved_s = measured_s * (1.0 - neighbour_amount / plan_amount) + plan.estimate.step_time_s - priced.step_time_s
     return Remedy(what=change, layout=str(layout), step_time_s=priced.step_time_s, saves_s=saved_s)
-
-
-def _max_micro_batch_seqs(plan: Plan, layout: Layout) -> int:
-    """Sequences of a micro-batch: with more replicas, each may have fewer."""
-    return min(layout.micro_batch_seqs, max(plan.job.num_seqs // layout.num_replicas, 1))
 
 
 def _is_runnable(plan: Plan, layout: Layout) -> bool:
@@ -145,7 +142,7 @@ def single_changes(plan: Plan) -> Iterator[tuple[str, Layout]]:
         yield "micro-batches of one sequence", replace(layout, micro_batch_seqs=1)
     if layout.sequence_parallel:
         yield "no sequence parallelism", replace(layout, sequence_parallel=False, async_tp=False)
-    for axis in ("tp", "cp", "pp"):
+    for axis in REPLACED_AXES:
         if getattr(layout, axis) > 1:
             yield f"replicas in place of {axis} = {getattr(layout, axis)}", _replicas_instead_of(layout, axis)
 

@@ -139,12 +139,13 @@ def judge_option(plan: Plan, change: str, layout: Layout) -> RejectedLayout:
     if broken:
         step = BATCH_STEP if broken[0].startswith(BATCH_RULE_PREFIXES) else LEGAL_STEP
         return RejectedLayout(what=change, layout=str(layout), step=step, verdict=broken[0])
-    priced = estimate(plan.model, plan.cluster, plan.job, _without_placement(layout))
+    priced = _estimate(plan, _without_placement(layout))
     memory = priced.memory_bytes
     if not priced.fits:
         return RejectedLayout(
-            what=change, layout=str(layout), step=FIT_STEP, verdict=_excess_text(priced), memory_bytes=memory
-        )
+            what=change, layout=str(layout), step=FIT_STEP, memory_bytes=memory,
+            verdict=f"needs {format_bytes(memory)} of {format_bytes(priced.memory_capacity_bytes)}",
+        )  # fmt: skip
     idle = layout.num_replicas - plan.job.num_seqs
     if idle > 0 and layout.num_replicas > plan.layout.num_replicas:  # a plan may leave some idle too, but fewer of them
         text = f"{idle:,} of {layout.num_replicas:,} replicas have no sequence"
@@ -156,16 +157,16 @@ def judge_option(plan: Plan, change: str, layout: Layout) -> RejectedLayout:
     )  # fmt: skip
 
 
-def _excess_text(priced: Estimate) -> str:
-    return f"needs {format_bytes(priced.memory_bytes)} of {format_bytes(priced.memory_capacity_bytes)}"
-
-
 def _playbook_recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
     """Yield the playbook's starting points on these devices, each with the least recomputation with which it fits.
 
     Pipelines of every depth are tried, and the fastest that fits is taken."""
     devices = plan.cluster.num_devices
-    tp = max(n for n in range(1, NODE_DEVICES + 1) if devices % n == 0 and _tp_is_legal(plan, n))
+    tp = max(
+        n
+        for n in range(1, NODE_DEVICES + 1)
+        if devices % n == 0 and not violations(plan.model, plan.job, n, Layout(tp=n, sequence_parallel=n > 1))
+    )
     num_tp_groups = devices // tp
     if devices > 1:
         yield "playbook: ZeRO-3 alone", _least_recompute(plan, Layout(fsdp=devices, zero_stage=3))
@@ -179,12 +180,7 @@ def _playbook_recipes(plan: Plan) -> Iterator[tuple[str, Layout]]:
         pipelined = list(_pipelined_layouts(plan, tp_layout, num_tp_groups))
         if pipelined:
             fitting = [recipe for recipe in pipelined if _fits(plan, recipe[1])]
-            yield min(fitting, key=lambda recipe: _step_s(plan, recipe[1])) if fitting else pipelined[-1]
-
-
-def _tp_is_legal(plan: Plan, tp: int) -> bool:
-    tp_layout = Layout(tp=tp, sequence_parallel=tp > 1)
-    return not violations(plan.model, plan.job, tp, tp_layout)
+            yield min(fitting, key=lambda recipe: _estimate(plan, recipe[1]).step_time_s) if fitting else pipelined[-1]
 
 
 def _pipelined_layouts(plan: Plan, tp_layout: Layout, num_tp_groups: int) -> Iterator[tuple[str, Layout]]:
@@ -206,14 +202,12 @@ def _least_recompute(plan: Plan, layout: Layout) -> Layout:
     return next((candidate for candidate in candidates if _fits(plan, candidate)), candidates[-1])
 
 
-def _step_s(plan: Plan, layout: Layout) -> float:
-    return estimate(plan.model, plan.cluster, plan.job, layout).step_time_s
+def _estimate(plan: Plan, layout: Layout) -> Estimate:
+    return estimate(plan.model, plan.cluster, plan.job, layout)
 
 
 def _fits(plan: Plan, layout: Layout) -> bool:
-    if violations(plan.model, plan.job, plan.cluster.num_devices, layout):
-        return False
-    return estimate(plan.model, plan.cluster, plan.job, layout).fits
+    return not violations(plan.model, plan.job, plan.cluster.num_devices, layout) and _estimate(plan, layout).fits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,10 +45,8 @@ class BestRows:
         self.pareto: list[RankedRow] = []
         # Replaced by a row in every search, since pure data parallelism is always legal.
         self.least_memory: RankedRow = (np.inf, np.inf, (0, 0, 0))
-        self.fastest, self.fastest_even = (
-            FastestPerFactorisation(num_factorisations),
-            FastestPerFactorisation(num_factorisations),
-        )
+        self.fastest = FastestPerFactorisation(num_factorisations)
+        self.fastest_even = FastestPerFactorisation(num_factorisations)
         self.num_rows = 0
         self.num_fitting = 0
         self.num_timed = 0

@@ -91,11 +91,13 @@ def factorisations(number: int, num_parts: int) -> Ints:
     return rows
 
 
-def _with_expert_degrees(rows: Ints, num_experts: int) -> Ints:
-    """Combine each factorisation with each ep that divides its fsdp and the experts, as one more column."""
+def _degree_rows(architecture: Architecture, num_devices: int, choices: Choices) -> Ints:
+    """Return the factorisations within the choices, each with every ep that divides its fsdp and the experts as a last column."""
+    rows, num_experts = factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts
     fsdp = rows[:, FACTORISED_AXES.index("fsdp")]
     divisors = [n for n in np.unique(fsdp).tolist() if num_experts % n == 0] if num_experts else [1]
-    return np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORISED_AXES), n, axis=1) for n in divisors])
+    rows = np.concatenate([np.insert(rows[fsdp % n == 0], len(FACTORISED_AXES), n, axis=1) for n in divisors])
+    return choices.filter_factorisations(rows)
 
 
 def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
@@ -113,9 +115,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     Raises `NothingFitsError` if no factorisation of the devices is within the limits, and `InputError` if ep is pinned to a
     degree that does not divide the model's experts."""
     raise_problems(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
-    rows = choices.filter_factorisations(
-        _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
-    )
+    rows = _degree_rows(architecture, num_devices, choices)
     if not len(rows):
         raise NothingFitsError(
             f"no legal layout: devices: dp·fsdp·tp·cp·pp cannot be {num_devices} with {choices}; "
@@ -159,9 +159,7 @@ def _grid_columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[i
 
 def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: int, choices: Choices) -> str:
     """Describe the candidate that breaks the fewest rules, with the explanation of each, for choices without a legal layout."""
-    rows = choices.filter_factorisations(
-        _with_expert_degrees(factorisations(num_devices, len(FACTORISED_AXES)), architecture.num_experts)
-    )
+    rows = _degree_rows(architecture, num_devices, choices)
     columns, shape = _grid_columns(rows, choices)
     columns["schedule"] = choices.schedule[0]
     num_broken = np.zeros(shape, dtype=np.int64)
