@@ -72,7 +72,7 @@ def run(rank: int, size: int, device: torch.device, asked: Asked) -> Iterator[li
     found: list[list[Timed]] = []
     for _ in range(WARM_UP + asked.steps):
         passes: list[Timed] = []
-        engine.around_pass = lambda action, passes=passes: timed(action, passes)  # type: ignore[misc]
+        engine.observer.pass_span = lambda action, passes=passes: timed(action, passes)  # type: ignore[misc]
         dist.barrier()
         engine.step(batches, asked.num_micro_batches * SEQ_LEN, asked.num_micro_batches, 0)
         found.append(passes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -38,14 +38,23 @@ class IncomingTensor(NamedTuple):
         return self.values
 
 
-@dataclass(frozen=True)
-class PassContext:
-    """What the passes use.
+@dataclass
+class StepObserver:
+    """Callbacks during the passes of a step; by default they do nothing.
 
-    `forward_ended` is called after each forward pass; `messaging` with tensors that are sent to another stage, and with
-    gradients received from one; `pass_span` returns a context that is entered around the computation of each pass, without
-    its waits for other stages.
+    `forward_ended` is called between each forward pass and its backward pass; `messaging` with tensors that are sent to
+    another stage, and with gradients received from one; `pass_span` returns a context that is entered around the
+    computation of each pass, without its waits for other stages.
     """
+
+    forward_ended: Callable[[], None] = lambda: None
+    messaging: Callable[[Tensor], None] = lambda values: None
+    pass_span: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
+
+
+@dataclass(frozen=True, slots=True)
+class PassContext:
+    """What the passes use."""
 
     instance: RankProgram
     model: TorchModel
@@ -54,9 +63,7 @@ class PassContext:
     balancer: ExpertBalancer
     exchange: MeshCollectives
     clock: StepClock
-    forward_ended: Callable[[], None]
-    messaging: Callable[[Tensor], None]
-    pass_span: Callable[[Action], AbstractContextManager[None]]
+    observer: StepObserver
 
 
 class PipelineRunner:
@@ -68,14 +75,14 @@ class PipelineRunner:
         trains: bool = True, loss_scale: float = 1.0,
     ) -> None:  # fmt: skip
         self.loss_scale = loss_scale
-        self.parts, self.num_targets, self.num_micro_batches = context, num_targets, num_micro_batches
+        self.context, self.num_targets, self.num_micro_batches = context, num_targets, num_micro_batches
         self.trains, instance = trains, context.instance
         self.steps = (instance.steps if trains else instance.forward_steps)(num_micro_batches)
-        self.coming = iter(micro_batches)
+        self.micro_batches = iter(micro_batches)
         self.batches: dict[int, MicroBatch] = {}
         self.shapes: list[tuple[int, ...]] = []
         self.last_stage = {action.micro_batch: action.stage for action in self._actions() if action.kind == FORWARD}
-        self.on_way: dict[StageMicroBatch, InFlightPass] = {}
+        self.in_flight: dict[StageMicroBatch, InFlightPass] = {}
         self.penalties: dict[StageMicroBatch, dict[int, Tensor]] = {}
         # Inputs by the action that made them (`_inbox_key`): a stage's own outputs, and what other stages sent.
         self.inbox: dict[Action, IncomingTensor] = {}
@@ -89,11 +96,10 @@ class PipelineRunner:
     def run(self) -> list[Tensor]:
         """Run the passes in schedule order; return this rank's losses. These are the model's and those of multi-token
         prediction; none without a head."""
-        context = self.parts
-        passes = ((action.kind, action.stage) for action in self._actions() if action.kind != FORWARD)
-        context.reducer.begin_step(
-            Counter(context.instance.units_with_weight_grads(*kind_and_stage) for kind_and_stage in passes)
-        )
+        context = self.context
+        backward = (action for action in self._actions() if action.kind != FORWARD)
+        units = context.instance.units_with_weight_grads
+        context.reducer.begin_step(Counter(units(action.kind, action.stage) for action in backward))
         for step in self.steps:
             for message in step.receives:
                 self._receive(message)
@@ -110,12 +116,12 @@ class PipelineRunner:
         return self.losses
 
     def _forward(self, action: Action) -> None:
-        context, stage_micro_batch = self.parts, action[1:]
+        context, stage_micro_batch = self.context, action[1:]
         x = self._take_input(Action(FORWARD, action.stage - 1, action.micro_batch))
         batch = self._batch(action.micro_batch)
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
-        with context.clock("forward"), context.pass_span(action):
+        with context.clock("forward"), context.observer.pass_span(action):
             in_flight = context.model.forward(
                 batch, self.num_targets / self.loss_scale, trains=self.trains, stage=action.stage, x=x
             )
@@ -131,16 +137,14 @@ class PipelineRunner:
         else:
             self.inbox[action], in_flight.output = IncomingTensor(in_flight.output), None
         if self.trains:
-            self.on_way[stage_micro_batch] = in_flight
-            context.forward_ended()
+            self.in_flight[stage_micro_batch] = in_flight
+            context.observer.forward_ended()
 
     def _penalties(self, in_flight: InFlightPass) -> dict[int, Tensor]:
-        penalties = self.parts.balancer.penalties(in_flight.routed, self.num_micro_batches)
-        return (
-            {router: penalty * self.loss_scale for router, penalty in penalties.items()}
-            if self.loss_scale != 1.0
-            else penalties
-        )
+        penalties = self.context.balancer.penalties(in_flight.routed, self.num_micro_batches)
+        if self.loss_scale == 1.0:
+            return penalties
+        return {router: penalty * self.loss_scale for router, penalty in penalties.items()}
 
     def _unscaled(self, losses: Sequence[Tensor]) -> list[Tensor]:
         """Return losses without the loss scale; the same tensors if there is none."""
@@ -149,33 +153,29 @@ class PipelineRunner:
     def _backward(self, action: Action) -> None:
         """Run a full backward pass, only its input gradients (for which the stage before waits), or only its weight
         gradients."""
-        context, stage_micro_batch = self.parts, action[1:]
-        in_flight = self.on_way[stage_micro_batch]
-        dx = (
-            self._take_input(Action(FULL_BACKWARD, action.stage + 1, action.micro_batch))
-            if action.kind != BACKWARD_WEIGHT
-            else None
-        )
-        context.reducer.begin_pass(
-            context.instance.units_with_weight_grads(action.kind, action.stage), action.micro_batch
-        )
-        with context.clock("backward"), context.pass_span(action):
+        context, stage_micro_batch = self.context, action[1:]
+        in_flight, dx = self.in_flight[stage_micro_batch], None
+        if action.kind != BACKWARD_WEIGHT:
+            dx = self._take_input(Action(FULL_BACKWARD, action.stage + 1, action.micro_batch))
+        units = context.instance.units_with_weight_grads(action.kind, action.stage)
+        context.reducer.begin_pass(units, action.micro_batch)
+        with context.clock("backward"), context.observer.pass_span(action):
             if action.kind == BACKWARD_WEIGHT:
                 context.model.weights(in_flight)
             else:
                 self._backward_of_inputs(action, in_flight, dx)
             context.gatherer.end()
         if action.kind != BACKWARD_INPUT:  # its weight gradients follow in a pass of their own
-            del self.on_way[stage_micro_batch]
+            del self.in_flight[stage_micro_batch]
 
     def _end_pass(self) -> None:
         """Reduce the remaining gradients, after the messages for which another stage waits."""
-        with self.parts.clock("backward"):
-            self.parts.reducer.end_pass()
+        with self.context.clock("backward"):
+            self.context.reducer.end_pass()
 
     def _backward_of_inputs(self, action: Action, in_flight: InFlightPass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])
-        dx = self.parts.model.backward(in_flight, penalties, kind=action.kind, dx=dx)
+        dx = self.context.model.backward(in_flight, penalties, kind=action.kind, dx=dx)
         if dx is not None:
             self.inbox[Action(FULL_BACKWARD, action.stage, action.micro_batch)] = IncomingTensor(dx)
 
@@ -186,25 +186,25 @@ class PipelineRunner:
 
     def _batch(self, number: int) -> MicroBatch:
         while len(self.shapes) <= number:
-            batch = next(self.coming)
+            batch = next(self.micro_batches)
             self.batches[len(self.shapes)] = batch
             self.shapes.append((len(batch.ids_BT), batch.seq_len))
         return self.batches[number]
 
     def _receive(self, message: StageMessage) -> None:
         """Start to receive a message of another stage."""
-        context, key = self.parts, _inbox_key(message.action)
+        context, key = self.context, _inbox_key(message.action)
         if len(self.shapes) <= key.micro_batch:
             self._batch(key.micro_batch)
         values = context.model.empty_hidden_state(context.instance.hidden_state_spec, self.shapes[key.micro_batch])
         if key.kind != FORWARD:  # a received activation is counted by what the forward pass saves
-            context.messaging(values)
+            context.observer.messaging(values)
         self.inbox[key] = IncomingTensor(values, context.exchange.receive(values, message.source, PIPELINE))
 
     def _send(self, message: StageMessage) -> None:
         values = self.inbox.pop(_inbox_key(message.action)).wait().contiguous()
-        self.parts.messaging(values)
-        self.sent[message] = self.parts.exchange.send(values, message.target, PIPELINE), values
+        self.context.observer.messaging(values)
+        self.sent[message] = self.context.exchange.send(values, message.target, PIPELINE), values
 
     def _done(self) -> list[StageMessage]:
         """Return the messages that the transport reports as sent, before the order of the schedule proves it."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.pipeline.actions import Action
 from shardwise.run.engine.micro_batch import MicroBatch, positions_read
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
@@ -27,7 +25,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.step_clock import StepClock
 from shardwise.run.trainer.expert_balance import ExpertBalancer
-from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner
+from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.step.instructions import PIPELINE
 from shardwise.step.rank_program import RankProgram
@@ -89,9 +87,10 @@ class TrainingEngine:
         )  # fmt: skip
         stages = instance.drop_single_device_axes(PIPELINE) if instance.architecture.num_experts else ()
         self.balancer = ExpertBalancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
-        self.forward_ended: Callable[[], None] = lambda: None  # called between each forward and its backward pass
-        self.messaging: Callable[[Tensor], None] = lambda values: None  # called with tensors between stages
-        self.around_pass: Callable[[Action], AbstractContextManager[None]] = lambda action: nullcontext()
+        self.observer = StepObserver()
+        self.passes = PassContext(
+            instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock, self.observer
+        )
         self.gradients_ended: Callable[[], None] = lambda: None  # called when all are reduced, before clipping
         self.update_check: UpdateCheck | None = None
 
@@ -162,7 +161,7 @@ class TrainingEngine:
         self.scales.begin_step()
         self.norms.begin_step(measures=self.recipe.measures_noise_at(step))
         loss_scale = self.scaler.scale if self.scaler else 1.0
-        passes = PipelineRunner(self._parts(), micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
+        passes = PipelineRunner(self.passes, micro_batches, num_targets, num_micro_batches, loss_scale=loss_scale)
         losses = passes.run() or self._zero_losses()
         self.reducer.end_step()
         self.balancer.end_step(self._zero_losses()[0])
@@ -200,12 +199,6 @@ class TrainingEngine:
         self.scaler.update(is_finite=is_finite)
         return not is_finite
 
-    def _parts(self) -> PassContext:
-        return PassContext(
-            self.instance, self.model, self.reducer, self.gatherer, self.balancer, self.exchange, self.clock,
-            self.forward_ended, self.messaging, self.around_pass,
-        )  # fmt: skip
-
     def _zero_losses(self) -> list[Tensor]:
         """Return the zero losses of a process without a head."""
         count, dtype = 1 + self.instance.architecture.num_predict_layers, at_least_fp32(self.model.dtype)
@@ -216,7 +209,7 @@ class TrainingEngine:
         """Return the loss of a batch, without a step."""
         batches = list(micro_batches)
         (loss, *_) = (
-            PipelineRunner(self._parts(), batches, num_targets, len(batches), trains=False).run() or self._zero_losses()
+            PipelineRunner(self.passes, batches, num_targets, len(batches), trains=False).run() or self._zero_losses()
         )
         return self.summed(loss)
 
@@ -237,7 +230,7 @@ class TrainingEngine:
         gathered weights when they come or go; `messaging` with tensors that are sent to another stage, and with
         gradients received from one.
         """
-        self.forward_ended, self.messaging = forward_ended, messaging
+        self.observer.forward_ended, self.observer.messaging = forward_ended, messaging
         for group in self.reducer.groups:
             group.on_allocated = gathered
         for flat in self.groups:
@@ -247,7 +240,7 @@ class TrainingEngine:
         """Let a recorder record passes, kernels, collectives and the update from now on; None: no recorder."""
         self.model.recorder = self.exchange.recorder = recorder
         self.clock.recorder = None if recorder is None else recorder.span
-        self.around_pass = (lambda action: nullcontext()) if recorder is None else recorder.record_pass
+        self.observer.pass_span = StepObserver.pass_span if recorder is None else recorder.record_pass
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors stored between steps, with their memory term; gathered weights come and go."""
