@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from shardwise.run.checkpoints import Checkpointer, TensorShard, load, load_tensors
+from shardwise.run.faults.rank_status import first_line
 from shardwise.values.checksums import DamagedFileError, FileChecksum, add_checksum, checksum_file
 from shardwise.values.errors import InputError
 
@@ -220,3 +221,8 @@ def test_files_of_an_older_manifest_lie_beside_it(tmp_path: Path) -> None:
     change(path, lambda payload: payload["files"].update({"../x": {"bytes": 1, "crc32": 1}}), seal=False)
     with pytest.raises(DamagedFileError, match=r"a file is called '\.\./x'"):
         load(path, older())
+
+
+def test_an_error_without_text_is_named_by_its_type() -> None:
+    assert first_line(EOFError()) == "EOFError"
+    assert first_line(RuntimeError("\nfailed in\nfile.cpp")) == "failed in"

@@ -31,6 +31,7 @@ from shardwise.run.checkpoints.manifest import (
     tensor_problem,
 )
 from shardwise.run.checkpoints.safe_pickle import SAFE_CALLABLES, InertObject, KnownCallables, SafeUnpickler, join_path
+from shardwise.run.faults.rank_status import first_line
 from shardwise.values.checksums import DamagedFileError, FileChecksum
 
 METADATA_FILE = ".metadata"
@@ -183,7 +184,7 @@ class Schema1Files:
         try:
             tensor = self._dcp_folder.read_chunk(chunk)
         except Exception as error:
-            reason = str(error).splitlines()[0]
+            reason = first_line(error)
             raise DamagedFileError(f"checkpoint: {path} is not what was written: {reason}; {DAMAGE_FIX}") from None
         if tensor.dtype != dtype:
             raise DamagedFileError(f"checkpoint: {path} holds another tensor than {METADATA_FILE} says; {DAMAGE_FIX}")

@@ -96,7 +96,7 @@ def wait_for_ranks(awaits: str) -> Iterator[None]:
     except RuntimeError as error:  # the only error of torch.distributed
         waited_s = time.monotonic() - started
         raise LostRankError(
-            f"{activity().stage}: {awaits} failed after {waited_s:.0f} s ({_first_line(error)})", awaits
+            f"{activity().stage}: {awaits} failed after {waited_s:.0f} s ({first_line(error)})", awaits
         ) from error
 
 
@@ -108,7 +108,8 @@ def _set_activity(current: Activity) -> None:
         _process_activity = current
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text, or its type if it has no text."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
