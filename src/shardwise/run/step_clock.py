@@ -65,9 +65,13 @@ class StepClock:
     def _mark(self) -> ClockReading:
         if not self.on_gpu:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
+        return _record_event()
+
+
+def _record_event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
 
 
 def _add_span(span: _ClockSpan, seconds_by_term: dict[str, float], on_gpu: bool) -> float:
@@ -108,8 +112,7 @@ class DeviceTimer:
         """Return the present moment, on a GPU also of its current stream."""
         if not self.on_gpu:
             return Timestamp(time.perf_counter_ns(), time.thread_time_ns())
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event = _record_event()
         return Timestamp(time.perf_counter_ns(), event=event)
 
     def ns(self, timestamp: Timestamp) -> int:

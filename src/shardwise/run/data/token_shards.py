@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.run.data.block_checksums import SUMS_DTYPE, VerifiedBlocks
+from shardwise.run.data.block_checksums import SUMS_DTYPE, Array, VerifiedBlocks
+from shardwise.run.data.sample_order import Int64s
 from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, ShardIndex, TokenShard, read_index
 from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
 from shardwise.values.errors import InputError, raise_problems
 
-Array = np.ndarray[Any, np.dtype[Any]]
-Int64s = np.ndarray[Any, np.dtype[np.int64]]
-
 
 @dataclass(frozen=True, slots=True)
-class _Mapped:
+class _MappedShard:
     """The mapped files of a shard, and which blocks of its tokens are verified."""
 
     tokens: Array
@@ -46,7 +44,7 @@ class TokenShards:
         self.split = self.index.split(split)
         if not self.split.shards:
             raise InputError(f"{folder}: no document is held out; one is required: tokenize again with --held-out 0.01")
-        self._shards = [self._map(shard) for shard in self.split.shards]
+        self._shards = [self._map_shard(shard) for shard in self.split.shards]
         sizes = [(shard.num_tokens, shard.num_documents) for shard in self.split.shards]
         starts = np.cumsum([(0, 0), *sizes], axis=0, dtype=np.int64)
         self._token_starts, self._document_starts = starts[:, 0], starts[:, 1]
@@ -92,7 +90,7 @@ class TokenShards:
     def tokens(self, start: int, stop: int) -> Int64s:
         """Return tokens `start` to `stop` of the split. Raises `InputError` for a range outside it, and for damaged
         tokens: each block is checked when it is first read."""
-        self._check(start, stop)
+        self._require_range(start, stop)
         first, last = np.searchsorted(self._token_starts, [start, stop - 1], side="right") - 1
         parts = []
         for shard_number in range(first, last + 1):
@@ -113,7 +111,7 @@ class TokenShards:
     def document_starts(self, start: int, stop: int) -> tuple[int, Int64s]:
         """Return the document of token `start`, and the positions up to `stop` at which the next ones begin. No token
         is read. Raises `InputError` for a range outside the split."""
-        self._check(start, stop)
+        self._require_range(start, stop)
         first, last = self.document_of(np.array([start, stop - 1])).tolist()
         return first, np.array([self.end(number) for number in range(first, last)], np.int64)
 
@@ -135,15 +133,15 @@ class TokenShards:
         offset = self._shards[shard].ends[document - int(self._document_starts[shard])]
         return int(self._token_starts[shard]) + int(offset)
 
-    def _check(self, start: int, stop: int) -> None:
+    def _require_range(self, start: int, stop: int) -> None:
         if not 0 <= start < stop <= self.num_tokens:
             raise InputError(
                 f"{self.folder}: found tokens {start:,} to {stop:,}; a range in 0 to {self.num_tokens:,} is required"
             )
 
-    def _map(self, shard: TokenShard) -> _Mapped:
+    def _map_shard(self, shard: TokenShard) -> _MappedShard:
         tokens, ends, sums = (
-            self._mapped(name, dtype)
+            self._map_file(name, dtype)
             for name, dtype in (
                 (shard.tokens_file, DTYPES[self.index.dtype]), (shard.ends_file, ENDS_DTYPE), (shard.sums_file, SUMS_DTYPE),
             )
@@ -158,9 +156,9 @@ class TokenShards:
                 f"{self.folder / shard.ends_file}: the last document ends at {int(ends[-1])}; {shard.num_tokens} is required: "
                 f"{AGAIN}"
             )
-        return _Mapped(tokens, ends, VerifiedBlocks(self.folder / shard.tokens_file, tokens, sums))
+        return _MappedShard(tokens, ends, VerifiedBlocks(self.folder / shard.tokens_file, tokens, sums))
 
-    def _mapped(self, name: str, dtype: np.dtype[Any]) -> Array:
+    def _map_file(self, name: str, dtype: np.dtype[Any]) -> Array:
         try:
             # A plain view of the mapping: a memmap's own indexing is several times slower.
             return np.asarray(np.memmap(self.folder / name, dtype=dtype, mode="r"))
