@@ -56,7 +56,7 @@ def trained(plan: Plan, data: Path) -> tuple[list[StepRecord], int, int]:
     records = [trainer.train_step() for _ in range(STEPS)]
     TokenShards.tokens = counted  # type: ignore[method-assign]
     try:
-        held = list(trainer.feed.on_host(batches, 0))
+        held = list(trainer.loader.on_host(batches, 0))
     finally:
         TokenShards.tokens = read  # type: ignore[method-assign]
     tensors = [one for batch in held for one in (batch.ids_BT, batch.targets_BT)]

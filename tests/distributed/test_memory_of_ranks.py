@@ -45,7 +45,7 @@ def step_of(layout: str, policy: str) -> MeasuredMemory:
     engine = TrainingEngine(instance, TrainingRecipe(steps=1), World(instance.mesh))
     engine.initialize(0)
     tracker = MemoryTracker(ARCHITECTURE.vocab_size)
-    for term, tensor in list(engine.held()):
+    for term, tensor in list(engine.stored_tensors()):
         tracker.name(term, [tensor])
     engine.observe(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
     with tracker:

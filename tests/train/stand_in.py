@@ -114,7 +114,7 @@ class Bigram:
         self.plan, self.recipe, self.batches, self.world = plan, recipe, batches, world
         self.logits = torch.zeros(plan.model.vocab_size, plan.model.vocab_size, dtype=torch.float64)
         self.step = self.num_left_out = 0
-        self.judge = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.detector = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
         self.anomaly: StepAnomaly | None = None
         self.pause_s = float(os.environ.get("STAND_IN_PAUSE_S", "0"))
         if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
@@ -167,11 +167,11 @@ class Bigram:
     def _update(self, loss: float, gradient: torch.Tensor) -> None:
         rate, norm = self._rate(self.step), float(gradient.norm())
         self.step += 1
-        self.anomaly = self.judge.trouble(self.step, loss, norm)
+        self.anomaly = self.detector.check(self.step, loss, norm)
         if self.anomaly is not None:
             self.num_left_out += 1
             return
-        self.judge.record(loss, norm)
+        self.detector.record(loss, norm)
         self.logits -= rate * gradient.reshape(self.logits.shape)
 
     def _noise(self) -> dict[str, float]:

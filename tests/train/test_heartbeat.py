@@ -96,10 +96,10 @@ class Watched:
             meeting_of(rank), self.stop, silent_after_s=30.0, timeout_s=600.0, remains=lambda: "this remains",
             say=self.said.append, end=self.codes.append,
         )  # fmt: skip
-        self.now = self.heartbeat._looked
+        self.now = self.heartbeat._checked_at
 
     def hear(self, beats: dict[int, HeartbeatMessage]) -> None:
-        self.heartbeat.listener.receive(beats, self.now)
+        self.heartbeat.detector.receive(beats, self.now)
 
     def pass_s(self, seconds: float) -> list[str]:
         """What is said as time goes by."""
@@ -214,7 +214,7 @@ def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: b
 def test_others_than_who_reports_end_quietly() -> None:
     watched = Watched(rank=1)
     watched.stop.record_signal(signal.SIGINT)
-    watched.heartbeat._silent_elsewhere = True
+    watched.heartbeat._missing_elsewhere = True
     with mark_waiting("x"):
         for number in range(9):
             watched.hear({0: beat(number)})
@@ -249,7 +249,7 @@ def test_a_store_that_does_not_answer_is_said_by_one_rank(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     watched = Watched(rank)
-    watched.heartbeat._asked_at = watched.now - 40.0
+    watched.heartbeat._request_started = watched.now - 40.0
     said = watched.pass_s(3)
     assert [line.partition(",")[0] for line in said] == ([f"no sign of life for 30 s from {whose}"] if whose else [])
     watched.stop.record_signal(signal.SIGTERM)
@@ -361,8 +361,8 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
     ]  # type: ignore[arg-type]
     with beats[0] as watcher:
         with beats[1]:
-            until(lambda: watcher.listener.beats.get(1, beat(0)).number >= 3)
-        until(lambda: watcher.listener.beats[1].number == LAST_HEARTBEAT)
+            until(lambda: watcher.detector.beats.get(1, beat(0)).number >= 3)
+        until(lambda: watcher.detector.beats[1].number == LAST_HEARTBEAT)
     assert not said
 
 

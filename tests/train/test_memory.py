@@ -139,7 +139,7 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     engine.initialize(0)
     ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
     with MemoryTracker(architecture.vocab_size) as tracker:
-        for term, tensor in list(engine.held()):
+        for term, tensor in list(engine.stored_tensors()):
             tracker.name(term, [tensor])
         engine.observe(tracker.forward_ended, lambda whole: tracker.name(memory_terms.GATHERED, [whole]))
         engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)

@@ -176,7 +176,7 @@ def test_a_product_is_the_einsum_of_what_its_operands_stand_for(name: str, dims:
 @pytest.mark.parametrize("name", [name for name in RUNNABLE if PRECISIONS[name].weights != "fp8"])
 def test_the_state_of_a_parameter_takes_the_bytes_of_the_recipe(name: str) -> None:
     engine = engine_of(name)
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for _, one in engine.held()}
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for _, one in engine.stored_tensors()}
     num_params = sum(member.size for group in engine.instance.groups for member in group.members)
     assert sum(storages.values()) == bytes_per_parameter(PRECISIONS[name]) * num_params
 

@@ -80,7 +80,7 @@ def test_a_spike_lies_above_the_mean_by_deviations_of_the_steps_before(name: str
         limit = float(before.mean() + 3 * before.std(ddof=1)) if len(before) >= 25 else 1e9
         for tried, is_spike in ((limit - 1e-9, False), (limit + 1e-9, len(before) >= 25)):
             loss, norm = (tried, 1.0) if name == "loss_spike" else (1.0, tried)
-            assert (judge.trouble(1, loss, norm) is not None) is is_spike
+            assert (judge.check(1, loss, norm) is not None) is is_spike
         judge.record(*((value, 1.0) if name == "loss_spike" else (1.0, value)))
 
 

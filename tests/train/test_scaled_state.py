@@ -92,7 +92,7 @@ def num_scales(engine: TrainingEngine) -> int:
 def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: Architecture) -> None:
     """But for scales; matrices of blocks have the bytes of S1's table, and all else a byte more, its weights in bf16."""
     engine = engine_of(precision.name, architecture)
-    storages = {one.untyped_storage().data_ptr(): (term, one) for term, one in engine.held()}
+    storages = {one.untyped_storage().data_ptr(): (term, one) for term, one in engine.stored_tensors()}
     measured, scales = Counter[str](), 0
     for term, one in storages.values():
         is_scale = one.dtype == torch.float32 and one.numel() <= MOST_SCALES

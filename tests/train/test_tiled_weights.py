@@ -95,7 +95,10 @@ def test_state_takes_the_bytes_of_the_plan(architecture: Architecture) -> None:
     precision, layout = PRECISIONS["fp8_deepseek_v3"], Layout(micro_batch_seqs=SEQS)
     engine = engine_of("fp8_deepseek_v3", architecture)
     measured: dict[str, int] = {}
-    storages = {one.untyped_storage().data_ptr(): (term, one.untyped_storage().nbytes()) for term, one in engine.held()}
+    storages = {
+        one.untyped_storage().data_ptr(): (term, one.untyped_storage().nbytes())
+        for term, one in engine.stored_tensors()
+    }
     for term, num_bytes in storages.values():
         measured[term] = measured.get(term, 0) + num_bytes
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)

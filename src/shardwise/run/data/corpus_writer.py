@@ -186,7 +186,7 @@ def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
     Raises `InputError` before anything is written if `out` cannot be written, or is not empty; with `force` token
     shards are replaced, and nothing else ever is.
     """
-    target = _resolved(Path(out))
+    target = _resolve_target(Path(out))
     _require_free(target, force)
     draft = target.parent / f".{target.name}.{secrets.token_hex(4)}.part"
     try:
@@ -195,14 +195,14 @@ def replace_folder(out: str | Path, *, force: bool = False) -> Iterator[Path]:
         except (OSError, ValueError) as error:
             raise _cannot_write(target, error) from None
         yield draft
-        _put_in_place(draft, target)
+        _replace_target(draft, target)
     except OSError as error:
         raise _cannot_write(target, error) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _resolved(path: Path) -> Path:
+def _resolve_target(path: Path) -> Path:
     """Return the folder itself if `path` is a link to it."""
     try:
         target = path.resolve()
@@ -213,7 +213,7 @@ def _resolved(path: Path) -> Path:
     return target
 
 
-def _put_in_place(draft: Path, target: Path) -> None:
+def _replace_target(draft: Path, target: Path) -> None:
     """Rename the draft to its target; the folder that it replaces is renamed first and removed last."""
     replaced = draft.with_suffix(".old")
     had_target = target.is_dir()

@@ -72,17 +72,17 @@ class ReadAhead(Generic[Item]):
 
     def __init__(self, read: Callable[[int], Iterable[Item]], stop: int) -> None:
         self.read, self.stop = read, stop
-        self._reading: _ReaderThread[Item] | None = None
+        self._reader: _ReaderThread[Item] | None = None
         self._next = 0
         self.num_taken = self.num_waits = 0
 
     def step(self, step: int) -> Iterator[Item]:
         """Yield the items of a step; all of the step before must have been taken."""
-        if self._reading is None or step != self._next or step not in self._reading.steps:
+        if self._reader is None or step != self._next or step not in self._reader.steps:
             self._begin(step)
-        reader, self._next = self._reading, -1
+        reader, self._next = self._reader, -1
         assert reader is not None
-        while not isinstance(item := self._taken(reader.items), _StepEnd):
+        while not isinstance(item := self._take(reader.items), _StepEnd):
             yield item
         if item.error is not None:
             raise item.error
@@ -92,14 +92,14 @@ class ReadAhead(Generic[Item]):
         """Discard what was read ahead: the next step is read when it is requested."""
         self._next = -1
 
-    def _taken(self, items: Queue[Item | _StepEnd]) -> Item | _StepEnd:
+    def _take(self, items: Queue[Item | _StepEnd]) -> Item | _StepEnd:
         """Return the next item, counting it and whether it had to be waited for."""
         self.num_waits += items.empty()
         self.num_taken += 1
         return items.get()
 
     def _begin(self, step: int) -> None:
-        if self._reading is not None:
-            self._reading.close()
-        self._reading = _ReaderThread(self.read, range(step, max(self.stop, step + 1)))
-        weakref.finalize(self, self._reading.end)
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = _ReaderThread(self.read, range(step, max(self.stop, step + 1)))
+        weakref.finalize(self, self._reader.end)

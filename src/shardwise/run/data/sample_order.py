@@ -52,9 +52,9 @@ class Mixture:
                 f"at most {MAX_PERIOD:,} is required: give shares of fewer digits, such as 0.713"
             )
         self._sources = np.array(_draw_period(self.num_draws), np.int64)
-        self._own = np.empty_like(self._sources)  # the number of a draw within its source
+        self._sample_indices = np.empty_like(self._sources)  # the number of a draw within its source
         for source, count in enumerate(self.num_draws):
-            self._own[self._sources == source] = np.arange(count)
+            self._sample_indices[self._sources == source] = np.arange(count)
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -65,7 +65,7 @@ class Mixture:
         """Return the source of each of `samples`, and the number of the sample within its source, both counted from 0."""
         periods, positions = np.divmod(samples, self.period)
         sources: Int64s = self._sources[positions]
-        return sources, periods * np.array(self.num_draws)[sources] + self._own[positions]
+        return sources, periods * np.array(self.num_draws)[sources] + self._sample_indices[positions]
 
     def counts(self, num_samples: int) -> tuple[int, ...]:
         """Return how many of the first `num_samples` samples each source has."""

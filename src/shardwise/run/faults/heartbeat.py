@@ -26,31 +26,31 @@ from shardwise.run.faults.torch_stores import Store
 class FailureDetector:
     """The heartbeats that one rank has received. A rank is missing when its last new heartbeat is `silent_after_s` old.
 
-    >>> listener = FailureDetector(silent_after_s=30.0)
-    >>> listener.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=100.0)
-    >>> listener.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=140.0)
-    >>> listener.missing(now=140.0)
+    >>> detector = FailureDetector(silent_after_s=30.0)
+    >>> detector.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=100.0)
+    >>> detector.receive({1: HeartbeatMessage(1, "step 5", "", 0.1)}, now=140.0)
+    >>> detector.missing(now=140.0)
     {1: 40.0}
     """
 
     silent_after_s: float
     beats: dict[int, HeartbeatMessage] = field(default_factory=dict)
-    _heard: dict[int, float] = field(default_factory=dict)
+    _received_at: dict[int, float] = field(default_factory=dict)
 
     def receive(self, beats: Mapping[int, HeartbeatMessage], now: float) -> None:
         """Record the newest heartbeat of each rank."""
         for rank, beat in beats.items():
             if rank not in self.beats or self.beats[rank].number != beat.number:
-                self.beats[rank], self._heard[rank] = beat, now
+                self.beats[rank], self._received_at[rank] = beat, now
 
     def reset(self, now: float) -> None:
         """Restart all ages: this process itself did not run for a while, so that missing heartbeats mean nothing."""
-        self._heard = dict.fromkeys(self._heard, now)
+        self._received_at = dict.fromkeys(self._received_at, now)
 
     def missing(self, now: float) -> dict[int, float]:
         """Return the missing ranks, with the seconds since their last heartbeat."""
         silent_s = {
-            rank: now - heard for rank, heard in self._heard.items() if self.beats[rank].number != LAST_HEARTBEAT
+            rank: now - heard for rank, heard in self._received_at.items() if self.beats[rank].number != LAST_HEARTBEAT
         }
         return {rank: seconds for rank, seconds in sorted(silent_s.items()) if seconds >= self.silent_after_s}
 
@@ -95,12 +95,12 @@ class HeartbeatMonitor:
     ) -> None:  # fmt: skip
         self.meeting, self.stop, self.remains, self.say, self.end = rendezvous, stop, remains, say, end
         self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, rendezvous.rank
-        self.listener, self._lock = FailureDetector(silent_after_s), threading.Lock()
+        self.detector, self._lock = FailureDetector(silent_after_s), threading.Lock()
         self._reported: dict[int, float] = {}  # missing ranks that were reported, and for how many seconds
-        self._silent_elsewhere = False  # whether the reporter's list in the store has missing ranks
-        self._asked_at: float | None = None  # when the pending request to the store was made
-        self._store_gone = self._said_of_store = False
-        self._looked, self._parent = time.monotonic(), os.getppid()
+        self._missing_elsewhere = False  # whether the reporter's list in the store has missing ranks
+        self._request_started: float | None = None  # when the pending request to the store was made
+        self._store_gone = self._store_reported = False
+        self._checked_at, self._parent = time.monotonic(), os.getppid()
         self._ended = threading.Event()
 
     def __enter__(self) -> HeartbeatMonitor:
@@ -113,16 +113,18 @@ class HeartbeatMonitor:
     ) -> None:
         self._ended.set()
 
-    # Thread 1, the only one that may block: asks the store. It writes `_asked_at`, `_silent_elsewhere` and `_store_gone`.
+    # Thread 1, the only one that may block: asks the store. It writes `_request_started`, `_missing_elsewhere` and `_store_gone`.
 
     def _exchange(self) -> None:
         keys, number = self.meeting.keys(), 0
         try:
             while not self._ended.is_set():
-                number, self._asked_at = number + 1, time.monotonic()
-                keys.set(heartbeat_key(self.rank), HeartbeatMessage.of(number, activity(), self._asked_at).dump())
+                number, self._request_started = number + 1, time.monotonic()
+                keys.set(
+                    heartbeat_key(self.rank), HeartbeatMessage.of(number, activity(), self._request_started).dump()
+                )
                 self._read_beats(keys)
-                self._asked_at = None
+                self._request_started = None
                 self._ended.wait(self.silent_after_s / HEARTBEATS_PER_TIMEOUT)
             keys.set(heartbeat_key(self.rank), HeartbeatMessage.of(LAST_HEARTBEAT, activity(), time.monotonic()).dump())
         except RuntimeError:
@@ -130,18 +132,18 @@ class HeartbeatMonitor:
 
     def _read_beats(self, keys: Store) -> None:
         with self._lock:
-            peer_ranks = self.listener.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
+            peer_ranks = self.detector.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
         *beats, reported_missing = keys.multi_get([*map(heartbeat_key, peer_ranks), MISSING_KEY])
         now = time.monotonic()
         with self._lock:
-            self.listener.receive(dict(zip(peer_ranks, map(HeartbeatMessage.parse, beats), strict=True)), now)
-            local_missing = json.dumps(list(self.listener.missing(now)))
-            is_reporter = self.listener.is_reporter(self.rank, now)
-        self._silent_elsewhere = json.loads(reported_missing) != []
+            self.detector.receive(dict(zip(peer_ranks, map(HeartbeatMessage.parse, beats), strict=True)), now)
+            local_missing = json.dumps(list(self.detector.missing(now)))
+            is_reporter = self.detector.is_reporter(self.rank, now)
+        self._missing_elsewhere = json.loads(reported_missing) != []
         if is_reporter and local_missing.encode() != reported_missing:
             keys.set(MISSING_KEY, local_missing)
 
-    # Thread 2, never blocks: checks and reports. It writes `_looked`, `_reported` and `_said_of_store`; `listener` has a lock.
+    # Thread 2, never blocks: reports. It writes `_checked_at`, `_reported` and `_store_reported`; `detector` has a lock.
 
     def _watch(self) -> None:
         while not self._ended.wait(TICK_S):
@@ -150,20 +152,20 @@ class HeartbeatMonitor:
     def check(self, now: float) -> None:
         """Report missing ranks and a silent store; end the process if a request to stop cannot be met."""
         with self._lock:
-            if now - self._looked > OVERSLEPT_S:
-                self.listener.reset(now)
-            missing, is_reporter = self.listener.missing(now), self.listener.is_reporter(self.rank, now)
-            beats = dict(self.listener.beats)
-        self._looked, orphaned = now, os.getppid() != self._parent
+            if now - self._checked_at > OVERSLEPT_S:
+                self.detector.reset(now)
+            missing, is_reporter = self.detector.missing(now), self.detector.is_reporter(self.rank, now)
+            beats = dict(self.detector.beats)
+        self._checked_at, orphaned = now, os.getppid() != self._parent
         if orphaned:
             self.stop.record_signal(signal.SIGTERM)
         if is_reporter:
             self._report(missing, beats, now)
         store_is_silent = self.store_is_silent
-        if store_is_silent and not self._said_of_store and not orphaned:
+        if store_is_silent and not self._store_reported and not orphaned:
             self._report_store(now)
         waited_s = now - activity().since if activity().awaits else 0.0
-        is_unheard = self._silent_elsewhere or missing or store_is_silent
+        is_unheard = self._missing_elsewhere or missing or store_is_silent
         asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
         in_grace_period = now - asked_at < self.silent_after_s / WAKE_DIVISOR
         if self.stop.signal and waited_s >= self.silent_after_s and is_unheard and not in_grace_period:
@@ -172,7 +174,7 @@ class HeartbeatMonitor:
     @property
     def store_is_silent(self) -> bool:
         """True if the store does not answer."""
-        asked_at = self._asked_at
+        asked_at = self._request_started
         return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
 
     def _report(self, missing: Mapping[int, float], beats: Mapping[int, HeartbeatMessage], now: float) -> None:
@@ -207,7 +209,7 @@ class HeartbeatMonitor:
 
     def _report_store(self, now: float) -> None:
         """Report a silent store from the first rank; if a rank owns the store, from the next one."""
-        self._said_of_store, owner = True, self.meeting.store_owner
+        self._store_reported, owner = True, self.meeting.store_owner
         if not self._store_gone and self.rank == (0 if owner is None else owner.rank + 1):
             owner_text = "the launcher" if owner is None else str(owner)
             self.say(

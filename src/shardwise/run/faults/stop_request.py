@@ -35,21 +35,21 @@ class StopRequest:
     def __init__(self, *, ends_process: bool = False) -> None:
         self.signal = 0
         self.asked_at: float | None = None  # on the clock of time.monotonic
-        self._noted = threading.Event()
+        self._recorded = threading.Event()
         self._ends_process, self._in_order = ends_process, threading.Event()
-        self._before: dict[signal.Signals, Any] = {}
-        self._ends: tuple[int, int] | None = None
+        self._previous_handlers: dict[signal.Signals, Any] = {}
+        self._pipe: tuple[int, int] | None = None
         self._wakeup = -1
 
     def record_signal(self, signum: int) -> None:
         """Record a signal."""
         self.signal = self.signal or signum
         self.asked_at = self.asked_at or time.monotonic()
-        self._noted.set()
+        self._recorded.set()
 
     def wait(self, seconds: float) -> bool:
         """Wait for a signal for at most so many seconds; return whether one has come."""
-        return self._noted.wait(seconds)
+        return self._recorded.wait(seconds)
 
     def in_order(self) -> None:
         """Leave the end of the process to the caller, who stops between steps from now on."""
@@ -57,22 +57,22 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
-            self._ends = os.pipe()
-            os.set_blocking(self._ends[1], False)
-            self._wakeup = signal.set_wakeup_fd(self._ends[1], warn_on_full_buffer=False)
-            self._before = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
-            threading.Thread(target=self._listen, args=(self._ends[0],), name="signals", daemon=True).start()
+            self._pipe = os.pipe()
+            os.set_blocking(self._pipe[1], False)
+            self._wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._previous_handlers = {signum: signal.signal(signum, self._handle) for signum in SIGNALS}
+            threading.Thread(target=self._listen, args=(self._pipe[0],), name="signals", daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.in_order()
-        for signum, handler in self._before.items():
+        for signum, handler in self._previous_handlers.items():
             signal.signal(signum, handler)
-        if self._ends is not None:
+        if self._pipe is not None:
             signal.set_wakeup_fd(self._wakeup)
-            os.close(self._ends[1])  # the thread reads the end of the pipe and ends
+            os.close(self._pipe[1])  # the thread reads the end of the pipe and ends
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         # No more than this: the handler may interrupt code that holds a lock. The thread does the rest.

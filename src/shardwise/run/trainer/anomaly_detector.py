@@ -47,9 +47,9 @@ class AnomalyDetector:
     >>> detector = AnomalyDetector({"non_finite": "stop", "loss_spike": "skip", "norm_spike": "ignore"}, window=4, deviations=6.0)
     >>> for loss in (3.0, 2.9, 3.1, 3.0):
     ...     detector.record(loss, 1.0)
-    >>> print(detector.trouble(5, 9.0, 1.0))
+    >>> print(detector.check(5, 9.0, 1.0))
     step 5: found a loss of 9; the mean of the 4 steps before is 3, their standard deviation 0.0816, and 6 of these are allowed
-    >>> print(detector.trouble(5, 3.1, float("nan")))
+    >>> print(detector.check(5, 3.1, float("nan")))
     step 5: found a norm of all gradients of nan; finite ones are required
     """
 
@@ -65,7 +65,7 @@ class AnomalyDetector:
         """True if any policy needs the steps before."""
         return any(self.actions[name] != "ignore" for name in self._values)
 
-    def trouble(self, step: int, loss: float, norm: float) -> StepAnomaly | None:
+    def check(self, step: int, loss: float, norm: float) -> StepAnomaly | None:
         """Return the anomaly of a step, counted from 1, or None."""
         measurements = {LOSS_SPIKE: ("a loss", loss), NORM_SPIKE: ("a norm of all gradients", norm)}
         non_finite = [f"{label} of {value}" for label, value in measurements.values() if not math.isfinite(value)]

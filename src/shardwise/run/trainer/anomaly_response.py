@@ -115,7 +115,7 @@ class AnomalyResponse:
 
     def resume(self, earlier_log: EarlierLog) -> None:
         """Restore the detector and the number of rewinds from the log of a run that goes on."""
-        if not self.trainer.judge.is_active:
+        if not self.trainer.detector.is_active:
             return
         numbers: list[float] = []
         if log := earlier_log():
@@ -126,7 +126,7 @@ class AnomalyResponse:
             ]
         received = broadcast_from_first(self.world, numbers, "the earlier steps in the log")
         self.num_rewinds = int(received[0]) if received else 0
-        self.trainer.judge.restore(zip(received[1::2], received[2::2], strict=True))
+        self.trainer.detector.restore(zip(received[1::2], received[2::2], strict=True))
 
     def respond(self, anomaly: StepAnomaly, reporter: RunReporter | None) -> None:
         """Take the action of an anomaly's policy. Raises `InputError` on one rank if the run ends."""

@@ -32,10 +32,10 @@ def profiled_step(engine: TrainingEngine, step: Callable[[], StepRecord]) -> tup
     offset_ns, error_ns = clock_offset(world)
     with record_step(engine) as recorder:
         record = step()
-        end = recorder.marks.now()
+        end = recorder.timer.now()
     return record, RankTrace(
         rank=world.rank, step=record.step, device=world.device.type, coordinate=dict(world.coordinate),
-        begin_ns=recorder.marks.origin.host_ns, step_ns=end.host_ns - recorder.marks.origin.host_ns,
+        begin_ns=recorder.timer.origin.host_ns, step_ns=end.host_ns - recorder.timer.origin.host_ns,
         offset_ns=offset_ns, error_ns=error_ns, events=recorder.events(),
     )  # fmt: skip
 

@@ -82,9 +82,9 @@ class RunReporter:
         self.throughput, self.steps = throughput_of(plan, device), settings.recipe.steps
         self._stream = stream or sys.stderr
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._said_at, self._rewriting = -SECONDS_BETWEEN, self._stream.isatty()
-        self._open = ExitStack()
-        self._log = self._open.enter_context(LogWriter(settings.out.log))
+        self._printed_at, self._rewrites_line = -SECONDS_BETWEEN, self._stream.isatty()
+        self._resources = ExitStack()
+        self._log = self._resources.enter_context(LogWriter(settings.out.log))
         self._board = self._open_board(settings) if settings.tensorboard else None
         self._start(plan, settings, device, first_step)
 
@@ -92,7 +92,7 @@ class RunReporter:
         from torch.utils.tensorboard.writer import SummaryWriter  # an optional package
 
         board = SummaryWriter(str(settings.out.tensorboard))
-        self._open.callback(board.close)
+        self._resources.callback(board.close)
         return board
 
     def _start(self, plan: Plan, settings: RunSettings, device: str, first_step: int) -> None:
@@ -138,7 +138,7 @@ class RunReporter:
 
     def say(self, text: str) -> None:
         """Print a line."""
-        self._print(("\r\x1b[K" if self._rewriting else "") + text)
+        self._print(("\r\x1b[K" if self._rewrites_line else "") + text)
 
     def _print(self, text: str, end: str = "\n") -> None:
         """Print to the stream; if its reader is gone, the run continues, and its log has the report."""
@@ -154,10 +154,10 @@ class RunReporter:
         text = self._progress_text(record)
         now = time.monotonic()
         at_tenth = record.step % max(self.steps // 10, 1) == 0
-        if self._rewriting:
+        if self._rewrites_line:
             self._print(f"\r\x1b[K{text}", end="")
-        elif at_tenth or record.step == self.steps or now - self._said_at >= SECONDS_BETWEEN:
-            self._said_at = now
+        elif at_tenth or record.step == self.steps or now - self._printed_at >= SECONDS_BETWEEN:
+            self._printed_at = now
             self.say(text)
 
     def _progress_text(self, record: StepRecord) -> str:
@@ -174,9 +174,9 @@ class RunReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._rewriting:
+        if self._rewrites_line:
             self._print("")
-        self._open.close()
+        self._resources.close()
 
 
 def write_summary(

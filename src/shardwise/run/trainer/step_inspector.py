@@ -211,7 +211,7 @@ class StepInspector:
 def inspect_step(engine: TrainingEngine) -> Iterator[StepInspector]:
     """Inspect the one step that is run within the context, which slows it down."""
     inspector = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
-    stored = list(engine.held())
+    stored = list(engine.stored_tensors())
     for term, tensor in stored:
         inspector.tracker.name(term, [tensor])
     name = inspector.tracker.name

@@ -41,14 +41,14 @@ class StreamActivity(NamedTuple):
     unit: str
     action: str
     results: tuple[str, ...] = ()
-    moved: RecordedCollective | None = None
+    collective: RecordedCollective | None = None
 
 
 @dataclass(slots=True, eq=False)
 class RecordedCollective:
     """A collective in flight: `number` counts those over the same axes before it.
 
-    `left`: its parts that have not arrived; `done`: when the last one arrived, as its transport says; `waited_for`:
+    `num_pending`: its parts that have not arrived; `done`: when the last one arrived, as its transport says; `waited_for`:
     when the wait for it ended. Both are None until then.
     """
 
@@ -60,14 +60,14 @@ class RecordedCollective:
     axes: Axes
     num_bytes: int
     number: int
-    begun: Timestamp
-    left: int = 0
+    started: Timestamp
+    num_pending: int = 0
     done: Timestamp | None = None
     waited_for: Timestamp | None = None
 
     def follow(self, works: Sequence[Any]) -> None:
         """Follow the works of the issued collective."""
-        self.left = len(works)
+        self.num_pending = len(works)
         for work in works:
             future = _future(work)
             if future is not None:
@@ -79,9 +79,9 @@ class RecordedCollective:
 
     def arrived(self, _: torch.futures.Future[Any]) -> None:
         """Count an arrived part. The transport's own thread calls this."""
-        self.left -= 1
-        if self.left == 0:
-            self.done = self.recorder.marks.now()
+        self.num_pending -= 1
+        if self.num_pending == 0:
+            self.done = self.recorder.timer.now()
 
     @property
     def stream(self) -> str:
@@ -100,12 +100,12 @@ class TimelineRecorder:
     def __init__(self, device: torch.device, units: Mapping[str, str]) -> None:
         self.units, self.path, self.action = units, "", ""
         self.spans: list[tuple[StreamActivity, Timestamp, Timestamp]] = []
-        self.moved: list[RecordedCollective] = []
+        self.collectives: list[RecordedCollective] = []
         self._open: list[StreamActivity] = []
         self._issued: Counter[Axes] = Counter()
         self._watched: dict[int, tuple[Sequence[SlotCall], tuple[SlotCall, ...]]] = {}
-        self.marks = DeviceTimer(device)
-        self._since = self.marks.origin
+        self.timer = DeviceTimer(device)
+        self._since = self.timer.origin
 
     def timed_calls(self, path: str, unit: str, steps: Sequence[SlotCall]) -> Sequence[SlotCall]:
         """Return the calls of a unit, which is about to run, with timed kernels."""
@@ -132,14 +132,14 @@ class TimelineRecorder:
     @contextmanager
     def _span(self, activity: StreamActivity) -> Iterator[None]:
         """Record that the compute stream does this within the context; what it did before continues afterwards."""
-        now = self.marks.now()
+        now = self.timer.now()
         self._close(now)
         self._open.append(activity)
         self._since = now
         try:
             yield
         finally:
-            now = self.marks.now()
+            now = self.timer.now()
             self._close(now)
             self._open.pop()
             self._since = now
@@ -161,10 +161,10 @@ class TimelineRecorder:
             else f"{name} {activity.name}".strip()
         )
         collective = RecordedCollective(
-            self, label, role, path, activity.phase, axes, num_bytes, self._issued[axes], self.marks.now()
+            self, label, role, path, activity.phase, axes, num_bytes, self._issued[axes], self.timer.now()
         )
         self._issued[axes] += 1
-        self.moved.append(collective)
+        self.collectives.append(collective)
         return collective
 
     @contextmanager
@@ -177,12 +177,12 @@ class TimelineRecorder:
     @contextmanager
     def record_pass(self, action: Action) -> Iterator[None]:
         """Record a pass of a micro-batch."""
-        self.action, begun = str(action), self.marks.now()
+        self.action, started = str(action), self.timer.now()
         try:
             yield
         finally:
             activity = self._here(PASS, self.action, action.kind)._replace(path="", unit="")
-            self.spans.append((activity, begun, self.marks.now()))
+            self.spans.append((activity, started, self.timer.now()))
             self.path = self.action = ""
 
     def span(self, term: str) -> AbstractContextManager[None]:
@@ -192,19 +192,19 @@ class TimelineRecorder:
     def events(self) -> tuple[TraceEvent, ...]:
         """Return the events in order of their start. All work of the device must be done."""
         events = [
-            *map(self._of_span, self.spans),
-            *(self._of_moved(collective) for collective in self.moved if collective.end is not None),
+            *map(self._span_event, self.spans),
+            *(self._collective_event(collective) for collective in self.collectives if collective.end is not None),
         ]
         return tuple(sorted(events, key=lambda event: (event.start_ns, -event.end_ns)))
 
-    def _of_span(self, span: tuple[StreamActivity, Timestamp, Timestamp]) -> TraceEvent:
+    def _span_event(self, span: tuple[StreamActivity, Timestamp, Timestamp]) -> TraceEvent:
         activity, start, end = span
-        collective = activity.moved
+        collective = activity.collective
         event = TraceEvent(
             kind=activity.kind, name=activity.name, stream=PASSES if activity.kind == PASS else COMPUTE,
-            start_ns=self.marks.ns(start), end_ns=self.marks.ns(end), path=activity.path,
+            start_ns=self.timer.ns(start), end_ns=self.timer.ns(end), path=activity.path,
             unit=activity.unit, phase=activity.phase, action=activity.action, results=activity.results,
-            issued_ns=start.host_ns - self.marks.origin.host_ns,
+            issued_ns=start.host_ns - self.timer.origin.host_ns,
             cpu_ns=end.cpu_ns - start.cpu_ns if activity.kind == KERNEL else 0,
         )  # fmt: skip
         if collective is None:
@@ -213,14 +213,14 @@ class TimelineRecorder:
             event, role=collective.role, axes=collective.axes, num_bytes=collective.num_bytes, number=collective.number
         )
 
-    def _of_moved(self, collective: RecordedCollective) -> TraceEvent:
+    def _collective_event(self, collective: RecordedCollective) -> TraceEvent:
         assert collective.end is not None
-        start = self.marks.ns(collective.begun)
+        start = self.timer.ns(collective.started)
         return TraceEvent(
             kind=COLLECTIVE, name=collective.name, stream=collective.stream, start_ns=start,
-            end_ns=max(self.marks.ns(collective.end), start), path=collective.path, unit=self.units.get(collective.path, ""),
+            end_ns=max(self.timer.ns(collective.end), start), path=collective.path, unit=self.units.get(collective.path, ""),
             phase=collective.phase, role=collective.role, axes=collective.axes, num_bytes=collective.num_bytes,
-            number=collective.number, issued_ns=collective.begun.host_ns - self.marks.origin.host_ns,
+            number=collective.number, issued_ns=collective.started.host_ns - self.timer.origin.host_ns,
         )  # fmt: skip
 
 

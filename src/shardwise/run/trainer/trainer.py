@@ -63,12 +63,12 @@ class Trainer:
         else:
             set_weights(self.engine)
         replica = world.position(self.engine.instance.batch_axes)
-        self.feed = MicroBatchLoader(
+        self.loader = MicroBatchLoader(
             plan.layout, replica, world.device, recipe.respect_documents, self.engine.places_read
         )
-        self._ahead = self.feed.prefetch(batches, recipe.steps)
+        self._prefetched = self.loader.prefetch(batches, recipe.steps)
         self.step = self.num_left_out = 0
-        self.judge = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
+        self.detector = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
         self.anomaly: StepAnomaly | None = None
         self.engine.update_check = self._is_update
 
@@ -83,7 +83,7 @@ class Trainer:
         clock.begin()
         num_targets = self.batches.num_targets(step)
         num_micro_batches = self.batches.num_micro_batches(step, self.layout.num_replicas, self.layout.micro_batch_seqs)
-        micro_batches = self.feed.on_device(self._ahead.step(step), clock)
+        micro_batches = self.loader.on_device(self._prefetched.step(step), clock)
         num_seqs = self.batches.global_batch_seqs(step)
         rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
         result = engine.step(micro_batches, num_targets, num_micro_batches, step, rate)
@@ -93,7 +93,7 @@ class Trainer:
         self.step += 1
         self.num_left_out += not result.is_update
         if result.is_update:
-            self.judge.record(loss, norm)
+            self.detector.record(loss, norm)
         auxiliary, mtp_losses = engine.balancer.loss, result.mtp_losses
         return StepRecord(
             step=self.step, loss=loss, grad_norm=norm, learning_rate=rate,
@@ -121,8 +121,8 @@ class Trainer:
         """Return whether a step, whose gradients are reduced, may update the weights; the same on all ranks. If not,
         its origin is located while the gradients are still there."""
         with mark_waiting("the kernels and collectives of the step"):
-            anomaly = self.judge.trouble(self.step + 1, float(loss), float(norm))
-        self.anomaly = agree_on_anomaly(anomaly, self.judge, self.step + 1, self.world)
+            anomaly = self.detector.check(self.step + 1, float(loss), float(norm))
+        self.anomaly = agree_on_anomaly(anomaly, self.detector, self.step + 1, self.world)
         if self.anomaly is not None and self.anomaly.policy == NON_FINITE:
             self.anomaly = self.anomaly.at_location(first_non_finite(self.engine, float(local_loss), self.world))
         return self.anomaly is None
@@ -130,7 +130,7 @@ class Trainer:
     def resize(self, ramp: BatchRamp) -> None:
         """Take batches from a ramp from the next step on; what was read ahead is read again."""
         self.batches.ramp = ramp
-        self._ahead.restart()
+        self._prefetched.restart()
 
     def skip_to(self, step: int) -> None:
         """Continue after step `step`, leaving out the batches between."""
@@ -174,7 +174,7 @@ class Trainer:
     def validation_loss(self, batches: Batches) -> float:
         """Return nats per target over the first step of `batches`: every held-out sequence once
         (`run.trainer.preflight`)."""
-        held_out = self.feed.on_device(self.feed.on_host(batches, 0), self.engine.clock)
+        held_out = self.loader.on_device(self.loader.on_host(batches, 0), self.engine.clock)
         return float(self.engine.loss(held_out, batches.num_targets(0)))
 
 

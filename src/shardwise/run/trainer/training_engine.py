@@ -82,7 +82,7 @@ class TrainingEngine:
         )
         self.rank = self._rank()
         self.model = build_torch_model(
-            instance, formats.activations, self._ends, world.device, rank=self.rank, movement=self.gatherer,
+            instance, formats.activations, self._unit_tensors, world.device, rank=self.rank, movement=self.gatherer,
             recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
         )  # fmt: skip
         stages = instance.drop_single_device_axes(PIPELINE) if instance.architecture.num_experts else ()
@@ -107,7 +107,7 @@ class TrainingEngine:
             for path in parameters
         }
 
-    def _ends(self, path: str) -> UnitTensors:
+    def _unit_tensors(self, path: str) -> UnitTensors:
         """Return the weights of the unit at a path, and the targets of its gradients."""
         views = {name: view for group in self.groups for name, view in group.views.items()}
         parameters = self.instance.parameters_by_unit[path]
@@ -169,7 +169,7 @@ class TrainingEngine:
         self.gradients_ended()
         norm, squares = self.updater.norm() / loss_scale, self.norms.end_step()
         skipped = self._is_skipped(norm)
-        is_update = self._is_judged_well(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
+        is_update = self._allows_update(losses, torch.zeros_like(norm) if skipped else norm) and not skipped
         with self.clock("optimizer"):
             rate = self.recipe.learning_rate_at(step) if rate is None else rate
             pending = self.updater.step(rate, norm, loss_scale=loss_scale, is_update=is_update)
@@ -180,7 +180,7 @@ class TrainingEngine:
         small_squares = None if squares is None else squares / loss_scale**2
         return StepResult(loss, norm, tuple(mtp_losses), skipped, is_update, small_squares)
 
-    def _is_judged_well(self, losses: list[Tensor], norm: Tensor) -> bool:
+    def _allows_update(self, losses: list[Tensor], norm: Tensor) -> bool:
         """Return whether `update_check` allows the update; it gets the summed first loss."""
         if self.update_check is None:
             return True
@@ -242,7 +242,7 @@ class TrainingEngine:
         self.clock.recorder = None if recorder is None else recorder.span
         self.observer.pass_span = StepObserver.pass_span if recorder is None else recorder.record_pass
 
-    def held(self) -> Iterator[tuple[str, Tensor]]:
+    def stored_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the tensors stored between steps, with their memory term; gathered weights come and go."""
         for group in self.groups:
             yield GATHERED if group.splits_weights else PARAMETERS, group.weights
