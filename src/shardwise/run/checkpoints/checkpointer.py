@@ -119,8 +119,8 @@ class Checkpointer:
     def latest(self) -> Path | None:
         """Return the newest complete checkpoint that the first rank sees."""
         self.wait()
-        newest = self.ranks.broadcast_from_first(lambda: _path_text(latest(self.folder)))
-        return None if newest is None else Path(newest)
+        newest = self.ranks.broadcast_from_first(lambda: str(latest(self.folder) or ""))
+        return Path(newest) if newest else None
 
     def load(self, path: str | Path, state: CheckpointState) -> dict[str, Any]:
         """Fill the shards of `state` in place and return the plain values; see `reader.load`."""
@@ -183,7 +183,3 @@ class Checkpointer:
         for device in {shard.values.device for _, shard in shards if shard.values.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return copies
-
-
-def _path_text(path: Path | None) -> str | None:
-    return None if path is None else str(path)

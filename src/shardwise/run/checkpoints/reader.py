@@ -219,17 +219,13 @@ def _tensor_problems(
     mismatched = [
         (name, shape, dtype)
         for name, shape, dtype in required
-        if name in stored and not _matches_stored(shape, dtype, stored[name])
+        if name in stored and (dtype != stored[name].dtype or common_shape(shape, stored[name].shape) is None)
     ]
     for name, shape, dtype in mismatched[:MAX_NAMES_SHOWN]:
         stored_kind = describe_tensor(stored[name].shape, stored[name].dtype)
         yield f"checkpoint: {path} has {stored_kind} as {name}; {describe_tensor(shape, dtype)} is required: {LOAD_FIX}"
     if len(mismatched) > MAX_NAMES_SHOWN:
         yield f"checkpoint: {path} differs in {len(mismatched) - MAX_NAMES_SHOWN} more tensors"
-
-
-def _matches_stored(shape: Shape, dtype: str, stored: StoredTensor) -> bool:
-    return dtype == stored.dtype and common_shape(shape, stored.shape) is not None
 
 
 def _name_problems(path: Path, label: str, required: set[str], stored: set[str]) -> Iterator[str]:

@@ -192,7 +192,7 @@ def write_checkpoint(
         raise  # without a rank nothing can be agreed on
     except Exception as error:
         ranks.run_on_first(lambda: remove_draft(folder, step))
-        newest = ranks.broadcast_from_first(lambda: _checkpoint_name(latest(folder)))
+        newest = ranks.broadcast_from_first(lambda: (latest(folder) or Path("none")).name)
         if isinstance(error, InputError):
             raise InputError(*(f"{problem}: the latest checkpoint is {newest}" for problem in error.problems)) from None
         raise
@@ -213,10 +213,6 @@ def _publish_manifest(
     with name_path_in_errors(folder):
         write_manifest(draft, Manifest(step, values, tensors, files))
         publish_draft(folder, step, retention)
-
-
-def _checkpoint_name(checkpoint: Path | None) -> str:
-    return "none" if checkpoint is None else checkpoint.name
 
 
 def _agreed_values(by_rank: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:

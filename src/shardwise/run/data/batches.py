@@ -96,9 +96,8 @@ class Batches:
     def sequence_numbers(self, step: int) -> Int64s:
         """Return the numbers of the sequences in the global batch of a step, in order."""
         first = self.ramp.first_sample(step)
-        source_indices, sample_indices = self.mixture.draw(
-            np.arange(first, first + self.ramp.sequences(step), dtype=np.int64)
-        )
+        samples = np.arange(first, first + self.ramp.sequences(step), dtype=np.int64)
+        source_indices, sample_indices = self.mixture.draw(samples)
         numbers: Int64s = self._sequence_starts[source_indices]
         for source in np.unique(source_indices):
             mask = source_indices == source

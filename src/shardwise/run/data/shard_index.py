@@ -224,6 +224,5 @@ def _parse(payload: Any, path: Path) -> ShardIndex:
         raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {AGAIN}")
     if fault := describe_checksum_problem(payload):
         raise InputError(f"{path} {fault}; what was written is required: {AGAIN}")
-    return parse_dataclass(
-        ShardIndex, {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}, str(path)
-    )
+    fields = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
+    return parse_dataclass(ShardIndex, fields, str(path))

@@ -87,10 +87,10 @@ def guard_run(
         with _report_refused_writes(resume_hint):
             yield
         return
-    silent_after_s, timeout_s = recipe.silent_after_s, recipe.timeout_s
-    with HeartbeatMonitor(
-        rendezvous, stop, silent_after_s=silent_after_s, timeout_s=timeout_s, remains=resume_hint
-    ) as heartbeat:
+    heartbeat = HeartbeatMonitor(
+        rendezvous, stop, silent_after_s=recipe.silent_after_s, timeout_s=recipe.timeout_s, remains=resume_hint
+    )
+    with heartbeat:
         try:
             with _report_refused_writes(resume_hint):
                 yield

@@ -49,9 +49,8 @@ class FailureDetector:
 
     def missing(self, now: float) -> dict[int, float]:
         """Return the missing ranks, with the seconds since their last heartbeat."""
-        silent_s = {
-            rank: now - heard for rank, heard in self._received_at.items() if self.beats[rank].number != LAST_HEARTBEAT
-        }
+        beats = self.beats
+        silent_s = {rank: now - at for rank, at in self._received_at.items() if beats[rank].number != LAST_HEARTBEAT}
         return {rank: seconds for rank, seconds in sorted(silent_s.items()) if seconds >= self.silent_after_s}
 
     def is_reporter(self, rank: int, now: float) -> bool:

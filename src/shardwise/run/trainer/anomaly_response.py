@@ -35,9 +35,8 @@ def agree_on_anomaly(
 ) -> StepAnomaly | None:
     """Return the gravest of the anomalies that the ranks found in a step, the same on all ranks. Ranks that compute the
     same may still find different anomalies, when the memory of one of them is damaged."""
-    gravest = all_reduce_max(
-        world, 0 if anomaly is None else len(POLICIES) - POLICIES.index(anomaly.policy), "what is wrong"
-    )
+    severity = 0 if anomaly is None else len(POLICIES) - POLICIES.index(anomaly.policy)
+    gravest = all_reduce_max(world, severity, "what is wrong")
     if not gravest:
         return None
     policy = POLICIES[len(POLICIES) - gravest]
@@ -55,9 +54,8 @@ def first_non_finite(engine: TrainingEngine, local_loss: float, world: World) ->
     weights = all_gather_texts(world, next(_non_finite(engine, _weights(engine)), ""))
     if any(weights):
         return _list_ranks(weights, "weight")
-    losses = all_gather_texts(
-        world, "" if math.isfinite(local_loss) else f"its own targets have a loss of {local_loss}"
-    )
+    loss_text = "" if math.isfinite(local_loss) else f"its own targets have a loss of {local_loss}"
+    losses = all_gather_texts(world, loss_text)
     gradients = all_gather_texts(world, next(_non_finite(engine, _gradients(engine), backward=True), ""))
     findings = [_list_ranks(texts, label) for texts, label in ((losses, ""), (gradients, "gradient")) if any(texts)]
     return "; ".join(findings) or "every weight and every gradient is finite"

@@ -34,9 +34,8 @@ def complete_schedule(plan: Plan, recipe: TrainingRecipe) -> PhasedBatches | Noi
             "--batch-schedule: batches by noise scale follow what is measured; --noise-scale-every N is required"
         )
     if isinstance(schedule, NoiseScaleBatches) and schedule.least is None:
-        schedule = replace(
-            schedule, least=min(_min_measured_tokens(plan), schedule.most or plan.job.global_batch_tokens)
-        )
+        limit = schedule.most or plan.job.global_batch_tokens
+        schedule = replace(schedule, least=min(_min_measured_tokens(plan), limit))
     return schedule.resolve(plan.job.global_batch_tokens, quantum_tokens(plan))
 
 

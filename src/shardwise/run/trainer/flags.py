@@ -206,9 +206,8 @@ def parse_recipe_flags(arguments: argparse.Namespace, out: RunFolder, *, resume:
         lambda: _flag_values(arguments) | _parse_policies(arguments.policy),
         lambda: parse_overrides(arguments.set, rooms=("recipe",))["recipe"],
     )
-    flag_values |= (
-        {"batch_ramp": parse_batch_ramp(changes.pop("batch_ramp"), BATCH_RAMP_FLAG)} if "batch_ramp" in changes else {}
-    )
+    if "batch_ramp" in changes:
+        flag_values["batch_ramp"] = parse_batch_ramp(changes.pop("batch_ramp"), BATCH_RAMP_FLAG)
     if flag_values.get("batch_schedule", "").startswith("noise") and "noise_scale_every" not in flag_values:
         flag_values["noise_scale_every"] = NOISE_SCALE_EVERY
     if resume:

@@ -38,9 +38,8 @@ def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int
     micro-batches of one of `num_parts` groups of replicas."""
     replicas_per_part = layout.num_replicas // num_parts
     for targets in batches.targets_of_replicas(step, layout.num_replicas, layout.micro_batch_seqs):
-        yield from (
-            sum(targets[start : start + replicas_per_part]) for start in range(0, len(targets), replicas_per_part)
-        )
+        starts = range(0, len(targets), replicas_per_part)
+        yield from (sum(targets[start : start + replicas_per_part]) for start in starts)
 
 
 @dataclass

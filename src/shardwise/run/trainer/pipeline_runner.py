@@ -108,8 +108,12 @@ class PipelineRunner:
             for message in step.sends:
                 self._send(message)
             if any(action.kind != FORWARD for action in step.slot):
-                self._end_pass()
-            for message in (*step.acknowledged, *self._done()):
+                # Reduce the remaining gradients after the messages, for which another stage waits.
+                with context.clock("backward"):
+                    context.reducer.end_pass()
+            # Some messages have gone before the order of the schedule proves it.
+            done = [message for message, (pending, _) in self.sent.items() if pending.is_done]
+            for message in (*step.acknowledged, *done):
                 self._release_message(message)
         for message in list(self.sent):
             self._release_message(message)
@@ -122,18 +126,17 @@ class PipelineRunner:
         if self.last_stage[action.micro_batch] == action.stage:
             del self.batches[action.micro_batch]
         with context.clock("forward"), context.observer.pass_span(action):
-            in_flight = context.model.forward(
-                batch, self.num_targets / self.loss_scale, trains=self.trains, stage=action.stage, x=x
-            )
+            num_targets = self.num_targets / self.loss_scale
+            in_flight = context.model.forward(batch, num_targets, trains=self.trains, stage=action.stage, x=x)
             if self.trains:
                 self.penalties[stage_micro_batch] = self._penalties(in_flight)
             if not (self.trains and context.instance.backward_follows_forward):
                 context.gatherer.end()
         if in_flight.output is None:
             losses = self._unscaled((in_flight.loss, *in_flight.further))
-            self.losses = (
-                [loss + earlier for loss, earlier in zip(losses, self.losses, strict=True)] if self.losses else losses
-            )
+            if self.losses:
+                losses = [loss + earlier for loss, earlier in zip(losses, self.losses, strict=True)]
+            self.losses = losses
         else:
             self.inbox[action], in_flight.output = IncomingTensor(in_flight.output), None
         if self.trains:
@@ -168,11 +171,6 @@ class PipelineRunner:
         if action.kind != BACKWARD_INPUT:  # its weight gradients follow in a pass of their own
             del self.in_flight[stage_micro_batch]
 
-    def _end_pass(self) -> None:
-        """Reduce the remaining gradients, after the messages for which another stage waits."""
-        with self.context.clock("backward"):
-            self.context.reducer.end_pass()
-
     def _backward_of_inputs(self, action: Action, in_flight: InFlightPass, dx: Tensor | None) -> None:
         penalties = self.penalties.pop(action[1:])
         dx = self.context.model.backward(in_flight, penalties, kind=action.kind, dx=dx)
@@ -205,10 +203,6 @@ class PipelineRunner:
         values = self.inbox.pop(_inbox_key(message.action)).wait().contiguous()
         self.context.observer.messaging(values)
         self.sent[message] = self.context.exchange.send(values, message.target, PIPELINE), values
-
-    def _done(self) -> list[StageMessage]:
-        """Return the messages that the transport reports as sent, before the order of the schedule proves it."""
-        return [message for message, (pending, _) in self.sent.items() if pending.is_done]
 
     def _release_message(self, message: StageMessage) -> None:
         """Wait until a message is sent, and free its tensor."""

@@ -39,9 +39,9 @@ def engine_policy(plan: Plan, recipe: TrainingRecipe) -> IssuePolicy | None:
     """Return the engine's issue policy if its memory differs from the plan's stack: it casts in products alone. None
     for a precision recipe that saves no casts."""
     precision = get_precision(plan.job.precision)
-    return (
-        issue_policy(recipe, routed=plan.model.num_experts > 0) if precision.matmul and precision.saves_casts else None
-    )
+    if not (precision.matmul and precision.saves_casts):
+        return None
+    return issue_policy(recipe, routed=plan.model.num_experts > 0)
 
 
 def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:

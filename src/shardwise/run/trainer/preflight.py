@@ -297,6 +297,5 @@ def replan_for(plan: Plan, num_devices: int) -> Plan:
         return plan
     reliability = plan.run.reliability if plan.run else None
     cluster = resize_cluster(plan.cluster, num_devices)
-    return search_plan(
-        plan.model, cluster, plan.job, choices=choices_from_pins({}, {}, runnable=True), reliability=reliability
-    )
+    choices = choices_from_pins({}, {}, runnable=True)
+    return search_plan(plan.model, cluster, plan.job, choices=choices, reliability=reliability)

@@ -160,9 +160,8 @@ class TimelineRecorder:
             if result_name != activity.name
             else f"{name} {activity.name}".strip()
         )
-        collective = RecordedCollective(
-            self, label, role, path, activity.phase, axes, num_bytes, self._issued[axes], self.timer.now()
-        )
+        number, now = self._issued[axes], self.timer.now()
+        collective = RecordedCollective(self, label, role, path, activity.phase, axes, num_bytes, number, now)
         self._issued[axes] += 1
         self.collectives.append(collective)
         return collective

@@ -208,9 +208,8 @@ class TrainingEngine:
     def loss(self, micro_batches: Iterable[MicroBatch], num_targets: int) -> Tensor:
         """Return the loss of a batch, without a step."""
         batches = list(micro_batches)
-        (loss, *_) = (
-            PipelineRunner(self.passes, batches, num_targets, len(batches), trains=False).run() or self._zero_losses()
-        )
+        passes = PipelineRunner(self.passes, batches, num_targets, len(batches), trains=False)
+        (loss, *_) = passes.run() or self._zero_losses()
         return self.summed(loss)
 
     def buffers(self) -> Iterator[tuple[str, Tensor]]:
