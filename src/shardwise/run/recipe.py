@@ -1,7 +1,7 @@
-"""The recipe of a run: what changes its values and neither its layout nor its price. Kept with the run.
+"""The recipe of a run: what changes its values and neither its layout nor its price. It is kept with the run.
 
-A `TrainingRecipe` has the learning rate and its schedule, the precision of scaled products, how experts are balanced, what is
-done about anomalous steps, and the folders of token shards with the weights by which their sequences are drawn.
+A `TrainingRecipe` has the learning rate and its schedule, the precision of scaled products, the balancing of experts,
+the actions for anomalous steps, and the folders of token shards with the weights by which their sequences are drawn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BalanceMethod = Literal["auxiliary", "bias", "none"]
 BatchLrRule = Literal["none", "sqrt", "linear"]
 LR_SCHEDULES: tuple[LearningRateSchedule, ...] = ("cosine", "wsd", "constant")
 BALANCE_METHODS: tuple[BalanceMethod, ...] = ("auxiliary", "bias", "none")
-# The learning rate is multiplied by this power of the batch over the plan's. Sources: Goyal et al. 2017 (linear, of SGD); Malladi
-# et al. 2022 (square root, of Adam).
+# Exponent of the batch over the plan's batch, which multiplies the learning rate. Sources: Goyal et al. 2017 (linear, SGD);
+# Malladi et al. 2022 (square root, Adam).
 BATCH_LR_RULES: Mapping[BatchLrRule, float] = {"none": 0.0, "sqrt": 0.5, "linear": 1.0}
-# A spike lies so many standard deviations above the mean of so many steps. Source: OLMo-core, optim/skip_step_optimizer.py
-# (rolling_interval_length, sigma_factor; read 2026-11), which leaves out steps of such a loss or norm and looks at none before it
-# has half of the window, and at least 20 steps. Differs: there a loss as far below the mean counts too.
+# Steps of the mean, standard deviations above it that are a spike, and steps that are needed at least. Source: OLMo-core,
+# optim/skip_step_optimizer.py (rolling_interval_length, sigma_factor; read 2026-11), which skips such steps once it has half
+# of the window and at least 20 steps. Differs: there a loss as far below the mean counts too.
 SPIKE_WINDOW, SPIKE_DEVIATIONS, MIN_SPIKE_STEPS = 128, 6.0, 20
 
 
@@ -38,45 +38,48 @@ SPIKE_WINDOW, SPIKE_DEVIATIONS, MIN_SPIKE_STEPS = 128, 6.0, 20
 class TrainingRecipe:
     """The recipe of a run of `steps` optimizer steps.
 
-    `data` are folders of token shards, each with the weight by which its sequences are drawn.
+    `data`: folders of token shards, each with the weight by which its sequences are drawn. `initial`: a folder of
+    Hugging Face, torchtitan or Megatron-LM with the initial weights, and with the constants of the arithmetic where it
+    has them; None: initial values from the seed.
 
-    The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the last
-    step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer` has values for fields of the plan's optimizer
-    (`shardwise.model.optimizers`, with the default of each); `clip_norm` is the largest norm of all gradients
+    The learning rate rises over `warmup_steps` to `learning_rate`; `cosine` then falls to `final_fraction` of it at the
+    last step, `wsd` stays and falls linearly over the last `decay_steps`. `optimizer`: hyperparameters of the plan's
+    optimizer (`shardwise.model.optimizers`, with their defaults); `clip_norm`: the largest norm of all gradients
     together, None: any.
 
-    In fp16 the loss is multiplied by `loss_scale` before the backward pass, and gradients divided by it behind it. A step whose
-    gradients are not finite is left out and the scale multiplied by `loss_scale_backoff`; after `loss_scale_interval` other steps
-    in a row it is multiplied by `loss_scale_growth`.
+    In fp16 the loss is multiplied by `loss_scale` before the backward pass, and gradients are divided by it afterwards.
+    A step whose gradients are not finite is skipped and multiplies the scale by `loss_scale_backoff`;
+    `loss_scale_interval` other steps in a row multiply it by `loss_scale_growth`.
 
-    Where scales of products follow from earlier steps, they do so from the largest size in the last `amax_history` of them, or by
-    the `amax_algorithm` `most_recent` in the last one; it is brought to the format's largest number over 2^`amax_margin`.
+    Scales of products that follow from earlier steps bring the largest value of the last `amax_history` steps (with the
+    `amax_algorithm` `most_recent`, of the last step) to the format's largest number over 2^`amax_margin`.
 
-    `reduction` says when gradients that rest whole are reduced: `after` the backward pass, `per_parameter` as each is ready, or
-    `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch` does so in every micro-batch and not in a step's
-    last one only. `batch_schedule` says how the global batch changes (`shardwise.batch_size.batch_schedule`), or `batch_ramp` in
-    pairs of a step and the sequences of the batch from it on; neither: the plan's. `batch_lr` is the rule by which the learning
-    rate, that of the plan's batch, follows; `none` is the default, since published ramps (Brown et al. 2020, GPT-3; DeepSeek-AI
-    2025, DeepSeek-V3; Megatron-LM's) leave it as it is. The run ends once its smoothed loss is at most `to_loss`
-    (`shardwise.records.loss_target`).
+    `reduction`: when replicated gradients are reduced: `after` the backward pass, `per_parameter` as each is ready, or
+    `bucketed`, as soon as `bucket_bytes` of them are. `reduce_each_micro_batch`: in every micro-batch, not only in a
+    step's last one. `batch_schedule`: how the global batch changes (`shardwise.batch_size.batch_schedule`), or
+    `batch_ramp`: pairs of a step and the sequences of the batch from it on; neither: the plan's batch. `batch_lr`: how
+    the learning rate, that of the plan's batch, follows; `none` is the default, since published ramps (Brown et al.
+    2020, GPT-3; DeepSeek-AI 2025, DeepSeek-V3; Megatron-LM's) do not change it. The run ends once its smoothed loss is
+    at most `to_loss` (`shardwise.records.loss_target`).
 
-    `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice that moves by
-    `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a rank's rows in a micro-batch,
-    and the rest are dropped (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch Transformer, equation 3); None: none.
-    `prediction_weight` multiplies the loss of multi-token prediction, the mean over its modules.
-    `respect_documents`: attention and targets keep to their document. `compile` hands each block to torch.compile. A validation
-    loss is taken every `validate_every` steps, the gradient noise scale is measured every `noise_scale_every` (0: never) and a
-    checkpoint written every `checkpoint_every` (0: at the end only); the newest
-    `keep_checkpoints` are kept, and those whose step is a multiple of `keep_every` (0: no others).
-    A rank without a sign of life for `silent_after_s` is named, so is one that works `slow_factor` times as long as others with
-    the same work, and no wait for another rank is longer than `timeout_s`. An elastic run is started again at most `max_restarts`
-    times. `initial` is a folder of Hugging Face, torchtitan or Megatron-LM with whose weights the run begins,
-    and with the constants of its arithmetic where the folder has them; None: values of its own, from the seed.
+    `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice
+    that moves by `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a
+    rank's rows in a micro-batch, and drops the rest (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch
+    Transformer, equation 3); None: all rows. `prediction_weight` multiplies the loss of multi-token prediction, the
+    mean over its modules. `respect_documents`: attention and targets stay within their document. `compile`: hand each
+    block to torch.compile.
 
-    `non_finite`, `loss_spike` and `norm_spike` say what a step that is not like those before it brings about: `stop` ends the
-    run, `skip` leaves its batch out, `rewind` goes back to the newest checkpoint and passes over the batches since, at most
-    `max_rewinds` times in a run (PaLM did so about 20 times: Chowdhery et al. 2022, section 5.1). A spike is a value more than
-    `spike_deviations` standard deviations above the mean of the last `spike_window` steps (`run.trainer.anomaly_detector`).
+    `validate_every`, `checkpoint_every`: steps between validation losses and between checkpoints (0: at the end only);
+    `noise_scale_every`: steps between measurements of the gradient noise scale (0: none). The newest `keep_checkpoints`
+    are kept, and those whose step is a multiple of `keep_every` (0: no others). A rank without a heartbeat for
+    `silent_after_s` is reported, and so is one that works `slow_factor` times as long as others with the same work; no
+    wait for another rank is longer than `timeout_s`. An elastic run restarts at most `max_restarts` times.
+
+    `non_finite`, `loss_spike` and `norm_spike`: the action after an anomalous step. `stop` ends the run, `skip` leaves
+    its batch out, `rewind` goes back to the newest checkpoint and leaves out the batches since, at most `max_rewinds`
+    times in a run (PaLM did so about 20 times: Chowdhery et al. 2022, section 5.1). A spike is a value more than
+    `spike_deviations` standard deviations above the mean of the last `spike_window` steps
+    (`run.trainer.anomaly_detector`).
     """
 
     steps: int
