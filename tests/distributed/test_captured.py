@@ -49,7 +49,7 @@ def captured(case: Case) -> Counter[IssuedCollective]:
     engine = engine_of(case)
     with CollectiveCapture(engine.world) as capture:
         run_step(engine, case, 0)
-    return capture.found
+    return capture.counts
 
 
 @pytest.mark.thinned(4)

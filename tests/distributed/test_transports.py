@@ -128,7 +128,7 @@ def agree_within_a_step() -> tuple[list[IssuedCollective], Counter[IssuedCollect
         all_gather_ints(world, [world.rank], "what each rank finds")
         agreed = list(capture.sequence)
         group.all_reduce(torch.zeros(3)).wait()
-        reduced, problem = capture.found, ""
+        reduced, problem = capture.counts, ""
         if isinstance(group, ProcessGroup):
             try:
                 dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.zeros(1), group=group.group)

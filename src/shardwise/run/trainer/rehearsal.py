@@ -51,7 +51,7 @@ def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRan
     return RehearsedRank(
         rank=rank, coordinate=world.coordinate,
         groups={axes: world.group(axes).ranks for axes in sorted(instance.axes)},
-        num_micro_batches=count, seconds=time.perf_counter() - started, inspection=inspector.found,
+        num_micro_batches=count, seconds=time.perf_counter() - started, inspection=inspector.inspection,
     )  # fmt: skip
 
 

@@ -170,8 +170,8 @@ class CollectiveCapture:
         self._observed: AbstractContextManager[object] | None = None
 
     @property
-    def found(self) -> Counter[IssuedCollective]:
-        """How many of each."""
+    def counts(self) -> Counter[IssuedCollective]:
+        """The number of collectives of each kind, axes, dtype and size."""
         return Counter(self.sequence)
 
     def __enter__(self) -> CollectiveCapture:
@@ -202,9 +202,9 @@ class StepInspector:
     capture: CollectiveCapture
 
     @property
-    def found(self) -> StepInspection:
+    def inspection(self) -> StepInspection:
         """The inspection so far."""
-        return StepInspection(self.tracker.memory(), self.capture.found, self.tracker.curve())
+        return StepInspection(self.tracker.memory(), self.capture.counts, self.tracker.curve())
 
 
 @contextmanager

@@ -143,7 +143,7 @@ class Trainer:
             torch.cuda.reset_peak_memory_stats(self.world.device)
         with inspect_step(self.engine) as inspector:
             record = self.train_step()
-        return record, inspector.found
+        return record, inspector.inspection
 
     def profiled_step(self) -> tuple[StepRecord, RankTrace]:
         """Run one optimizer step, recording this rank's timeline."""
