@@ -49,8 +49,8 @@ class FailureDetector:
 
     def missing(self, now: float) -> dict[int, float]:
         """Return the missing ranks, with the seconds since their last heartbeat."""
-        beats = self.beats
-        silent_s = {rank: now - at for rank, at in self._received_at.items() if beats[rank].number != LAST_HEARTBEAT}
+        running = [rank for rank, beat in self.beats.items() if beat.number != LAST_HEARTBEAT]
+        silent_s = {rank: now - self._received_at[rank] for rank in running}
         return {rank: seconds for rank, seconds in sorted(silent_s.items()) if seconds >= self.silent_after_s}
 
     def is_reporter(self, rank: int, now: float) -> bool:
