@@ -109,10 +109,10 @@ class Alike:
 def test_ranks_with_the_same_tokens_have_the_rows_of_their_own_experts(logits: Tensor) -> None:
     routing, rows, places = routed(logits), random(N * K, D), range(3)
     shares: list[Any] = [LocalExpertRows(None, ("tp",), routing, place, 3) for place in places]  # type: ignore[arg-type]
-    parts = [share.cut(rows) for share in shares]
+    parts = [share.local_part(rows) for share in shares]
     assert torch.equal(torch.cat(parts), rows)
     assert [share.sizes for share in shares] == [routing.sizes[2 * place : 2 * place + 2] for place in places]
-    assert torch.equal(sum(share.put(part) for share, part in zip(shares, parts, strict=True)), rows)
+    assert torch.equal(sum(share.pad_to_all_experts(part) for share, part in zip(shares, parts, strict=True)), rows)
     gradient = sum(expert_parallel.dispatch_dx(part, share) for share, part in zip(shares, parts, strict=True))
     torch.testing.assert_close(gradient, experts.dispatch_dx(rows, routing))
     own = LocalExpertRows(Alike(parts), ("tp",), routing, 1, 3)  # type: ignore[arg-type]

@@ -100,32 +100,17 @@ class GatherMatmul:
             block_index = (ring.place - turn) % ring.count
             if gathered is not None:
                 ring.block(gathered, ring.dim, block_index).copy_(block)
-            accumulates = [turn > 0 or target[1] for target in targets]
-            totals = [
-                self._multiply_block(number, total, block, other_operands, block_index, accumulates=accumulates[number])
-                for number, total in enumerate(totals)
-            ]
+            for i, other_operand in enumerate(other_operands):
+                product, side = self.products[i], self.sides[i]
+                other_block = ring.block(other_operand, product.cuts[1 - side], block_index)
+                operands = (other_block, block) if side else (block, other_block)
+                if product.dim is None:
+                    totals[i] = product.add(totals[i], operands, accumulates=turn > 0 or targets[i][1])
+                else:
+                    totals[i] = product.place(totals[i], operands, ring, block_index)
             if transfer is not None:
                 (block,) = transfer.wait()
         return [tensor for tensor in (*totals, gathered) if tensor is not None]
-
-    def _multiply_block(
-        self,
-        number: int,
-        total: Tensor | None,
-        block: Tensor,
-        other_operands: Sequence[Tensor],
-        block_index: int,
-        *,
-        accumulates: bool,
-    ) -> Tensor:
-        """Return the total of a product after one more block."""
-        product, side = self.products[number], self.sides[number]
-        other_operand = self.ring.block(other_operands[number], product.cuts[1 - side], block_index)
-        operands = (other_operand, block) if side else (block, other_operand)
-        if product.dim is None:
-            return product.add(total, operands, accumulates=accumulates)
-        return product.place(total, operands, self.ring, block_index)
 
 
 @dataclass(frozen=True)

@@ -341,38 +341,26 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
     of the matrices."""
     (name,), (left, right), quantized = operation.outputs, operation.inputs, builder.quantized_matmul(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
+    scale_inputs = quantized.reads if quantized else ()
     if builder.is_routed(left) and builder.is_routed(right):
-        reads = (left, right) if dims[0][-1] == result[1] else (right, left)
+        reads: tuple[str, ...] = (left, right) if dims[0][-1] == result[1] else (right, left)
         routing_key = builder.rows(step.placed.inputs[0])
         shape = [builder.local_sizes(step)[dim] for dim in result]
         gradient_matmul = quantized and quantized.of(
             ("rows", "M"), ("rows", "D"), ("M", "D"), is_transposed=reads[0] != left
         )
 
-        def gradient(left_rows: Tensor, right_rows: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
-            product = gradient_matmul and gradient_matmul.at(*scales)
-            return experts.expert_gradient(
-                left_rows, right_rows, routing, left_rows.new_empty(shape), add=False, product=product
-            )
-
         def into(
-            target: Tensor,
-            left_rows: Tensor,
-            right_rows: Tensor,
-            routing: ExpertRows,
-            *scales: OperandScales,
-            add: bool,
-        ) -> None:
+            target: Tensor, left: Tensor, right: Tensor, routing: ExpertRows, *scales: OperandScales, add: bool
+        ) -> Tensor:
             product = gradient_matmul and gradient_matmul.at(*scales)
-            experts.expert_gradient(left_rows, right_rows, routing, target, add=add, product=product)
+            return experts.expert_gradient(left, right, routing, target, add=add, product=product)
 
-        return KernelCall(
-            gradient,
-            (*reads, routing_key, *(quantized.reads if quantized else ())),
-            (name,),
-            into=into,
-            never_compiled=quantized is not None,
-        )
+        def gradient(left: Tensor, *operands: Any) -> Tensor:
+            return into(left.new_empty(shape), left, *operands, add=False)
+
+        reads = (*reads, routing_key, *scale_inputs)
+        return KernelCall(gradient, reads, (name,), into=into, never_compiled=quantized is not None)
     rows, weight = (left, right) if builder.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     is_transposed = matrix[-1] != result[-1]
@@ -380,14 +368,8 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
     row_matmul = quantized and quantized.of(("rows", "D"), ("D", "M"), ("rows", "M"), is_transposed=rows != left)
 
     def kernel(rows: Tensor, weight: Tensor, routing: ExpertRows, *scales: OperandScales) -> Tensor:
-        product = row_matmul and row_matmul.at(*scales)
-        return experts.expert_matmul(
-            rows, weight.transpose(1, 2) if is_transposed else weight, routing, product=product
-        )
+        weight = weight.transpose(1, 2) if is_transposed else weight
+        return experts.expert_matmul(rows, weight, routing, product=row_matmul and row_matmul.at(*scales))
 
-    return KernelCall(
-        kernel,
-        (rows, weight, routing_key, *(quantized.reads if quantized else ())),
-        (name,),
-        never_compiled=quantized is not None,
-    )
+    reads = (rows, weight, routing_key, *scale_inputs)
+    return KernelCall(kernel, reads, (name,), never_compiled=quantized is not None)

@@ -127,10 +127,8 @@ class MicroBatchInputs:
         assert layer is not None
         if name == RING_MASKS:
             (ring_axes,) = axes
-            return [
-                self.attention_mask(layer, ring_axes, ring_axes, rank_index)
-                for rank_index in range(self.rank.mesh.size(ring_axes))
-            ]
+            ranks = range(self.rank.mesh.size(ring_axes))
+            return [self.attention_mask(layer, ring_axes, ring_axes, rank_index) for rank_index in ranks]
         if name == MASK:
             queries, keys = axes
             return self.attention_mask(layer, queries, keys)

@@ -76,11 +76,8 @@ def _slice(devices: VirtualDevices, collective: Collective, shards: Shards) -> S
 
 def _all_to_all(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
     source = _changed_dim(collective)
-    target = next(
-        i
-        for i, (old, new) in enumerate(zip(collective.before.axes, collective.after.axes, strict=True))
-        if len(new) > len(old)
-    )
+    axes = zip(collective.before.axes, collective.after.axes, strict=True)
+    target = next(i for i, (old, new) in enumerate(axes) if len(new) > len(old))
     cut = [np.split(shard, len(shards), axis=target) for shard in shards]
     for shard in shards:
         devices.count(collective, shard.size - shard.size // len(shards))
@@ -114,20 +111,17 @@ def run_ring(
     operands = _ring_operands(devices, program, step, collectives)
     attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
+    positions = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
     for group in devices.groups(RING_AXES):
         shards = [tuple(operand[device] for operand in operands) for device in group]
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
                 result[device] = array
         for collective_step in collectives:
-            position = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
-            array = ([*operands[:3], *results])[position[collective_step.tensor.name]][group[0]]
+            array = [*operands[:3], *results][positions[collective_step.tensor.name]][group[0]]
             devices.moved[CollectiveKind.PERMUTE, RING_AXES] += array.size * len(group) * (len(group) - 1)
-    result_specs = {
-        collective_step.tensor.name: collective_step.collective.after
-        for collective_step in collectives
-        if collective_step.collective.kind is CollectiveKind.REDUCE_SCATTER
-    }
+    scatters = [moved for moved in collectives if moved.collective.kind is CollectiveKind.REDUCE_SCATTER]
+    result_specs = {moved.tensor.name: moved.collective.after for moved in scatters}
     for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
         devices.held[name, result_specs.get(name, spec)] = result
 

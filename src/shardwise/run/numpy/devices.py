@@ -64,15 +64,10 @@ class VirtualDevices:
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        sizes: Mapping[str, int],
-        family: ShardingScheme | None = None,
-        *,
+        self, mesh: Mesh, sizes: Mapping[str, int], family: ShardingScheme | None = None, *,
         router: Router = DEFAULT_ROUTER,
-    ) -> None:
-        self.family, self.router = family, router
-        self.mesh = mesh
+    ) -> None:  # fmt: skip
+        self.family, self.router, self.mesh = family, router, mesh
         self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
         self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
@@ -174,15 +169,11 @@ class VirtualDevices:
         """Move tensors; results are kept aside until the wait."""
         self.arriving[key] = {}
         for step in steps:
-            for tensor_key in [
-                arriving_key
-                for arriving_key in self.arriving[key]
-                if arriving_key == (step.tensor.name, step.collective.before)
-            ]:
-                self.held[tensor_key] = self.arriving[key].pop(tensor_key)
+            before, after = ((step.tensor.name, spec) for spec in (step.collective.before, step.collective.after))
+            if before in self.arriving[key]:  # the step before it of a collective of several
+                self.held[before] = self.arriving[key].pop(before)
             self.communicate(step.tensor.name, step.collective)
-            tensor_key = step.tensor.name, step.collective.after
-            self.arriving[key][tensor_key] = self.held.pop(tensor_key)
+            self.arriving[key][after] = self.held.pop(after)
 
     def compute(self, program: Program, step: ComputeStep) -> None:
         operation, placed = step.operation, step.placed
@@ -253,36 +244,43 @@ class DeviceKernel:
         self.placed = step.placed
 
     def __call__(self, device: int, arrays: list[Array]) -> tuple[Array, ...]:
-        self.device, operation = device, self.operation
-        if isinstance(operation, Contract):
-            return (self.contract(*arrays),)
-        if isinstance(operation, Accumulate):
-            return (np.add.reduce(np.stack(arrays)),)
-        if isinstance(operation, Map):
-            return (self.map(operation, arrays),)
-        if isinstance(operation, Concatenate):
-            return (self.join(operation, arrays),)
-        if isinstance(operation, ConcatenateGradient):
-            return (self.part(operation, *arrays),)
-        if isinstance(operation, Lookup):
-            return (self.lookup(operation, *arrays),)
-        if isinstance(operation, Scatter):
-            return (self.scatter(operation, *arrays),)
-        if isinstance(operation, RouteGradient):
-            scores = self.devices.scores[operation.inputs[1], self.device]
-            dgates, gates = arrays
-            return (self.devices.router.gradient(dgates, gates, scores),)
-        if isinstance(operation, Route):
-            gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
-            self.devices.scores[operation.outputs[0], self.device] = scores
-            return (gates,)
-        if isinstance(operation, Scan):
-            part = kernels.attention(*arrays[:5])
-            return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
-        if isinstance(operation, MatrixFunction):
-            return (self.of_matrix(operation, arrays),)
-        if isinstance(operation, ScanGradient):
-            return kernels.attention_gradient(*arrays)
+        self.device = device
+        match self.operation:
+            case Scan():
+                part = kernels.attention(*arrays[:5])
+                return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
+            case ScanGradient():
+                return kernels.attention_gradient(*arrays)
+            case operation:
+                return (self._single_result(operation, arrays),)
+
+    def _single_result(self, operation: Operation, arrays: list[Array]) -> Array:
+        match operation:
+            case Contract():
+                return self.contract(*arrays)
+            case Accumulate():
+                return np.array(np.add.reduce(np.stack(arrays)))
+            case Map():
+                return self.map(operation, arrays)
+            case Concatenate():
+                return self.join(operation, arrays)
+            case ConcatenateGradient():
+                return self.part(operation, *arrays)
+            case Lookup():
+                return self.lookup(operation, *arrays)
+            case Scatter():
+                return self.scatter(operation, *arrays)
+            case RouteGradient():
+                dgates, gates = arrays
+                return self.devices.router.gradient(
+                    dgates, gates, self.devices.scores[operation.inputs[1], self.device]
+                )
+            case Route():
+                gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
+                self.devices.scores[operation.outputs[0], self.device] = scores
+                return gates
+            case MatrixFunction():
+                return self.of_matrix(operation, arrays)
         raise TypeError(f"no kernel for {operation}")
 
     @property

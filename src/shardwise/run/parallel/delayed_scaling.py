@@ -6,14 +6,14 @@ of all experts, on all ranks. Letters: N tensors of the model, S steps of their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
 
 import torch
 from torch import Tensor
 
-from shardwise.run.kernels.matmul import ProductFormats, product_formats
+from shardwise.run.kernels.matmul import product_formats
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
@@ -78,17 +78,11 @@ def build_amax_scaler(instance: RankProgram, delayed: DelayedScaling, device: to
     names, numbers = operands_by_path(instance.architecture), count()
     kinds = dict(unit_paths(instance.architecture))
     rows = {path: dict(zip(unit_names, numbers, strict=False)) for path, unit_names in names.items()}
-    maxima = [
-        maximum
-        for path, unit_names in names.items()
-        for maximum in _format_maxima(instance, formats, kinds[path], unit_names)
-    ]
+    maxima: list[float] = []
+    for path, unit_names in names.items():
+        tensors = instance.unit(kinds[path]).tensors
+        maxima += [formats.of(tensors[name]).to.max for name in unit_names]
     return AmaxScaler(rows, torch.tensor(maxima, device=device), delayed)
-
-
-def _format_maxima(instance: RankProgram, formats: ProductFormats, unit: str, names: Iterable[str]) -> list[float]:
-    tensors = instance.unit(unit).tensors
-    return [formats.of(tensors[name]).to.max for name in names]
 
 
 class SharedAmaxScaler:

@@ -190,13 +190,10 @@ class FactoredUpdate:
             for weight in self.weights.values():
                 formula_inputs = formula_values(weight.fields, learning_rate=learning_rate, step=self.steps)
                 weight.update(round, formula_inputs, gradients[weight.group])
-            for collective in [
-                collective
-                for collective in pending
-                if all(name in weight.means for weight, name in self._carried(collective))
-            ]:
-                pending.remove(collective)
-                self._sum(collective)
+            for collective in tuple(pending):
+                if all(name in weight.means for weight, name in self._carried(collective)):
+                    pending.remove(collective)
+                    self._sum(collective)
 
     def _carried(self, collective: UnitCollective) -> Iterator[tuple[FactoredWeight, str]]:
         for step in collective.derived:

@@ -165,16 +165,11 @@ class FlatParameterGroup:
 
     def window(self, member: GroupMember) -> Box:
         """Return the part of a parameter that this rank uses, without padding, which follows its last row."""
-        positions = (self.world.position(axes) for axes in member.parameter.use.axes)
-        starts = tuple(
-            min(position * length, size)
-            for position, length, size in zip(positions, member.shape, member.global_shape, strict=True)
-        )
-        lengths = (
-            min(length, size - start)
-            for start, length, size in zip(starts, member.shape, member.global_shape, strict=True)
-        )
-        return Box(starts, tuple(lengths))
+        starts, lengths = [], []
+        for axes, length, size in zip(member.parameter.use.axes, member.shape, member.global_shape, strict=True):
+            starts.append(min(self.world.position(axes) * length, size))
+            lengths.append(min(length, size - starts[-1]))
+        return Box(tuple(starts), tuple(lengths))
 
     @torch.no_grad()
     def set_weights(self, weight_of: Callable[[ParameterShard], Tensor]) -> None:

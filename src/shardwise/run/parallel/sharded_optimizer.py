@@ -88,23 +88,16 @@ class ShardedOptimizer:
         weights: dict[str, list[FactoredWeight]] = {}
         for group in self.groups:
             for member in group.group.members:
-                weight_optimizer = optimizer.for_weight(is_matrix=member.parameter.matrix is not None)
+                own_optimizer = optimizer.for_weight(is_matrix=member.parameter.matrix is not None)
                 hyperparameters = optimizer.hyperparameters_for(fields, matrix=member.parameter.is_matrix)
-                weights.setdefault(group.group.path, []).append(
-                    FactoredWeight(group, member, weight_optimizer, hyperparameters)
-                )
-        return {
-            path: FactoredUpdate(
-                unit_weights,
-                (
-                    collective
-                    for collective in traffic(unit_weights[0].member.parameter.unit)
-                    if collective.role is Role.MEAN
-                ),
-                self.exchange,
-            )
-            for path, unit_weights in weights.items()
-        }
+                weight = FactoredWeight(group, member, own_optimizer, hyperparameters)
+                weights.setdefault(group.group.path, []).append(weight)
+        updates = {}
+        for path, unit_weights in weights.items():
+            collectives = traffic(unit_weights[0].member.parameter.unit)
+            means = [collective for collective in collectives if collective.role is Role.MEAN]
+            updates[path] = FactoredUpdate(unit_weights, means, self.exchange)
+        return updates
 
     def _elementwise(
         self, group: FlatParameterGroup, matrix_update: WholeMatrixUpdate | None
@@ -130,18 +123,13 @@ class ShardedOptimizer:
         """Yield the elementwise updates of a group: matrices apart, where another optimizer updates all else."""
         optimizer = get_optimizer(self.name)
         for products in (False,) if optimizer.fallback is None else (True, False):
-            shards = (
-                shard
-                for shard in all_shards
-                if optimizer.fallback is None or (shard.member.parameter.matrix is not None) is products
-            )
-            slots = [self._slot(group, shard) for shard in shards]
+            slots = []
+            for shard in all_shards:
+                if optimizer.fallback is None or (shard.member.parameter.matrix is not None) is products:
+                    slots.append(OptimizerSlot(shard, nn.Parameter(group.state[shard.rows], requires_grad=True)))
             if slots:
                 moments = tuple(optimizer.for_weight(is_matrix=products).moments)
                 yield ElementwiseUpdate(slots, self._optimizer(slots, products=products), moments)
-
-    def _slot(self, group: FlatParameterGroup, shard: ParameterShard) -> OptimizerSlot:
-        return OptimizerSlot(shard, nn.Parameter(group.state[shard.rows], requires_grad=True))
 
     def _optimizer(self, slots: Sequence[OptimizerSlot], *, products: bool) -> TorchOptimizer:
         matrices, non_matrices = (
@@ -284,11 +272,8 @@ def moment_tensors(
 def scales_shard(interval: ParameterShard, block: int) -> tuple[str, ParameterShard]:
     """Return the name suffix of a moment's scales, and the part of all scales that those of a parameter shard are."""
     member, window = interval.member, interval.window
-    split = [
-        dim
-        for dim, (local_size, full_size) in enumerate(zip(member.shape, member.global_shape, strict=True))
-        if local_size < full_size
-    ]
+    sizes = zip(member.shape, member.global_shape, strict=True)
+    split = [dim for dim, (local_size, full_size) in enumerate(sizes) if local_size < full_size]
     inner = split[-1] if split else 0  # blocks are counted from this dim on; earlier dims keep their coordinates
     row = math.prod(member.global_shape[inner + 1 :])
     cuts = [member.shape[inner] * row] if split else []
@@ -299,10 +284,9 @@ def scales_shard(interval: ParameterShard, block: int) -> tuple[str, ParameterSh
     def counted(sizes: Shape) -> Shape:
         return *sizes[:inner], -(-sizes[inner] * row // block)
 
-    local_window = Box(counted(window.offsets), counted(window.lengths))
-    return SCALES_SUFFIX, _scales_of_shard(
-        interval, counted(member.global_shape), counted(member.shape), local_window, block
-    )
+    scale_window = Box(counted(window.offsets), counted(window.lengths))
+    shapes = counted(member.global_shape), counted(member.shape)
+    return SCALES_SUFFIX, _scales_of_shard(interval, *shapes, scale_window, block)
 
 
 def _per_part_scales(interval: ParameterShard, block: int | None) -> tuple[str, ParameterShard]:
@@ -310,16 +294,12 @@ def _per_part_scales(interval: ParameterShard, block: int | None) -> tuple[str, 
     the other. `block` None: a part is one block."""
     member, local_size = interval.member, interval.window.volume
     assert block is not None or interval.size == local_size, "what has one scale is not split (layout.rules.engine)"
-    counts = [
-        -(-full_size // part_size) for part_size, full_size in zip(member.shape, member.global_shape, strict=True)
-    ]
+    sizes = list(zip(member.shape, member.global_shape, strict=True))
+    counts = [-(-full_size // part_size) for part_size, full_size in sizes]
     before, total = 0, 0
     for part_index in product(*map(range, counts)):
         starts = tuple(index * part_size for index, part_size in zip(part_index, member.shape, strict=True))
-        volume = math.prod(
-            min(part_size, full_size - start)
-            for part_size, full_size, start in zip(member.shape, member.global_shape, starts, strict=True)
-        )
+        volume = math.prod(min(part, full - start) for (part, full), start in zip(sizes, starts, strict=True))
         before = total if starts == interval.window.offsets else before
         total += -(-volume // (block or volume))
     blocks = -(-local_size // (block or local_size))
