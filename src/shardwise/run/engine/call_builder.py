@@ -141,8 +141,8 @@ class CallBuilder:
         return key
 
     def rows(self, spec: Spec) -> str:
-        """Return the slot that says whose routed rows a rank has in a sharding: the router's choice where they are its
-        own tokens'."""
+        """Return the slot that describes the routed rows of a sharding: the router's choice where they are its own
+        tokens'."""
         sharding = self.rank.sharding(spec)
         experts, tokens = sharding.axes_of("E"), sharding.axes_of("T")
         is_router = not experts and tokens == self.rank.sharding(self._home_spec(self.gates)).axes_of("T")

@@ -18,8 +18,7 @@ class GradientSink(Protocol):
     """Destination of the gradients of a unit's weights."""
 
     def target(self, weight: str) -> OutputTarget:
-        """Return a contiguous tensor in the weight's shape for its gradient, or None, and whether to add to what is
-        there."""
+        """Return a contiguous tensor for a weight's gradient, or None, and whether to add to what is there."""
 
     def deliver(self, weight: str, gradient: Tensor | None) -> None:
         """Take a gradient that is ready; None: it has been written to its target."""
@@ -40,8 +39,7 @@ def write_gradients(calls: Iterable[KernelCall], weight_of: Mapping[str, str]) -
 
 
 def write_gradients_last(calls: Sequence[KernelCall], weight_of: Mapping[str, str]) -> Iterator[KernelCall]:
-    """Yield calls, and all deliveries of gradients after them, so that nothing separates calls that are compiled
-    together."""
+    """Yield calls, then all deliveries of gradients: nothing separates calls that are compiled together."""
     yield from calls
     for call in calls:
         yield from (_deliver_call(name, weight_of[name], call.phase) for name in call.writes if name in weight_of)

@@ -57,11 +57,11 @@ def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ke
 
 def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
     before, after, name = endpoints(builder, traffic)
-    to_layout = ARRIVAL_LAYOUTS.get(traffic.kind, _keep_layout)(before, after)
+    dim = _dim_losing_axes(before, after) if traffic.kind in CONCATENATING_KINDS else None
 
     def wait(transfer: ArrivingTensor, *_: Tensor) -> Tensor:
         transfer.pending.wait()
-        return to_layout(transfer.arriving)
+        return transfer.arriving if dim is None else transfer.arriving.movedim(0, dim).flatten(dim, dim + 1)
 
     # The wait reads what is sent, so that its slot is freed only after it; an AllReduce works on a copy.
     sent = () if traffic.kind is CollectiveKind.ALL_REDUCE else (builder.tensor_key(name, before),)
@@ -124,16 +124,6 @@ def _all_gather(before: Spec, after: Spec, axes: Axes, builder: CallBuilder) -> 
     return start
 
 
-def _concatenate_parts(before: Spec, after: Spec) -> Callable[[Tensor], Tensor]:
-    """Return a function that concatenates parts [n, ...] along their dim."""
-    dim = _dim_losing_axes(before, after)
-    return lambda arrived: arrived.movedim(0, dim).flatten(dim, dim + 1)
-
-
-def _keep_layout(before: Spec, after: Spec) -> Callable[[Tensor], Tensor]:
-    return lambda arrived: arrived
-
-
 def _split_dim(x: Tensor, dim: int, parts: int) -> Tensor:
     """Split x along a dim into [n, ...]."""
     return torch.unflatten(x, dim, (parts, -1)).movedim(dim, 0).contiguous()
@@ -176,7 +166,4 @@ START_KERNELS: Mapping[CollectiveKind, CollectiveStarter] = {
     CollectiveKind.ALL_GATHER: _all_gather, CollectiveKind.REDUCE_SCATTER: _reduce_scatter,
     CollectiveKind.ALL_REDUCE: _all_reduce, CollectiveKind.ALL_TO_ALL: _all_to_all,
 }  # fmt: skip
-# How the received tensor becomes the result; other kinds leave it as it is.
-ARRIVAL_LAYOUTS: Mapping[CollectiveKind, Callable[[Spec, Spec], Callable[[Tensor], Tensor]]] = {
-    CollectiveKind.ALL_GATHER: _concatenate_parts, CollectiveKind.ALL_TO_ALL: _concatenate_parts,
-}  # fmt: skip
+CONCATENATING_KINDS = (CollectiveKind.ALL_GATHER, CollectiveKind.ALL_TO_ALL)  # what arrives is parts [n, ...] of a dim

@@ -86,8 +86,7 @@ class GatherMatmul:
     keeps: bool
 
     def __call__(self, local_block: Tensor, *other_operands: Tensor) -> list[Tensor]:
-        """Return the product of each of `other_operands` with the gathered tensor, whose block on this rank is
-        `local_block`."""
+        """Return the product of each other operand with the gathered tensor; this rank has `local_block`."""
         return self.into([NO_TARGET] * len(self.products), local_block, *other_operands)
 
     def into(self, targets: Sequence[OutputTarget], local_block: Tensor, *other_operands: Tensor) -> list[Tensor]:

@@ -230,8 +230,7 @@ def expert_row_call(builder: CallBuilder, instruction: CollectiveInstruction, ph
 
 
 def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) -> KernelCall:
-    """Return the call by which each rank of a group with the same tokens keeps the rows of its own experts; of the
-    router's choice, it makes their description."""
+    """Return the call by which ranks with the same tokens keep the rows of their own experts, or describe them."""
     before, after = _specs_around(builder, local_slice)
     name = local_slice.step.tensor.name
     collectives = builder.rank.collectives

@@ -226,8 +226,7 @@ def _local_row_lookup(builder: CallBuilder, table: Spec, dim: str) -> LocalRowLo
 
 
 def _scatter(builder: CallBuilder, step: ComputeStep, operation: Scatter) -> KernelCall:
-    """Add rows up at their indices. Gradients of documents' positions differ between sequences; others are summed over
-    them."""
+    """Add rows up at their indices; of positions, those of documents differ between sequences."""
     scale = builder.numerics.embedding_scale if operation.dim == "V" else 1.0
     sizes = builder.local_sizes(step)
     shape = [sizes[dim] for dim in step.placed.outputs[0].dims]
@@ -279,10 +278,6 @@ def _alias_input(builder: CallBuilder, step: ComputeStep, operation: Map) -> Ker
     return KernelCall(lambda x: x, operation.inputs[:1], operation.outputs, is_view=True)
 
 
-def _sink_share(builder: CallBuilder, step: ComputeStep, operation: Map) -> KernelCall:
-    return KernelCall(sink_gradient, operation.inputs, operation.outputs)
-
-
 CallMaker = Callable[[CallBuilder, ComputeStep, Any], KernelCall]
 
 
@@ -301,7 +296,7 @@ SPECIAL_MAPS: Mapping[str, CallMaker] = {
     "combine": partial(router_call, experts.combine),
     "combine_dgates": partial(router_call, experts.combine_dgates),
     "combine_dx": partial(router_call, experts.combine_dx),
-    "sink_share": _sink_share,
+    "sink_share": lambda builder, step, operation: KernelCall(sink_gradient, operation.inputs, operation.outputs),
 }
 
 
@@ -337,8 +332,7 @@ CALL_BUILDERS: Mapping[type[Operation], CallMaker] = {
 
 
 def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contract) -> KernelCall:
-    """Return the call of a grouped product: rows by the matrices of their experts, or two sets of rows to the gradient
-    of the matrices."""
+    """Return the call of a grouped product: rows by experts' matrices, or the gradient of the matrices."""
     (name,), (left, right), quantized = operation.outputs, operation.inputs, builder.quantized_matmul(step)
     dims, result = [spec.dims for spec in step.placed.inputs], step.placed.outputs[0].dims
     scale_inputs = quantized.reads if quantized else ()

@@ -120,8 +120,7 @@ class MicroBatchInputs:
         self._angles: dict[tuple[Rotary, Axes], Rotation] = {}
 
     def unit_input(self, name: str, axes: tuple[Axes, ...], layer: int | None) -> Any:
-        """Return what a unit reads under a name (`CallBuilder.batch_parts`): a part of the batch, or a layer's mask or
-        angles."""
+        """Return what a unit reads under a name (`CallBuilder.batch_parts`): ids, a mask or angles."""
         if name in self.tensors:
             return self.cut(name, *axes)
         assert layer is not None
@@ -150,8 +149,7 @@ class MicroBatchInputs:
         return self._cut[key]
 
     def attention_mask(self, layer: int, queries: Axes, keys: Axes, rank_index: int | None = None) -> AttentionMask:
-        """Return a layer's mask from this rank's queries to its keys, or to those of the rank at `rank_index` along
-        `keys`."""
+        """Return a layer's mask from this rank's queries to its keys, or to those at `rank_index`."""
         window = self.architecture.attention_window(layer)
         reaches_all = window is None or window >= self.batch.seq_len
         query_ranges = self.part(queries)

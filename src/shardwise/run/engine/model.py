@@ -115,8 +115,7 @@ class InFlightPass:
     output: Tensor | None = None
 
     def take(self, unit_index: int, layer: ModelUnit, slots: Slots) -> Tensor | None:
-        """Collect the outputs of a unit's forward pass: its loss and its router's statistics; return the hidden state
-        for the next unit."""
+        """Collect the losses and router statistics of a unit's forward pass; return its hidden state."""
         unit = layer.unit
         if ROUTER_STATISTICS in unit.slot_of:
             self.routed[unit_index] = slots[unit.slot_of[ROUTER_STATISTICS]]
@@ -302,8 +301,8 @@ class TorchModel:
             self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, in_flight.slots.pop(unit_index))
 
     def _gradients(self, unit_index: int, slots: Slots, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradient of the layers' hidden state (`dx` is what the head made of it) and that of the hidden
-        state of the multi-token prediction module before this unit."""
+        """Return the gradient of the layers' hidden state (with `dx` added) and of the MTP module's before this unit.
+        """
         layer = self.layers[unit_index]
         if layer.unit.gradient_of_input is None:
             return None, None

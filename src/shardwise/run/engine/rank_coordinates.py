@@ -42,8 +42,7 @@ class CollectiveOps(Protocol):
         """
 
     def shift(self, received: Sequence[Tensor], sent: Sequence[Tensor], axes: Axes) -> CollectiveHandle:
-        """Send tensors to the next rank, the last rank's to the first, and write those of the rank before into
-        `received`."""
+        """Send tensors to the next rank in a ring, and write those of the rank before into `received`."""
 
 
 @dataclass(frozen=True)

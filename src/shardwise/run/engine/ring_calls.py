@@ -81,8 +81,7 @@ def build_ring_call(builder: CallBuilder, ring: RingStep, phase: str) -> KernelC
 
 
 def _attention_call(builder: CallBuilder, ring: RingAttentionStep, phase: str) -> KernelCall:
-    """Return the call of ring attention; it reads keys and values, and writes their gradients, in the sharding before
-    the collectives."""
+    """Return the call of ring attention, on keys, values and gradients as they are before the collectives."""
     operation, placed = ring.step.operation, ring.step.placed
     collectives = builder.rank.collectives
     attention = RingAttention(

@@ -67,7 +67,8 @@ class TorchUnit:
     def __init__(self, template: UnitInstructions, builder: CallBuilder, *, compiled: bool, split: bool) -> None:
         self.template, self.unit, self.compiled = template, template.unit, compiled
         self.slot_of: dict[str, int] = {}
-        self.name_of = _kernel_names(template)
+        # the name of the kernel that makes each result, by phase and result
+        self.name_of = {(kernel.phase, name): kernel.name for kernel in template.kernels for name in kernel.outputs}
         program = self.unit.forward.program
         self.weight_of = self._gradients(Role.WEIGHT)
         self.input = self._hidden_state(program, program.inputs)
@@ -95,8 +96,7 @@ class TorchUnit:
         return {FULL_BACKWARD: BackwardCalls(steps[:num_recompute], steps[num_recompute:])}
 
     def _split_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
-        """Return the backward pass in two parts; the second delivers all weight gradients, also those made in the
-        first."""
+        """Return the backward pass in two parts; the second delivers the weight gradients of both."""
         read_after = {self.gradient_of_input or ""}
         inputs = self._build_calls(builder, self.template.backward_input, BACKWARD_PHASES)
         weights = self._build_calls(builder, self.template.backward_weight, BACKWARD_PHASES)
@@ -180,8 +180,7 @@ class TorchUnit:
         return tuple(steps)
 
     def _identity(self, call: KernelCall) -> InstructionId:
-        """Return the instruction that a call stands for, named as in the unit's list; a call for several kernels has
-        all their names."""
+        """Return the instruction that a call stands for; one for several kernels has all their names."""
         if call.traffic is not None:
             return InstructionId(START if MOVING_PREFIX in call.writes[0] else WAIT, call.traffic.name, call.phase)
         names = dict.fromkeys(self.name_of.get((call.phase, output), output) for output in call.results)
@@ -198,11 +197,6 @@ class TorchUnit:
 
     def _places(self, names: Iterable[str]) -> tuple[int, ...]:
         return tuple(sorted(self.slot(name) for name in names))
-
-
-def _kernel_names(template: UnitInstructions) -> dict[tuple[str, str], str]:
-    """Return the name of the kernel that makes each result, by phase and result."""
-    return {(kernel.phase, output): kernel.name for kernel in template.kernels for output in kernel.outputs}
 
 
 def _split_into_phases(instructions: Iterable[Instruction | RingStep], names: Sequence[str]) -> list[PhaseSteps]:

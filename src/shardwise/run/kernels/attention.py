@@ -44,8 +44,7 @@ class BackwardInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention with a model's scale and score cap. `sinks` [K, G] are logits of a key without a value that every query
-    of a head sees."""
+    """Attention with a model's scale and score cap. `sinks` [K, G] are logits of a key without a value."""
 
     scale: float
     cap: float | None
@@ -194,8 +193,7 @@ def merge_attention(total: tuple[Tensor, Tensor], part: tuple[Tensor, Tensor]) -
 
 
 def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
-    """Return the gradient of sinks [K, G]: minus the sum over queries of the sink's attention weight times the row sum
-    of dy · out."""
+    """Return the gradient of sinks [K, G]: minus the sum of their attention weights times the row sum of dy · out."""
     shares = torch.exp(sinks.to(lse.dtype) - lse)  # [B, T, K, G]
     return -(shares * (dy * out).sum(dim=-1, dtype=lse.dtype)).sum(dim=(0, 1)).to(sinks.dtype)
 
@@ -285,8 +283,7 @@ def fused_backward(
 
 
 def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
-    """Return whether PyTorch's flash attention on a GPU takes these: 16 bits, causal, heads of at most 256
-    (sdp_utils.cpp)."""
+    """Return whether PyTorch's flash attention on a GPU takes these (sdp_utils.cpp): 16 bits, heads of at most 256."""
     return mask is None and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
 
 

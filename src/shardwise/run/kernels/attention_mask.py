@@ -111,8 +111,7 @@ class AttentionMask:
 
 
 def _causal_blocks(rows: slice, position: int, key_ranges: Sequence[PositionRange]) -> Iterator[QueryBlock]:
-    """Yield two blocks of queries at consecutive positions: one with all earlier keys, one with keys of the same
-    positions."""
+    """Yield blocks of queries at consecutive positions: with all earlier keys, and with keys of these positions."""
     num_earlier = _num_before(key_ranges, position)
     num_visible = _num_before(key_ranges, position + rows.stop - rows.start)
     if num_earlier:

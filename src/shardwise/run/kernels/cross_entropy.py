@@ -74,8 +74,7 @@ class VocabParallelCrossEntropy:
     cap: float | None
 
     def largest(self, logits: Tensor) -> Tensor:
-        """Return each token's largest logit [B, T] in float32 or wider, after setting padding to -inf. The cap is
-        monotonic, so it can follow."""
+        """Return each token's largest capped logit [B, T] in float32 or wider; padding becomes -inf."""
         if self.num_words < logits.shape[-1]:
             logits[..., self.num_words :] = -math.inf
         return cap_logits(logits.amax(dim=-1), self.cap)
@@ -119,8 +118,7 @@ class VocabParallelCrossEntropy:
 
 
 def _iterate_rows(logits: Tensor, *statistics: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield some rows of logits [.., V] at a time, with the same rows of statistics [.., n], to limit what is in
-    float32."""
+    """Yield some rows of logits [.., V] and of statistics [.., n] at a time, to limit what is in float32."""
     flat = [tensor.flatten(0, -2) for tensor in (logits, *statistics)]
     count = rows_at_once(len(flat[0]), logits.shape[-1])
     yield from zip(*(torch.split(tensor, count) for tensor in flat), strict=True)

@@ -79,8 +79,7 @@ class Routing(ExpertRows):
 
     @property
     def shares(self) -> Tensor:
-        """Scores of a token divided by their sum, which a balance loss makes even (DeepSeek-AI 2024, DeepSeek-V3,
-        equations 17 to 20)."""
+        """Scores divided by their sum, which a balance loss evens out (DeepSeek-AI 2024, DeepSeek-V3, eq. 17 to 20)."""
         return self.scores if self.gating.scores == SOFTMAX else self.scores / self.scores.sum(dim=-1, keepdim=True)
 
     def by_token(self, rows: Tensor) -> Tensor:
@@ -146,8 +145,7 @@ def expert_capacity(num_rows: Number, num_experts: int, factor: float) -> Number
 
 
 def _drop_over_capacity(capacity: int, order: Tensor, owners: Tensor, requested: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pairs of rows sorted by expert, the first `capacity` of each expert only, and the number of rows of
-    each."""
+    """Return the pairs of rows by expert, the first `capacity` of each, and how many each expert has."""
     counts, first_rows = requested.clamp(max=capacity), requested.cumsum(0) - requested
     index_in_expert = torch.arange(len(order), device=order.device) - first_rows[owners[order]]
     num_kept = sum(device_dispatch.on_host(counts, min(len(order), capacity * len(requested))))

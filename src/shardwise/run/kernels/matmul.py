@@ -172,8 +172,7 @@ SCALES_INPUT = "@scales"  # slot of a unit's `OperandScales`
 
 @dataclass(frozen=True, slots=True)
 class OperandCast:
-    """Cast of an operand: to a format with a scale for each block [rows, summed]. `name` is the tensor's name in its
-    unit."""
+    """Cast of an operand to a format with a scale for each block [rows, summed]; `name` is the tensor's."""
 
     to: NumberFormat
     block: ScaleBlock
@@ -239,8 +238,7 @@ class QuantizedMatmul:
         return replace(self, scales=scales[0]) if scales else self
 
     def of(self, left: Dims, right: Dims, result: Dims, *, is_transposed: bool) -> QuantizedMatmul:
-        """Return the same product of operands with other dims; `is_transposed`: these dims' left operand is the second
-        one here."""
+        """Return the same product for other dims; `is_transposed`: their left operand is the second here."""
         operands = self.operands[::-1] if is_transposed else self.operands
         return QuantizedMatmul(left, right, result, operands, self.scaling)
 

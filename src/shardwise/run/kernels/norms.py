@@ -51,8 +51,7 @@ def rms_forward(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tens
 def rms_backward(
     dy: Tensor, x: Tensor, scale: Tensor, weight: Tensor, *, needs_weight: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return dx, and the gradient of the weight. A meta tensor takes the GPU's branch, whose kernel allocates no other
-    tensors."""
+    """Return dx and dweight. A meta tensor takes the GPU's branch, whose kernel allocates no other tensors."""
     if device_dispatch.on_gpu(x) or x.is_meta:
         dy_contiguous = dy.contiguous()
         factor = scale.view(*x.shape[: x.dim() - weight.dim()], *(1 for _ in weight.shape))

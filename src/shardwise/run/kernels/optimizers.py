@@ -112,8 +112,7 @@ class ScaledTensor:
         return (self.elements.float() * self.scale).to(dtype)
 
     def copy_(self, values: Tensor) -> ScaledTensor:
-        """Store other values [n]: the largest absolute value becomes the format's largest number; non-finite values
-        become NaN."""
+        """Store other values [n], the largest as the format's largest number, non-finite ones as NaN."""
         values, largest = values.float(), torch.finfo(self.elements.dtype).max
         encode = torch.full_like(self.scale, largest) / values.abs().amax().clamp(min=LEAST_AMAX)
         self.scale.copy_(1.0 / encode)

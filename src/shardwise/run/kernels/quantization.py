@@ -21,8 +21,7 @@ CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 class QuantizedTensor(NamedTuple):
-    """A matrix in a narrow format: its elements [M, K] in float32, the scale of each block [R, C], and one scale of the
-    whole matrix."""
+    """A matrix as elements [M, K] in float32, the scale of each block [R, C], and one scale of the whole."""
 
     elements: Tensor
     scales: Tensor
@@ -42,20 +41,15 @@ def round_to_format(values: Tensor, to: NumberFormat) -> Tensor:
 def quantize_matrix(
     matrix: Tensor, to: NumberFormat, block: ScaleBlock, kind: ScaleKind, factor: Tensor | None = None
 ) -> QuantizedTensor:
-    """Cast a matrix [M, K] to a format with block scales. `factor`: scale factor of the whole matrix, from earlier
-    steps (delayed scaling)."""
+    """Cast a matrix [M, K] to a format with block scales, or with a `factor` from earlier steps."""
     values = matrix.float()
-    encode, scales, tensor_scale = (
-        _scales(block_amax(values, block), to, kind) if factor is None else _scales_of_factor(factor)
-    )
-    return QuantizedTensor(
-        round_to_format(values * expand_scales(encode, values.shape, block), to), scales, tensor_scale
-    )
-
-
-def _scales_of_factor(factor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    encode = factor.view(1, 1)
-    return encode, 1.0 / encode, torch.ones((), device=factor.device)
+    if factor is None:
+        encode, scales, tensor_scale = _scales(block_amax(values, block), to, kind)
+    else:
+        encode = factor.view(1, 1)
+        scales, tensor_scale = 1.0 / encode, torch.ones((), device=factor.device)
+    elements = round_to_format(values * expand_scales(encode, values.shape, block), to)
+    return QuantizedTensor(elements, scales, tensor_scale)
 
 
 def _scales(amax: Tensor, to: NumberFormat, kind: ScaleKind) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,8 +141,7 @@ def can_run_on_tensor_cores(
 def tensor_core_product(
     left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
 ) -> Tensor:
-    """Return the product from `torch._scaled_mm`, with a scale of each tensor or row, in float32; with row scales it is
-    rounded to bf16."""
+    """Return the float32 product from `torch._scaled_mm`; with scales of rows it is rounded to bf16."""
     first, second = (operand.elements.to(CASTS[name]) for operand, name in zip((left, right), formats, strict=True))
     scales = (left.scales, right.scales.t()) if by_row else (left.scales.view(()), right.scales.view(()))
     out = torch.bfloat16 if by_row else torch.float32
@@ -210,8 +203,7 @@ class TiledWeight:
     def zeros(
         cls, shape: torch.Size, num_stacked: int, num_rows: int, to: NumberFormat, scaling: Scaling, device: torch.device
     ) -> TiledWeight:  # fmt: skip
-        """Return a weight of zeros; the first `num_stacked` dims of `shape` are a stack, the next `num_rows` dims are
-        its rows."""
+        """Return zeros; the first `num_stacked` dims of `shape` are a stack, the next `num_rows` its rows."""
         stack, rows = shape[:num_stacked], shape[num_stacked : num_stacked + num_rows].numel()
         columns = shape[num_stacked + num_rows :].numel()
         blocks = (-(-size // (tile or size)) for size, tile in zip((rows, columns), scaling.weight_block, strict=True))

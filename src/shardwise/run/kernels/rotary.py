@@ -41,8 +41,7 @@ def _kept_by_frequency(frequency: Tensor, rotary: Rotary) -> Tensor:
 
 
 def _kept_by_index(frequency: Tensor, rotary: Rotary) -> Tensor:
-    """YaRN: 1 up to the pair that turns `high` times, 0 from the one that turns `low` times. No index lies outside the
-    head."""
+    """YaRN: 1 up to the pair that turns `high` times, 0 from the one that turns `low` times, within the head."""
     half = len(frequency)
     first, last = (
         half * math.log(rotary.original_positions / (2.0 * math.pi * turns)) / math.log(rotary.base)

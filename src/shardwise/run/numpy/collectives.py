@@ -35,9 +35,8 @@ Shards = list[Array]
 def _changed_dim(collective: Collective) -> int:
     """Return the index of the dim whose axes the collective changes (for an AllToAll: the dim that is gathered)."""
     pairs = list(zip(collective.before.axes, collective.after.axes, strict=True))
-    return next(i for i, (old, new) in enumerate(pairs) if len(old) > len(new)) if any(
-        len(old) > len(new) for old, new in pairs
-    ) else next(i for i, (old, new) in enumerate(pairs) if old != new)  # fmt: skip
+    gathered = [i for i, (old, new) in enumerate(pairs) if len(old) > len(new)]
+    return gathered[0] if gathered else next(i for i, (old, new) in enumerate(pairs) if old != new)
 
 
 def _all_gather(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
@@ -60,8 +59,7 @@ def _reduce_scatter(devices: VirtualDevices, collective: Collective, shards: Sha
 
 
 def _all_reduce(devices: VirtualDevices, collective: Collective, shards: Shards) -> Shards:
-    """Reduce as a ring does: ReduceScatter of the flattened array in chunks as even as possible, then AllGather of the
-    chunks."""
+    """Reduce as a ring does: ReduceScatter of the flattened array in even chunks, then AllGather of them."""
     total = _reduce(collective, shards)
     chunks = np.array_split(total.ravel(), len(shards))
     for chunk in chunks:

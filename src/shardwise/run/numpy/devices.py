@@ -322,8 +322,7 @@ class DeviceKernel:
 
     @cached_property
     def cuts(self) -> list[tuple[int, Axes]]:
-        """Indices of dims whose sums over all devices are cut along a flat array (`derive.sharded_program`), and over
-        which axes."""
+        """Indices and axes of dims whose sums are cut along a flat array (`derive.sharded_program`)."""
         out, mesh = self.placed.outputs[0], self.devices.mesh
         cuts = []
         for position, dim in enumerate(dim for dim in self.dims if dim in out.dims):

@@ -173,8 +173,7 @@ def get_map(function: str) -> Callable[..., Array]:
 
 
 def _apply_update(optimizer: Optimizer, tensor: str, *arrays: Array, width: int) -> Array:
-    """Return an update at the first step, with default hyperparameters. For a mean over `width` elements, return what
-    each element adds to it."""
+    """Return an update at the first step, with default hyperparameters; of a mean, what each element adds."""
     formula_inputs = formula_values(optimizer.resolve_hyperparameters({}), learning_rate=LEARNING_RATE, step=1)
     updated: Array = optimizer.updates[tensor].formula(formula_inputs, *arrays) / width
     return updated
@@ -190,8 +189,7 @@ def _scores(q: Array, k: Array, queries: Array, keys: Array) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
-    """Return causal attention: output [B,T,K,G,U] and log-sum-exp [B,T,K,G]; zero and MASKED for a query that sees no
-    key."""
+    """Return causal attention [B,T,K,G,U] and log-sum-exp [B,T,K,G]; 0 and MASKED for a query that sees no key."""
     scores = _scores(q, k, queries, keys)
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
@@ -204,8 +202,7 @@ def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tupl
 def attention_gradient(
     q: Array, k: Array, v: Array, queries: Array, keys: Array, out: Array, lse: Array, dy: Array
 ) -> tuple[Array, Array, Array]:
-    """Return dq, dk, dv from the saved log-sum-exp, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et
-    al. 2022)."""
+    """Return dq, dk, dv, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
     weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
     dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
     dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
@@ -215,8 +212,7 @@ def attention_gradient(
 
 
 def merge_attention(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return attention over two sets of keys from the outputs and log-sum-exps over each (online softmax, Milakov et
-    al. 2018)."""
+    """Return attention over two sets of keys from that over each (online softmax, Milakov et al. 2018)."""
     lse = np.logaddexp(first[1], second[1])
     shares = [np.exp(part - lse)[..., None] for _, part in (first, second)]
     return first[0] * shares[0] + second[0] * shares[1], lse

@@ -21,8 +21,7 @@ IssueCollective = Callable[[], Sequence[IssuedWork]]
 
 
 class TrafficLabel(NamedTuple):
-    """What a collective on a flat array carries: its role (`price.simulation.streams`), and the path of the unit that
-    it belongs to."""
+    """The role of a collective on a flat array (`price.simulation.streams`), and its unit's path."""
 
     role: str
     path: str

@@ -70,8 +70,7 @@ class UnitScales:
 
 
 def build_amax_scaler(instance: RankProgram, delayed: DelayedScaling, device: torch.device) -> AmaxScaler | None:
-    """Return the scales of a model before its first step: factors of 1, as in Transformer Engine. None without delayed
-    scaling."""
+    """Return a model's scales before its first step: 1, as in Transformer Engine; None without delayed scaling."""
     formats = product_formats(instance.precision)
     if formats is None or not formats.scaling.is_delayed:
         return None

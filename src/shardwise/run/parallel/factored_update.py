@@ -47,8 +47,7 @@ class FactoredWeight:
             )
 
     def update(self, round: int, formula_inputs: Any, gradient: Tensor) -> None:
-        """Run one of the optimizer's rounds, counted from the last, -1: update the state in place, and this rank's
-        partial sums of means."""
+        """Run one of the optimizer's rounds (the last is -1) on the state and the partial sums of means."""
         rounds = self.optimizer.rounds
         if len(rounds) + round < 0:
             return
@@ -219,8 +218,7 @@ REDUCED_DIMS: Mapping[Granularity, tuple[int, ...]] = {  # dims of [stack, rows,
 
 @dataclass(frozen=True, slots=True)
 class MatrixExtents:
-    """A weight as [stack, rows, columns]: `shape` as it is used, with padding, `window` without, and `full` the full
-    weight."""
+    """A weight as [stack, rows, columns]: padded `shape`, `window` without padding, `full` over all ranks."""
 
     shape: Shape
     window: Shape

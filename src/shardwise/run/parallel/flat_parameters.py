@@ -156,8 +156,10 @@ class FlatParameterGroup:
         return _group_runs((member, member.start, self.window(member).volume) for member in self.group.members)
 
     def copies(self, axes: Collection[str], reduced_axes: Axes) -> int:
-        """Return how many ranks along `reduced_axes`, and of the opposite stage, have the same gradients of parameters
-        that are split over `axes`."""
+        """Return how many ranks along some axes, and in the mirrored stage, have the same gradients.
+
+        `axes` split the parameters of these gradients.
+        """
         copies = self.world.mesh.size(
             [axis for axis in reduced_axes if axis not in axes and axis not in self.sync.shard]
         )

@@ -47,8 +47,7 @@ class GradientBuffer:
         )  # called with each buffer made for a reduction
 
     def begin_step(self, num_passes: int, *, measured: bool) -> None:
-        """Start a step in which `num_passes` passes give gradients of the group. `measured`: the norm of each pass's
-        gradients is taken."""
+        """Start a step with so many passes; `measured`: the norm of each pass's gradients is taken."""
         self.fresh, self.begun, self.left, self.measured = True, set(), num_passes, measured
 
     def begin_pass(self, uses: Counter[str]) -> None:
@@ -90,8 +89,7 @@ class GradientBuffer:
         return not first or (name in self.begun and not self.uses_separate_buffer)
 
     def target(self, name: str) -> tuple[Tensor | None, bool]:
-        """Return the tensor to which products may write a parameter's gradient, and whether they add; None where dtypes
-        differ."""
+        """Return where products may write a parameter's gradient, and whether they add; None if dtypes differ."""
         member, formats = self.members[name], self.flat.formats
         if self.given is not None:
             return self.given.target(member), False
@@ -209,8 +207,7 @@ class GradientStaging:
         return ScaledTensor(self.values[member.start : member.stop], scale)
 
     def target(self, member: GroupMember) -> Tensor | None:
-        """Return the tensor to which products write a parameter's gradient; None where it must be complete before it is
-        cast."""
+        """Return where products write a parameter's gradient; None if it must be complete to be cast."""
         return None if self.scaled else self.flat.view(self.values, member)
 
     def accept(self, member: GroupMember, gradient: Tensor | None) -> Tensor:

@@ -107,9 +107,6 @@ class GradientReducer:
         if buffer.flat.scatters or not self.after:
             self._send_ready()
 
-    def _sends(self, buffer: GradientBuffer) -> bool:
-        return buffer.flat.scatters or buffer.last or self.each_pass
-
     def _send_ready(self) -> None:
         """Send the ready groups, in their order."""
         # Every rank issues its collectives in the order of `passing`, or they would deadlock: a group that is ready early
@@ -118,7 +115,7 @@ class GradientReducer:
             buffer = self.passing[self.num_sent]
             if buffer.flat.scatters and self.num_sent:  # at most two unsharded gradient buffers exist at a time
                 self.passing[self.num_sent - 1].receive()
-            if self._sends(buffer):
+            if buffer.flat.scatters or buffer.last or self.each_pass:
                 buffer.send()
             self.num_sent += 1
 
@@ -140,8 +137,7 @@ class GradientReducer:
                 buffer.keep_local_once()
 
     def end_step(self) -> None:
-        """Complete all reductions: each rank then has the full sum of its part, of shared parameters that over both
-        stages."""
+        """Complete all reductions: each rank has the full sum of its part, shared parameters included."""
         for buffer in self.groups:
             buffer.receive()
         _sum_shards(self.groups)
@@ -188,8 +184,7 @@ class MicroBatchNorms:
         parts[self.micro_batch] = gradients.clone() if earlier is None else earlier.add_(gradients)
 
     def end_step(self) -> Tensor | None:
-        """Return the sum over all micro-batches of all replicas, a scalar, equal on every rank; None where none was
-        taken."""
+        """Return the sum over all micro-batches and replicas, equal on every rank; None without norms."""
         if not self.measures:
             return None
         for flat, parts in self._parts.items():

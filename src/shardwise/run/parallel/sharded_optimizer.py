@@ -108,8 +108,7 @@ class ShardedOptimizer:
                 yield shard
 
     def _whole(self, group: FlatParameterGroup) -> WholeMatrixUpdate | None:
-        """Return the update of matrices that the optimizer takes whole; None: all of the group's parameters are updated
-        elementwise."""
+        """Return the update of matrices that the optimizer takes whole; None: the group has no such matrix."""
         optimizer = get_optimizer(self.name)
         if not optimizer.updates_whole_matrices or not any(member.parameter.matrix for member in group.group.members):
             return None
@@ -133,7 +132,8 @@ class ShardedOptimizer:
 
     def _optimizer(self, slots: Sequence[OptimizerSlot], *, products: bool) -> TorchOptimizer:
         matrices, non_matrices = (
-            [slot.weight for slot in slots if _is_matrix(slot) is matrix] for matrix in (True, False)
+            [slot.weight for slot in slots if slot.interval.member.parameter.is_matrix is matrix]
+            for matrix in (True, False)
         )
         formats = self.groups[0].formats
         dtypes = MomentDtypes(formats.moments, formats.squares, formats.scales_moments)
@@ -143,8 +143,7 @@ class ShardedOptimizer:
 
     @torch.no_grad()
     def norm(self) -> Tensor:
-        """Return the norm of all gradients, with each element counted once: of copies on several ranks each counts a
-        share."""
+        """Return the norm of all gradients; copies of an element on several ranks count once together."""
         reduced_axes = tuple(axis for axis in self.norm_axes if axis != "pp")  # stages have parameters of their own
         total = sum(
             sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, reduced_axes)
@@ -246,10 +245,6 @@ def sum_of_squares(tensor: Tensor) -> Tensor:
     return total
 
 
-def _is_matrix(slot: OptimizerSlot) -> bool:
-    return slot.interval.member.parameter.is_matrix
-
-
 SCALES_SUFFIX = "_scales"  # follows the name of a moment; or `PARTIAL_SCALES` with the number of parts of each dim
 
 
@@ -290,8 +285,7 @@ def scales_shard(interval: ParameterShard, block: int) -> tuple[str, ParameterSh
 
 
 def _per_part_scales(interval: ParameterShard, block: int | None) -> tuple[str, ParameterShard]:
-    """Return name suffix and shard of the scales where each part of a parameter has blocks of its own, one part after
-    the other. `block` None: a part is one block."""
+    """Return name suffix and shard of scales of a parameter whose parts have blocks of their own (None: one)."""
     member, local_size = interval.member, interval.window.volume
     assert block is not None or interval.size == local_size, "what has one scale is not split (layout.rules.engine)"
     sizes = list(zip(member.shape, member.global_shape, strict=True))

@@ -98,8 +98,7 @@ class WholeMatrixUpdate:
         return gathered
 
     def _matrices(self, directions: Tensor, member: GroupMember) -> Tensor:
-        """Return a parameter's matrices (of a stack this rank's) with all their rows and columns, in the dims of the
-        parameter."""
+        """Return a parameter's matrices with all their rows and columns; of a stack, this rank's."""
         matrices = self.group.view(directions, member)
         for dim, axes in enumerate(self._split(member)):
             if axes:
@@ -119,10 +118,7 @@ class WholeMatrixUpdate:
     def _functions(
         self, formula_inputs: Any, member: GroupMember, matrices: Tensor, *, has_shard: bool
     ) -> dict[str, Tensor]:
-        """Return the results of functions of a parameter's whole matrices, in the dims of the parameter.
-
-        Squares are updated in place; the rest is computed only with `has_shard`.
-        """
+        """Return functions of whole matrices (with `has_shard`), after updating squares in place."""
         (stack, rows, _), squares = _fold_dims(member, matrices.shape), self.squares[member]
         if matrices.device.type == "cpu" or squares:  # PyTorch's products of 16 bits are slow where a CPU has none
             matrices = matrices.to(at_least_fp32(matrices.dtype))
@@ -154,8 +150,7 @@ class WholeMatrixUpdate:
         self._elementwise(formula_inputs, self.after, tensors, {MASTER: weight, **moments})
 
     def _square(self, member: GroupMember, name: str) -> Tensor:
-        """Return a tensor of the state [stack, rows, rows] of a parameter's rows or columns; empty where there are too
-        many of them."""
+        """Return the state [stack, rows, rows] of pairs of rows or columns; empty where there are too many."""
         stack, *sides = _fold_dims(
             member, member.shape[: _num_stacked(member)] + member.global_shape[_num_stacked(member) :]
         )
