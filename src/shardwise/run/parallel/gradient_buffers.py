@@ -26,34 +26,34 @@ class GradientBuffer:
     def __init__(self, flat: FlatParameterGroup, exchange: MeshCollectives) -> None:
         self.flat, self.exchange = flat, exchange
         self.members = {member.parameter.name: member for member in flat.group.members}
-        # Where a gradient goes, by pass of the step:
-        # - accumulated in full (no `scatters`): the first pass writes `flat.gradients`, later ones add; sent in the last pass
-        #   (or in each, see `GradientReducer`). With a measured norm, passes after the first write `moving`, then fold it.
-        # - scattered (`scatters`): every pass writes `moving` and sends it; the first sum received is copied to
-        #   `flat.gradients` (`fresh`), later ones are added.
+        # Where the gradients of a pass go:
+        # - Accumulated in full (no `scatters`): the first pass writes `flat.gradients`, later ones add to it. It is sent in the
+        #   last pass, or in each (`GradientReducer.each_pass`). While norms are measured, passes after the first write
+        #   `separate_buffer`, which is folded into `flat.gradients` once its norm is taken.
+        # - Scattered (`scatters`): every pass writes `separate_buffer` and sends it; the first sum received is copied to
+        #   `flat.gradients` (`fresh`), later ones are added to it.
         self.fresh = True  # no scattered gradient has been received in this step yet
         self.begun: set[str] = set()  # members that have a gradient from an earlier pass of this step
         self.uses = Counter[str]()  # how many units of this pass give a gradient of each member
         self.absent = Counter[str]()  # gradients of this pass that are still missing
-        self.left = 0  # remaining passes of this step
+        self.remaining_passes = 0
         self.measured = False  # the norm of each pass's gradients is taken
         formats = flat.formats
         self.given = None if formats.accumulated is None or flat.scatters else GradientStaging(flat)
-        self.moving: Tensor | None = None
+        self.separate_buffer: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: PendingWork | None = None
-        self.on_allocated: Callable[[Tensor], None] = lambda tensor: (
-            None
-        )  # called with each buffer made for a reduction
+        # called with each buffer made for a reduction
+        self.on_allocated: Callable[[Tensor], None] = lambda tensor: None
 
     def begin_step(self, num_passes: int, *, measured: bool) -> None:
         """Start a step with so many passes; `measured`: the norm of each pass's gradients is taken."""
-        self.fresh, self.begun, self.left, self.measured = True, set(), num_passes, measured
+        self.fresh, self.begun, self.remaining_passes, self.measured = True, set(), num_passes, measured
 
     def begin_pass(self, uses: Counter[str]) -> None:
         """Start a pass; `uses` counts the units that will give a gradient of each member."""
         self.uses, self.absent = uses, Counter(uses)
-        self.left -= 1
+        self.remaining_passes -= 1
 
     def end_pass(self) -> None:
         """Mark the members of this pass as having a gradient."""
@@ -62,7 +62,7 @@ class GradientBuffer:
     @property
     def last(self) -> bool:
         """True in the step's last pass that gives gradients of the group."""
-        return self.left == 0
+        return self.remaining_passes == 0
 
     @property
     def uses_separate_buffer(self) -> bool:
@@ -77,11 +77,11 @@ class GradientBuffer:
         flat = self.flat
         if not self.uses_separate_buffer:
             return flat.gradients
-        if self.moving is None:
+        if self.separate_buffer is None:
             dtype = flat.formats.reduced if flat.scatters else flat.gradients.dtype
-            self.moving = flat.zeros(flat.group.padded_size, dtype)
-            self.on_allocated(self.moving)
-        return self.moving
+            self.separate_buffer = flat.zeros(flat.group.padded_size, dtype)
+            self.on_allocated(self.separate_buffer)
+        return self.separate_buffer
 
     def accumulates(self, name: str) -> bool:
         """Return whether a gradient is added to what is in the array."""
@@ -111,14 +111,13 @@ class GradientBuffer:
 
     def fold_separate_buffer(self) -> None:
         """Add a buffer that was separate only for its norm to the accumulated gradients."""
-        if self.moving is None or self.flat.scatters:
+        if self.separate_buffer is None or self.flat.scatters:
             return
         for name in self.uses:
-            target, separate = (
-                self.flat.view(buffer, self.members[name]) for buffer in (self.flat.gradients, self.moving)
-            )
+            buffers = self.flat.gradients, self.separate_buffer
+            target, separate = (self.flat.view(buffer, self.members[name]) for buffer in buffers)
             target.add_(separate) if name in self.begun else target.copy_(separate)
-        self.moving = None
+        self.separate_buffer = None
 
     def send(self) -> None:
         """Start the reduction of the group over the mesh."""
@@ -150,7 +149,7 @@ class GradientBuffer:
             target.add_(arrived)
         elif target.data_ptr() != arrived.data_ptr():
             target.copy_(arrived)
-        self.moving = self.arriving = self.pending = None
+        self.separate_buffer = self.arriving = self.pending = None
         self.fresh = self.fresh and not flat.scatters
 
     def reduce_shards(self) -> None:

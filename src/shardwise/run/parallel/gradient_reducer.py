@@ -62,7 +62,7 @@ class GradientReducer:
         self.group_of = {name: buffer for buffer in self.groups for name in buffer.members}
         self.names, self.norms = names, norms
         self.after, self.each_pass = reduction == "after", each_pass
-        self.passing: list[GradientBuffer] = []  # groups of which this pass gives gradients
+        self.pass_buffers: list[GradientBuffer] = []  # groups of which this pass gives gradients
         self.num_sent = 0
 
     def of_unit(self, path: str) -> UnitGradientSink:
@@ -87,7 +87,7 @@ class GradientReducer:
         """Start a pass of a micro-batch in which the units at these paths give their gradients."""
         buffers = self._buffers_of_units(paths)
         self.norms.micro_batch = micro_batch
-        self.passing, self.num_sent = [buffer for buffer, _ in buffers], 0
+        self.pass_buffers, self.num_sent = [buffer for buffer, _ in buffers], 0
         for buffer, uses in buffers:
             buffer.begin_pass(uses)
 
@@ -109,12 +109,12 @@ class GradientReducer:
 
     def _send_ready(self) -> None:
         """Send the ready groups, in their order."""
-        # Every rank issues its collectives in the order of `passing`, or they would deadlock: a group that is ready early
+        # Every rank issues its collectives in the order of `pass_buffers`, or they would deadlock: a group that is ready early
         # waits for those before it.
-        while self.num_sent < len(self.passing) and not self.passing[self.num_sent].absent:
-            buffer = self.passing[self.num_sent]
+        while self.num_sent < len(self.pass_buffers) and not self.pass_buffers[self.num_sent].absent:
+            buffer = self.pass_buffers[self.num_sent]
             if buffer.flat.scatters and self.num_sent:  # at most two unsharded gradient buffers exist at a time
-                self.passing[self.num_sent - 1].receive()
+                self.pass_buffers[self.num_sent - 1].receive()
             if buffer.flat.scatters or buffer.last or self.each_pass:
                 buffer.send()
             self.num_sent += 1
@@ -126,12 +126,12 @@ class GradientReducer:
         per step overlaps with the passes that follow.
         """
         self._send_ready()
-        for buffer in self.passing:
+        for buffer in self.pass_buffers:
             if buffer.flat.scatters or not buffer.last:
                 buffer.receive()
             buffer.end_pass()
         if self.each_pass:
-            summed_again = [buffer for buffer in self.passing if not (buffer.last or buffer.flat.scatters)]
+            summed_again = [buffer for buffer in self.pass_buffers if not (buffer.last or buffer.flat.scatters)]
             _sum_shards(summed_again)
             for buffer in summed_again:
                 buffer.keep_local_once()
@@ -159,7 +159,7 @@ class MicroBatchNorms:
     def __init__(self, instance: RankProgram, exchange: MeshCollectives) -> None:
         self.exchange, self.mesh = exchange, instance.mesh
         self.axes, self.replicas = instance.noise_axes, instance.family.replica_axes
-        self.divided = partial_gradient_names(instance) if instance.policy.noise_scale else frozenset[str]()
+        self.partial_names = partial_gradient_names(instance) if instance.policy.noise_scale else frozenset[str]()
         self.control = DTYPES[instance.control_dtype]
         self.measures, self.micro_batch = False, 0
         self._squares: list[Tensor] = []
@@ -176,7 +176,7 @@ class MicroBatchNorms:
             return
         flat, partial_axes = buffer.flat, buffer.flat.sync.within(self.replicas)
         gradients = self._summed(flat, buffer.array, partial_axes) if partial_axes else buffer.array
-        if self.divided.isdisjoint(buffer.members):
+        if self.partial_names.isdisjoint(buffer.members):
             self._square(flat, gradients)
             return
         parts = self._parts.setdefault(flat, {})

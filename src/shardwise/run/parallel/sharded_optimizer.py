@@ -74,14 +74,14 @@ class ShardedOptimizer:
         """`traffic`: the collectives of a kind of unit, of which the update issues those of means."""
         self.groups, self.exchange, self.recipe = groups, exchange, recipe
         self.norm_axes, self.name = norm_axes, optimizer
-        self.means = self._means(traffic) if get_optimizer(optimizer).reduces_means else {}
-        self.whole = [self._whole(group) for group in groups]
+        self.factored_updates = self._factored_updates(traffic) if get_optimizer(optimizer).reduces_means else {}
+        self.matrix_updates = [self._matrix_update(group) for group in groups]
         self.by_element = [
             list(self._by_element(group, list(self._elementwise(group, matrix_update))))
-            for group, matrix_update in zip(groups, self.whole, strict=True)
+            for group, matrix_update in zip(groups, self.matrix_updates, strict=True)
         ]
 
-    def _means(self, traffic: Callable[[str], Iterable[UnitCollective]]) -> dict[str, FactoredUpdate]:
+    def _factored_updates(self, traffic: Callable[[str], Iterable[UnitCollective]]) -> dict[str, FactoredUpdate]:
         """Return the updates of units' weights by an optimizer that takes means of them, by the unit's path."""
         optimizer = get_optimizer(self.name)
         fields = optimizer.resolve_hyperparameters(self.recipe.optimizer)
@@ -103,11 +103,11 @@ class ShardedOptimizer:
         self, group: FlatParameterGroup, matrix_update: WholeMatrixUpdate | None
     ) -> Iterator[ParameterShard]:
         """Yield the parameters of a group that are updated element by element."""
-        for shard in group.intervals() if group.group.path not in self.means else ():
+        for shard in group.intervals() if group.group.path not in self.factored_updates else ():
             if matrix_update is None or shard not in matrix_update.moments:
                 yield shard
 
-    def _whole(self, group: FlatParameterGroup) -> WholeMatrixUpdate | None:
+    def _matrix_update(self, group: FlatParameterGroup) -> WholeMatrixUpdate | None:
         """Return the update of matrices that the optimizer takes whole; None: the group has no such matrix."""
         optimizer = get_optimizer(self.name)
         if not optimizer.updates_whole_matrices or not any(member.parameter.matrix for member in group.group.members):
@@ -166,10 +166,12 @@ class ShardedOptimizer:
         """
         scale = self._scale(norm, loss_scale)
         pending: list[PendingWork] = []
-        for path, update in self.means.items() if is_update else ():
+        for path, update in self.factored_updates.items() if is_update else ():
             unit_groups = [group for group in self.groups if group.group.path == path]
             update.step({group: self._gradients(group, scale) for group in unit_groups}, learning_rate)
-        for group, elementwise_updates, matrix_update in zip(self.groups, self.by_element, self.whole, strict=True):
+        for group, elementwise_updates, matrix_update in zip(
+            self.groups, self.by_element, self.matrix_updates, strict=True
+        ):
             if is_update and (elementwise_updates or matrix_update is not None):
                 gradients = self._gradients(group, scale)
                 for elementwise in elementwise_updates:
@@ -212,10 +214,10 @@ class ShardedOptimizer:
         for elementwise in chain.from_iterable(self.by_element):
             for slot, moment in product(elementwise.slots, elementwise.moments):
                 yield from moment_tensors(moment, slot.interval, elementwise.optimizer.state[slot.weight][moment])
-        for update in self.means.values():
+        for update in self.factored_updates.values():
             for weight in update.weights.values():
                 yield from weight.checkpoint_tensors()
-        for matrix_update in self.whole:
+        for matrix_update in self.matrix_updates:
             yield from matrix_update.checkpoint_tensors() if matrix_update is not None else ()
 
     def set_steps(self, steps: int) -> None:
@@ -223,7 +225,7 @@ class ShardedOptimizer:
         for elementwise in chain.from_iterable(self.by_element):
             for slot in elementwise.slots:
                 elementwise.optimizer.state[slot.weight]["step"].fill_(float(steps))
-        for update in (*self.means.values(), *self.whole):
+        for update in (*self.factored_updates.values(), *self.matrix_updates):
             if update is not None:
                 update.steps = steps
 
