@@ -61,27 +61,23 @@ NORM_SUM_GRADIENTS = ("sum_to", "sum_square_dx")
 
 def fuse_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     """Yield the norms of a phase whose sums no collective reduces."""
-    reduced = builder.reduced_statistics
-    for norm in (
-        _fuse_backward_norms(builder, phase) if phase.name == "backward" else _fuse_forward_norms(builder, phase)
-    ):
-        if reduced.isdisjoint(_norm_statistics(norm)):
-            yield norm
+    fuse = _fuse_backward_norms if phase.name == "backward" else _fuse_forward_norms
+    for fused in fuse(builder, phase):
+        if builder.reduced_statistics.isdisjoint(_norm_statistics(fused)):
+            yield fused
 
 
-def _norm_statistics(norm: FusedCall) -> Iterator[str]:
+def _norm_statistics(fused: FusedCall) -> Iterator[str]:
     """Yield the sums that a norm, or its gradient, makes or reads, and their gradients."""
-    for operation in norm.operations:
+    for operation in fused.operations:
         is_norm = isinstance(operation, Map) and operation.function.startswith(tuple(NORMS))
         yield from operation.inputs if is_norm else (*operation.inputs, *operation.outputs)
 
 
 def _norm_reading(program: Program, sums: str) -> Map:
     """Return the norm that reads some sums."""
-    norms = (
-        operation for operation in program.operations if isinstance(operation, Map) and operation.function in NORMS
-    )
-    return next(norm for norm in norms if sums in norm.inputs[1:-1])
+    maps = (operation for operation in program.operations if isinstance(operation, Map))
+    return next(norm for norm in maps if norm.function in NORMS and sums in norm.inputs[1:-1])
 
 
 def _fuse_forward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
@@ -118,11 +114,8 @@ def _fuse_backward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[Fu
         if function not in NORMS or norm.function == function:
             continue
         dy, *statistics, weight = norm.inputs
-        norm_maps = [
-            m
-            for m in maps
-            if m.function.startswith(f"{function}_d") and m.inputs[0] == dy and statistics[0] in m.inputs
-        ]
+        gradient_maps = (m for m in maps if m.function.startswith(f"{function}_d"))
+        norm_maps = [m for m in gradient_maps if m.inputs[0] == dy and statistics[0] in m.inputs]
         intermediates = {m.outputs[0] for m in norm_maps if not m.function.endswith(("_dx", "_dweight"))}
         sums = [m for m in maps if m.function in NORM_SUM_GRADIENTS and m.inputs[0] in intermediates]
         x = next(m.inputs[1] for m in norm_maps if m.function.endswith("_dsquares"))
@@ -156,12 +149,12 @@ def fuse_loss(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
     axes = builder.rank.nontrivial_axes(builder.unit.forward.specs[logits].axes_of("V"))
     if not group:
         return
-    if phase.name == "forward":
-        yield from (
-            _parallel_loss(builder, group, logits, axes) if axes else [_whole_vocabulary_loss(builder, group, logits)]
-        )
-    else:
+    if phase.name == "backward":
         yield _parallel_gradient(builder, group, logits, axes) if axes else _whole_vocabulary_gradient(group, logits)
+    elif axes:
+        yield from _parallel_loss(builder, group, logits, axes)
+    else:
+        yield _whole_vocabulary_loss(builder, group, logits)
 
 
 def _loss_operations(builder: CallBuilder, phase: PhaseSteps, logits: str) -> list[Operation]:

@@ -301,8 +301,7 @@ class TorchModel:
             self._run(layer, layer.unit.backward[BACKWARD_WEIGHT].steps, in_flight.slots.pop(unit_index))
 
     def _gradients(self, unit_index: int, slots: Slots, dx: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradient of the layers' hidden state (with `dx` added) and of the MTP module's before this unit.
-        """
+        """Return the gradient of the layers' hidden state (with `dx` added) and of the MTP module's before this unit."""
         layer = self.layers[unit_index]
         if layer.unit.gradient_of_input is None:
             return None, None

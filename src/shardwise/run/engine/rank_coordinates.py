@@ -98,9 +98,8 @@ class Rank:
         order = [number for rank in range(ranks) for number in _chunks_of_rank(rank, ranks, pieces)]
         width = length // count
         first = (self.position(split_axes) if rank_index is None else rank_index) * (length // parts)
-        return tuple(
-            _merge_ranges(_slice_ranges([(number * width, width) for number in order], first, first + length // parts))
-        )
+        chunks = [(number * width, width) for number in order]
+        return tuple(_merge_ranges(_slice_ranges(chunks, first, first + length // parts)))
 
 
 def _slice_ranges(ranges: Iterable[PositionRange], start: int, stop: int) -> Iterator[PositionRange]:
