@@ -271,9 +271,8 @@ def _read_files(files: LaunchFiles) -> Options:
     table = option_table("accelerate")
     options: dict[str, Any] = {}
     for name, text in configs.items():
-        options = {
-            _full_option_name(option, table): value for option, value in flatten(parse_yaml(text, name), table).items()
-        }
+        tree = flatten(parse_yaml(text, name), table)
+        options = {_full_option_name(option, table): value for option, value in tree.items()}
     launcher, arguments = read_script_options(files, "accelerate")
     return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, table)
 
@@ -287,9 +286,8 @@ def _full_option_name(option: str, table: Mapping[str, Any]) -> str:
 
 def _launcher_overrides(launcher: Options) -> dict[str, Any]:
     """Return the options of `accelerate launch` flags, which override the YAML file, under their names with section."""
-    full_names = {
-        name.rpartition(".")[2]: name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)
-    }
+    names = [name for name in option_table("accelerate") if not name.startswith(SCRIPT_PREFIX)]
+    full_names = {name.rpartition(".")[2]: name for name in names}
     # Rank and rendezvous differ on each node.
     ignored = {"config_file", *(name for name, value in launcher.items() if str(value).startswith("$"))}
     overrides = {full_names.get(name, name): value for name, value in launcher.items() if name not in ignored}

@@ -35,8 +35,7 @@ RECOMPUTE = {"none": False, "full": True, "alternate": "selective"}
 
 
 def _replica_options(launch: Launch) -> Options:
-    """Return options of replicas: DDP without shards, FSDP2 that reshards weights after the forward pass (ZeRO-3) or not
-    (ZeRO-2)."""
+    """Return options of replicas: DDP without shards, or FSDP2, which reshards weights after forward (ZeRO-3) or not (ZeRO-2)."""
     layout = launch.layout
     replicas = layout.num_replicas
     if not layout.zero_stage and replicas > 1:
@@ -85,8 +84,7 @@ def _stage_options(launch: Launch) -> Options:
 
 
 def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
-    """Return the layers of each stage as `generate_hf_model_fqn_per_model_part` splits them: the first stages take a remaining
-    layer each."""
+    """Return the stages' layers, split as by `generate_hf_model_fqn_per_model_part`: the first stages take the remainder."""
     ranks = reader.get_degree(f"{SECTION}.pp_size")
     schedules = {theirs.lower(): ours for ours, theirs in SCHEDULES.items()}
     name = str(reader.get(f"{PIPELINE}.pp_schedule", "1f1b")).replace("_", "").lower()
@@ -105,8 +103,7 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _read_num_stages(reader: OptionReader, layers: int, ranks: int, default_per_rank: int) -> int:
-    """Return the number of stages from the layers of each (default: the schedule's number per rank), rounded as the recipe
-    says.
+    """Return the number of stages from the layers of each, or from the schedule's default, rounded as the recipe says.
 
     Raises `InputError` if it is not a multiple of the ranks.
     """

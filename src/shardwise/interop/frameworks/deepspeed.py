@@ -114,10 +114,8 @@ def _precision_options(launch: Launch) -> Options:
         options[option] = dtypes.reduced
     if dtypes.accumulated != dtypes.weights:
         options["data_types.grad_accum_dtype"] = dtypes.accumulated
-        if (
-            _keeps_both_gradients(launch.layout.zero_stage, launch.layout.offloads_optimizer)
-            and not dtypes.keeps_weight_gradients
-        ):
+        keeps_both = _keeps_both_gradients(launch.layout.zero_stage, launch.layout.offloads_optimizer)
+        if keeps_both and not dtypes.keeps_weight_gradients:
             options["bf16.immediate_grad_update"] = True
     return options
 
@@ -144,16 +142,15 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
         raise InputError("bf16.enabled, fp16.enabled: both are true; one format is required")
     weights = enabled[0] if enabled else "fp32"
     parallel = reader.get("sequence_parallel_size", 1) > 1
-    option, default = (
-        ("seq_parallel_communication_data_type", "fp32") if parallel else ("communication_data_type", weights)
-    )
+    option, default = "communication_data_type", weights
+    if parallel:
+        option, default = "seq_parallel_communication_data_type", "fp32"
     reduced = _read_dtype(reader, option, default)
     accumulated = _read_dtype(reader, "data_types.grad_accum_dtype", weights)
     keeps_both = _keeps_both_gradients(reader.get("zero_optimization.stage", 0), offloads_optimizer(reader))
     immediate = is_true(reader.get("bf16.immediate_grad_update", False))
-    dtypes = GradientDtypes(
-        weights, reduced, accumulated, keeps_weight_gradients=keeps_both and accumulated != weights and not immediate
-    )
+    keeps_weight_gradients = keeps_both and accumulated != weights and not immediate
+    dtypes = GradientDtypes(weights, reduced, accumulated, keeps_weight_gradients)
     name = next((name for name, candidate in PRECISIONS.items() if candidate == dtypes), None)
     if name is None:
         raise InputError(
@@ -279,9 +276,8 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
         raise InputError(
             f"{RECOMPUTE}.partition_activations: splits what is kept over tensor parallelism; set it to false"
         )
-    requested = any(
-        is_true(reader.get(f"{SCRIPT_PREFIX}{name}", False)) for name in ("gradient_checkpointing", RECOMPUTE)
-    )
+    arguments = [f"{SCRIPT_PREFIX}{name}" for name in ("gradient_checkpointing", RECOMPUTE)]
+    requested = any(is_true(reader.get(argument, False)) for argument in arguments)
     offloaded = (offloads_optimizer(reader), on_host)
     recompute = "full" if requested or on_host or split else "none"
     return {"layout.recompute": recompute, "layout.offload": OFFLOADS[offloaded]}
@@ -353,9 +349,9 @@ def _read_files(files: LaunchFiles) -> Options:
         )
     ((name, text),) = configs.items()
     table = option_table("deepspeed")
-    options = normalize_values(
-        {**flatten(parse_json(text, name), table), **read_script_options(files, "deepspeed")[1]}, table
-    )
+    configured = flatten(parse_json(text, name), table)
+    _, arguments = read_script_options(files, "deepspeed")
+    options = normalize_values({**configured, **arguments}, table)
     resolved = {option: _resolve_auto(option, value, options) for option, value in options.items()}
     return {option: value for option, value in resolved.items() if value is not None}
 

@@ -188,8 +188,7 @@ MSCALE_DIGITS = 9  # decimals: more than any config has
 
 
 def write_rope_parameters(numerics: Numerics, rule: RotaryRule, head_dim: int) -> dict[str, Any]:
-    """Return the value of `rope_parameters`: for families with other angles in window layers, one entry for each kind of
-    layer."""
+    """Return the value of `rope_parameters`; one entry per kind of layer in families whose window layers have other angles."""
     parameters = _rotary_fields(numerics.rotary)
     if rule.part is not None:
         parameters["partial_rotary_factor"] = numerics.rotary.part
@@ -203,8 +202,7 @@ def write_rope_parameters(numerics: Numerics, rule: RotaryRule, head_dim: int) -
 
 
 def _mscale_all_dim(score_factor: float, factor: float) -> float:
-    """Return the `mscale_all_dim` whose squared magnitude is `score_factor`, rounded: a square root does not keep the last
-    digits."""
+    """Return the `mscale_all_dim` whose squared magnitude is `score_factor`, without the last digits, which a root loses."""
     return round((math.sqrt(score_factor) - 1.0) / (YARN_MSCALE * math.log(factor)), MSCALE_DIGITS)
 
 
@@ -233,8 +231,7 @@ RAMP_WRITERS = {RAMP_OVER_FREQUENCY: _llama3_fields, RAMP_OVER_INDEX: _yarn_fiel
 
 
 def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Architecture, HuggingFaceFamily]:
-    """Return the architecture of a config (with numerics) and its family. Raises `InputError` for anything that is not
-    supported."""
+    """Return a config's architecture (with numerics) and family. Raises `InputError` for anything unsupported."""
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None:
         raise InputError(

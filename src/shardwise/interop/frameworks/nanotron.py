@@ -205,8 +205,7 @@ def _replica_options(launch: Launch) -> Options:
 
 
 def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
-    """Return replicas and ZeRO: every stage above 0 is ZeRO-1 (helpers.py, init_optimizer_and_grad_accumulator: zero_stage >
-    0)."""
+    """Return replicas and ZeRO: stages above 0 are ZeRO-1 (helpers.py, init_optimizer_and_grad_accumulator: zero_stage > 0)."""
     replicas, stage = reader.get("parallelism.dp"), reader.get("optimizer.zero_stage", 0)
     if stage not in (0, 1, 2, 3):
         raise InputError(f"optimizer.zero_stage: found {stage}; 0 or 1 is required")

@@ -1,5 +1,4 @@
-"""Shardwise's own engine on a cluster's scheduler: the plan itself, and the command that starts `shardwise train` on every
-node.
+"""Shardwise's own engine on a cluster's scheduler: the plan, and the command that starts `shardwise train` on every node.
 
 Sources: SLURM documentation, sbatch; SkyPilot documentation, distributed jobs, and names of accelerators (sky show-gpus).
 """

@@ -1,5 +1,4 @@
-"""The schema of a framework's weight tables: tensor names and shapes of a kind of model, and which models the framework
-computes.
+"""The schema of a framework's weight tables: tensor names and shapes of a kind of model, and which models it computes.
 
 Each table is used both to write weights and to read them.
 """

@@ -40,9 +40,8 @@ def build_files(target: Target, options: Options, launch: Launch) -> LaunchFiles
     """Return the texts of a launch's files by name: the target's own first, then the batch script and the README."""
     target_files = dict(target.write(options, launch))
     if target.slurm and BATCH_FILE not in target_files:
-        target_files[BATCH_FILE] = slurm_script(
-            launch.machines, f"{launch.model.name}-{target.name}", target.command(launch)
-        )
+        job_name = f"{launch.model.name}-{target.name}"
+        target_files[BATCH_FILE] = slurm_script(launch.machines, job_name, target.command(launch))
     return {**target_files, README_FILE: _readme_text(target, list(target_files), launch)}
 
 
@@ -180,9 +179,8 @@ def nearest_layout(plan: Plan, target: Target) -> Layout | None:
         except (InputError, NothingFitsError):
             continue
         for layout in (nearest_plan.layout, *(alternative.layout for alternative in nearest_plan.alternatives)):
-            candidate = choose_precision(
-                use_target_stages(replace(launch_from_plan(plan), layout=layout), target), target
-            )
+            planned = use_target_stages(replace(launch_from_plan(plan), layout=layout), target)
+            candidate = choose_precision(planned, target)
             if (
                 not violations(plan.model, plan.job, cluster.num_devices, candidate.layout)
                 and not refusals(candidate, target)

@@ -81,9 +81,7 @@ class Launch:
         del layout["layers_per_stage"], layout["placement"]
         layout["stages"] = layers_by_virtual_stage(self.model, self.layout)
         groups = {"model": model, "numerics": dict(_flatten(asdict(self.model.numerics))), "job": job, "layout": layout}
-        return {
-            f"{group}.{name}": value for group, group_fields in groups.items() for name, value in group_fields.items()
-        }
+        return {f"{group}.{name}": value for group, members in groups.items() for name, value in members.items()}
 
 
 def _flatten(tree: LaunchFields, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -190,9 +190,9 @@ def price_launch(
     (`read_launch.USER_FIELDS`). Raises `InputError` if the files are no launch, or one that this cluster cannot run.
     """
     parsed = parse_launch(files, cluster_machines(cluster), target=target, model=model, beside=beside)
-    priced_cluster = (
-        cluster if cluster.calibration else with_published_constants(cluster, get_stack(parsed.target.stack))
-    )
+    priced_cluster = cluster
+    if not cluster.calibration:
+        priced_cluster = with_published_constants(cluster, get_stack(parsed.target.stack))
     launch = parsed.launch
     plan = plan_layout(launch.model, priced_cluster, launch.job, launch.layout)
     return PricedLaunch(parsed=parsed, plan=plan, better=tuple(list_changes(launch, parsed.target, priced_cluster)))

@@ -33,11 +33,10 @@ NON_SCRIPT_ENDINGS = (".json", ".yaml", ".yml", ".toml", ".py", ".md")
 
 def torchrun_command(machines: Machines, module: str) -> str:
     """Return the torchrun command of one node; several nodes meet at `$HEAD_NODE`."""
-    rendezvous = (
-        "--standalone"
-        if machines.num_nodes == 1
-        else f'--rdzv-id "${{JOB_ID:-shardwise}}" --rdzv-backend c10d --rdzv-endpoint "${{HEAD_NODE:?the first node}}:{PORT}"'
-    )
+    rendezvous = "--standalone"
+    if machines.num_nodes != 1:
+        endpoint = f'"${{HEAD_NODE:?the first node}}:{PORT}"'
+        rendezvous = f'--rdzv-id "${{JOB_ID:-shardwise}}" --rdzv-backend c10d --rdzv-endpoint {endpoint}'
     return f"torchrun --nnodes {machines.num_nodes} --nproc-per-node {machines.devices_per_node} {rendezvous} {module}"
 
 
@@ -110,9 +109,8 @@ CONFIG_ENDINGS = (".json", ".yaml", ".yml")
 
 
 def _read_length(reader: OptionReader) -> Mapping[str, Any]:
-    lengths = {
-        name: reader.get_count(SCRIPT_PREFIX + name) for name in LENGTH_OPTIONS if SCRIPT_PREFIX + name in reader
-    }
+    names = [name for name in LENGTH_OPTIONS if SCRIPT_PREFIX + name in reader]
+    lengths = {name: reader.get_count(SCRIPT_PREFIX + name) for name in names}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"--{name} {value}" for name, value in lengths.items())
         raise InputError(f"sequences: found {listed}; one length is required")
@@ -176,8 +174,7 @@ def config_files(files: LaunchFiles) -> dict[str, str]:
 
 
 def read_script_options(files: LaunchFiles, table: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read the launch scripts among the files. Return the launcher's options, and those of the training script under
-    `SCRIPT_PREFIX`."""
+    """Return the options of the launcher, and those of the training script (with `SCRIPT_PREFIX`), in the scripts of `files`."""
     launcher: dict[str, Any] = {}
     arguments: dict[str, Any] = {}
     flag_table = {name.rpartition(".")[2].replace("_", "-"): option for name, option in option_table(table).items()}

@@ -112,8 +112,7 @@ def _lacks_vocabulary(launch_fields: LaunchFields) -> bool:
 
 
 def _with_user_fields(launch_fields: LaunchFields, user_fields: LaunchFields, target: Target) -> dict[str, Any]:
-    """Return the fields that were read with those that the user gave. Raises `InputError` for contradictions and missing
-    fields."""
+    """Return the fields that were read and those that the user gave. Raises `InputError` if some differ or are missing."""
     problems = [
         f"{USER_FIELDS[field]}: found {value}, and the launch says {launch_fields[field]}; leave it out"
         for field, value in user_fields.items() if launch_fields.get(field, value) != value
@@ -148,8 +147,7 @@ def recognize_target(files: LaunchFiles) -> Target:
 
 
 def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
-    """Build the launch with the catalogue's model of the same sizes, if any; numerics among the fields override the
-    catalogue's.
+    """Build the launch, with the catalogue's model of the same sizes, if any, but the numerics that were read.
 
     If only the tokenizer knows the vocabulary, it is taken from the catalogue's model with all the other sizes. Raises
     `InputError` if there is none.
@@ -157,9 +155,8 @@ def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: A
     if model is not None:
         return launch_from_fields(launch_fields, machines, model)
     lacks_vocabulary = _lacks_vocabulary(launch_fields)
-    launch = launch_from_fields(
-        {**launch_fields, "model.vocab_size": 1} if lacks_vocabulary else launch_fields, machines
-    )
+    complete = {**launch_fields, "model.vocab_size": 1} if lacks_vocabulary else launch_fields
+    launch = launch_from_fields(complete, machines)
     catalog_model = find_catalog_model(launch.model, ignored=("vocab_size",) if lacks_vocabulary else ())
     if lacks_vocabulary and catalog_model is launch.model:
         raise InputError(

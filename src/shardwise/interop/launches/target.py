@@ -18,8 +18,6 @@ from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, describe_unknown, did_you_mean, raise_problems
 
 Options = Mapping[str, Any]  # by the target's name; names of nested files are dotted
-
-
 MAX_COUNT = 10**12  # steps, sequences, tokens or devices: far above any launch
 
 

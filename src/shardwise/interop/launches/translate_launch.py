@@ -27,8 +27,7 @@ LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 
 
 def to_options(target: Target, launch: Launch) -> dict[str, Any]:
-    """Return the options of a launch, in the order of the target's mappings. Raises `InputError` for one that its release
-    lacks."""
+    """Return a launch's options, in the order of the target's mappings. Raises `InputError` for one that its release lacks."""
     options: dict[str, Any] = {}
     for mapping in (*target.model_mappings, *target.mappings):
         options |= mapping.to_options(launch)

@@ -74,8 +74,7 @@ def _leaves(
 
 
 def normalize_values(options: Mapping[str, Any], table: Mapping[str, FrameworkOption]) -> dict[str, Any]:
-    """Return options with values of the types in the table, for frameworks that accept other spellings: yes or no for a flag,
-    a number or a name in quotes, a name in capitals."""
+    """Return options with values of their types, for frameworks that accept yes or no, quoted numbers and any capitals."""
     return {name: _normalize_value(value, table[name]) if name in table else value for name, value in options.items()}
 
 
@@ -86,13 +85,9 @@ def _normalize_value(value: Any, option: FrameworkOption) -> Any:
     if option.kind == "str" and isinstance(value, (bool, int)):
         text = text if not isinstance(value, bool) else ("yes" if value else "no")
         return text
-    if (
-        option.kind == "int"
-        and isinstance(value, (str, float))
-        and text.removesuffix(".0").isdecimal()
-        and len(text) < 20
-    ):
-        return int(text.removesuffix(".0"))
+    digits = text.removesuffix(".0")
+    if option.kind == "int" and isinstance(value, (str, float)) and digits.isdecimal() and len(text) < 20:
+        return int(digits)
     matching = [choice for choice in option.choices if choice.lower() == text.lower()]
     return matching[0] if matching and isinstance(value, str) else value
 
@@ -100,16 +95,16 @@ def _normalize_value(value: Any, option: FrameworkOption) -> Any:
 def parse_json(text: str, source: str) -> dict[str, Any]:
     """Return the object of a JSON text. Raises `InputError` for other texts, repeated keys, and NaN or infinity."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        section = dict(pairs)
+    def build_section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         _require_unique([name for name, _ in pairs], source)
-        return section
+        return dict(pairs)
 
-    def no_number(literal: str) -> Any:
+    def refuse_constant(literal: str) -> Any:
         raise InputError(f"{source}: found {literal}; a finite number is required")
 
     try:
-        return _require_sections(json.loads(text, object_pairs_hook=once, parse_constant=no_number), source)
+        tree = json.loads(text, object_pairs_hook=build_section, parse_constant=refuse_constant)
+        return _require_sections(tree, source)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{source}: not valid JSON: {str(error)[:200]}") from None
 
@@ -174,10 +169,9 @@ def parse_yaml(text: str, source: str) -> dict[str, Any]:
         ) from None
     except (RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise InputError(f"{source}: not readable as YAML: {type(error).__name__}") from None
-    if not isinstance(tree, dict):
-        raise InputError(f"{source}: found {type(tree).__name__}; options by name are required")
-    _require_few(tree, source)
-    return {str(name): value for name, value in tree.items()}
+    if isinstance(tree, dict):
+        _require_few(tree, source)
+    return _require_sections(tree, source)
 
 
 def _require_few(tree: Any, source: str) -> None:
@@ -187,9 +181,8 @@ def _require_few(tree: Any, source: str) -> None:
     pending, count = [tree], 0
     while pending:
         node = pending.pop()
-        children = (
-            list(node.values()) if isinstance(node, Mapping) else node if isinstance(node, (list, tuple, set)) else []
-        )
+        children = list(node.values()) if isinstance(node, Mapping) else node
+        children = children if isinstance(children, (list, tuple, set)) else []
         count += len(children)
         if count > MAX_YAML_VALUES:
             raise InputError(f"{source}: more than {MAX_YAML_VALUES:,} values; a launch is required")

@@ -173,9 +173,8 @@ def _evaluate(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Call():
             named = {keyword.arg: _evaluate(keyword.value, names) for keyword in node.keywords if keyword.arg}
             if len(named) == len(node.keywords):
-                return CallExpr(
-                    _called_name(node.func, names), tuple(_evaluate(argument, names) for argument in node.args), named
-                )
+                name = _called_name(node.func, names)
+                return CallExpr(name, tuple(_evaluate(argument, names) for argument in node.args), named)
     raise ValueError("no literal")
 
 
@@ -196,20 +195,11 @@ def _require_number(value: Any) -> Any:
 
 def _apply_operator(operator: ast.operator, left: Any, right: Any) -> Any:
     """Add, subtract or multiply numbers; add lists, or repeat one. Raises `ValueError` for other operands."""
-    if (
-        isinstance(left, list)
-        and isinstance(operator, ast.Add)
-        and isinstance(right, list)
-        and len(left) + len(right) <= MAX_ELEMENTS
-    ):
-        return left + right
-    if (
-        isinstance(left, list)
-        and isinstance(operator, ast.Mult)
-        and type(right) is int
-        and len(left) * max(right, 0) <= MAX_ELEMENTS
-    ):
-        return left * right
+    if isinstance(left, list):
+        if isinstance(operator, ast.Add) and isinstance(right, list) and len(left) + len(right) <= MAX_ELEMENTS:
+            return left + right
+        if isinstance(operator, ast.Mult) and type(right) is int and len(left) * max(right, 0) <= MAX_ELEMENTS:
+            return left * right
     first, second = _require_number(left), _require_number(right)
     if isinstance(operator, ast.Add):
         return first + second

@@ -45,8 +45,7 @@ class ConvertPayload(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """The weights to convert: `title` describes them, `seq_len` is the longest sequence that the model was trained for, if
-    known."""
+    """The weights to convert, described by `title`; `seq_len` is the longest sequence of the model's training, if known."""
 
     title: str
     model: WeightSource

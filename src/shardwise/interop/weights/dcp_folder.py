@@ -25,8 +25,7 @@ from shardwise.values.errors import InputError
 
 
 class DcpModelFolder:
-    """The tensors of a folder whose names match a pattern (`stored_model.TensorFolder`). Raises `InputError` for a damaged
-    folder."""
+    """The tensors of a folder whose names match a pattern (a `TensorFolder`). Raises `InputError` for a damaged folder."""
 
     def __init__(self, folder: Path, name_pattern: re.Pattern[str]) -> None:
         self.folder = folder

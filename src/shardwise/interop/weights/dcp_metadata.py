@@ -36,9 +36,8 @@ class DcpMetadata:
         chunk_metadata = ChunkStorageMetadata(Size(chunk.box.offsets), Size(chunk.box.lengths))
         tensor.chunks.append(chunk_metadata)
         self.metadata.planner_data[chunk.name] = (chunk.name,)
-        self.metadata.storage_data[MetadataIndex(chunk.name, chunk_metadata.offsets)] = _StorageInfo(
-            file, start, num_bytes
-        )
+        key = MetadataIndex(chunk.name, chunk_metadata.offsets)
+        self.metadata.storage_data[key] = _StorageInfo(file, start, num_bytes)
 
     def add_objects(self, objects: Mapping[str, bytes], file: str) -> None:
         """Add objects that lie one behind the other in a file."""

@@ -70,9 +70,8 @@ def _parse_factor(word: str) -> PatternFactor:
     if len(bracketed) != (len(parts) > 1) or not all(_PART.fullmatch(part) for part in bare):
         raise ValueError(f"found {word!r} in a layout; parts such as [GH]+H, of which one is in brackets, are required")
     number = bare[0][1:-1] if bare[0].startswith("{") else ""
-    return PatternFactor(
-        tuple(() if number else _parse_letters(part) for part in bare), bracketed[0] if bracketed else 0, number
-    )
+    letters = tuple(() if number else _parse_letters(part) for part in bare)
+    return PatternFactor(letters, bracketed[0] if bracketed else 0, number)
 
 
 def _parse_letters(part: str) -> tuple[PatternLetter, ...]:
@@ -107,7 +106,7 @@ class Arrangement:
         target.copy_(parameter.view([run.length for run in strided_runs]))
 
     def read_box(self, read: Callable[[Box], Tensor], box: Box) -> Tensor:
-        """Return a box of the parameter. `read` returns a box of the stored tensor; it is asked for the smallest that has all
+        """Return a box of the parameter. `read` returns boxes of the stored tensor; it gets the smallest that has all
         elements."""
         # An interval of an interleaved dim can cover parts of both halves, which no single strided view has: read it in parts.
         for dim, runs in enumerate(self.runs):

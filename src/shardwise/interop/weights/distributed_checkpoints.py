@@ -148,8 +148,7 @@ def _torch_save_bytes(content: object) -> bytes:
 
 
 def open_megatron(folder: str | Path, architecture: Architecture) -> StoredModel:
-    """Open the model of one checkpoint, or of a folder with a tracker. Raises `InputError` for another model, or if
-    unreadable."""
+    """Open the model of a checkpoint, or of a folder with a tracker. Raises `InputError` for another or a damaged model."""
     tensors = DcpModelFolder(tracked_folder(Path(folder)), MEGATRON_TENSORS)
     padding = max(tensors.shapes.get(("", EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
     candidates = (

@@ -105,8 +105,7 @@ def even_stages(architecture: Architecture, pp: int) -> list[range]:
 def rank_shards(
     architecture: Architecture, degrees: RankDegrees, stages: Sequence[range], rows: int
 ) -> Iterator[tuple[tuple[int, int, int], ModelShard]]:
-    """Yield ((tp, stage, ep), shard) of each rank. `stages` has each stage's layers, `rows` counts the padded vocabulary's
-    rows."""
+    """Yield ((tp, stage, ep), shard) of each rank, for these layers of each stage and `rows` of the padded vocabulary."""
     for tp, stage, ep in product(range(degrees.tp), range(len(stages)), range(degrees.ep)):
         sizes, offsets = dict(architecture.dims), {}
         for dim in SPLIT_DIMS:
@@ -124,9 +123,8 @@ def rank_shards(
 
 
 RANK_FILE = "model_optim_rng.pt"
-STATEFUL_MODULES = re.compile(
-    r"(?:.*\.)?(?:linear_\w+|output_layer)"
-)  # modules with an extra state beside their weights
+# Modules with an extra state beside their weights.
+STATEFUL_MODULES = re.compile(r"(?:.*\.)?(?:linear_\w+|output_layer)")
 
 
 def write_megatron_ranks(
@@ -154,9 +152,8 @@ def write_megatron_ranks(
 
 def rank_weight_table(architecture: Architecture, implementation: str, degrees: RankDegrees) -> WeightTable:
     """Return the names of a model's weights in the files of ranks."""
-    weight_table = megatron_weight_table(
-        architecture, lookup(RANK_NAMES, implementation, "--transformer-impl"), NUMBERED
-    )
+    names = lookup(RANK_NAMES, implementation, "--transformer-impl")
+    weight_table = megatron_weight_table(architecture, names, NUMBERED)
     if architecture.tied_embeddings and degrees.pp > 1:  # the last stage has a copy of the first one's matrix
         return replace(weight_table, copies={"head": {"head": TensorPattern("output_layer.weight", "[V]+Z, D")}})
     return weight_table
@@ -227,8 +224,7 @@ class RankFilesFolder:
 
 
 def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> StoredModel:
-    """Open the model of one checkpoint, or of a folder with a tracker. Raises `InputError` for another model, or if
-    unreadable."""
+    """Open the model of a checkpoint, or of a folder with a tracker. Raises `InputError` for another or a damaged model."""
     folder = tracked_folder(Path(folder))
     tensors = RankFilesFolder(folder, dict(_load_models(folder)))
     degrees, num_virtual_stages = _read_degrees(tensors)
@@ -238,7 +234,7 @@ def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> Store
         slices = _slices_in_files(architecture, tensors, degrees, num_virtual_stages, implementation)
         return list(drop_missing_biases(slices, architecture, tensors))
 
-    def count_missing(slices: list[StoredSlice]) -> int:
+    def count_missing(slices: Iterable[StoredSlice]) -> int:
         return len({stored_slice.tensor_key for stored_slice in slices} - tensors.shapes.keys())
 
     return StoredModel(architecture, min(map(slices_of, RANK_NAMES), key=count_missing), tensors)
@@ -278,12 +274,9 @@ def _read_degrees(tensors: RankFilesFolder) -> tuple[RankDegrees, int]:
     all_embed = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
     # A name has pp before ep, each only if above 1. A single second number is ep if every file has an embedding, as only the
     # first stage of a pipeline has one.
-    degrees = (
-        RankDegrees(tp=tp, pp=1, ep=second) if third == 1 and all_embed else RankDegrees(tp=tp, pp=second, ep=third)
-    )
-    rank_folders = {
-        degrees.rank_folder(*rank) for rank in product(range(degrees.tp), range(degrees.pp), range(degrees.ep))
-    }
+    pp, ep = (1, second) if third == 1 and all_embed else (second, third)
+    degrees = RankDegrees(tp=tp, pp=pp, ep=ep)
+    rank_folders = {degrees.rank_folder(*rank) for rank in product(range(tp), range(pp), range(ep))}
     if missing := sorted(rank_folders - files):
         raise InputError(
             f"model: {tensors.folder} lacks {', '.join(missing[:MAX_NAMES_SHOWN])}, besides {max(files)}; those "
@@ -312,10 +305,9 @@ def _slices_in_files(
     weight_table, read_boxes = rank_weight_table(architecture, implementation, degrees), set[tuple[str, Box]]()
     for rank, shard in rank_shards(architecture, degrees, stages, rows):
         for stored_slice in list_slices(architecture, weight_table, replace(shard, file=key(*rank))):
-            yield replace(
-                stored_slice, copy=stored_slice.copy or (stored_slice.parameter, stored_slice.box) in read_boxes
-            )
-            read_boxes.add((stored_slice.parameter, stored_slice.box))
+            key_of_box = (stored_slice.parameter, stored_slice.box)
+            yield replace(stored_slice, copy=stored_slice.copy or key_of_box in read_boxes)
+            read_boxes.add(key_of_box)
 
 
 def _layer_numbers(model: Iterable[str]) -> set[str]:

@@ -21,8 +21,7 @@ DRAFT_FOLDER = ".model.writing"
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """The file without which a folder is not read as a model (`mark`), and the name pattern of all of a model's files and
-    folders."""
+    """The file without which a folder is not read as a model (`mark`), and the name pattern of all files of a model."""
 
     mark: str
     files: re.Pattern[str]

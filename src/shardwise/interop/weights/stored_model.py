@@ -73,14 +73,10 @@ class StoredModel:
         stored_counts = {
             name: sum(stored_slice.box.volume for stored_slice in self.slices.get(name, ())) for name in self.shapes
         }
-        for name in [name for name, shape in self.shapes.items() if stored_counts[name] != math.prod(shape)][
-            :MAX_NAMES_SHOWN
-        ]:
-            size = math.prod(self.shapes[name])
-            yield (
-                f"model: {self.tensors.folder} has {stored_counts[name]:,} of the {size:,} elements of {name} that {authority} "
-                "has"
-            )
+        incomplete = [name for name, shape in self.shapes.items() if stored_counts[name] != math.prod(shape)]
+        for name in incomplete[:MAX_NAMES_SHOWN]:
+            counts = f"{stored_counts[name]:,} of the {math.prod(self.shapes[name]):,} elements of {name}"
+            yield f"model: {self.tensors.folder} has {counts} that {authority} has"
 
     def read(self, parameter: str, box: Box) -> Tensor:
         """Return a box of a parameter, in the dtype of the files."""
@@ -127,7 +123,7 @@ def drop_missing_biases(
 def _tensor_problems(slices: Iterable[StoredSlice], tensors: TensorFolder, authority: str) -> Iterator[str]:
     """Yield the tensors that the folder lacks, has besides the model, and has in other shapes."""
     expected = {stored.tensor_key: stored.tensor_shape for stored in slices if not stored.copy}
-    copies = {(stored_slice.file, stored_slice.name) for stored_slice in slices if stored_slice.copy}
+    copies = {stored.tensor_key for stored in slices if stored.copy}
     stored_shapes = tensors.shapes
     differences = {
         "lacks": sorted(expected.keys() - stored_shapes.keys()),
@@ -135,10 +131,9 @@ def _tensor_problems(slices: Iterable[StoredSlice], tensors: TensorFolder, autho
     }
     for verb, keys in differences.items():
         if keys:
-            listed = ", ".join(_format_name(*key) for key in keys[:MAX_NAMES_SHOWN]) + (
-                ", ..." if len(keys) > MAX_NAMES_SHOWN else ""
-            )
-            yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {listed}"
+            listed = ", ".join(_format_name(*key) for key in keys[:MAX_NAMES_SHOWN])
+            more = ", ..." if len(keys) > MAX_NAMES_SHOWN else ""
+            yield f"model: {tensors.folder} {verb} {len(keys)} tensors: {listed}{more}"
     mismatched = [key for key in expected if key in stored_shapes and stored_shapes[key] != expected[key]]
     for key in mismatched[:MAX_NAMES_SHOWN]:
         yield f"model: {_format_name(*key)} of {tensors.folder} has shape {stored_shapes[key]}; {authority} says {expected[key]}"
@@ -163,8 +158,7 @@ def boxes_of_stored(stored: StoredModel) -> ReadBox:
     """Return a function that reads boxes of a stored model; missing balance biases are zeros."""
 
     def read(name: str, box: Box) -> Tensor:
-        is_stored = name in stored.slices
-        return stored.read(name, box) if is_stored else torch.zeros(box.lengths)
+        return stored.read(name, box) if name in stored.slices else torch.zeros(box.lengths)
 
     return read
 
@@ -199,8 +193,8 @@ def _require_same_weights(path: Path, architecture: Architecture, checkpoint: Op
         if common_shape(expected[name], checkpoint.tensors[name].shape) is None:
             differing.add(name)
     if differing:
-        names = ", ".join(name.partition(".")[2] for name in sorted(differing)[:4])
+        listed = ", ".join(name.partition(".")[2] for name in sorted(differing)[:4])
         raise InputError(
-            f"{path}: found the weights of another model than {architecture.name}: {names} differ; the plan that the run was of "
+            f"{path}: found the weights of another model than {architecture.name}: {listed} differ; the plan that the run was of "
             "is required"
         )

@@ -85,8 +85,7 @@ def whole_shard(architecture: Architecture, padding: int = 0) -> ModelShard:
 def list_slices(
     architecture: Architecture, weight_table: WeightTable, shard: ModelShard | None = None
 ) -> Iterator[StoredSlice]:
-    """Yield the stored slice of every parameter of a shard (default: the whole model). Raises `InputError` for one without a
-    place."""
+    """Yield the stored slice of every parameter of a shard (default: the whole model). Raises `InputError` if one has none."""
     shard = shard or whole_shard(architecture)
     instance, biases = single_device_instance(architecture), balance_biases(architecture)
     for unit, numbers in _units_of_shard(architecture, shard):
@@ -96,13 +95,11 @@ def list_slices(
                 weight_table.copy_of(unit.kind, weight) if borrowed else weight_table.tensor_of(parameter, architecture)
             )
             if pattern is not None:
-                yield from _slices_of_parameter(
-                    parameter.name, parameter.use.dims, pattern, numbers, shard, copy=borrowed
-                )
+                dims = parameter.use.dims
+                yield from _slices_of_parameter(parameter.name, dims, pattern, numbers, shard, copy=borrowed)
             elif not borrowed:
-                raise InputError(
-                    f"model: {parameter.weight} of the {parameter.unit} has no place in a {weight_table.title}"
-                )
+                name = f"{parameter.weight} of the {parameter.unit}"
+                raise InputError(f"model: {name} has no place in a {weight_table.title}")
         bias = weight_table.bias_of(unit.kind) if unit.path in biases else None
         if bias is not None:
             yield from _slices_of_parameter(biases[unit.path], BIAS_DIMS, bias, numbers, shard, copy=False)
@@ -213,9 +210,8 @@ def output_chunks(source: WeightSource, slices: Iterable[StoredSlice]) -> list[O
     biases = set(balance_biases(source.architecture).values())
     chunks: dict[tuple[str, str, Shape], OutputChunk] = {}
     for stored_slice in slices:
-        chunk = chunks.setdefault(
-            stored_slice.chunk_key, OutputChunk([], BIAS_DTYPE if stored_slice.parameter in biases else dtype)
-        )
+        chunk_dtype = BIAS_DTYPE if stored_slice.parameter in biases else dtype
+        chunk = chunks.setdefault(stored_slice.chunk_key, OutputChunk([], chunk_dtype))
         chunk.slices.append(stored_slice)
     return list(chunks.values())
 

@@ -25,8 +25,11 @@ from shardwise.values.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """What only some formats need: `seq_len`, the longest sequence that the model was trained for (Hugging Face); `degrees`
-    and `implementation` (files of Megatron-LM's ranks)."""
+    """What only some formats need.
+
+    `seq_len` is the longest sequence that the model was trained for (Hugging Face); `degrees` and `implementation` are those
+    of Megatron-LM's rank files.
+    """
 
     seq_len: int | None = None
     degrees: RankDegrees = field(default_factory=RankDegrees)

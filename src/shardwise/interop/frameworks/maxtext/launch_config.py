@@ -153,12 +153,9 @@ def _read_precision(hardware: str, reader: OptionReader) -> Mapping[str, Any]:
     precisions = PRECISIONS[hardware]
     precision = next((name for name, options in precisions.items() if {**DEFAULT_DTYPES, **options} == dtypes), None)
     if precision is None:
-        raise InputError(
-            f"{', '.join(f'{name} {value}' for name, value in dtypes.items() if value)}: no precision here; one of "
-            + "; ".join(
-                f"{name} ({_format_options({**DEFAULT_DTYPES, **options})})" for name, options in precisions.items()
-            )
-        )
+        all_options = {name: {**DEFAULT_DTYPES, **options} for name, options in precisions.items()}
+        readable = "; ".join(f"{name} ({_format_options(options)})" for name, options in all_options.items())
+        raise InputError(f"{_format_options(dtypes)}: no precision here; one of {readable}")
     return {"job.precision": precision}
 
 
@@ -230,9 +227,8 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
         raise InputError(
             f"hardware: found {file_hardware}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
         )
-    return (
-        {"opt_type": "adamw", **expand_name(options)} if options.get("opt_type") == "adam_pax" else expand_name(options)
-    )
+    default = {"opt_type": "adamw"} if options.get("opt_type") == "adam_pax" else {}
+    return {**default, **expand_name(options)}
 
 
 def _notes(launch: Launch) -> Iterator[str]:

@@ -54,8 +54,7 @@ def spans_slices(launch: Launch) -> bool:
 
 
 def mesh_options(launch: Launch) -> Options:
-    """Return ICI and DCN degrees. Optimizer shards (ZeRO-1) are the data axis; weight shards (ZeRO-3) the fsdp and expert
-    axes."""
+    """Return ICI and DCN degrees. Optimizer shards (ZeRO-1) are the data axis, weight shards (ZeRO-3) fsdp and expert."""
     layout, outer = launch.layout, dcn_degrees(launch)
     inner = {axis: getattr(layout, axis) // outer[axis] for axis in outer}
     zero_1 = layout.zero_stage == 1
@@ -239,8 +238,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _seqs_at_once(reader: OptionReader, replicas: int, micro_batches: int) -> int:
-    """Return the sequences that all devices take at once. Raises `InputError` unless they fill whole micro-batches on each
-    replica."""
+    """Return the sequences that all devices take at once. Raises `InputError` unless they fill whole micro-batches."""
     devices = reader.machines.num_devices
     seqs: float = reader.get("per_device_batch_size", DEFAULT_BATCH) * devices
     if seqs != round(seqs) or seqs < 1 or micro_batches < 1 or round(seqs) % (micro_batches * replicas):

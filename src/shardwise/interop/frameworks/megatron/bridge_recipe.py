@@ -59,11 +59,8 @@ COMMON_DEFAULTS: Options = {
 # COMMON_DEFAULTS sets them, so a recipe must say if they are off.
 ALWAYS_SET = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
-ACTIVATION_FUNCTIONS = {
-    "swiglu": "torch.nn.functional.silu",
-    "clamped_swiglu": "quick_gelu",
-    "gelu": "torch.nn.functional.gelu",
-}
+ACTIVATION_FUNCTIONS = {"swiglu": "torch.nn.functional.silu", "clamped_swiglu": "quick_gelu",
+                        "gelu": "torch.nn.functional.gelu"}  # fmt: skip
 _FP8_FORMATS = {"": {}, "fp8_delayed_scaling": ("hybrid", "delayed"), "fp8_current_scaling": ("hybrid", "tensorwise"),
             "fp8_subchannel_scaling": ("hybrid", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}  # fmt: skip
 
@@ -216,9 +213,7 @@ def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
     megatron_options = {**_model_arguments(model), **to_megatron(reader.options)}
     argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
     launch_fields = from_options(launch_script.TARGET, argument_reader)
-    reader.acknowledge(
-        *JOINT_FIELDS, *(field for option in argument_reader.read_names if (field := bridge_field(option)))
-    )
+    reader.acknowledge(*JOINT_FIELDS, *filter(None, map(bridge_field, argument_reader.read_names)))
     return launch_fields
 
 
@@ -245,14 +240,11 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     provider = "MLAModelProvider" if model.get("multi_latent_attention") else "GPTModelProvider"
     lines = [f"cfg.model = {provider}(", *(f"    {field}={value!r}," for field, value in model.items()), ")"]
     config_classes = {"comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig"}
-    lines += [
-        f"cfg.{name} = {CallExpr(kind, (), sections.pop(name))!r}"
-        for name, kind in config_classes.items()
-        if name in sections
-    ]
-    lines += [
-        f"cfg.{name}.{field} = {value!r}" for name, settings in sections.items() for field, value in settings.items()
-    ]
+    for name, config_class in config_classes.items():
+        if name in sections:
+            lines.append(f"cfg.{name} = {CallExpr(config_class, (), sections.pop(name))!r}")
+    for name, settings in sections.items():
+        lines += [f"cfg.{name}.{field} = {value!r}" for field, value in settings.items()]
     lines.append('cfg.tokenizer.tokenizer_type = "NullTokenizer"')
     lines.append(f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}")
     return {RECIPE_FILE: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}

@@ -67,22 +67,17 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
         name: {key: options[key] for key in options if key in NUMBER_FORMATS} for name, options in PRECISIONS.items()
     }
     exact = next((name for name, options in formats_by_precision.items() if options == formats), None)
-    recipe_options = [recipe for name, (recipe, _) in DEFAULT_RECIPES.items() if name in formats]
-    same_recipe = next(
-        (
-            name
-            for name, options in formats_by_precision.items()
-            if recipe_options and options.get(recipe_options[0]) == formats[recipe_options[0]]
-        ),
-        None,
-    )
-    if recipe_options and not same_recipe:
-        readable = sorted(
-            {options[recipe_options[0]] for options in formats_by_precision.values() if recipe_options[0] in options}
-        )
-        raise InputError(
-            f"{recipe_options[0]}: found {formats[recipe_options[0]]!r}; one of {', '.join(readable)} is what can be read"
-        )
+    matmul_recipe = next((recipe for name, (recipe, _) in DEFAULT_RECIPES.items() if name in formats), None)
+    same_recipe = None
+    if matmul_recipe:
+        readable: dict[Any, str] = {}  # the first precision with each value of this option
+        for name, options in formats_by_precision.items():
+            if matmul_recipe in options:
+                readable.setdefault(options[matmul_recipe], name)
+        same_recipe = readable.get(formats[matmul_recipe])
+        if same_recipe is None:
+            listed = ", ".join(sorted(readable))
+            raise InputError(f"{matmul_recipe}: found {formats[matmul_recipe]!r}; one of {listed} is what can be read")
     precision = exact or same_recipe or ("fp16_fp32_update" if "fp16" in formats else "bf16_fp32_main_gradients")
     if not exact:
         listed = ", ".join(name if value is True else f"{name}={value}" for name, value in formats.items())

@@ -66,11 +66,8 @@ def _replica_options(launch: Launch) -> Options:
 
 
 def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
-    degrees = [
-        reader.get(f"{name}-size", 1)
-        for name in ("tensor-model-parallel", "pipeline-model-parallel", "context-parallel")
-    ]
-    model_parallel = degrees[0] * degrees[1] * degrees[2]
+    tp, pp = reader.get("tensor-model-parallel-size", 1), reader.get("pipeline-model-parallel-size", 1)
+    model_parallel = tp * pp * reader.get("context-parallel-size", 1)
     if not isinstance(model_parallel, int) or model_parallel < 1 or reader.machines.num_devices % model_parallel:
         raise InputError(
             f"tensor, pipeline and context parallelism take {model_parallel} devices together, which do not divide "
@@ -94,11 +91,9 @@ def _stage_options(launch: Launch) -> Options:
     if layout.pp == 1:
         return {}
     stages = layers_by_virtual_stage(launch.model, layout)
-    virtual = (
-        {"num-virtual-stages-per-pipeline-rank": layout.num_virtual_stages} if layout.num_virtual_stages > 1 else {}
-    )
+    num_virtual_stages = layout.num_virtual_stages
     if len(set(stages)) == 1 and not launch.model.num_predict_layers:
-        return virtual
+        return {"num-virtual-stages-per-pipeline-rank": num_virtual_stages} if num_virtual_stages > 1 else {}
     return {"pipeline-model-parallel-layout": format_pipeline_layout(stages, launch.model.num_predict_layers)}
 
 
@@ -118,8 +113,10 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _split_layers(reader: OptionReader, layers: int, ranks: int, num_virtual_stages: int) -> tuple[int, ...]:
-    """Return the layers of each virtual stage: equally many, but embedding and loss may count as a layer, and the first and
-    last rank may have their own number."""
+    """Return the layers of each virtual stage.
+
+    All have equally many, but embedding and loss may count as a layer, and the first and last rank may have their own number.
+    """
     # Embedding and loss that count as layers take part in the division, and are taken off the end stages afterwards.
     ends = [bool(reader.get(f"account-for-{name}-in-pipeline-split", False)) for name in ("embedding", "loss")]
     end_layers = [reader.get(f"decoder-{name}-pipeline-num-layers") for name in ("first", "last")]

@@ -48,9 +48,8 @@ class RegisteredConfig(NamedTuple):
 def nearest_config(options: Options) -> RegisteredConfig:
     """Return the function of the model's module that needs the fewest changes to give these options."""
     module = options["model.name"]
-    registered = [
-        RegisteredConfig(module, name, config_options) for name, config_options in registered_configs()[module].items()
-    ]
+    functions = registered_configs()[module]
+    registered = [RegisteredConfig(module, name, config_options) for name, config_options in functions.items()]
     pretraining = [config for config in registered if not any(word in config.name for word in OTHER_DATA)] or registered
     return min(pretraining, key=lambda config: _config_distance(options, config))
 
@@ -83,9 +82,8 @@ def _changing_statements(options: Options, base: RegisteredConfig) -> Iterator[t
         arguments = ", ".join(_registry_arguments(options))
         yield f"{MODELS_PACKAGE}{module}", f"config.model_spec = model_registry({arguments})"
     loss = options["loss"]
-    if loss != base.options.get("loss") or (
-        changes_model and options["model.flavor"] != base.options.get("model.flavor")
-    ):
+    changes_flavor = options["model.flavor"] != base.options.get("model.flavor")
+    if loss != base.options.get("loss") or (changes_model and changes_flavor):
         yield "", f"config.loss = {LOSS_CALLS[loss].format(vocabulary=VOCABULARY_ARGUMENT)}"
     for name in LIST_OPTIONS:
         if name in options:
@@ -225,10 +223,8 @@ class _ConfigInterpreter:
             )
         parameters = function.args.args
         defaults = [self._evaluate(default) for default in function.args.defaults]
-        self.names = dict(
-            zip((parameter.arg for parameter in parameters[len(parameters) - len(defaults) :]), defaults, strict=True)
-        )
-        self.names |= arguments
+        optional = [parameter.arg for parameter in parameters[len(parameters) - len(defaults) :]]
+        self.names = {**dict(zip(optional, defaults, strict=True)), **arguments}
         for statement in function.body:
             if isinstance(statement, ast.Return):
                 config = self._evaluate(statement.value) if statement.value is not None else None
@@ -333,9 +329,7 @@ def _class_section(name: str, value: Any) -> Mapping[str, Any]:
         return {name: str(value)}
     kind = value.name.partition(".")[0]
     short = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory-budget"}.get(kind, kind)
-    plain = {
-        key: setting
-        for key, setting in value.keywords.items()
-        if not isinstance(setting, ConfigCall) and name != "optimizer"
-    }
+    if name == "optimizer":
+        return {name: short}
+    plain = {key: setting for key, setting in value.keywords.items() if not isinstance(setting, ConfigCall)}
     return {name: short, **{f"{name}.{key}": setting for key, setting in plain.items() if key != "global_vocab_size"}}

@@ -115,8 +115,7 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def _graph_options(launch: Launch) -> Options:
-    """Return whether CUDA graphs are off: they work neither with a pipeline nor with a token dispatcher that waits for the
-    host."""
+    """Return whether CUDA graphs are off: neither a pipeline nor a token dispatcher that waits for the host can use them."""
     return {NO_CUDA_GRAPHS: launch.layout.pp > 1 or launch.layout.ep > 1}
 
 

@@ -59,8 +59,7 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def read_replicas(reader: OptionReader) -> tuple[int, int]:
-    """Return replicas, and shards of each; -1 stands for all remaining devices. Raises `InputError` if they do not fit the
-    cluster."""
+    """Return replicas and shards of each; -1 shards take all remaining devices. Raises `InputError` if they do not fit."""
     replicas, shards, devices = reader.get_degree(REPLICATE), reader.get(SHARD, -1), reader.machines.num_devices
     model_parallel = replicas * reader.get_degree(TP) * reader.get_degree(CP) * reader.get_degree(PP)
     if not isinstance(shards, int) or isinstance(shards, bool) or (shards != -1 and shards < 1):
@@ -118,8 +117,7 @@ def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
 
 
 def read_dtypes(reader: OptionReader) -> str:
-    """Return the precision recipe of weights and activations, matmul formats aside. Raises `InputError` if none has these
-    dtypes."""
+    """Return the precision recipe of weights and activations, apart from matmuls. Raises `InputError` for other dtypes."""
     dtype, param_dtype = reader.get(DTYPE, "float32"), reader.get(PARAM_DTYPE, "bfloat16")
     reader.acknowledge("training.mixed_precision_reduce")
     if dtype != "float32":
@@ -282,11 +280,9 @@ def _read_stages(reader: OptionReader, table: str) -> Mapping[str, Any]:
     if modules:
         stages = _layers_of_modules(modules, layers)
     else:
-        count = (
-            _num_stages(layers + first + last, layers_per_stage)
-            if layers_per_stage
-            else ranks * _default_stages_per_rank(schedule)
-        )
+        count = ranks * _default_stages_per_rank(schedule)
+        if layers_per_stage:
+            count = _num_stages(layers + first + last, layers_per_stage)
         generated = generate_stages(layers, count, first, last) if count <= MAX_STAGES else None
         if generated is None:
             raise InputError(f"{SECTION}: found {layers} layers on {count} stages; at least one on each is required")
