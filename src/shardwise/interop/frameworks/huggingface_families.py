@@ -195,9 +195,8 @@ def write_rope_parameters(numerics: Numerics, rule: RotaryRule, head_dim: int) -
     if rule.local_theta is not None:
         return {FULL_ATTENTION: parameters, SLIDING_ATTENTION: _rotary_fields(numerics.local_rotary or numerics.rotary)}
     if rule.scaled and numerics.attention_scale is not None and numerics.rotary.factor > 1.0:
-        parameters["mscale_all_dim"] = _mscale_all_dim(
-            numerics.attention_scale * math.sqrt(head_dim), numerics.rotary.factor
-        )
+        score_factor = numerics.attention_scale * math.sqrt(head_dim)
+        parameters["mscale_all_dim"] = _mscale_all_dim(score_factor, numerics.rotary.factor)
     return parameters
 
 
@@ -244,9 +243,8 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
 
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: HuggingFaceFamily) -> Iterator[str]:
-    yield from (
-        f"model: the config sets {setting}, which is not known here" for setting in architecture.numerics.unread
-    )
+    for setting in architecture.numerics.unread:
+        yield f"model: the config sets {setting}, which is not known here"
     yield from (f"model: {problem}" for problem in filter(None, [rotary_problem(architecture)]))
     for key, value in family.required_values.items():
         if config.get(key, value) != value:
@@ -315,9 +313,8 @@ def _config_of_family(architecture: Architecture, seq_len: int, model_type: str)
     if architecture.kv_lora_rank:
         config |= _latent_fields(architecture)
     if family.experts[0]:
-        config |= _expert_fields(architecture, family) | (
-            _router_fields(architecture) if rule.router else _experts_on_all_layers(architecture)
-        )
+        config |= _expert_fields(architecture, family)
+        config |= _router_fields(architecture) if rule.router else _experts_on_all_layers(architecture)
     return config
 
 

@@ -35,9 +35,8 @@ def find_target(plan: Plan) -> Target | None:
         return None
     same_stack = [target for target in TARGETS.values() if target.stack == stack.name]
     same_kind = [target for target in TARGETS.values() if _stack_kind(target, plan) == stack.kind]
-    return next(
-        (target for target in (*same_stack, *same_kind) if not refusals(choose_precision(launch, target), target)), None
-    )
+    candidates = (*same_stack, *same_kind)
+    return next((target for target in candidates if not refusals(choose_precision(launch, target), target)), None)
 
 
 def _stack_kind(target: Target, plan: Plan) -> str | None:

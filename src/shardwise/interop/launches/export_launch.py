@@ -118,10 +118,8 @@ def export(plan: Plan, target: Target) -> ExportedLaunch:
     reasons = refusals(launch, target)
     if reasons:
         nearest = nearest_layout(plan, target)
-        reasons.append(
-            f"the nearest layout that it runs: {nearest}" if nearest else "it runs no layout of this job that fits"
-        )
-        raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons)
+        fix = f"the nearest layout that it runs: {nearest}" if nearest else "it runs no layout of this job that fits"
+        raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons, fix)
     options = to_options(target, launch)
     listed = [text for field, text in lost_fields(target, launch, options) if field.startswith(LISTED_FIELDS)]
     return ExportedLaunch(
@@ -173,9 +171,8 @@ def nearest_layout(plan: Plan, target: Target) -> Layout | None:
     for pinned_axes in NEAREST_PINS:
         pins = {axis: getattr(plan.layout, axis) for axis in pinned_axes}
         try:
-            nearest_plan = search(
-                plan.model, cluster, replace(plan.job, loss=None), choices=choices_from_pins(pins, {}), elsewhere=False
-            )
+            job, choices = replace(plan.job, loss=None), choices_from_pins(pins, {})
+            nearest_plan = search(plan.model, cluster, job, choices=choices, elsewhere=False)
         except (InputError, NothingFitsError):
             continue
         for layout in (nearest_plan.layout, *(alternative.layout for alternative in nearest_plan.alternatives)):

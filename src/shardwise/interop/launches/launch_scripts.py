@@ -73,10 +73,8 @@ def process_count_notes(files: LaunchFiles, machines: Machines) -> Iterator[str]
         process_counts = _started_processes(files[name], name)
         if process_counts and process_counts[0] * process_counts[1] != machines.num_devices:
             nodes, processes = process_counts
-            yield (
-                f"{name} starts {nodes} × {processes} = {nodes * processes} processes; this is priced on {machines.num_devices} "
-                "devices"
-            )
+            started = f"{nodes} × {processes} = {nodes * processes} processes"
+            yield f"{name} starts {started}; this is priced on {machines.num_devices} devices"
 
 
 def _started_processes(text: str, name: str) -> tuple[int, int] | None:

@@ -39,9 +39,9 @@ def split_statements(text: str) -> Iterator[str]:
     """Yield the statements of a script, without comments; quotes and brackets may span lines."""
     text = _COMMENT.sub("", text.replace("\\\n", " "))
     statements, quote = _scan_statements(text)
-    yield from (
-        (statement for line in text.splitlines() for statement in _scan_statements(line)[0]) if quote else statements
-    )
+    if quote:  # it is never closed, so that lines are all there is to split at
+        statements = [statement for line in text.splitlines() for statement in _scan_statements(line)[0]]
+    yield from statements
 
 
 def _scan_statements(text: str) -> tuple[list[str], str]:
@@ -120,9 +120,8 @@ class ShellVariables:
         if not tokens or tokens[0] not in ("[", "[[", "test"):
             return False
         alternatives = _split_at([token for token in tokens[1:] if token not in ("]", "]]")], "||", "-o")
-        return any(
-            all(_is_condition_true(clause) for clause in _split_at(tokens, "&&", "-a")) for tokens in alternatives
-        )
+        clauses = (_split_at(alternative, "&&", "-a") for alternative in alternatives)
+        return any(all(map(_is_condition_true, alternative)) for alternative in clauses)
 
 
 def _split_at(tokens: list[str], *separators: str) -> Iterator[list[str]]:

@@ -30,9 +30,8 @@ class DcpModelFolder:
     def __init__(self, folder: Path, name_pattern: re.Pattern[str]) -> None:
         self.folder = folder
         self._dcp_folder = _open_folder(folder)
-        self._model_tensors = {
-            name: tensor for name, tensor in self._dcp_folder.tensors.items() if name_pattern.match(name)
-        }
+        tensors = self._dcp_folder.tensors
+        self._model_tensors = {name: tensor for name, tensor in tensors.items() if name_pattern.match(name)}
         self._last: tuple[TensorChunk, Tensor] | None = None  # boxes of one chunk are usually read in a row
 
     @cached_property

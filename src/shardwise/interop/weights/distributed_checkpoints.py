@@ -74,9 +74,8 @@ def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredMod
     """Open the model of a folder. Raises `InputError` if it is another model, or cannot be read."""
     weight_table = torchtitan_model(architecture).weight_table
     tensors = DcpModelFolder(Path(folder), TORCHTITAN_TENSORS)
-    return StoredModel(
-        architecture, drop_missing_biases(list_slices(architecture, weight_table), architecture, tensors), tensors
-    )
+    slices = drop_missing_biases(list_slices(architecture, weight_table), architecture, tensors)
+    return StoredModel(architecture, slices, tensors)
 
 
 MEGATRON_FILES = ModelFiles(TRACKER_FILE, re.compile(RELEASE_FOLDER))

@@ -128,9 +128,8 @@ def open_hf(folder: str | Path) -> StoredModel:
     folder = Path(folder)
     architecture, family = read_config(read_json(folder / CONFIG_FILE), name=folder.resolve().name)
     tied = {TIED_HEAD} if architecture.tied_embeddings else set()
-    return StoredModel(
-        architecture, list_slices(architecture, family.weight_table), SafetensorsFolder(folder, tied), "its config"
-    )
+    slices = list_slices(architecture, family.weight_table)
+    return StoredModel(architecture, slices, SafetensorsFolder(folder, tied), "its config")
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> ModelWeights:

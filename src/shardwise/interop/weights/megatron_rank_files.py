@@ -298,9 +298,8 @@ def _slices_in_files(
         virtual_stage, pp = divmod(stage, degrees.pp)
         return degrees.rank_folder(tp, pp, ep) + (f"/{virtual_stage}" if num_virtual_stages > 1 else "")
 
-    stages = _consecutive_ranges(
-        [len(_layer_numbers(tensors.models[key(0, stage, 0)])) for stage in range(degrees.pp * num_virtual_stages)]
-    )
+    models = [tensors.models[key(0, stage, 0)] for stage in range(degrees.pp * num_virtual_stages)]
+    stages = _consecutive_ranges(len(_layer_numbers(model)) for model in models)
     rows = tensors.shapes.get((key(0, 0, 0), EMBEDDING), (0,))[0] * degrees.tp
     weight_table, read_boxes = rank_weight_table(architecture, implementation, degrees), set[tuple[str, Box]]()
     for rank, shard in rank_shards(architecture, degrees, stages, rows):

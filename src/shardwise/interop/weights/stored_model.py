@@ -85,9 +85,7 @@ class StoredModel:
             shared = stored_slice.box.intersection(box)
             if shared is None:
                 continue
-            shared_values = stored_slice.read_box(
-                partial(self.tensors.read, stored_slice.file, stored_slice.name), shared
-            )
+            shared_values = stored_slice.read_box(partial(self.tensors.read, *stored_slice.tensor_key), shared)
             if shared == box:
                 return shared_values
             box_values = torch.empty(box.lengths, dtype=shared_values.dtype) if box_values is None else box_values

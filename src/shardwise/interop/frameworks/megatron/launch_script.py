@@ -129,9 +129,8 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 def _read_files(files: LaunchFiles) -> Options:
     """Return the options of a script; further files (that it sources) are appended and read as one text."""
     scripts = {name: text for name, text in files.items() if name != README_FILE}
-    return parse_flags(
-        training_command("\n".join(scripts.values()), ", ".join(scripts)).arguments, option_table("megatron")
-    )
+    command = training_command("\n".join(scripts.values()), ", ".join(scripts))
+    return parse_flags(command.arguments, option_table("megatron"))
 
 
 def _missing_modules(launch: Launch) -> list[str]:

@@ -126,9 +126,8 @@ def _activation_options(launch: Launch) -> Options:
 def _read_activation(reader: OptionReader) -> Mapping[str, Any]:
     """Return the MLP whose options are set. Only which are set counts: other values of them keep the kind of gate."""
     options_by_mlp = {name: {key: reader.get(key) for key in options} for name, options in ACTIVATIONS.items()}
-    return {
-        "model.mlp": next(name for name, settings in options_by_mlp.items() if any(settings.values()) or not settings)
-    }
+    mlp = next(name for name, settings in options_by_mlp.items() if any(settings.values()) or not settings)
+    return {"model.mlp": mlp}
 
 
 def _position_options(launch: Launch) -> Options:

@@ -103,9 +103,8 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
         return {"layout.schedule": "none"}
     text = reader.get("pipeline-model-parallel-layout")
     layers_per_stage = reader.get("num-layers-per-virtual-pipeline-stage")
-    num_virtual_stages = reader.get(
-        "num-virtual-stages-per-pipeline-rank", layers // ranks // layers_per_stage if layers_per_stage else 1
-    )
+    default = layers // ranks // layers_per_stage if layers_per_stage else 1
+    num_virtual_stages = reader.get("num-virtual-stages-per-pipeline-rank", default)
     stages = parse_pipeline_layout(text) if text else _split_layers(reader, layers, ranks, num_virtual_stages)
     num_virtual_stages = len(stages) // ranks
     return {"layout.num_virtual_stages": num_virtual_stages, "layout.stages": stages,
@@ -121,9 +120,8 @@ def _split_layers(reader: OptionReader, layers: int, ranks: int, num_virtual_sta
     ends = [bool(reader.get(f"account-for-{name}-in-pipeline-split", False)) for name in ("embedding", "loss")]
     end_layers = [reader.get(f"decoder-{name}-pipeline-num-layers") for name in ("first", "last")]
     middle_ranks = ranks - sum(count is not None for count in end_layers)
-    layers_per_stage = _divide_layers(
-        layers + sum(ends) - sum(count or 0 for count in end_layers), middle_ranks * num_virtual_stages
-    )
+    middle_layers = layers + sum(ends) - sum(count or 0 for count in end_layers)
+    layers_per_stage = _divide_layers(middle_layers, middle_ranks * num_virtual_stages)
     stages = [layers_per_stage] * (ranks * num_virtual_stages)
     for rank, end_count in ((0, end_layers[0]), (ranks - 1, end_layers[1])):
         if end_count is not None:

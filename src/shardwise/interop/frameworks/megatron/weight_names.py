@@ -30,9 +30,8 @@ TITLE = "GPTModel of Megatron-Core"
 
 def require_supported(architecture: Architecture) -> None:
     """Raise `InputError` with the reasons if GPTModel does not compute a model."""
-    raise_problems(
-        [f"model {architecture.name}: {TITLE}: {problem}" for problem in MEGATRON_MODELS.problems(architecture)]
-    )
+    problems = MEGATRON_MODELS.problems(architecture)
+    raise_problems([f"model {architecture.name}: {TITLE}: {problem}" for problem in problems])
 
 
 def default_biases(has_experts: bool, has_dense: bool) -> tuple[str, ...]:
@@ -109,9 +108,7 @@ def _llama3_constants(architecture: Architecture) -> tuple[float, float, int]:
     return rotary.low, rotary.high, rotary.original_positions
 
 
-STACKED = TensorPattern(
-    "decoder.layers.", "{layer}"
-)  # a distributed checkpoint stacks layers of one kind in one tensor
+STACKED = TensorPattern("decoder.layers.", "{layer}")  # a distributed checkpoint stacks layers of one kind
 NUMBERED = TensorPattern("decoder.layers.{layer}.")
 _ENDS = {
     "embedding": TensorPattern("embedding.word_embeddings.weight", "[V]+Z, D"),
@@ -206,9 +203,8 @@ class NormNames(NamedTuple):
 FUSED_NORMS = NormNames("self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
 FUSED_LATENT_NORMS = FUSED_NORMS._replace(layer="input_layernorm.")
 OWN_NORMS = NormNames("input_layernorm.", "pre_mlp_layernorm.", "pre_mlp_layernorm.")
-RENAMED_NORMS = FUSED_NORMS._replace(
-    routed=FUSED_NORMS.mlp
-)  # sharded_state_dict_keys_map of Megatron-Core's own modules
+# sharded_state_dict_keys_map of Megatron-Core's own modules.
+RENAMED_NORMS = FUSED_NORMS._replace(routed=FUSED_NORMS.mlp)
 FUSED_LATENT_NAMES = (
     "self_attention.linear_q_up_proj.layer_norm_weight",
     "self_attention.linear_kv_up_proj.layer_norm_weight",

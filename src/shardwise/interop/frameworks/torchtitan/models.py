@@ -60,9 +60,8 @@ def _flavors_by_shape(table: str) -> Mapping[tuple[Any, ...], Flavor]:
     """Return flavors by their sizes; the first of several with the same sizes."""
     flavors: dict[tuple[Any, ...], Flavor] = {}
     for flavor in list_flavors(table):
-        sizes = {
-            field.removeprefix("model."): value for field, value in flavor.fields.items() if field.startswith("model.")
-        }
+        model_fields = {field: value for field, value in flavor.fields.items() if field.startswith("model.")}
+        sizes = {field.removeprefix("model."): value for field, value in model_fields.items()}
         flavors.setdefault(_model_shape(Architecture(name="", **sizes)), flavor)
     return flavors
 
