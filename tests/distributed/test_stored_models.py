@@ -48,13 +48,12 @@ def require_read(folder: Path) -> None:
 
 def save_sharded(folder: str) -> None:
     """A state of torchtitan as FSDP's ranks save it: rows of each tensor on each rank, uneven ones too, beside an optimizer."""
-    weights = random_weights(MODEL, 1)
-    read = boxes_of_weights(weights)
+    source = WeightSource(MODEL, boxes_of_weights(random_weights(MODEL, 1)), torch.float32)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     state: dict[str, Any] = {}
-    for entry in output_chunks(MODEL, list_slices(MODEL, torchtitan_model(MODEL).weight_table), torch.float32):
+    for entry in output_chunks(source, list_slices(MODEL, torchtitan_model(MODEL).weight_table)):
         whole = state.setdefault(entry.name, torch.zeros(entry.tensor_shape))
-        whole[entry.box.slices] = entry.assemble_values(read)
+        whole[entry.box.slices] = entry.assemble_values(source.read)
     sharded = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in state.items()}
     moments = {f"state.{name}.exp_avg": torch.ones(3) for name in sharded}
     dcp.save({**sharded, "optimizer": moments, "train_state": {"step": 7}}, checkpoint_id=folder)
