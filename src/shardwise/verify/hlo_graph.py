@@ -193,10 +193,8 @@ def _chunks(numbers: Sequence[int], size: int) -> Groups:
 
 
 def _mesh_groups(axes: str, devices: str | None, members: str) -> Groups:
-    """Return the groups of `mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}`.
-
-    `'b':(2)2` is the part of b of size 2 below a part of size 2.
-    """
+    """Return the groups of `mesh['a'=2,'b'=4], device_ids=([2,4]T(1,0)) {'b'}`. `'b':(2)2` is the part of b of size 2
+    below a part of size 2."""
     names = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)]
     parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", members)
     sizes: list[int] = []

@@ -21,10 +21,8 @@ from shardwise.verify.hlo_graph import Groups, HloNode, inline_computations, per
 
 @dataclass(frozen=True, slots=True)
 class HloCollective:
-    """A collective: its groups of devices, and the elements of its payload on one device.
-
-    `payload` is as `Collective.payload_elements`; the groups of a permute are its (source, target) pairs.
-    """
+    """A collective: its groups of devices, and the elements of its payload on one device. `payload` is as
+    `Collective.payload_elements`; the groups of a permute are its (source, target) pairs."""
 
     kind: CollectiveKind
     groups: Groups
@@ -80,11 +78,8 @@ class HloProgram:
         return float(sum(_multiplications(node) for node in self.nodes))
 
     def flops(self) -> float:
-        """Return the FLOPs on one device.
-
-        Two per multiplication of a product that is summed, one if nothing is, and one per element that is summed
-        without one.
-        """
+        """Return the FLOPs on one device. Two per multiplication of a product that is summed, one if nothing is, and
+        one per element that is summed without one."""
         products = sum(_multiplications(node) * (2 if _is_summed(node) else 1) for node in self.nodes)
         return float(products + sum(node.operands[0].elements for node in self.nodes if _is_plain_sum(node)))
 
@@ -104,11 +99,8 @@ _SAME_VALUES = ("bitcast", "convert", "copy", "reshape", "transpose", "all-reduc
 
 
 class _AllReduce:
-    """An AllReduce, which may be a ReduceScatter, depending on how its result is used.
-
-    It counts as a ReduceScatter if every reader is a dynamic-slice; two AllReduces in a row count as one over the
-    joined groups.
-    """
+    """An AllReduce, which may be a ReduceScatter, depending on how its result is used. It counts as a ReduceScatter if
+    every reader is a dynamic-slice; two AllReduces in a row count as one over the joined groups."""
 
     def __init__(self, program: HloProgram, node: HloNode, folded: set[int]) -> None:
         self.program, self.node, self.folded = program, node, folded

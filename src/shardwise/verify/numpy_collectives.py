@@ -106,9 +106,7 @@ def all_to_all(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
 
 def barrier_s(arrival_s: Sequence[float]) -> list[float]:
     """Return the seconds at which each rank leaves a barrier, from those at which they reach it: the last arrival.
-
-    Assumes: the barrier's own messages take no time.
-    """
+    Assumes: the barrier's own messages take no time."""
     if not len(arrival_s):
         raise InputError("ranks: found none; at least one time of arrival is required")
     return [float(max(arrival_s))] * len(arrival_s)
@@ -124,10 +122,8 @@ class RingResult:
 
 
 def ring_all_reduce(arrays: Sequence[ArrayLike]) -> RingResult:
-    """Sum all arrays by sends to the next rank only: a reduce-scatter of N chunks, then an all-gather of them.
-
-    Each of the 2(N - 1) steps sends one chunk, so a rank sends 2(N - 1)/N of its array. Source: S1.
-    """
+    """Sum all arrays by sends to the next rank only: a reduce-scatter of N chunks, then an all-gather of them. Each of
+    the 2(N - 1) steps sends one chunk, so a rank sends 2(N - 1)/N of its array. Source: S1."""
     rank_arrays = _arrays(arrays)
     num_ranks, shape = len(rank_arrays), rank_arrays[0].shape
     _reduce_arrays(rank_arrays, "sum")
@@ -169,10 +165,8 @@ def column_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[A
 
 
 def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
-    """Return each rank's partial sum: its columns of `left` times its rows of `right`. An all-reduce adds them up.
-
-    With as many ranks as rows these are outer products. Source: S2, the product of matrices in blocks.
-    """
+    """Return each rank's partial sum: its columns of `left` times its rows of `right`. An all-reduce adds them up. With
+    as many ranks as rows these are outer products. Source: S2, the product of matrices in blocks."""
     a, b = _matrices(left, right)
     pairs = zip(_split_array(a, num_ranks, 1), _split_array(b, num_ranks, 0), strict=True)
     return [x @ y for x, y in pairs]

@@ -43,10 +43,8 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedOperand:
-    """An input: its variable, its notation (`A[I_X, J]`), and the shape of the unsharded array.
-
-    An operand that is a partial sum has a leading dim, the summands, which its partial axes split.
-    """
+    """An input: its variable, its notation (`A[I_X, J]`), and the shape of the unsharded array. An operand that is a
+    partial sum has a leading dim, the summands, which its partial axes split."""
 
     variable: str
     text: str

@@ -60,9 +60,7 @@ def run_product(
     product: ShardedExpression, program: ShardedProgram, framework: Framework, *, seed: int = 0, timeout_s: float = 120
 ) -> RunResult:
     """Run `program` on random inputs: float64 on NumPy's virtual devices, fp32 on JAX's host devices and on gloo.
-
-    Raises `InputError` if the framework is not installed, and `ShardwiseError` if the run fails or takes too long.
-    """
+    Raises `InputError` if the framework is not installed, and `ShardwiseError` if the run fails or takes too long."""
     if framework == "numpy":
         error = _run_numpy(product, program, seed)
     elif framework == "jax":
@@ -78,9 +76,7 @@ def run_products(
     cases: Sequence[ProductProgram], framework: Framework = "jax", *, seed: int = 0, timeout_s: float = 120
 ) -> list[float]:
     """Return the errors of many programs, in order; JAX starts once, with the host devices of the largest mesh.
-
-    `timeout_s` is for all of them together on JAX, for each of them on PyTorch.
-    """
+    `timeout_s` is for all of them together on JAX, for each of them on PyTorch."""
     if framework == "jax":
         return _run_jax(cases, seed, timeout_s) if cases else []
     return [
@@ -238,10 +234,8 @@ def compile_payload(report: XlaReport) -> dict[str, Any]:
 
 
 def emit(product: ShardedExpression, program: ShardedProgram, framework: Literal["jax", "torch"]) -> str:
-    """Return source text that computes `product` by the steps of `program`, and checks itself when it is run.
-
-    Raises `InputError` for another framework, and for steps other than collectives and products.
-    """
+    """Return source text that computes `product` by the steps of `program`, and checks itself when it is run. Raises
+    `InputError` for another framework, and for steps other than collectives and products."""
     backends = {"jax": write_jax_source, "torch": write_torch_source}
     if framework not in backends:
         raise InputError(f"emit: found framework {framework!r}; one of {', '.join(backends)} is required")

@@ -120,10 +120,8 @@ def read_report(product: ShardedExpression, hlo: str, backend: str, version: str
 
 
 def group_axes(groups: Groups, mesh: Mesh, *, pairs: bool = False) -> Axes | None:
-    """Return the mesh axes along which the devices of a group differ; None unless every group spans whole axes.
-
-    For the pairs of a permute: all axes along which any source differs from its target.
-    """
+    """Return the mesh axes along which the devices of a group differ; None unless every group spans whole axes. For the
+    pairs of a permute: all axes along which any source differs from its target."""
     coordinates = list(mesh.coordinates())
     axes = tuple(
         axis for axis in mesh.names if any(len({coordinates[device][axis] for device in group}) > 1 for group in groups)

@@ -222,10 +222,8 @@ REQUIRED = {
 
 
 def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
-    """Make the runs that are left of a sweep, and return all of them.
-
-    Raises `InputError`, and `SystemExit` after a signal.
-    """
+    """Make the runs that are left of a sweep, and return all of them. Raises `InputError`, and `SystemExit` after a
+    signal."""
     require_flags(arguments, REQUIRED)
     plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, what="--to-loss", unit="")
     design, budget = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
@@ -241,9 +239,9 @@ def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
         lambda: parse_batches(arguments.batches),
         lambda: parse_quantity(arguments.learning_rate, what="--learning-rate", unit=""),
         lambda: tuple(
-            parse_quantity(word, what="--learning-rates", unit="")
-            for word in arguments.learning_rates.split(",")
-            if word
+            parse_quantity(rate_text, what="--learning-rates", unit="")
+            for rate_text in arguments.learning_rates.split(",")
+            if rate_text
         ),
         lambda: parse_count(arguments.seeds, what="--seeds"),
         lambda: parse_count(arguments.steps, what="--steps"),

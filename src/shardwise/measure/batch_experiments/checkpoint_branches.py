@@ -146,10 +146,8 @@ class BranchTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchExperiment:
-    """Branches of one checkpoint with several batches, in tokens, over the same window of tokens.
-
-    A branch ends with the first step that completes the window.
-    """
+    """Branches of one checkpoint with several batches, in tokens, over the same window of tokens. A branch ends with
+    the first step that completes the window."""
 
     start: BranchStart
     batches: Sequence[int]
@@ -237,10 +235,8 @@ REQUIRED = {
 def run_checkpoint_branches(
     arguments: argparse.Namespace, say: Callable[[str], None]
 ) -> tuple[BranchPoint, tuple[Branch, ...]]:
-    """Make the branches that are left, and return the checkpoint and all branches.
-
-    Raises `InputError`, and `SystemExit` after a signal.
-    """
+    """Make the branches that are left, and return the checkpoint and all branches. Raises `InputError`, and
+    `SystemExit` after a signal."""
     require_flags(arguments, REQUIRED)
     experiment = parse_branches(arguments)
     budget = ProcessBudget.of(arguments.processes, experiment.start.plan.layout.num_devices)

@@ -187,9 +187,7 @@ class ProcessBudget:
     @classmethod
     def of(cls, processes: str | None, num_ranks: int) -> ProcessBudget:
         """Divide the cores of this host among runs of `num_ranks` ranks; `processes` is the text of `--processes`.
-
-        Raises `InputError`.
-        """
+        Raises `InputError`."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         num_processes = parse_count(processes, what="--processes") if processes else max(cores // num_ranks, 1)
         return cls(num_processes=num_processes, num_threads=max(cores // (num_processes * num_ranks), 1))
@@ -199,22 +197,20 @@ class ProcessBudget:
 class Runner(Generic[T]):
     """Make the runs of an experiment; `say` shows a line of progress."""
 
-    trials: Experiment[T]
-    share: ProcessBudget
+    experiment: Experiment[T]
+    budget: ProcessBudget
     say: Callable[[str], None]
     _running: dict[T, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run_all(self, identity: Mapping[str, Any]) -> None:
-        """Make the runs that are left in the folder of the experiment with this identity.
-
-        Raises `InputError` for a folder of another experiment, and `SystemExit` after a signal.
-        """
-        folder = self.trials.folder
+        """Make the runs that are left in the folder of the experiment with this identity. Raises `InputError` for a
+        folder of another experiment, and `SystemExit` after a signal."""
+        folder = self.experiment.folder
         with RunLock(folder.path) as lock, StopRequest() as stop:
             lock.take()
             folder.open_or_resume(identity)
             self.say(
-                f"{folder.num_ended()} of the {folder.kind}'s runs are done; {self.share.num_processes} run side by side"
+                f"{folder.num_ended()} of the {folder.kind}'s runs are done; {self.budget.num_processes} run side by side"
             )
             code = self.run(stop)
         if code:
@@ -222,10 +218,8 @@ class Runner(Generic[T]):
             raise SystemExit(code)
 
     def run(self, stop: StopRequest) -> int:
-        """Make the runs that are left, and return the exit code: 0, or 128 plus the signal that stopped it.
-
-        Runs that were stopped resume from their checkpoints when this is run again.
-        """
+        """Make the runs that are left, and return the exit code: 0, or 128 plus the signal that stopped it. Runs that
+        were stopped resume from their checkpoints when this is run again."""
         try:
             while not stop.signal and (self._start_pending() or self._running):
                 self._record()
@@ -237,19 +231,19 @@ class Runner(Generic[T]):
     def _start_pending(self) -> bool:
         """Start as many trials as there is room for; return False if nothing is left to run."""
         running_keys = {trial.key for trial in self._running}
-        pending = [trial for trial in self.trials.pending_trials() if trial.key not in running_keys]
-        for trial in pending[: self.share.num_processes - len(self._running)]:
-            if self.trials.is_complete(trial):  # but not recorded: an earlier runner was killed in between
+        pending = [trial for trial in self.experiment.pending_trials() if trial.key not in running_keys]
+        for trial in pending[: self.budget.num_processes - len(self._running)]:
+            if self.experiment.is_complete(trial):  # but not recorded: an earlier runner was killed in between
                 self._add(trial, None)
             else:
                 self._running[trial] = self._start_process(trial)
         return bool(pending)
 
     def _start_process(self, trial: T) -> subprocess.Popen[bytes]:
-        self.trials.prepare(trial)
-        command = [sys.executable, "-m", "shardwise", "train", *self.trials.command(trial)]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(self.share.num_threads)}
-        with self.trials.folder.output_of(trial.name).open("ab") as output:
+        self.experiment.prepare(trial)
+        command = [sys.executable, "-m", "shardwise", "train", *self.experiment.command(trial)]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self.budget.num_threads)}
+        with self.experiment.folder.output_of(trial.name).open("ab") as output:
             # In a process group of its own: Ctrl-C reaches only the runner, which then asks each run to stop with a
             # checkpoint. `end_with_parent` ends the run if the runner is killed.
             return subprocess.Popen(
@@ -264,15 +258,17 @@ class Runner(Generic[T]):
             if code is not None:
                 del self._running[trial]
                 # The log decides, not the exit code: a run may end with an error after its last step.
-                has_failed = code and not self.trials.is_complete(trial)
-                self._add(trial, failure_reason(self.trials.folder.output_of(trial.name), code) if has_failed else None)
+                has_failed = code and not self.experiment.is_complete(trial)
+                self._add(
+                    trial, failure_reason(self.experiment.folder.output_of(trial.name), code) if has_failed else None
+                )
 
     def _add(self, trial: T, failed: str | None) -> None:
-        folder, line = self.trials.folder, self.trials.line(trial, failed)
+        folder, line = self.experiment.folder, self.experiment.line(trial, failed)
         folder.add(line)
         shutil.rmtree(folder.run_of(trial.name).checkpoints, ignore_errors=True)
         done = f"{pluralize(folder.num_ended(), 'run')} done, {len(self._running)} under way"
-        self.say(f"{self.trials.progress_line(trial, line)} ({done})")
+        self.say(f"{self.experiment.progress_line(trial, line)} ({done})")
 
     def _end(self) -> None:
         """Ask all processes to stop, and wait for them."""

@@ -96,10 +96,8 @@ def initial_fit(observations: Sequence[Observation], start: Mapping[ConstantKey,
 def fit_constants(
     observations: Sequence[Observation], initial: ConstantFit, *, iterations: int = 12, sigma: float = SIGMA
 ) -> ConstantFit:
-    """Take Gauss-Newton steps until no constant moves by more than `CONVERGED`.
-
-    `sigma` is the deviation of the logarithm of a time around the truth.
-    """
+    """Take Gauss-Newton steps until no constant moves by more than `CONVERGED`. `sigma` is the deviation of the
+    logarithm of a time around the truth."""
     fit = initial
     for _ in range(iterations):
         fit = linearise(observations, fit)
@@ -135,10 +133,8 @@ def gauss_newton_step(
     *,
     sigma: float = SIGMA,
 ) -> Array:
-    """Return the Gauss-Newton step from `point`, with log times linear around the point of `fit`.
-
-    `chosen` are the indices of the observations that count; all if None.
-    """
+    """Return the Gauss-Newton step from `point`, with log times linear around the point of `fit`. `chosen` are the
+    indices of the observations that count; all if None."""
     chosen = range(len(observations)) if chosen is None else chosen
     slopes, measured = fit.slopes[list(chosen)], np.log([observations[i].measured_s for i in chosen])
     residuals = measured - fit.log_times[list(chosen)] - slopes @ (point - fit.point)

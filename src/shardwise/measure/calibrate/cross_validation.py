@@ -142,10 +142,8 @@ def model_folds(members: Sequence[FoldMember], draw: int = 0) -> list[list[int]]
 
 
 def fold_groups(members: Sequence[FoldMember], fold: str, draw: int = 0) -> list[list[int]]:
-    """Return the groups of member indices that are left out together, for a kind of fold.
-
-    Raises `InputError` for another kind.
-    """
+    """Return the groups of member indices that are left out together, for a kind of fold. Raises `InputError` for
+    another kind."""
     if fold == "model":
         return model_folds(members, draw)
     names = list(map(group_key(fold), members))

@@ -91,9 +91,7 @@ def rank_layouts(runs: Sequence[TimedLayout]) -> RankingStatistics | None:
 
 def ordered_share_by_lead(runs: Sequence[TimedLayout], leads: Sequence[float]) -> list[tuple[int, float]]:
     """Return by class of predicted lead the number of pairs, and the share whose predicted faster run was faster.
-
-    `leads` are the lower ends of the classes, ascending from 0; the last class is open.
-    """
+    `leads` are the lower ends of the classes, ascending from 0; the last class is open."""
     num_pairs, ordered = [0] * len(leads), [0] * len(leads)
     for group in _ranked_groups(runs):
         for pair in combinations(group, 2):

@@ -39,10 +39,8 @@ Constants = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Measured seconds on a chip under a stack; `seconds` prices the same work at any constants.
-
-    `weight` is the number of measurements that it counts as.
-    """
+    """Measured seconds on a chip under a stack; `seconds` prices the same work at any constants. `weight` is the number
+    of measurements that it counts as."""
 
     chip: str
     stack: Stack
@@ -240,11 +238,8 @@ def _read_collective(reader: TableReader, target: BenchmarkTarget) -> tuple[str,
 
 
 def _read_attention(reader: TableReader, target: BenchmarkTarget) -> tuple[str, PriceFunction]:
-    """Price one pass of softmax attention.
-
-    Forward reads q, k, v and writes the output; backward reads these and the output's gradient, and writes three
-    gradients.
-    """
+    """Price one pass of softmax attention. Forward reads q, k, v and writes the output; backward reads these and the
+    output's gradient, and writes three gradients."""
     dtype = _read_dtype(reader, target, NARROW_DTYPES)
     batch, heads, seq_len, head_dim = (reader.size(key) for key in ("batch", "heads", "seq_len", "head_dim"))
     causal, backward = reader.flag("causal"), reader.flag("backward")

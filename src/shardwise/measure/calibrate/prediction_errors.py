@@ -85,11 +85,8 @@ class ErrorStatistics:
 def predict_rows(
     rows: Sequence[RunRow], *, bound: bool = False, progress: Progress = ignore_progress
 ) -> tuple[EvaluatedRun, ...]:
-    """Predict every row.
-
-    A row weighs 1 over the number of duplicates that have a prediction and count. `bound` prices at the rates of
-    micro-benchmarks.
-    """
+    """Predict every row. A row weighs 1 over the number of duplicates that have a prediction and count. `bound` prices
+    at the rates of micro-benchmarks."""
     outcomes = []
     for number, row in enumerate(rows):
         progress("runs predicted", number, len(rows))

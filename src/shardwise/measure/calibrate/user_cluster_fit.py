@@ -49,10 +49,8 @@ TOO_SHORT = "of the micro-benchmarks: shorter than a few launches"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConstantShift:
-    """A constant before and after, with standard deviations of both, in units of the constant.
-
-    `moved`: how far, in widths of its prior. `left`: the deviation after over that of the prior, on the line without bounds.
-    """
+    """A constant before and after, with standard deviations of both, in units of the constant. `moved`: how far, in
+    widths of its prior. `left`: the deviation after over that of the prior, on the line without bounds."""
 
     name: str
     before: float
@@ -86,10 +84,8 @@ class Residual:
 
 @dataclass(frozen=True, kw_only=True)
 class UserClusterFit:
-    """A user's cluster under a stack, its measurements, and the constants fitted to them.
-
-    `sigma` is the deviation of log times in the fit; `initial` has the constants of the published runs.
-    """
+    """A user's cluster under a stack, its measurements, and the constants fitted to them. `sigma` is the deviation of
+    log times in the fit; `initial` has the constants of the published runs."""
 
     user_cluster: MeasuredCluster
     stack: Stack
@@ -214,9 +210,7 @@ def fit_user_cluster(
     progress: Progress = ignore_progress, *, logged: Sequence[PricedRun] = (),
 ) -> UserClusterFit:  # fmt: skip
     """Fit the constants to rows, to runs read from logs and to a file of micro-benchmarks; priors from published runs.
-
-    Raises `InputError` if none of them can be used.
-    """
+    Raises `InputError` if none of them can be used."""
     runs, found_stack, skipped = select_runs(rows, user_cluster, stack, logged)
     stack = found_stack or stack or match_stack("")
     progress(f"{len(runs)} runs read")

@@ -95,10 +95,8 @@ def run_from_log(
 def select_runs(
     rows: Sequence[RunRow], user_cluster: MeasuredCluster, stack: Stack | None, logged: Sequence[PricedRun] = ()
 ) -> CalibrationRuns:
-    """Select the rows, and the runs read from logs, that measure a cluster.
-
-    `stack` is that of all runs; None takes the stack of most of them and skips the others.
-    """
+    """Select the rows, and the runs read from logs, that measure a cluster. `stack` is that of all runs; None takes the
+    stack of most of them and skips the others."""
     usable: list[PricedRun] = []
     skipped: Counter[str] = Counter()
     for candidate in (*logged, *(_price_row(row, user_cluster) for row in rows)):
@@ -164,10 +162,8 @@ def _user_chip(stated: Chip, user_cluster: MeasuredCluster) -> Chip:
 
 
 def _user_network(stated: Topology, user_cluster: MeasuredCluster) -> Topology:
-    """Return the row's network at the cluster's rates, but for a rate that the row states unlike the catalogue.
-
-    A chip that the catalogue does not have keeps the row's network, which comes from the cluster, a plan or the row.
-    """
+    """Return the row's network at the cluster's rates, but for a rate that the row states unlike the catalogue. A chip
+    that the catalogue does not have keeps the row's network, which comes from the cluster, a plan or the row."""
     if user_cluster.nominal.chip.base is None:
         return stated
     topology, catalog_entry = user_cluster.nominal.topology, get_catalog_entry(user_cluster.nominal.chip.catalog_name)
@@ -230,10 +226,8 @@ def run_to_row(
     architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, software: str, step_time_s: float, *,
     name: str = "", memory_bytes: float | None = None, memory_kind: str = "",
 ) -> RunAsRow:  # fmt: skip
-    """Return a run as a row. `software` is the name of a stack.
-
-    Raises `InputError` for a run that no row can express.
-    """
+    """Return a run as a row. `software` is the name of a stack. Raises `InputError` for a run that no row can
+    express."""
     cells = _model_cells(architecture) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, architecture)
     cells |= _format_cells({**cells, "software": software}, job)
     measured = {"id": name or f"{architecture.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
@@ -365,10 +359,8 @@ def _lost_fields(case: RunCase, architecture: Architecture, job: Job, layout: La
 
 
 def append_row(path: Path, run: RunAsRow) -> None:
-    """Append a row to a CSV file; a new file gets all columns.
-
-    Raises `InputError` for a file that cannot be written or read, or that lacks a column of the row.
-    """
+    """Append a row to a CSV file; a new file gets all columns. Raises `InputError` for a file that cannot be written or
+    read, or that lacks a column of the row."""
     try:
         is_new = not path.exists() or not path.stat().st_size
         columns = list(ROW_COLUMNS) if is_new else _read_header(path)

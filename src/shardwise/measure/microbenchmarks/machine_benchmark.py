@@ -100,10 +100,8 @@ def _all_operations(samples: SampleSet, size: int, device: torch.device) -> Iter
 
 
 def _time_overlap(operations: Mapping[str, TimedOperation], device: torch.device) -> dict[str, float]:
-    """Time an AllReduce alone, and how much longer products take while it runs.
-
-    The latter is a small difference of two long times, so each pair is measured back to back, and the median counts.
-    """
+    """Time an AllReduce alone, and how much longer products take while it runs. The latter is a small difference of two
+    long times, so each pair is measured back to back, and the median counts."""
     message = torch.zeros(OVERLAPPED_BYTES // 4, device=device)
     product = next(operation for name, operation in operations.items() if name.endswith("up forward"))
     all_reduce_s = statistics.median(

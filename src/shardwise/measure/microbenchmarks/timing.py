@@ -35,10 +35,8 @@ class Timing:
 
 
 def time_kernel(run: Callable[[], object], device: str, budget_s: float = 1.0) -> Timing:
-    """Time `run` for about `budget_s`, after warming up.
-
-    Short kernels run several times in a row, so that each but the first is launched while the previous one runs.
-    """
+    """Time `run` for about `budget_s`, after warming up. Short kernels run several times in a row, so that each but the
+    first is launched while the previous one runs."""
     for _ in range(WARM_UPS):
         run()
     time_once = _time_on_gpu if device == "cuda" else _time_on_host
@@ -180,9 +178,7 @@ def make_collective(
     kind: str, num_bytes: int, device: torch.device, dtype: torch.dtype = torch.bfloat16, *, refill: bool = False
 ) -> Callable[[], object]:
     """Return a collective over all processes; `num_bytes` is the whole array, in an AllToAll all shards together.
-
-    `refill` writes the array before each AllReduce, so that repeated sums do not overflow.
-    """
+    `refill` writes the array before each AllReduce, so that repeated sums do not overflow."""
     rank, size = dist.get_rank(), dist.get_world_size()
     num_elements = max(num_bytes // dtype.itemsize // size, 1) * size
     full = torch.ones(num_elements, dtype=dtype, device=device)

@@ -152,10 +152,8 @@ class TracedStep:
 
 
 def align_clocks(traces: list[RankTrace]) -> TracedStep:
-    """Align the traces of one step on the clock of rank 0, with the origin at the earliest begin of any rank.
-
-    Times of two ranks are comparable up to `TracedStep.error_s`.
-    """
+    """Align the traces of one step on the clock of rank 0, with the origin at the earliest begin of any rank. Times of
+    two ranks are comparable up to `TracedStep.error_s`."""
     begins_ns = [trace.begin_ns - trace.offset_ns for trace in traces]
     origin_ns = min(begins_ns)
     ranks = (TracedRank(trace, (begin_ns - origin_ns) / 1e9) for trace, begin_ns in zip(traces, begins_ns, strict=True))

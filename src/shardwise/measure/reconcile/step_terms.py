@@ -120,9 +120,7 @@ def attribute_error(step_time: StepTime, depends_on: Callable[[str], tuple[str, 
 
 def find_dependencies(plan: Plan, term: str) -> tuple[str, ...]:
     """Return the constants and conventions that a term's price depends on: those whose change moves it, the most first.
-
-    Empty for a term that is not predicted.
-    """
+    Empty for a term that is not predicted."""
     if term not in TIME_TERMS:
         return ()
     reference = estimate(plan.model, plan.cluster, plan.job, plan.layout)
@@ -147,10 +145,8 @@ ACTIVATIONS, GATHERED = "activations", "gathered"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTerm:
-    """One term in bytes, measured at the peak; `predicted` is None for what no plan has.
-
-    `largest` is the most that was measured of it at any moment; None for what a plan has at its peak alone.
-    """
+    """One term in bytes, measured at the peak; `predicted` is None for what no plan has. `largest` is the most that was
+    measured of it at any moment; None for what a plan has at its peak alone."""
 
     name: str
     predicted: float | None
@@ -266,9 +262,7 @@ def compare_collectives(
     pp_rank: int = 0,
 ) -> CollectiveComparison:
     """Compare kind, axes, format, bytes and count of collectives for a step of `num_tokens` on a rank of `pp_rank`.
-
-    Bytes of experts' rows are compared only if routing is `even`.
-    """
+    Bytes of experts' rows are compared only if routing is `even`."""
     layout = plan.layout
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))

@@ -69,10 +69,8 @@ class UtilisationReport(NamedTuple):
 
 
 def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, MeasuredStep]:
-    """Read a run from the files of its log; the setup gets its batch from the log if it has none.
-
-    Raises `InputError` as the log readers do.
-    """
+    """Read a run from the files of its log; the setup gets its batch from the log if it has none. Raises `InputError`
+    as the log readers do."""
     log, num_devices = read_training_log(paths), setup.cluster.num_devices
     steady = measure_steady_state(log, num_devices, setup.job.seq_len, setup.batch_tokens)
     setup = setup.with_batch(setup.batch_tokens or steady.batch_tokens)
@@ -82,9 +80,7 @@ def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, Mea
 
 class LogPayload(TypedDict):
     """What a log reports: its framework, which of its lines count by which rule, and the first and the last step.
-
-    `medium` is what it was read from, `by_clock` whether times are those between two entries.
-    """
+    `medium` is what it was read from, `by_clock` whether times are those between two entries."""
 
     format: str
     medium: str
@@ -141,10 +137,8 @@ class MfuPayload(TypedDict):
 
 
 def mfu_payload(report: UtilisationReport, lost_fields: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the JSON of `shardwise mfu --json`.
-
-    `lost_fields` are the fields of the run for which its recorded row has other values; None if no row was recorded.
-    """
+    """Return the JSON of `shardwise mfu --json`. `lost_fields` are the fields of the run for which its recorded row has
+    other values; None if no row was recorded."""
     setup, measured = report.ran, report.measured
     return {
         "schema": MFU_SCHEMA, "model": model_payload(setup.model), "cluster": setup.cluster.name,

@@ -88,11 +88,8 @@ class StepBreakdown:
 def compute_utilisation(
     architecture: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
 ) -> Utilisation:
-    """Return MFU and, with a layout, HFU at a rate in tokens/s per device.
-
-    Raises `InputError` for a host, which has no published peak, and `MissingValueError` for a chip without a sourced
-    one.
-    """
+    """Return MFU and, with a layout, HFU at a rate in tokens/s per device. Raises `InputError` for a host, which has no
+    published peak, and `MissingValueError` for a chip without a sourced one."""
     if cluster.chip.name == LOCAL:
         raise InputError(
             f"mfu: {LOCAL_NOTE}, and no machine's peak; a cluster of your own is required (bench machine --out)"
@@ -148,10 +145,8 @@ def _term_text(term: str) -> str:
 
 
 def _kernel_losses(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
-    """Yield the time of kernels beyond their FLOPs at the peak, by cause; the causes add up to the total.
-
-    A single loss if the cluster has no calibration, or if products run in another format than the peak's.
-    """
+    """Yield the time of kernels beyond their FLOPs at the peak, by cause; the causes add up to the total. A single loss
+    if the cluster has no calibration, or if products run in another format than the peak's."""
     compute_s, calibration = _compute_s(plan), plan.cluster.calibration
     if calibration is None or get_precision(plan.job.precision).matmul_format != mfu_format(plan.job):
         yield "kernels, beyond their FLOPs at the peak", compute_s - at_peak_s

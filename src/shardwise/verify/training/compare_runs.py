@@ -58,10 +58,8 @@ class CaseResult:
 
 
 def run_case(case: TrainingCase) -> CaseResult:
-    """Run all steps, with the ranks of the case's layout as threads of this process.
-
-    Raises the error of the first rank that fails, and `DeadlockError` if ranks wait for each other.
-    """
+    """Run all steps, with the ranks of the case's layout as threads of this process. Raises the error of the first rank
+    that fails, and `DeadlockError` if ranks wait for each other."""
     size = case.layout.num_devices
     ranks = run_rank_threads(_run_rank, size, case) if size > 1 else [_run_rank(case)]
     first = ranks[0]
@@ -238,10 +236,8 @@ def collective_differences(case: TrainingCase, issued: Sequence[Sequence[IssuedC
 
 
 def _order_differences(listed: Iterable[IssuedCollective], sequence: Sequence[IssuedCollective]) -> Iterator[str]:
-    """Yield the first collective on activations that is out of the list's order.
-
-    Collectives of weights may come between them; those of ring attention, of two tensors at once, are only counted.
-    """
+    """Yield the first collective on activations that is out of the list's order. Collectives of weights may come
+    between them; those of ring attention, of two tensors at once, are only counted."""
     listed = [
         collective
         for collective in listed

@@ -67,10 +67,8 @@ class TrainingCase:
         return replace(self, layout=Layout(micro_batch_seqs=self.micro_batch_seqs))
 
     def micro_batches(self, step: int, replica: int) -> Iterator[tuple[Ids, Ids, Ids | None]]:
-        """Yield one replica's part of each global micro-batch: ids, targets and document numbers, [B, T] each.
-
-        Document numbers are None unless attention keeps to documents.
-        """
+        """Yield one replica's part of each global micro-batch: ids, targets and document numbers, [B, T] each. Document
+        numbers are None unless attention keeps to documents."""
         rng = np.random.default_rng((self.recipe.seed, step))
         tokens = rng.integers(self.architecture.vocab_size, size=(self.num_seqs, self.seq_len + 1))
         is_document_end = rng.random((self.num_seqs, self.seq_len)) < 1 / MEAN_DOCUMENT_TOKENS
@@ -87,10 +85,8 @@ MOST_STEPS = 10  # the limits of `judge` are those of a few steps: rounding grow
 
 
 def small_recipe(plan: Plan, steps: str, seed: str, changes: Sequence[str]) -> TrainingRecipe:
-    """Return the recipe of a few steps, with the user's `recipe.NAME=VALUE` changes. Raises `InputError`.
-
-    If the plan's job packs documents, attention keeps to them.
-    """
+    """Return the recipe of a few steps, with the user's `recipe.NAME=VALUE` changes. Raises `InputError`. If the plan's
+    job packs documents, attention keeps to them."""
     num_steps = parse_whole_number(steps, "--steps")
     if not 1 <= num_steps <= MOST_STEPS:
         raise InputError(f"--steps: found {num_steps}; 1 to {MOST_STEPS} are required")

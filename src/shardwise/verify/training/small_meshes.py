@@ -139,10 +139,8 @@ def _job(layout: Layout) -> Job:
 
 
 def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> SmallMesh:
-    """Return the model with its own structure and the smallest sizes that the mesh divides.
-
-    A rank gets one of each (heads, experts) if the planned mesh leaves it one, and two if it leaves it more.
-    """
+    """Return the model with its own structure and the smallest sizes that the mesh divides. A rank gets one of each
+    (heads, experts) if the planned mesh leaves it one, and two if it leaves it more."""
     micro_batch_seqs, has_dense_layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
     sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, planned, layout)}
     num_stages = layout.pp * layout.num_virtual_stages

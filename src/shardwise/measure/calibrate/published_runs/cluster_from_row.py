@@ -24,10 +24,8 @@ TWO_CORES = ("tpu-v2", "tpu-v3", "tpu-v4", "tpu-v5p")  # N in their names (v5p-2
 
 
 def read_cluster(cells: RowCells, user_cluster: Cluster | None = None) -> Cluster:
-    """Return the cluster of a row: of a chip of the catalogue, or `user_cluster` if the row names its chip.
-
-    Raises `SkippedRow` if the chip is unknown, `InputError` if the vendor has no such cluster.
-    """
+    """Return the cluster of a row: of a chip of the catalogue, or `user_cluster` if the row names its chip. Raises
+    `SkippedRow` if the chip is unknown, `InputError` if the vendor has no such cluster."""
     text = cells.text("chip").lower()
     if user_cluster is not None and text == user_cluster.chip.name.lower():
         return _read_user_cluster(cells, user_cluster)
@@ -64,10 +62,8 @@ def _read_user_cluster(cells: RowCells, user_cluster: Cluster) -> Cluster:
 
 
 def catalogue_name(text: str) -> str:
-    """Return the catalogue's name of a chip: A100-80GB-SXM is a100-80gb, TPU-v5p-256 is tpu-v5p.
-
-    Raises `SkippedRow` for a chip that is not stated or not in the catalogue.
-    """
+    """Return the catalogue's name of a chip: A100-80GB-SXM is a100-80gb, TPU-v5p-256 is tpu-v5p. Raises `SkippedRow`
+    for a chip that is not stated or not in the catalogue."""
     if not text:
         raise SkippedRow("chip not stated")
     parts = re.split(r"[\s_\-]+", text.lower().removeprefix("nvidia").removeprefix("amd").strip())
@@ -108,10 +104,8 @@ def _is_size(stated_gb: float, memory_bytes: float) -> bool:
 
 
 def _read_network(cells: RowCells, network: Switched) -> Switched:
-    """Return the network with the rate between nodes that the row states, in Gb/s of a card or a node.
-
-    A rate alone is that of a node, as IBM states it for its A100s.
-    """
+    """Return the network with the rate between nodes that the row states, in Gb/s of a card or a node. A rate alone is
+    that of a node, as IBM states it for its A100s."""
     stated = re.search(r"(?:(\d+)\s*x\s*)?[^\d]*?(\d+)\s*gb(?:ps|/s|\b)", cells.text("inter_node_link").lower())
     if not stated or len(network.tiers) < 2:
         return network
@@ -148,9 +142,7 @@ def _read_slices(cells: RowCells, name: str, chip: Chip, num_chips: int) -> tupl
 
 def slice_shape(num_chips: int, num_axes: int) -> tuple[int, ...]:
     """Return the most cubic shape that Google offers: sides of 1, 2, 4, 8, 16 on 2D tori; 1, 2, multiples of 4 on 3D.
-
-    Source: Google Cloud documentation, TPU configurations of v4, v5e, v5p and v6e.
-    """
+    Source: Google Cloud documentation, TPU configurations of v4, v5e, v5p and v6e."""
     allowed = [1, 2, 4, 8, 16, 32] if num_axes == 2 else [1, 2, *range(4, 65, 4)]
     shapes = list(_shapes(num_chips, num_axes, allowed))
     if not shapes:
@@ -175,11 +167,8 @@ def _shapes(num_chips: int, num_axes: int, allowed: list[int]) -> Iterator[tuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSoftware:
-    """Software of a row.
-
-    `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts. `clock`:
-    sustained clock over the chip's usual one.
-    """
+    """Software of a row. `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's
+    counts. `clock`: sustained clock over the chip's usual one."""
 
     stack: Stack
     fused_attention: bool

@@ -183,10 +183,8 @@ def _micro_batch(cells: RowCells, degrees: RowDegrees, job: Job) -> int:
 
 
 def _offload(cells: RowCells) -> Any:
-    """Return what is kept on the host: "optimizer", "activations", "both", "none".
-
-    Single activations on the host are an approximation (`list_approximations`).
-    """
+    """Return what is kept on the host: "optimizer", "activations", "both", "none". Single activations on the host are
+    an approximation (`list_approximations`)."""
     if _offloads_inputs(cells):
         return "activations"
     text = cells.text("offload").lower()
@@ -259,10 +257,8 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
 
 
 def read_recomputes(cells: RowCells) -> tuple[str, ...]:
-    """Return the recompute policies that a row may have used, from the least to the most recomputation.
-
-    "selective" means anything between none and all of a block, so "full" comes next; per operation it is torchtitan's.
-    """
+    """Return the recompute policies that a row may have used, from the least to the most recomputation. "selective"
+    means anything between none and all of a block, so "full" comes next; per operation it is torchtitan's."""
     stated, detail = cells.text("recompute").lower(), cells.text("recompute_detail").lower()
     if stated and stated not in POLICIES:
         raise SkippedRow("recompute not known here", stated[:40])

@@ -34,11 +34,8 @@ from shardwise.values.errors import ShardwiseError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCase:
-    """The four values of a row and its software.
-
-    `recomputes` are tried in turn until one fits; `approximations` say what is priced as something else. The cluster is
-    as its vendor describes it, without calibration.
-    """
+    """The four values of a row and its software. `recomputes` are tried in turn until one fits; `approximations` say
+    what is priced as something else. The cluster is as its vendor describes it, without calibration."""
 
     architecture: Architecture
     cluster: Cluster
@@ -58,10 +55,8 @@ class Prediction:
 
 
 def read_case(cells: RowCells, user_cluster: Cluster | None = None) -> RunCase:
-    """Return the case of a row; `user_cluster` is the cluster of a chip that the catalogue does not have.
-
-    Raises `SkippedRow` with the reason for a row that states too little or cannot be expressed.
-    """
+    """Return the case of a row; `user_cluster` is the cluster of a chip that the catalogue does not have. Raises
+    `SkippedRow` with the reason for a row that states too little or cannot be expressed."""
     try:
         architecture, cluster = read_architecture(cells), read_cluster(cells, user_cluster)
         degrees = read_degrees(cells, cluster.num_devices)

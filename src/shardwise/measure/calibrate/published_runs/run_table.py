@@ -175,10 +175,8 @@ def published_rows() -> tuple[RunRow, ...]:
 
 
 def layout_rows() -> tuple[RunRow, ...]:
-    """Return layouts of GPT models measured on A100s; what the source leaves open is as in Megatron-LM.
-
-    Source: VIA-Research/vTrain, data/ground_truth_{single,multi}.csv (MIT). Assumed: 80 GB, a vocabulary of 51,200.
-    """
+    """Return layouts of GPT models measured on A100s; what the source leaves open is as in Megatron-LM. Source:
+    VIA-Research/vTrain, data/ground_truth_{single,multi}.csv (MIT). Assumed: 80 GB, a vocabulary of 51,200."""
     return _read_packaged("layouts.csv")
 
 
@@ -189,9 +187,7 @@ def _read_packaged(name: str) -> tuple[RunRow, ...]:
 
 def read_rows(path: str, flag: str = "--rows") -> tuple[RunRow, ...]:
     """Return the rows of a CSV file with the columns of the published ones, in any order; other columns are ignored.
-
-    Raises `InputError`, which names the flag that gave the file, if it cannot be read.
-    """
+    Raises `InputError`, which names the flag that gave the file, if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
@@ -265,10 +261,8 @@ def find_instrument(text: str) -> MemoryInstrument:
 
 
 def instrument_reading(terms: Mapping[str, float], loss: str, text: str) -> float:
-    """Return the bytes that a row's instrument reads for the terms of an estimate priced with a kind of loss.
-
-    A note "with liger" says that the peak was measured with another kind of loss than the step time.
-    """
+    """Return the bytes that a row's instrument reads for the terms of an estimate priced with a kind of loss. A note
+    "with liger" says that the peak was measured with another kind of loss than the step time."""
     instrument = find_instrument(text)
     tensor_bytes = sum(value for term, value in terms.items() if term != "runtime")
     if "with liger" in text.lower():
