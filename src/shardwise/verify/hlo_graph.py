@@ -101,7 +101,6 @@ def _closing(text: str, start: int) -> int:
 
 
 def _shapes(shape: str) -> list[tuple[str, tuple[int, ...]]]:
-    """Return element type and dims of each array in a shape."""
     arrays = re.findall(r"([a-z]\w*)\[([\d,]*)\]", shape)
     return [(dtype, tuple(int(size) for size in dims.split(",") if size)) for dtype, dims in arrays]
 
@@ -122,13 +121,13 @@ class _Inliner:
         return root
 
     def node(
-        self, instruction: _Instruction, nodes_by_name: Mapping[str, HloNode], arguments: Sequence[HloNode] | None
+        self, instruction: _Instruction, known_nodes: Mapping[str, HloNode], arguments: Sequence[HloNode] | None
     ) -> HloNode:
         opcode = instruction.opcode
         if opcode == "parameter" and arguments is not None:
             return arguments[int(instruction.arguments)]
         names = re.findall(r"%([\w.\-]+)", instruction.arguments)
-        operands = [nodes_by_name[name] for name in names if name in nodes_by_name]
+        operands = [known_nodes[name] for name in names if name in known_nodes]
         called = _CALLED.search(instruction.attributes)
         if opcode in _INLINED and called is not None:
             return self.run(called.group(1), operands)
@@ -198,25 +197,21 @@ def _mesh_groups(axes: str, devices: str | None, members: str) -> Groups:
     names = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", axes)]
     parts = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", members)
     sizes: list[int] = []
-    part_indices: dict[tuple[str, int], int] = {}
+    indices: dict[tuple[str, int], int] = {}
     for name, size in names:
         cuts = sorted({1, size, *(int(b) * f for n, b, s in parts if n == name and s for f in (1, int(s)))})
         for before, after in itertools.pairwise(cuts or [1]):
-            part_indices[name, before] = len(sizes)
+            indices[name, before] = len(sizes)
             sizes.append(after // before)
         if size == 1:
-            part_indices[name, 1] = len(sizes)
+            indices[name, 1] = len(sizes)
             sizes.append(1)
-    inner = [
-        i for n, b, s in parts for i in _span(part_indices, sizes, n, int(b or 1), int(s) if s else dict(names)[n])
-    ]
+    inner = [i for n, b, s in parts for i in _span(indices, sizes, n, int(b or 1), int(s) if s else dict(names)[n])]
     order = [i for i in range(len(sizes)) if i not in inner] + inner
     numbers = _iota(devices) if devices else list(range(math.prod(sizes)))
     return _chunks([numbers[i] for i in _transpose(sizes, order)], math.prod(sizes[i] for i in inner))
 
 
-def _span(
-    part_indices: Mapping[tuple[str, int], int], sizes: Sequence[int], name: str, before: int, size: int
-) -> list[int]:
+def _span(indices: Mapping[tuple[str, int], int], sizes: Sequence[int], name: str, before: int, size: int) -> list[int]:
     """Return the atomic parts of an axis that make up its part of `size` below a part of size `before`."""
-    return [i for (n, b), i in part_indices.items() if n == name and before <= b and b * sizes[i] <= before * size]
+    return [i for (n, b), i in indices.items() if n == name and before <= b and b * sizes[i] <= before * size]

@@ -65,11 +65,8 @@ class HloProgram:
         return tuple(c for c in collectives if c.received_elements)
 
     def read_collective(self, kind: CollectiveKind, node: HloNode) -> HloCollective:
-        groups = (
-            permute_pairs(node.attributes)
-            if kind is CollectiveKind.PERMUTE
-            else replica_groups(node.attributes, self.num_devices)
-        )
+        is_permute = kind is CollectiveKind.PERMUTE
+        groups = permute_pairs(node.attributes) if is_permute else replica_groups(node.attributes, self.num_devices)
         payload = sum(operand.elements for operand in node.operands)
         return HloCollective(kind, groups, payload * (len(groups[0]) if kind is CollectiveKind.ALL_GATHER else 1))
 
@@ -141,37 +138,30 @@ class _AllReduce:
 
 def _join_groups(first: Groups, second: Groups) -> Groups:
     """Return the groups of an AllReduce over the first and then the second groups."""
-    groups_by_device = {device: set(group) for group in first for device in group}
-    merged = {
-        tuple(sorted(set().union(*(groups_by_device.get(device, {device}) for device in group)))) for group in second
-    }
+    group_of = {device: set(group) for group in first for device in group}
+    merged = {tuple(sorted(set().union(*(group_of.get(device, {device}) for device in group)))) for group in second}
     return tuple(sorted(merged))
 
 
 def _split_all_reduce(payload: float, groups: Groups, offsets: Sequence[tuple[object, ...]]) -> Iterator[HloCollective]:
     """Yield a ReduceScatter among devices that keep different parts, an AllReduce among those that keep the same."""
-    partitions: list[list[tuple[int, ...]]] = []
+    splits: list[list[tuple[int, ...]]] = []
     for group in groups:
         by_offset: dict[tuple[object, ...], list[int]] = {}
         for device in group:
             by_offset.setdefault(offsets[device], []).append(device)
-        partitions.append([tuple(members) for members in by_offset.values()])
-    num_parts, num_copies = len(partitions[0]), len(partitions[0][0])
-    if any(
-        len(partition) != num_parts or any(len(members) != num_copies for members in partition)
-        for partition in partitions
-    ):
+        splits.append([tuple(members) for members in by_offset.values()])
+    num_parts, num_copies = len(splits[0]), len(splits[0][0])
+    if any(len(split) != num_parts or any(len(members) != num_copies for members in split) for split in splits):
         yield HloCollective(CollectiveKind.ALL_REDUCE, groups, payload)
         return
     yield HloCollective(
         CollectiveKind.REDUCE_SCATTER,
-        tuple(devices for partition in partitions for devices in zip(*partition, strict=True)),
+        tuple(devices for split in splits for devices in zip(*split, strict=True)),
         payload,
     )
     yield HloCollective(
-        CollectiveKind.ALL_REDUCE,
-        tuple(members for partition in partitions for members in partition),
-        payload / num_parts,
+        CollectiveKind.ALL_REDUCE, tuple(members for split in splits for members in split), payload / num_parts
     )
 
 

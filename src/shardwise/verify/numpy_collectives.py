@@ -27,7 +27,6 @@ def _arrays(arrays: Sequence[ArrayLike]) -> list[Array]:
 
 
 def _parts(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
-    """Return one array per destination on every rank."""
     for rank, rank_parts in enumerate(parts):
         if len(rank_parts) != len(parts):
             raise InputError(
@@ -93,15 +92,13 @@ def scatter(parts: Sequence[ArrayLike]) -> list[Array]:
 def reduce_scatter(parts: Sequence[Sequence[ArrayLike]], reduction: Reduction = "sum") -> list[Array]:
     """Return on rank j the sum of every rank's j-th array; `parts[r][j]` is the j-th of rank r."""
     rank_parts = _parts(parts)
-    return [
-        _reduce_arrays([parts_of_rank[j] for parts_of_rank in rank_parts], reduction) for j in range(len(rank_parts))
-    ]
+    return [_reduce_arrays([sent[j] for sent in rank_parts], reduction) for j in range(len(rank_parts))]
 
 
 def all_to_all(parts: Sequence[Sequence[ArrayLike]]) -> list[list[Array]]:
     """Return on rank j every rank's j-th array, in the order of ranks: the transpose."""
     rank_parts = _parts(parts)
-    return [[parts_of_rank[j] for parts_of_rank in rank_parts] for j in range(len(rank_parts))]
+    return [[sent[j] for sent in rank_parts] for j in range(len(rank_parts))]
 
 
 def barrier_s(arrival_s: Sequence[float]) -> list[float]:

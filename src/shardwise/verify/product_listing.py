@@ -258,9 +258,6 @@ def _with_destinations(line: CollectiveLine, collective: Collective, mesh: Mesh)
     sends, counts = permute_sends(collective, group), permute_split_factors(collective, group)
     part_numbers = [sum(n * math.prod(counts[dim + 1 :]) for dim, n in enumerate(send.part)) for send in sends]
     return replace(
-        line,
-        axes=tuple(axis for axis in mesh.names if axis in collective.axes),
-        destinations=tuple(send.destination for send in sends),
-        counts=counts,
-        parts=tuple(part_numbers),
-    )
+        line, axes=tuple(axis for axis in mesh.names if axis in collective.axes),
+        destinations=tuple(send.destination for send in sends), counts=counts, parts=tuple(part_numbers),
+    )  # fmt: skip

@@ -192,13 +192,10 @@ def _header(listing: ProductListing) -> str:
     axes_used = dict.fromkeys(step.axes for step in listing.collectives if step.kind is not CollectiveKind.SLICE)
     groups = [tuple_text(axes) for axes in axes_used]
     return _HEADER.format(
-        title=listing.title,
-        mesh=listing.mesh_text,
-        count=mesh.num_devices,
+        title=listing.title, mesh=listing.mesh_text, count=mesh.num_devices,
         sizes="{" + ", ".join(f'"{axis}": {size}' for axis, size in mesh.axes) + "}",
-        shape=tuple(size for _, size in mesh.axes),
-        groups=", ".join(groups) + ("," if len(groups) == 1 else ""),
-    )
+        shape=tuple(size for _, size in mesh.axes), groups=", ".join(groups) + ("," if len(groups) == 1 else ""),
+    )  # fmt: skip
 
 
 def _call(step: CollectiveLine | EinsumLine) -> str:

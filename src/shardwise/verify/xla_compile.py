@@ -182,7 +182,6 @@ def _compile(requests: Sequence[Mapping[str, Any]], backend: Backend, timeout_s:
 
 
 def _environment(backend: Backend, devices: int) -> dict[str, str]:
-    """Return the variables that jax reads at import."""
     common = {"JAX_PLATFORMS": "cpu", "TF_CPP_MIN_LOG_LEVEL": "3"}
     if backend == "cpu":
         return common | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}

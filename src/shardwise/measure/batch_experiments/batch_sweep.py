@@ -91,46 +91,32 @@ class Design:
             yield from self._of_batch(batch, [run for run in runs if run.batch_tokens == batch])
 
     def _of_batch(self, batch: int, runs: Sequence[BatchRun]) -> Iterator[SweepTrial]:
-        first_seed_runs = [run for run in runs if run.seed == self.first_seed]
-        best_run = min(
-            (run for run in first_seed_runs if run.steps is not None), key=lambda run: run.steps or 0.0, default=None
-        )
-        rates = [
-            rate
-            for rate in self._rates(batch, first_seed_runs, best_run)
-            if rate not in [run.learning_rate for run in first_seed_runs]
-        ]
-        max_steps = (
-            self.most_steps
-            if best_run is None or best_run.steps is None
-            else min(math.ceil(best_run.steps), self.most_steps)
-        )
-        yield from (SweepTrial(batch, rate, self.first_seed, max_steps) for rate in rates)
-        if best_run is not None and best_run.learning_rate is not None and not rates:
-            finished_seeds = [run.seed for run in runs if run.learning_rate == best_run.learning_rate]
+        tuning = [run for run in runs if run.seed == self.first_seed]
+        best = min((run for run in tuning if run.steps is not None), key=lambda run: run.steps or 0.0, default=None)
+        rates = [rate for rate in self._rates(batch, tuning, best) if rate not in [run.learning_rate for run in tuning]]
+        limit = self.most_steps if best is None or best.steps is None else min(math.ceil(best.steps), self.most_steps)
+        yield from (SweepTrial(batch, rate, self.first_seed, limit) for rate in rates)
+        if best is not None and best.learning_rate is not None and not rates:
+            finished_seeds = [run.seed for run in runs if run.learning_rate == best.learning_rate]
             for seed in self.seeds:
                 if seed not in finished_seeds:
-                    yield SweepTrial(batch, best_run.learning_rate, seed, self.most_steps)
+                    yield SweepTrial(batch, best.learning_rate, seed, self.most_steps)
 
-    def _rates(self, batch: int, first_seed_runs: Sequence[BatchRun], best_run: BatchRun | None) -> Sequence[float]:
+    def _rates(self, batch: int, tuning: Sequence[BatchRun], best: BatchRun | None) -> Sequence[float]:
         """Return the learning rates that must have run before the best of them counts."""
         if self.learning_rates:
             return self.learning_rates
         rule_rate = square_root_learning_rate(self.learning_rate, self.plan_batch_tokens, batch)
         grid = [rule_rate * RATE_FACTOR**power for power in range(-FARTHEST_FACTOR, FARTHEST_FACTOR + 1)]
-        if not first_seed_runs:
+        if not tuning:
             return [rule_rate]
-        tried_indices = [grid.index(run.learning_rate) for run in first_seed_runs if run.learning_rate in grid]
-        if best_run is not None:
-            best_index = grid.index(best_run.learning_rate) if best_run.learning_rate in grid else FARTHEST_FACTOR
-            next_indices = [best_index - 1, best_index + 1]
+        tried = [grid.index(run.learning_rate) for run in tuning if run.learning_rate in grid]
+        if best is not None:
+            best_index = grid.index(best.learning_rate) if best.learning_rate in grid else FARTHEST_FACTOR
+            nearby = [best_index - 1, best_index + 1]
         else:  # rates are too high if a run has failed, too low if all ran out of steps
-            next_indices = (
-                [min(tried_indices) - 1]
-                if any(run.failed != NOT_REACHED for run in first_seed_runs)
-                else [max(tried_indices) + 1]
-            )
-        return [grid[index] for index in next_indices if 0 <= index < len(grid)]
+            nearby = [min(tried) - 1] if any(run.failed != NOT_REACHED for run in tuning) else [max(tried) + 1]
+        return [grid[index] for index in nearby if 0 <= index < len(grid)]
 
 
 SCHEMA = "shardwise.batch_sweep/1"
@@ -272,7 +258,6 @@ def _admit(plan: Plan, command: Sequence[str]) -> None:
 
 
 def _identity(arguments: argparse.Namespace, sweep: BatchSweep) -> dict[str, Any]:
-    """Return what all runs of a sweep have in common."""
     design = sweep.design
     return {
         "plan": Path(arguments.source).read_text(encoding="utf-8"), "to_loss": sweep.target_loss,

@@ -279,7 +279,6 @@ def _admit(experiment: BranchExperiment, trial: BranchTrial) -> None:
 
 
 def _identity(experiment: BranchExperiment) -> dict[str, object]:
-    """Return what all branches have in common."""
     start = experiment.start
     return {
         "run": str(start.run.path), "step": start.step, "checkpoint": start.seal, "batch_tokens": start.batch_tokens,

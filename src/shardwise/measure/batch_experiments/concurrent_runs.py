@@ -252,7 +252,6 @@ class Runner(Generic[T]):
             )  # fmt: skip
 
     def _record(self) -> None:
-        """Write a line for each run that has ended."""
         for trial, process in list(self._running.items()):
             code = process.poll()
             if code is not None:
@@ -271,7 +270,6 @@ class Runner(Generic[T]):
         self.say(f"{self.experiment.progress_line(trial, line)} ({done})")
 
     def _end(self) -> None:
-        """Ask all processes to stop, and wait for them."""
         for process in self._running.values():
             process.send_signal(signal.SIGTERM)
         for process in self._running.values():

@@ -113,14 +113,11 @@ def _predict(
     for request in requests:
         by_member.setdefault(request.member, []).append(request)
     seconds = {fold: np.full((DRAWS if fold in REPEATED_FOLDS else 1, len(members)), np.nan) for fold in FOLDS}
-    for number, (member, member_requests) in enumerate(by_member.items()):
+    for number, (member, group) in enumerate(by_member.items()):
         progress("held-out runs predicted", number, len(by_member))
-        constants = {
-            name: np.array([request.constants[name] for request in member_requests])
-            for name in member_requests[0].constants
-        }
-        predicted_s = np.broadcast_to(members[member].observation.seconds(constants), len(member_requests))
-        for request, value in zip(member_requests, predicted_s, strict=True):
+        constants = {name: np.array([request.constants[name] for request in group]) for name in group[0].constants}
+        predicted_s = np.broadcast_to(members[member].observation.seconds(constants), len(group))
+        for request, value in zip(group, predicted_s, strict=True):
             seconds[request.fold][request.draw, member] = value
     return seconds
 
@@ -147,15 +144,12 @@ def fold_groups(members: Sequence[FoldMember], fold: str, draw: int = 0) -> list
     if fold == "model":
         return model_folds(members, draw)
     names = list(map(group_key(fold), members))
-    return [
-        [i for i, member_name in enumerate(names) if member_name == group_name] for group_name in sorted(set(names))
-    ]
+    return [[i for i, name in enumerate(names) if name == group] for group in sorted(set(names))]
 
 
 def _leave_out_groups(
     evidence: FitEvidence, fold: str, groups: Sequence[Sequence[int]], draw: int = 0, *, new_stacks: bool = False
 ) -> Iterator[HeldOutPrediction]:
-    """Yield predictions of each group of members from all others."""
     for group in groups:
         point = refit_without(evidence, group, new_stacks=new_stacks)
         for i in group:

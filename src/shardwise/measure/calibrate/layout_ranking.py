@@ -81,12 +81,9 @@ def rank_layouts(runs: Sequence[TimedLayout]) -> RankingStatistics | None:
         return None
     lost = [_lost_share(group) for group in groups]
     return RankingStatistics(
-        num_groups=len(groups),
-        num_pairs=pairs,
-        ordered=ordered / pairs,
-        lost=sum(lost) / len(lost),
+        num_groups=len(groups), num_pairs=pairs, ordered=ordered / pairs, lost=sum(lost) / len(lost),
         most_lost=max(lost),
-    )
+    )  # fmt: skip
 
 
 def ordered_share_by_lead(runs: Sequence[TimedLayout], leads: Sequence[float]) -> list[tuple[int, float]]:
@@ -100,9 +97,7 @@ def ordered_share_by_lead(runs: Sequence[TimedLayout], leads: Sequence[float]) -
             class_index = max(index for index, lower_end in enumerate(leads) if lead >= lower_end)
             num_pairs[class_index] += 1
             ordered[class_index] += fast.measured_s < slow.measured_s
-    return [
-        (count, num_ordered / count if count else 0.0) for count, num_ordered in zip(num_pairs, ordered, strict=True)
-    ]
+    return [(count, hits / count if count else 0.0) for count, hits in zip(num_pairs, ordered, strict=True)]
 
 
 def _ranked_groups(runs: Sequence[TimedLayout]) -> list[list[TimedLayout]]:
@@ -182,11 +177,7 @@ def group_layouts(runs: Sequence[EvaluatedRun]) -> list[LayoutGroup]:
     """Group the rows that count; of several rows of one configuration the first is kept."""
     scored = (run for run in runs if run.scored and run.error is not None)
     groups = group_rows(scored, lambda run: run.row, LAYOUT_GROUP_COLUMNS)
-    return [
-        _layout_group(key, group_runs)
-        for key, group_runs in sorted(groups.items())
-        if len(group_runs) >= FEWEST_LAYOUTS
-    ]
+    return [_layout_group(key, members) for key, members in sorted(groups.items()) if len(members) >= FEWEST_LAYOUTS]
 
 
 def _layout_group(key: tuple[str, ...], runs: Sequence[EvaluatedRun]) -> LayoutGroup:

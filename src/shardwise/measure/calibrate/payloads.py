@@ -148,11 +148,8 @@ def _errors_payload(fit: UserClusterFit, *, benches: bool) -> dict[str, Any]:
 def validate_payload(runs: Sequence[EvaluatedRun]) -> dict[str, Any]:
     """Return the JSON of `shardwise validate --json`: predictions of published runs and their errors."""
 
-    def tables(statistics_tables: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
-        return {
-            name: {value: asdict(statistics) for value, statistics in table.items()}
-            for name, table in statistics_tables.items()
-        }
+    def tables(nested: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
+        return {name: {value: asdict(errors) for value, errors in table.items()} for name, table in nested.items()}
 
     return {
         "schema": VALIDATE_SCHEMA,
@@ -169,18 +166,13 @@ def _row_payload(run: EvaluatedRun) -> dict[str, Any]:
     prediction = run.prediction
     estimate = prediction.estimate if prediction else None
     return {
-        "id": run.row.id,
-        "predicted_step_time_s": estimate.step_time_s if estimate else None,
+        "id": run.row.id, "predicted_step_time_s": estimate.step_time_s if estimate else None,
         "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "predicted_peak_memory_gb": run.predicted_peak_memory_gb,
-        "skipped": str(run.skipped) if run.skipped else None,
-        "measured_step_time_s": run.row.step_time_s,
-        "measured_peak_memory_gb": run.row.peak_memory_gb,
-        "scored": run.scored,
-        "weight": run.weight,
-        "layout": _layout_payload(prediction) if prediction else None,
+        "predicted_peak_memory_gb": run.predicted_peak_memory_gb, "skipped": str(run.skipped) if run.skipped else None,
+        "measured_step_time_s": run.row.step_time_s, "measured_peak_memory_gb": run.row.peak_memory_gb,
+        "scored": run.scored, "weight": run.weight, "layout": _layout_payload(prediction) if prediction else None,
         "approximations": list(prediction.case.approximations) if prediction else [],
-    }
+    }  # fmt: skip
 
 
 def _layout_payload(prediction: Prediction) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def memory_error_tables(runs: Sequence[EvaluatedRun]) -> dict[str, dict[str, Err
     """Return the statistics of peak memory, also by instrument; it has no intervals."""
     tables = error_tables(runs, lambda run: run.memory_error, MEMORY_STRATA)
     return {
-        name: {value: replace(statistics, coverage=None) for value, statistics in table.items()}
+        name: {value: replace(errors, coverage=None) for value, errors in table.items()}
         for name, table in tables.items()
     }
 
@@ -196,11 +196,8 @@ def count_refuted_fits(runs: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
     """Count the runs that state what they recompute; of these, those whose predicted memory does not fit although they
     ran, and those that exceed the memory by over a tenth."""
     estimates = [run.prediction.estimate for run in runs if run.scored and run.prediction and run.row.cell("recompute")]
-    return (
-        len(estimates),
-        sum(not estimate.fits for estimate in estimates),
-        sum(estimate.margin < -0.1 for estimate in estimates),
-    )
+    num_refuted = sum(not estimate.fits for estimate in estimates)
+    return len(estimates), num_refuted, sum(estimate.margin < -0.1 for estimate in estimates)
 
 
 def largest_errors(runs: Sequence[EvaluatedRun], limit: int) -> Iterator[EvaluatedRun]:

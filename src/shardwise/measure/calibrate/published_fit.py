@@ -95,10 +95,8 @@ class PublishedFit:
                         weighted_interval(draw_ratios, other_weights * (self.kinds == kind)), self.num_groups(fold)
                     )
                     inside[draw, group] += ((draw_ratios >= low) & (draw_ratios <= high) & (self.kinds == kind))[group]
-        is_predicted = ~np.isnan(seconds)
-        return float(
-            np.average(inside[is_predicted], weights=np.broadcast_to(self.weights, is_predicted.shape)[is_predicted])
-        )
+        valid = ~np.isnan(seconds)
+        return float(np.average(inside[valid], weights=np.broadcast_to(self.weights, valid.shape)[valid]))
 
 
 def weighted_interval(ratios: Array, weights: Array) -> tuple[float, float]:
@@ -245,12 +243,10 @@ def fold_report(fit: PublishedFit) -> str:
             f"{title:<46}" + "".join(f"{name:>8}" for name in ("rows", "mean", "median", "p90", "worst", "bias"))
         )
         for name, stratum in STRATA.items():
-            statistics = fold_statistics(fit, seconds, stratum)
-            if statistics:
-                shares = "".join(
-                    f"{share:>8.1%}" for share in (statistics.mean, statistics.median, statistics.p90, statistics.worst)
-                )
-                lines.append(f"  {name:<44}{statistics.num_rows:>8}{shares}{statistics.bias:>+8.1%}")
+            errors = fold_statistics(fit, seconds, stratum)
+            if errors:
+                shares = "".join(f"{share:>8.1%}" for share in (errors.mean, errors.median, errors.p90, errors.worst))
+                lines.append(f"  {name:<44}{errors.num_rows:>8}{shares}{errors.bias:>+8.1%}")
         if fold != "fitted":
             spread = fit.spread(fold)
             intervals = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
@@ -297,13 +293,10 @@ def format_constants(fit: PublishedFit) -> str:
     for owner in owners:
         group, _, name = owner.partition(" ")
         owner_constants = [
-            (key, deviation) for key, deviation in zip(fit.fitted.keys, deviations, strict=True) if key[0] == owner
+            (key, sigma) for key, sigma in zip(fit.fitted.keys, deviations, strict=True) if key[0] == owner
         ]
-        lines += [
-            "",
-            f'[{group}s."{name}"]',
-            *(f"{key[1]} = {fit.fitted.value(key):.4g}" for key, _ in owner_constants),
-        ]
+        lines += ["", f'[{group}s."{name}"]']
+        lines += [f"{key[1]} = {fit.fitted.value(key):.4g}" for key, _ in owner_constants]
         pairs = ", ".join(f"{key[1]} = {deviation:.2g}" for key, deviation in owner_constants)
         lines += ["# standard deviations on the line without bounds", f"deviations = {{ {pairs} }}"]
     return "\n".join(lines) + "\n"

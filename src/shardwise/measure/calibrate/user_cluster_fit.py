@@ -137,11 +137,7 @@ class UserClusterFit:
 
     def errors(self, after: bool, *, benches: bool = False) -> ErrorStatistics | None:
         """Return the errors of runs, or of micro-benchmarks; None without any."""
-        errors = [
-            (residual.error(after), residual.weight)
-            for residual in self.residuals
-            if (residual.kind == "bench") is benches
-        ]
+        errors = [(row.error(after), row.weight) for row in self.residuals if (row.kind == "bench") is benches]
         return error_statistics(errors) if errors else None
 
     @cached_property
@@ -229,15 +225,9 @@ def fit_user_cluster(
     initial = linearise(observations, initial)
     fitted = fit_constants(observations, initial, sigma=sigma)
     return UserClusterFit(
-        user_cluster=user_cluster,
-        stack=stack,
-        runs=runs,
-        benches=benches,
-        skipped=skipped,
-        sigma=sigma,
-        initial=initial,
+        user_cluster=user_cluster, stack=stack, runs=runs, benches=benches, skipped=skipped, sigma=sigma, initial=initial,
         fitted=fitted,
-    )
+    )  # fmt: skip
 
 
 def _nothing_usable_message(user_cluster: MeasuredCluster, skipped: Counter[str]) -> str:

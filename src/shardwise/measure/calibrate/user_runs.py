@@ -333,7 +333,6 @@ def _format_cells(cells: Mapping[str, str], job: Job) -> dict[str, str]:
 
 
 def _read_back(cells: Mapping[str, str], cluster: Cluster) -> RunCase:
-    """Return the case of a row, which names a chip of the catalogue or the chip of the cluster."""
     try:
         return read_case(RowCells(dict(cells)), cluster if cluster.chip.base is None else None)
     except SkippedRow as skipped:
@@ -347,11 +346,12 @@ def _lost_fields(case: RunCase, architecture: Architecture, job: Job, layout: La
     if stage_layers != row_stage_layers:
         planned, read = (",".join(map(str, layers)) for layers in (stage_layers, row_stage_layers))
         yield f"layers of the stages, {planned} (the row: {read})"
-    for kind, expected, read_back in (
-        ("model", architecture, case.architecture),
-        ("job", job, case.job),
-        ("layout", layout, case.layout),
-    ):
+    pairs: dict[str, tuple[Any, Any]] = {
+        "model": (architecture, case.architecture),
+        "job": (job, case.job),
+        "layout": (layout, case.layout),
+    }
+    for kind, (expected, read_back) in pairs.items():
         for field in fields(expected):
             run_value, row_value = getattr(expected, field.name), getattr(read_back, field.name)
             if run_value != row_value and field.name not in FIELDS_WITHOUT_COST:

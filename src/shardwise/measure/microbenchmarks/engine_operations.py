@@ -176,7 +176,6 @@ def loss_operands(sample: SampleLayer, device: torch.device) -> tuple[Tensor, Te
 
 
 def _loss_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
-    """Return the head's products and its loss, forward and backward."""
     x, weight, targets = loss_operands(sample, device)
 
     def both() -> object:

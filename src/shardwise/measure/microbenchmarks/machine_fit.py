@@ -74,9 +74,7 @@ class MachineFit:
 
     def products(self) -> list[tuple[MatmulShape, float]]:
         return [
-            (product, self.seconds[f"{sample.name}/{product.name}"])
-            for sample in self.samples
-            for product in sample.products
+            (shape, self.seconds[f"{sample.name}/{shape.name}"]) for sample in self.samples for shape in sample.products
         ]
 
     @property
@@ -109,12 +107,8 @@ class MachineFit:
 
     def _elementwise_s(self, name: str) -> float:
         """Return the seconds of a layer's elementwise kernels, without their launches."""
-        operations = [f"{operation} {phase}" for operation in ELEMENTWISE for phase in ("forward", "backward")] + [
-            "sum"
-        ]
-        return sum(
-            OPERATION_COUNTS.get(operation, 1) * self._without_launch(name, operation) for operation in operations
-        )
+        kernels = [f"{kernel} {phase}" for kernel in ELEMENTWISE for phase in ("forward", "backward")] + ["sum"]
+        return sum(OPERATION_COUNTS.get(kernel, 1) * self._without_launch(name, kernel) for kernel in kernels)
 
     def _without_launch(self, sample: str, operation: str) -> float:
         seconds = self.seconds[f"{sample}/{operation}"]
@@ -130,9 +124,7 @@ class MachineFit:
         """Return the same ratio for the kernels over logits, which are what the head takes beyond its products."""
         sample = next(sample for sample in self.samples if sample.has_loss)
         products_s = sum(
-            self.seconds[f"{sample.name}/{product.name}"]
-            for product in sample.products
-            if product.name.startswith("head")
+            self.seconds[f"{sample.name}/{shape.name}"] for shape in sample.products if shape.name.startswith("head")
         )
         loss_s = max(self.seconds[f"{sample.name}/loss"] - products_s, 0.0)
         return loss_s * self.bytes_per_s / sample.loss_bytes()
@@ -147,21 +139,17 @@ class MachineFit:
         shares = []
         for sample in self.samples[:1]:
             expert = sample.expert
-            predicted_s = expert.flops / (rate * self.best_rate(self.machine.dtype)) * (1 + ramp / expert.summed)
-            shares.append(
-                predicted_s * (1 + TILE_ROWS / 2 / expert.rows) / self.seconds[f"{sample.name}/{expert.name}"]
-            )
+            ideal_s = expert.flops / (rate * self.best_rate(self.machine.dtype)) * (1 + ramp / expert.summed)
+            shares.append(ideal_s * (1 + TILE_ROWS / 2 / expert.rows) / self.seconds[f"{sample.name}/{expert.name}"])
         return _geometric_mean(shares)
 
     def collectives(self) -> list[tuple[int, float, float]]:
         """Return for each collective its rounds of the ring, the bytes that pass a link in each, and its seconds."""
-        num_processes, collectives = self.machine.num_processes, []
-        for kind in COLLECTIVES if num_processes > 1 else ():
+        n, collectives = self.machine.num_processes, []
+        for kind in COLLECTIVES if n > 1 else ():
             for size in COLLECTIVE_BYTES:
-                num_rounds = 2 if kind == "all_reduce" else 1
-                collectives.append(
-                    (num_rounds, (num_processes - 1) / num_processes * size, self.seconds[f"{kind}/{size}"])
-                )
+                rounds = 2 if kind == "all_reduce" else 1
+                collectives.append((rounds, (n - 1) / n * size, self.seconds[f"{kind}/{size}"]))
         return collectives
 
     def fit_link(self) -> tuple[float, float]:
@@ -169,18 +157,14 @@ class MachineFit:
         collectives, n = self.collectives(), self.machine.num_processes
         if not collectives:
             return 0.0, self.bytes_per_s
-        design = np.array(
-            [[num_rounds * (n - 1) / s, num_rounds * link_bytes / s] for num_rounds, link_bytes, s in collectives]
-        )
+        design = np.array([[rounds * (n - 1) / s, rounds * sent / s] for rounds, sent, s in collectives])
         hop, per_byte = np.linalg.lstsq(design, np.ones(len(collectives)), rcond=None)[0]
-        best_rate = max(num_rounds * link_bytes / s for num_rounds, link_bytes, s in collectives)
+        best_rate = max(rounds * sent / s for rounds, sent, s in collectives)
         return max(float(hop), 0.0), 1.0 / float(per_byte) if per_byte > 0 else best_rate
 
     def best_link(self) -> float:
         """Return the best rate of a collective, in bytes/s of the ring, or that of `fit_link` if it is better."""
-        return max(
-            [num_rounds * link_bytes / s for num_rounds, link_bytes, s in self.collectives()] + [self.fit_link()[1]]
-        )
+        return max([rounds * sent / s for rounds, sent, s in self.collectives()] + [self.fit_link()[1]])
 
     def exposed(self) -> float:
         """Return the share of an AllReduce by which concurrent products take longer."""
@@ -201,10 +185,8 @@ class MachineFit:
             "exposed": self.exposed(), "launch_s": self.launch_s(), "attention": attention_fraction / attention,
             "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
-        definitions = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
-        return {
-            name: min(max(value, definitions[name].low), definitions[name].high) for name, value in constants.items()
-        }
+        bounds = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}
+        return {name: min(max(value, bounds[name].low), bounds[name].high) for name, value in constants.items()}
 
     def cluster(self) -> Cluster:
         """Return the machine at nominal rates: the best that was measured of each."""
@@ -215,24 +197,16 @@ class MachineFit:
             sources=dict.fromkeys(("peak_flops_per_s", "memory_bytes", "memory_bytes_per_s"), source),
         )  # fmt: skip
         tier = Tier(
-            name="processes",
-            size=machine.num_processes,
-            bytes_per_s=self.best_link(),
-            fraction=1.0,
+            name="processes", size=machine.num_processes, bytes_per_s=self.best_link(), fraction=1.0,
             hop_latency_s=self.fit_link()[0],
-        )
+        )  # fmt: skip
         return Cluster(name=machine.name, chip=chip, topology=Switched(tiers=(tier,)))
 
     def measured_over_predicted(self) -> dict[str, float]:
         """Return for each sample the measured seconds of a whole step over the predicted ones."""
-        cluster, num_processes = (
-            with_calibration(self.cluster(), self.calibration((1.0, 1.0))),
-            self.machine.num_processes,
-        )
+        cluster, n = (with_calibration(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes)
         predicted = {
-            sample.name: estimate(
-                sample.model, cluster, sample.job_for(num_processes), sample.sharded_layout(num_processes)
-            ).step_time_s
+            sample.name: estimate(sample.model, cluster, sample.job_for(n), sample.sharded_layout(n)).step_time_s
             for sample in self.samples
         }
         return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}

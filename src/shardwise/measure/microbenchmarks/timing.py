@@ -106,7 +106,6 @@ def make_copy(num_bytes: int, device: str | torch.device) -> Callable[[], object
 
 
 def _attention(line: Mapping[str, Any], device: str, dtype: torch.dtype) -> Callable[[], object]:
-    """Return fused attention of PyTorch, forward or backward alone."""
     shape = (line["batch"], line["heads"], line["seq_len"], line["head_dim"])
     q, k, v = (torch.randn(shape, device=device).to(dtype).requires_grad_(line["backward"]) for _ in range(3))
 
@@ -196,7 +195,6 @@ def make_collective(
 
 
 def _send_around_ring(sent: torch.Tensor, received: torch.Tensor, rank: int, size: int) -> None:
-    """Send to the next rank and receive from the previous one."""
     moves = [dist.P2POp(dist.isend, sent, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
     for work in dist.batch_isend_irecv(moves):
         work.wait()

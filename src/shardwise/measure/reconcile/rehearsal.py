@@ -50,11 +50,8 @@ class Rehearsal:
     @property
     def failed_terms(self) -> tuple[MemoryTerm, ...]:
         """Judged terms that are not as planned."""
-        return tuple(
-            term
-            for term in self.terms
-            if is_judged(term, self.memory.total) and not term.is_within(REHEARSAL_TOLERANCE)
-        )
+        judged = (term for term in self.terms if is_judged(term, self.memory.total))
+        return tuple(term for term in judged if not term.is_within(REHEARSAL_TOLERANCE))
 
 
 def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:

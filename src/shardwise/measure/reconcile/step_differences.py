@@ -79,10 +79,8 @@ def rank_core_share(rank: TracedRank) -> float | None:
 
 def match_operations(rank: TracedRank, planned: SimulatedStep) -> dict[OperationKey, TracedOperation]:
     """Return the kernels of a rank's step and of its planned stage, by operation."""
-    expected, measured = (
-        list(_planned_kernels(planned, rank.trace.coordinate.get("pp", 0))),
-        list(rank.spans_of_kind(KERNEL)),
-    )
+    expected = list(_planned_kernels(planned, rank.trace.coordinate.get("pp", 0)))
+    measured = list(rank.spans_of_kind(KERNEL))
     groups = _UnionFind()
     for kernel in expected:
         groups.join(OperationKey(kernel.unit, kernel.phase, kernel.name), kernel.results)
@@ -101,12 +99,7 @@ def match_operations(rank: TracedRank, planned: SimulatedStep) -> dict[Operation
 def _planned_kernels(planned: SimulatedStep, stage: int) -> Iterator[TimedKernel]:
     """Yield the kernels of a stage; those of the update as one."""
     timelines = [*planned.slot_timelines[stage], planned.updates[stage]]
-    kernels = (
-        simulated.what
-        for timeline in timelines
-        for simulated in timeline.events
-        if isinstance(simulated.what, TimedKernel)
-    )
+    kernels = (event.what for timeline in timelines for event in timeline.events if isinstance(event.what, TimedKernel))
     for kernel in kernels:
         is_update = kernel.phase == UPDATE
         yield TimedKernel(seconds=kernel.seconds, unit="", phase=UPDATE, name=UPDATE) if is_update else kernel
@@ -218,29 +211,20 @@ def _kernel_differences(step: TracedStep, planned: SimulatedStep) -> Iterator[St
 
 def _explain_kernel(operation: TracedOperation) -> tuple[Cause, str]:
     """Return why a kernel's time differs from the plan; contention, if it is at least half of the difference."""
-    excess, core_share, slowdown = (
-        operation.measured_s - operation.expected_s,
-        operation.core_share,
-        operation.slowdown_beside_traffic(),
-    )
-    if abs(excess) <= TOLERANCE * operation.expected_s:
+    expected_s, measured_s = operation.expected_s, operation.measured_s
+    excess_s, core_share, slowdown = measured_s - expected_s, operation.core_share, operation.slowdown_beside_traffic()
+    if abs(excess_s) <= TOLERANCE * expected_s:
         return "as planned", ""
-    if excess < 0:
-        return (
-            "faster than planned",
-            f"{operation.expected_s / operation.measured_s:.2g} times as fast" if operation.measured_s else "not there",
-        )
-    if core_share is not None and operation.measured_s * (1.0 - core_share) >= excess / 2:
+    if excess_s < 0:
+        return "faster than planned", f"{expected_s / measured_s:.2g} times as fast" if measured_s else "not there"
+    if core_share is not None and measured_s * (1.0 - core_share) >= excess_s / 2:
         return "contention", f"its thread had a core for {format_percent(core_share)} of the time"
     if slowdown is not None and slowdown >= CONTENTION_SLOWDOWN:
         return "contention", f"{slowdown:.2f} times as long while traffic is on its way"
-    if not operation.expected_s:
+    if not expected_s:
         return "kernel slower than its roofline", "the plan has no seconds for it"
     core_text = "" if core_share is None else f", with a core for {format_percent(core_share)} of the time"
-    return (
-        "kernel slower than its roofline",
-        f"{operation.measured_s / operation.expected_s:.3g} times as long{core_text}",
-    )
+    return "kernel slower than its roofline", f"{measured_s / expected_s:.3g} times as long{core_text}"
 
 
 def _traffic_differences(
@@ -309,11 +293,11 @@ def explain_traffic(expected_s: float, exposed_s: float, planned_s: float, traff
 
 def _late_by_axis(step: TracedStep) -> dict[str, float]:
     """Return the seconds in which ranks waited for a late rank, over all ranks."""
-    seconds_by_axis: dict[str, float] = {}
+    late_s: dict[str, float] = {}
     for waits in waits_for_late_ranks(step).values():
         for span, _, seconds in waits:
-            seconds_by_axis[event_axis(span.event)] = seconds_by_axis.get(event_axis(span.event), 0.0) + seconds
-    return seconds_by_axis
+            late_s[event_axis(span.event)] = late_s.get(event_axis(span.event), 0.0) + seconds
+    return late_s
 
 
 def _late_difference(
@@ -333,9 +317,7 @@ def _gap_differences(step: TracedStep, occupancies: list[Occupancy]) -> Iterator
     num_ranks = len(step.ranks)
     lengths = [end - start for rank in step.ranks for start, end in find_gaps(rank)]
     median_text = format_seconds(median(lengths)) if lengths else "0 s"
-    cause, suffix = _explain_gaps(
-        [core_share for core_share in map(rank_core_share, step.ranks) if core_share is not None]
-    )
+    cause, suffix = _explain_gaps([share for share in map(rank_core_share, step.ranks) if share is not None])
     for name, where, seconds, why in (
         (
             "gaps between kernels",

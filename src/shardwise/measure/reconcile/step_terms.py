@@ -289,7 +289,6 @@ def compare_counts(
 
 
 def _bytes_by_axes(counts: Counter[IssuedCollective]) -> dict[str, int]:
-    """Return the message bytes by axes, such as "dp" or "dp, fsdp"."""
     bytes_by_axes: dict[str, int] = {}
     for collective, count in sorted(counts.items()):
         axes = ", ".join(collective.axes)

@@ -119,15 +119,8 @@ class TraceAnalysis:
     ) -> Bottleneck:
         """Return a bottleneck, with the change of layout that reduces `amount` most if that is given."""
         remedy = find_remedy(self.plan, seconds - self._predicted(kind, amount), amount) if amount else None
-        return Bottleneck(
-            kind=kind,
-            what=text,
-            rank=rank,
-            seconds=seconds,
-            share=seconds / self.step.seconds,
-            advice=advice,
-            remedy=remedy,
-        )
+        share = seconds / self.step.seconds
+        return Bottleneck(kind=kind, what=text, rank=rank, seconds=seconds, share=share, advice=advice, remedy=remedy)
 
     def _predicted(self, kind: BottleneckKind, amount: AmountOfLayout | None) -> float:
         """Return the part of a loss that the plan's prediction includes."""
@@ -226,13 +219,13 @@ class TraceAnalysis:
     def find_slow_kernels(self) -> Iterator[Bottleneck]:
         """Yield the kernels that take longer than planned, as one bottleneck that names the worst."""
         slower = [
-            difference
-            for difference in self.differences
-            if difference.kind == "kernel" and difference.difference_s > 0 and difference.where != DATA
+            kernel
+            for kernel in self.differences
+            if kernel.kind == "kernel" and kernel.difference_s > 0 and kernel.where != DATA
         ]
         if slower:
             worst, rank = slower[0], max(self.occupancies, key=lambda occupancy: occupancy.busy_s).rank
-            total_s = sum(difference.difference_s for difference in slower)
+            total_s = sum(kernel.difference_s for kernel in slower)
             worst_share = format_percent(worst.difference_s / total_s)
             text = (
                 f"kernels take {format_seconds(total_s)} longer than planned, {worst_share} of it in "
@@ -251,7 +244,6 @@ _PHASES: tuple[tuple[str, BottleneckKind, str, str, AmountOfLayout | None], ...]
 
 
 def _advice(axis: str) -> str:
-    """Return what reduces the traffic of an axis, or hides more of it."""
     if axis in ("dp", "fsdp"):
         return "more tokens for each rank between reductions, or less ZeRO"
     if axis == "control":

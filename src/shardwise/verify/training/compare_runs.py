@@ -269,8 +269,5 @@ def _row_differences(planned: Counter[IssuedCollective], issued: Sequence[Counte
 
 
 def _total_bytes(counts: Counter[IssuedCollective], kind: CollectiveKind, axes: Axes) -> int:
-    return sum(
-        collective.num_bytes * count
-        for collective, count in counts.items()
-        if (collective.kind, collective.axes) == (kind, axes)
-    )
+    matching = {issued: count for issued, count in counts.items() if (issued.kind, issued.axes) == (kind, axes)}
+    return sum(issued.num_bytes * count for issued, count in matching.items())

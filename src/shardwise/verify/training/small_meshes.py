@@ -82,18 +82,10 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[SmallMes
     )
     for degrees in itertools.product(*(_degrees(getattr(layout, axis)) for axis in AXES)):
         for tp_kv, tp_rep in tp_degrees:
-            degree_by_axis = dict(zip(AXES, degrees, strict=True))
-            if (
-                degree_by_axis["dp"]
-                * degree_by_axis["fsdp"]
-                * degree_by_axis["cp"]
-                * degree_by_axis["pp"]
-                * tp_kv
-                * tp_rep
-                > MOST_DEVICES
-            ):
+            axes = dict(zip(AXES, degrees, strict=True))
+            if axes["dp"] * axes["fsdp"] * axes["cp"] * axes["pp"] * tp_kv * tp_rep > MOST_DEVICES:
                 continue
-            small = _shrink_to(architecture, layout, _choices(layout, degree_by_axis, tp_kv * tp_rep), tp_kv)
+            small = _shrink_to(architecture, layout, _choices(layout, axes, tp_kv * tp_rep), tp_kv)
             legal = not violations(small.architecture, _job(small.layout), small.layout.num_devices, small.layout)
             if legal and small.degrees.keys() <= plan_degrees.keys():
                 yield small
@@ -105,7 +97,6 @@ def _degrees(degree: int) -> tuple[int, ...]:
 
 
 def _choices(layout: Layout, degrees: Mapping[str, Any], tp: int) -> Layout:
-    """Return the layout's choices, as far as smaller degrees have them."""
     has_zero, has_stages = degrees["fsdp"] * degrees["cp"] > 1, degrees["pp"] > 1
     placement = layout.placement and replace(layout.placement, levels=(0,))
     return replace(
@@ -133,7 +124,6 @@ def num_micro_batches(layout: Layout) -> int:
 
 
 def _job(layout: Layout) -> Job:
-    """Return a job with a few micro-batches."""
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches(layout)
     return Job(global_batch_tokens=num_seqs * SEQ_LEN, seq_len=SEQ_LEN)
 
@@ -162,10 +152,10 @@ def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_k
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:
-    """Return numbers of heads, and the widths of attention."""
     num_kv, queries_per_kv = architecture.num_kv_heads, architecture.num_heads // architecture.num_kv_heads
     head_exchange = [
-        sharded.cp if get_cp_variant(sharded.cp_variant).exchanges_heads else 1 for sharded in (planned, layout)
+        mesh_layout.cp if get_cp_variant(mesh_layout.cp_variant).exchanges_heads else 1
+        for mesh_layout in (planned, layout)
     ]
     planned_tp_kv = math.gcd(planned.tp, num_kv)
     tp_rep = layout.tp // tp_kv

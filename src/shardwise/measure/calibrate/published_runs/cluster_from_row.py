@@ -36,11 +36,8 @@ def read_cluster(cells: RowCells, user_cluster: Cluster | None = None) -> Cluste
         raise SkippedRow("number of devices not stated", "n_devices")
     if "torus" in get_catalog_entry(name):
         num_slices, topology = _read_slices(cells, name, chip, num_devices)
-        return Cluster(
-            name=f"{name}:{num_devices}" + (f" in {num_slices} slices" if num_slices > 1 else ""),
-            chip=chip,
-            topology=topology,
-        )
+        suffix = f" in {num_slices} slices" if num_slices > 1 else ""
+        return Cluster(name=f"{name}:{num_devices}{suffix}", chip=chip, topology=topology)
     topology = build_shorthand_topology(Shorthand(name, (num_devices,), False, None), chip)
     assert isinstance(topology, Switched)
     return Cluster(name=f"{name}:{num_devices}", chip=chip, topology=_read_network(cells, topology))
@@ -112,11 +109,8 @@ def _read_network(cells: RowCells, network: Switched) -> Switched:
     text = cells.text("inter_node_link").lower()
     chips_per_node = cells.size("chips_per_node") or network.tiers[0].size
     node_bytes_per_s = int(stated[1] or 1) * int(stated[2]) * 1e9 / 8
-    bytes_per_s = (
-        node_bytes_per_s
-        if re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text)
-        else node_bytes_per_s / chips_per_node
-    )
+    is_per_chip = re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text)
+    bytes_per_s = node_bytes_per_s if is_per_chip else node_bytes_per_s / chips_per_node
     if re.search(rf"{stated[2]}\s*GB/s", cells.text("inter_node_link")):  # bytes, not bits
         bytes_per_s *= 8.0
     if not 0 < bytes_per_s < 1e13:
@@ -159,9 +153,7 @@ def _shapes(num_chips: int, num_axes: int, allowed: list[int]) -> Iterator[tuple
     for side in allowed:
         if num_chips % side == 0:
             yield from (
-                (side, *other_sides)
-                for other_sides in _shapes(num_chips // side, num_axes - 1, allowed)
-                if other_sides[0] >= side
+                (side, *sides) for sides in _shapes(num_chips // side, num_axes - 1, allowed) if sides[0] >= side
             )
 
 

@@ -216,9 +216,7 @@ def _pipeline(
     cells: RowCells, degrees: RowDegrees, job: Job, architecture: Architecture, micro_batch: int
 ) -> tuple[str, int]:
     """Return the schedule, which the layout rules may still refuse, and the number of virtual stages."""
-    plain_schedule, interleaved_schedule = (
-        natural_schedule(degrees.pp, num_virtual_stages) for num_virtual_stages in (1, 2)
-    )
+    plain_schedule, interleaved_schedule = (natural_schedule(degrees.pp, virtual) for virtual in (1, 2))
     if degrees.pp == 1:
         return plain_schedule, 1
     text, num_virtual_stages = cells.text("pp_schedule").lower(), cells.size("vpp")

@@ -95,14 +95,10 @@ def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: 
     is_partial = is_partly_recomputed(cells)
     if (is_partial or not stated) and recompute != "none":
         layout, predicted = _fewest_layers(case, cluster, layout, predicted)
-    approximations = (
-        (f"{stated} recompute would not fit; priced as {recompute}",)
-        if stated not in ("", recompute) and not is_partial
-        else ()
-    )
-    return Prediction(
-        case=replace(case, layout=layout, approximations=case.approximations + approximations), estimate=predicted
-    )
+    approximations = case.approximations
+    if stated not in ("", recompute) and not is_partial:
+        approximations += (f"{stated} recompute would not fit; priced as {recompute}",)
+    return Prediction(case=replace(case, layout=layout, approximations=approximations), estimate=predicted)
 
 
 def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:

@@ -161,7 +161,6 @@ def unreadable_cells(rows: Iterable[RunRow]) -> tuple[tuple[str, str, str], ...]
 
 
 def _parse_positive(text: str) -> float | None:
-    """Return a number above 0; None for anything else."""
     try:
         value = float(text)
     except ValueError:
