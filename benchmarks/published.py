@@ -36,7 +36,7 @@ def ablate() -> None:
     groups["all"] = tuple(CONSTANTS)
     print(f"{'held where expected':<24}{'in sample':>16}{'model new':>16}{'lab new':>16}")
     for name, held in groups.items():
-        found = fit_published(held=held)
+        found = fit_published(fixed=held)
         errors = [
             fold_statistics(found, s, STRATA["all"])
             for s in (found.in_sample, found.folds["model"], found.folds["lab"])

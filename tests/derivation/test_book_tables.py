@@ -59,11 +59,13 @@ def derive_mlp(strategy: str, *, keep_gathered: bool = False) -> Passes:
     rest = dict(zip(("In", "W_in", "W_out", "Out"), map(spec, STRATEGIES[strategy]), strict=True))
     out = rest.pop("Out")
     forward = shard_program(program, rest, final={"Out": out})
-    transposed = transpose_program(program, given=["Out"], wanted=("In", "W_in", "W_out"))
+    transposed = transpose_program(program, outputs=["Out"], inputs=("In", "W_in", "W_out"))
     kept = {"In": rest["In"].gather_axes(["Y"])} if keep_gathered else {}
     final = {transposed.gradients[name]: rest[name] for name in ("In", "W_in", "W_out")}
     saved = {**rest, "Tmp": forward.specs["Tmp"], "d.Out": out}
-    return Passes(forward, shard_program(transposed.program, saved, final=final, primal=forward.specs, kept=kept))
+    return Passes(
+        forward, shard_program(transposed.program, saved, final=final, primal=forward.specs, already_available=kept)
+    )
 
 
 def listed(program: ShardedProgram) -> list[tuple[str, str]]:

@@ -70,7 +70,7 @@ def heard(text: str, script: str | None = START, *, devices: int = 8, per_node: 
     files = {CONFIG: text} | ({"run.sh": script} if script else {})
     parts = {name.replace("__", "."): value for name, value in beside.items()}
     machines = Machines(num_devices=devices, devices_per_node=per_node)
-    return parse_launch(files, machines, target="accelerate", model=load_model("llama-3-8b"), beside=parts)
+    return parse_launch(files, machines, target="accelerate", model=load_model("llama-3-8b"), user_fields=parts)
 
 
 @pytest.mark.parametrize(("text", "layout", "precision"), PUBLISHED.values(), ids=list(PUBLISHED))

@@ -51,7 +51,9 @@ def heard(
     files = {CONFIG: config if isinstance(config, str) else json.dumps(config)} | ({"run.sh": script} if script else {})
     parts = {name.replace("__", "."): value for name, value in beside.items()}
     machines = Machines(num_devices=devices, devices_per_node=8)
-    return parse_launch(files, machines, target="deepspeed", model=load_model(model) if model else None, beside=parts)
+    return parse_launch(
+        files, machines, target="deepspeed", model=load_model(model) if model else None, user_fields=parts
+    )
 
 
 @pytest.mark.parametrize(("config", "script", "model", "precision", "layout", "batch"), PUBLISHED)

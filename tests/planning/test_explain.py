@@ -44,7 +44,7 @@ def job_of(tokens: int, seq_len: int) -> sw.Job:
 def told(plan: Plan, against: str | None = None, term: str | None = None) -> Explanation:
     other = parse_layout_text(against, plan.model, plan.job) if against else None
     return explain_plan(
-        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout), other=other, term_name=term
+        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout), other_layout=other, term_name=term
     )  # fmt: skip
 
 

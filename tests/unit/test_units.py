@@ -51,7 +51,7 @@ def test_parse(text: str | float, value: float) -> None:
 @pytest.mark.parametrize("text", ["", "x", "5 X", "1 2", "4MiX", "nan", "1e", "--3", True, None])
 def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_quantity(text, what="batch")
+        parse_quantity(text, label="batch")
     assert str(caught.value) == (
         f"batch: found {text!r}; a number with a prefix is required, such as 4Mi, 15T or 3.35 TB/s"
     )
@@ -70,7 +70,7 @@ def test_what_is_no_quantity_is_refused_by_name(text: str) -> None:
 )
 def test_another_unit_is_refused(text: str, unit: str, required: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_quantity(text, what="x", unit=unit)
+        parse_quantity(text, label="x", unit=unit)
     assert str(caught.value).startswith(f"x: found {text!r}, {required}")
     assert parse_quantity("141G", unit=unit) == 141e9
 
@@ -93,11 +93,11 @@ def test_what_is_not_finite_is_refused(text: str | float) -> None:
 
 
 def test_parse_count_wants_whole_positive_numbers() -> None:
-    assert parse_count("4Mi", what="batch") == 4194304
-    assert isinstance(parse_count("1.5k", what="batch"), int)
+    assert parse_count("4Mi", label="batch") == 4194304
+    assert isinstance(parse_count("1.5k", label="batch"), int)
     for text in ("0", "-1", "1.5", "0.1k x"):
         with pytest.raises(InputError, match="batch: found"):
-            parse_count(text, what="batch")
+            parse_count(text, label="batch")
 
 
 @given(st.floats(0.1, 9.99e16), st.sampled_from(["B", "B/s", "FLOP/s"]))
@@ -156,26 +156,26 @@ def test_widths_of_number_formats() -> None:
     [("30d", 2_592_000), ("12h", 43_200), ("2w", 1_209_600), ("90min", 5400), ("45 s", 45), (" 1.5 d ", 129_600)],
 )
 def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text, what="--deadline") == seconds
+    assert parse_duration(text, label="--deadline") == seconds
 
 
 @pytest.mark.parametrize("text", ["30", "", "d", "0d", "-1d", "1e999d", "3 months", "nan d", "5m"])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--deadline: found .* 30d or 12h"):
-        parse_duration(text, what="--deadline")
+        parse_duration(text, label="--deadline")
 
 
 @pytest.mark.parametrize(
     ("text", "usd"), [("2M", 2e6), ("500k", 5e5), ("$1.5M", 1.5e6), ("2M USD", 2e6), ("1B", 1e9), ("20000", 2e4)]
 )
 def test_dollars(text: str, usd: float) -> None:
-    assert parse_usd(text, what="--budget") == usd
+    assert parse_usd(text, label="--budget") == usd
 
 
 @pytest.mark.parametrize("text", ["", "$", "0", "-2M", "2 EUR", "inf", "1e400"])
 def test_what_are_no_dollars_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--budget: found .* 2M or 500k"):
-        parse_usd(text, what="--budget")
+        parse_usd(text, label="--budget")
 
 
 def test_dollars_and_energy_are_shown() -> None:

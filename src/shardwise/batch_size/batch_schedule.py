@@ -159,7 +159,7 @@ def parse_batch_schedule(text: str, label: str = SCHEDULE_FLAG) -> BatchSchedule
 
 def _parse_phase(part: tuple[str, str, str], label: str) -> Phase:
     start, batch = (part[0], part[2]) if part[1] else ("0", part[0])
-    return parse_count(start, what=label, least=0), parse_count(batch, what=label)
+    return parse_count(start, label=label, minimum=0), parse_count(batch, label=label)
 
 
 def _parse_fields(text: str, name: str, label: str) -> dict[str, str]:
@@ -184,7 +184,7 @@ def _parse_linear(fields: Mapping[str, str], label: str) -> BatchSchedule:
 
 
 def _parse_noise(fields: Mapping[str, str], label: str) -> BatchSchedule:
-    exchange = parse_quantity(fields["lambda"], what=f"{label} lambda", unit="")
+    exchange = parse_quantity(fields["lambda"], label=f"{label} lambda", unit="")
     names = {"from": "least", "to": "most", "by": "increment", "every": "every"}
     counts = _parse_counts(fields, tuple(names), label)
     return NoiseScaleBatches(
@@ -194,7 +194,7 @@ def _parse_noise(fields: Mapping[str, str], label: str) -> BatchSchedule:
 
 def _parse_counts(fields: Mapping[str, str], names: Sequence[str], label: str) -> list[int]:
     """Return the whole numbers of those names that are given, in order; all problems are raised at once."""
-    parsers = (partial(parse_count, fields[name], what=f"{label} {name}") for name in names if name in fields)
+    parsers = (partial(parse_count, fields[name], label=f"{label} {name}") for name in names if name in fields)
     return list(run_all(*parsers))
 
 
@@ -313,5 +313,5 @@ def parse_batch_ramp(text: str, label: str) -> tuple[tuple[int, int], ...]:
     if not all(colon for _, colon, _ in pairs):
         raise InputError(f"{label}: found {text!r}; STEP:SEQUENCES,... is required, such as 0:64,1000:128")
     return tuple(
-        (parse_count(step, what=label, least=0), parse_count(sequences, what=label)) for step, _, sequences in pairs
+        (parse_count(step, label=label, minimum=0), parse_count(sequences, label=label)) for step, _, sequences in pairs
     )

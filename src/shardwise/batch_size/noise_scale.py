@@ -87,7 +87,7 @@ def parse_noise_scale(noise: str | float | Path | NoiseScale, label: str = "nois
     if isinstance(noise, Path):
         raise InputError(f"{label}: {noise} does not exist; the folder of a run that measured it is required")
     try:
-        tokens = parse_quantity(noise, what=label, unit="")
+        tokens = parse_quantity(noise, label=label, unit="")
     except InputError:
         raise InputError(
             f"{label}: found {noise!r}; tokens such as 1.2Mi, or the folder of a run with a {NOISE_FILE}, are required"

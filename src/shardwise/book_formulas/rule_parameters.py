@@ -121,8 +121,8 @@ def parse_value(parameter: RuleParameter, argument: Any) -> Any:
 def _parse_number(parameter: RuleParameter, argument: Any) -> float:
     name, unit = parameter.name, parameter.unit
     if unit == "s" and isinstance(argument, str) and argument.strip()[-1:].isalpha():
-        return parse_duration(argument, what=name)
-    number = parse_quantity(argument, what=name, unit=WRITTEN_UNITS.get(unit, "" if unit == "s" else unit))
+        return parse_duration(argument, label=name)
+    number = parse_quantity(argument, label=name, unit=WRITTEN_UNITS.get(unit, "" if unit == "s" else unit))
     if number < 0:
         raise InputError(f"{name}: found {argument!r}; a number of at least 0 is required, such as {parameter.example}")
     if isinstance(argument, str) and unit.endswith("/s") and lacks_unit(argument, number, unit):

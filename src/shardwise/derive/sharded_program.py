@@ -87,7 +87,7 @@ def shard_program(
     final: Mapping[str, FinalSpec] | None = None,
     operations: Sequence[Operation] | None = None,
     primal: Mapping[str, Spec] | None = None,
-    kept: Mapping[str, Spec] | None = None,
+    already_available: Mapping[str, Spec] | None = None,
     immediate: Mapping[str, Spec] | None = None,
     at_first_read: Mapping[str, Spec] | None = None,
     free_after_use: tuple[type[Operation], ...] = (),
@@ -96,7 +96,8 @@ def shard_program(
     """Derive the shardings of `operations` (default: all of the program's) and the collectives between them.
 
     `resting` are the specs of the inputs; `use` those that operations must take tensors in (weights); `final` those that
-    results are brought to at the end; `primal` those of the forward tensors, which their gradients share. `kept` are further
+    results are brought to at the end; `primal` those of the forward tensors, which their gradients share.
+    `already_available` are further
     specs in which inputs are available at the start: a weight or an activation that the forward pass gathered and did not
     release. `immediate` are the specs that results are brought to as soon as they are computed (the residual stream),
     `at_first_read` those that inputs are brought to when they are first read (gradients from which an update makes the state).
@@ -111,7 +112,7 @@ def shard_program(
         available={name: {spec} for name, spec in resting.items()},
         dims={name: tensor.dims for name, tensor in program.tensors.items()},
     )  # fmt: skip
-    for name, spec in (kept or {}).items():
+    for name, spec in (already_available or {}).items():
         sharder.available[name].add(spec)
     for operation in program.operations if operations is None else operations:
         sharder.add_operation(operation)

@@ -121,7 +121,7 @@ def derive_unit(name: str, program: Program, scheme: ShardingScheme, *, recomput
         program, input_specs(scheme, program), use=use_specs(scheme, program), final=final, immediate=immediate
     )
     forward = replace(forward, steps=group_rings(forward.steps, scheme))
-    transposed = transpose_program(program, given=program.outputs, wanted=program.trainable_inputs)
+    transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs)
     return _shard_backward(name, forward, transposed, scheme, recompute)
 
 
@@ -142,7 +142,7 @@ def _shard_backward(
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()
     gathered = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
     sharded = shard_program(
-        program, resting, use=use, final=final, operations=operations, primal=forward.specs, kept=gathered,
+        program, resting, use=use, final=final, operations=operations, primal=forward.specs, already_available=gathered,
         immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTION_OPERATIONS if scheme.is_ring else (),
     )  # fmt: skip
     update = _shard_update(forward.program, gradients, sharded, scheme)

@@ -205,24 +205,24 @@ ALIASES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def parse_fields(text: str, *, what: str = "layout", also: Collection[str] = ()) -> dict[str, Any]:
-    """Return the values of a layout's fields by name, and whole numbers for the names in `also`.
+def parse_fields(text: str, *, prefix: str = "layout", extra_counts: Collection[str] = ()) -> dict[str, Any]:
+    """Return the values of a layout's fields by name, and whole numbers for the names in `extra_counts`.
 
-    Raises `InputError`, which begins with `what`, for a word that is no KEY=VALUE, a key that is unknown or given twice, and a
+    Raises `InputError`, which begins with `prefix`, for a word that is no KEY=VALUE, a key that is unknown or given twice, and a
     value of another kind.
     """
     field_values: dict[str, Any] = {}
     for word in text.split():
         key, equals, value = word.partition("=")
-        known_names = (*DEFAULTS, *also)
+        known_names = (*DEFAULTS, *extra_counts)
         if not equals or key not in known_names:
             hint = f" (did you mean {ALIASES[key]!r}?)" if key in ALIASES else did_you_mean(key, known_names)
             raise InputError(
-                f"{what}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known_names)} is required"
+                f"{prefix}: found {word!r}{hint}; KEY=VALUE with a key of {', '.join(known_names)} is required"
             )
         if key in field_values:
-            raise InputError(f"{what}: {key} is given twice")
-        field_values[key] = _parse_value(key, value, what)
+            raise InputError(f"{prefix}: {key} is given twice")
+        field_values[key] = _parse_value(key, value, prefix)
     return field_values
 
 
@@ -246,8 +246,8 @@ def _parse_value(key: str, text: str, prefix: str) -> Any:
     if key == "placement":
         return _parse_placement(text, label)
     if key == "layers_per_stage":
-        return tuple(parse_count(part, what=label, least=0) for part in text.strip("[]").split(","))
-    return parse_count(text, what=label) if key in NONE_WORDS else parse_like(text, DEFAULTS.get(key, 1), label)
+        return tuple(parse_count(part, label=label, minimum=0) for part in text.strip("[]").split(","))
+    return parse_count(text, label=label) if key in NONE_WORDS else parse_like(text, DEFAULTS.get(key, 1), label)
 
 
 def _parse_placement(text: str, label: str) -> Placement:

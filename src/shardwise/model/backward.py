@@ -35,12 +35,12 @@ class BackwardProgram:
     forward_index: Mapping[str, int]
 
 
-def transpose_program(forward: Program, *, given: Iterable[str], wanted: Iterable[str]) -> BackwardProgram:
-    """Transpose `forward`: from the gradients of the tensors `given` to those of the inputs `wanted`.
+def transpose_program(forward: Program, *, outputs: Iterable[str], inputs: Iterable[str]) -> BackwardProgram:
+    """Transpose `forward`: from the gradients of the tensors `outputs` to those of the inputs `inputs`.
 
-    The program's inputs are the `d.` tensors of `given` and every forward tensor that a transpose reads.
+    The program's inputs are the `d.` tensors of `outputs` and every forward tensor that a transpose reads.
     """
-    return _Transposer(forward, tuple(given)).run(tuple(wanted))
+    return _Transposer(forward, tuple(outputs)).run(tuple(inputs))
 
 
 class _Transposer:

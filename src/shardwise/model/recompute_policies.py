@@ -314,7 +314,7 @@ def budget_bytes(policy: str) -> float:
     >>> budget_bytes("budget:20GB")
     20000000000.0
     """
-    return parse_quantity(policy.removeprefix(BUDGET_PREFIX), what="layout: recompute: budget", unit="B")
+    return parse_quantity(policy.removeprefix(BUDGET_PREFIX), label="layout: recompute: budget", unit="B")
 
 
 def parse_tensor_set(policy: str) -> dict[str, tuple[str, ...]]:

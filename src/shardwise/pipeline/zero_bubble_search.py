@@ -93,7 +93,7 @@ MIN_GAPS = (1.0, 0.5, 0.01)  # the least gap that takes a W, in W
 FILL_BUDGET = 150_000  # actions that are looked at in all, where three orders have no more: about a second
 
 
-def gap_filling_orders(p: int, m: int, durations: Durations, most: int) -> Iterator[Order]:
+def gap_filling_orders(p: int, m: int, durations: Durations, max_in_flight: int) -> Iterator[Order]:
     """Yield an order for each number of passes ahead and each smallest gap, within the limit of micro-batches in flight.
 
     With a large pipeline only the first of the grid are tried.
@@ -102,7 +102,7 @@ def gap_filling_orders(p: int, m: int, durations: Durations, most: int) -> Itera
     tried = set()
     for slope in AHEAD_SLOPES:
         for extra in EXTRA_AHEAD:
-            ahead = tuple(min(most, m, 1 + int(slope * (p - 1 - i)) + extra) for i in range(p))
+            ahead = tuple(min(max_in_flight, m, 1 + int(slope * (p - 1 - i)) + extra) for i in range(p))
             if ahead in tried:
                 continue
             tried.add(ahead)
@@ -110,7 +110,7 @@ def gap_filling_orders(p: int, m: int, durations: Durations, most: int) -> Itera
                 if num_left == 0:
                     return
                 num_left -= 1
-                yield _GapFiller(p, m, durations, ahead, most, min_gap).order()
+                yield _GapFiller(p, m, durations, ahead, max_in_flight, min_gap).order()
 
 
 class _GapFiller:

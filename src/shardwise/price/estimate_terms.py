@@ -96,7 +96,7 @@ class TermRules(Generic[Record]):
     def explain(self, name: str, record: Record, context: TermContext, expressions: Expressions) -> Term:
         """Return one term of one layout, with text, inputs and expressions."""
         rule, recorder = self.by_name[name], InputRecorder()
-        value = float(rule.value(recorder.copy(record, given=rule.input_properties)))
+        value = float(rule.value(recorder.copy(record, input_properties=rule.input_properties)))
         reads = [read for read in rule.derived(expressions) if read.polynomial]
         return Term(
             name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.words,

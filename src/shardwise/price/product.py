@@ -263,7 +263,7 @@ class _ProductPricer:
             raise InputError("--backward: one operand has no product to transpose; give a product")
         forward = derive_by_cases(expression)
         program = expression_program(expression)
-        transposed = transpose_program(program, given=[expression.result_name], wanted=expression.names)
+        transposed = transpose_program(program, outputs=[expression.result_name], inputs=expression.names)
         rest = dict(zip(expression.names, expression.operands, strict=True))
         final = {transposed.gradients[name]: rest[name].with_partial(()) for name in expression.names}
         saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest

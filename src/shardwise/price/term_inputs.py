@@ -63,15 +63,19 @@ class InputRecorder:
     def __init__(self) -> None:
         self.inputs: dict[str, TermInput] = {}
 
-    def copy(self, record: Record, *, given: Collection[str] = (), key: str = "") -> Record:
+    def copy(self, record: Record, *, input_properties: Collection[str] = (), key: str = "") -> Record:
         """Return a copy of a record that notes the numbers read from it; `key` is the record's index among several.
 
-        Its methods and properties read the copy too, except that the `given` cached properties count as fields.
+        Its methods and properties read the copy too, except that the `input_properties` cached properties count as fields.
         """
         kind = type(record)
         types = get_type_hints(kind, include_extras=True)
-        types |= {name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in given}
-        recorded_fields = {name: _RecordedField(name, types[name], key) for name in (*_names(record), *given)}
+        types |= {
+            name: get_type_hints(getattr(kind, name).func, include_extras=True)["return"] for name in input_properties
+        }
+        recorded_fields = {
+            name: _RecordedField(name, types[name], key) for name in (*_names(record), *input_properties)
+        }
         values = {name: self.wrap(getattr(record, name), field) for name, field in recorded_fields.items()}
 
         # A subclass made here intercepts every attribute, so methods of the record read the notes as well. `given` cached

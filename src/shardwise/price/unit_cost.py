@@ -179,7 +179,7 @@ class UnitPricer:
         # once, and copies at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
         identities = self.structure, self.formats, self.loss
         dependencies = key, self.rates.policy, self.rates.fused_attention
-        return values.compute_once_at_any_rate(identities, make, at=dependencies)
+        return values.compute_once_at_any_rate(identities, make, key=dependencies)
 
     def activation(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
         """Return compute, activation communication and activation memory of one unit.
@@ -292,10 +292,10 @@ class UnitPricer:
 
         def make() -> Value:
             compute = partial(self.work, kernel, parts, values)
-            work = values.compute_once_at_any_rate((kernel, self.formats), compute, at=dependencies)
+            work = values.compute_once_at_any_rate((kernel, self.formats), compute, key=dependencies)
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
-        return self.seconds.compute_once((kernel, values), make, at=dependencies)
+        return self.seconds.compute_once((kernel, values), make, key=dependencies)
 
     def work(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> KernelWork:
         """Return the work of one kernel; for a function of whole matrices that of the device with the most of them."""
@@ -367,12 +367,12 @@ class UnitPricer:
 
         def make() -> Value:
             compute, at = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
-            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, at=at)
+            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, key=at)
             num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)
 
-        return links.seconds.compute_once((collective.payload, values), make, at=price_key)
+        return links.seconds.compute_once((collective.payload, values), make, key=price_key)
 
     def payloads(self, collective: UnitCollective, width: float, values: SymbolValues) -> tuple[Value, Value]:
         """Return the number of collectives, and the bytes of each at `width` bytes per element."""

@@ -258,7 +258,7 @@ def parse_source(text: str) -> WeightedSource:
     folder, equals, weight_text = text.rpartition("=")
     if not equals or Path(text).is_dir():
         return text, 1.0
-    weight = parse_quantity(weight_text, what="--data", unit="")
+    weight = parse_quantity(weight_text, label="--data", unit="")
     if not folder or not 0 < weight < math.inf:
         raise InputError(
             f"--data: found {text!r}; DIR or DIR=WEIGHT, with a weight above 0, is required, such as data=0.7"

@@ -126,7 +126,7 @@ def _parse_value(value_text: str, name: str, label: str) -> SweepValue:
     if name == "model" or (name == "gpus" and _SHAPE.fullmatch(value_text)):
         return value_text
     if name in JOB_SWEEPS:
-        return parse_count(value_text, what=label)
+        return parse_count(value_text, label=label)
     parsed: Any = parse_like(value_text, example_value(name), label)
     if name in NAMED_CHOICES and parsed not in NAMED_CHOICES[name]:
         raise InputError(f"{label}: {describe_unknown(parsed, NAMED_CHOICES[name])}")
@@ -143,7 +143,7 @@ def _parse_range(text: str, name: str, label: str) -> Iterator[int]:
     multiplied = step[0] == "x"
     increment = _parse_step(step, label)
     minimum = 0 if name == "zero_stage" and not multiplied else 1
-    low, high = (parse_count(end, what=label, least=minimum) for end in (first, last))
+    low, high = (parse_count(end, label=label, minimum=minimum) for end in (first, last))
     _require_one_kind(first, last, label)
     if low > high:
         raise InputError(f"{label}: found {text!r}, which goes down; {last}:{first}:{step} is required")
@@ -161,7 +161,7 @@ def _parse_step(step: str, label: str) -> int:
     """Parse the factor (a whole number of at least 2) or the increment (at least 1) between values."""
     minimum, example = (2, "x2") if step[0] == "x" else (1, "+64")
     try:
-        return parse_count(step[1:].strip(), what=label, least=minimum)
+        return parse_count(step[1:].strip(), label=label, minimum=minimum)
     except InputError:
         raise InputError(
             f"{label}: found the step {step!r}, which leads nowhere; a whole number of at least {minimum} is required, such as "
@@ -182,7 +182,7 @@ def _require_one_kind(first: str, last: str, label: str) -> None:
     binary = [end for end in with_unit if end.endswith("i")]
     decimal = [end for end in with_unit if not end.endswith("i")]
     if binary and decimal:
-        binary_reading = read_as_binary(parse_count(decimal[0], what=label))
+        binary_reading = read_as_binary(parse_count(decimal[0], label=label))
         raise InputError(
             f"{label}: found {binary[0]} in binary and {decimal[0]} in decimal units; one kind is required"
             + (f", such as {binary_reading[1]} for {decimal[0]}" if binary_reading else "")

@@ -159,7 +159,7 @@ class FlatArrays:
 
     def evaluate(self, values: SymbolValues, max_elements: float) -> ArrayExtent:
         """Return count and elements of the arrays at these sizes and degrees; a bucket holds at most `max_elements`."""
-        return values.compute_once((self,), partial(self._extent, values, max_elements), at=max_elements)
+        return values.compute_once((self,), partial(self._extent, values, max_elements), key=max_elements)
 
     def _extent(self, values: SymbolValues, max_elements: float) -> ArrayExtent:
         sizes = [weight.evaluate(values) for weight in self.weights]

@@ -57,9 +57,9 @@ def parse_like(text: str, example: Any, label: str) -> Any:
             raise InputError(f"{label}: found {text!r}; true or false is required")
         return text.lower() == "true"
     if isinstance(example, int):
-        return parse_count(text, what=label) if text != "0" else 0
+        return parse_count(text, label=label) if text != "0" else 0
     if isinstance(example, float) or example is None:
-        quantity, unit = parse_quantity(text, what=label, unit=unit_from_name(label)), unit_from_name(label)
+        quantity, unit = parse_quantity(text, label=label, unit=unit_from_name(label)), unit_from_name(label)
         if lacks_unit(text, quantity, unit):
             raise InputError(
                 f"{label}: found {text!r}, which is {quantity:g} {unit}; a unit is required, such as {EXAMPLE_QUANTITIES[unit]}"

@@ -81,11 +81,11 @@ class IdentityCache:
     def __init__(self) -> None:
         self._cache: dict[tuple[Hashable, ...], tuple[tuple[object, ...], Any]] = {}
 
-    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """Return `make()`, computed once for the same objects and an equal `at`."""
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], key: Hashable = None) -> Result:
+        """Return `make()`, computed once for the same objects and an equal `key`."""
         # By id(): hashing deep frozen values costs more than pricing them. The objects are stored with the result, since
         # the id of a freed object may be reused.
-        cache_key = at, *map(id, objects)
+        cache_key = key, *map(id, objects)
         if cache_key not in self._cache:
             self._cache[cache_key] = objects, make()
         result: Result = self._cache[cache_key][1]
@@ -102,12 +102,12 @@ class SymbolValues(dict[Symbol, Value]):
         self[symbol] = value
         return value
 
-    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """Return `make()`, which must depend on these values, the objects and `at` alone; subclasses cache it."""
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], key: Hashable = None) -> Result:
+        """Return `make()`, which must depend on these values, the objects and `key` alone; subclasses cache it."""
         return make()
 
     def compute_once_at_any_rate(
-        self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None
+        self, objects: tuple[object, ...], make: Callable[[], Result], key: Hashable = None
     ) -> Result:
         """Return `make()`, which must not depend on a rate; only `RepricedSymbolValues` caches it."""
         return make()
@@ -128,9 +128,9 @@ class CachedSymbolValues(SymbolValues):
         self._cache: dict[int, tuple[Polynomial, Value]] = {}
         self._results = IdentityCache()
 
-    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], at: Hashable = None) -> Result:
-        """Return `make()`, computed once for the same objects and an equal `at`."""
-        return self._results.compute_once(objects, make, at)
+    def compute_once(self, objects: tuple[object, ...], make: Callable[[], Result], key: Hashable = None) -> Result:
+        """Return `make()`, computed once for the same objects and an equal `key`."""
+        return self._results.compute_once(objects, make, key)
 
     def evaluate_cached(self, polynomial: Polynomial) -> Value:
         """Return the value of a polynomial, evaluated once per polynomial object."""

@@ -36,12 +36,12 @@ def unit_from_name(name: str) -> str:
     return ""
 
 
-def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | None = None) -> float:
+def parse_quantity(text: str | float, *, label: str = "quantity", unit: str | None = None) -> float:
     """Return the number of a quantity with an optional prefix and unit ("4Mi" is 4194304, "3.35 TB/s" is 3.35e12).
 
     "B" right after a number means billion, as in "70B"; after a space or a prefix it means bytes, as in "5 B" or "96GB".
     `unit` is the one that may be written ("": none; None: any), and the one of a bare number. Raises `InputError`, which
-    begins with `what`, for a text that is no finite quantity or has another unit.
+    begins with `label`, for a text that is no finite quantity or has another unit.
     """
     if isinstance(text, (int, float)) and not isinstance(text, bool):
         number = float(text)
@@ -50,16 +50,16 @@ def parse_quantity(text: str | float, *, what: str = "quantity", unit: str | Non
         suffix = _parse_suffix(match.group(2), after_space=match.start(2) > match.end(1)) if match else None
         if match is None or suffix is None:
             examples = "4Mi, 15T or 3.35 TB/s" if unit is None else EXAMPLE_QUANTITIES[unit]
-            raise InputError(f"{what}: found {text!r}; a number with a prefix is required, such as {examples}")
+            raise InputError(f"{label}: found {text!r}; a number with a prefix is required, such as {examples}")
         scale, symbol = suffix
         if symbol and unit is not None and symbol != unit:
             required = f"a number in {unit} is" if unit else "a number without a unit is"
             raise InputError(
-                f"{what}: found {text!r}, which is in {symbol}; {required} required, such as {EXAMPLE_QUANTITIES[unit]}"
+                f"{label}: found {text!r}, which is in {symbol}; {required} required, such as {EXAMPLE_QUANTITIES[unit]}"
             )
         number = float(match.group(1)) * scale
     if not math.isfinite(number):
-        raise InputError(f"{what}: found {text!r}; a finite number is required")
+        raise InputError(f"{label}: found {text!r}; a finite number is required")
     return number
 
 
@@ -73,34 +73,34 @@ def lacks_unit(raw: object, number: float, unit: str) -> bool:
     return bare and 0 < number < SMALLEST_PLAUSIBLE.get(unit, 0.0)
 
 
-def parse_count(text: str | float, *, what: str, least: int = 1) -> int:
-    """Return a whole quantity of at least `least` ("4Mi" is 4194304). Raises `InputError` otherwise."""
-    number = parse_quantity(text, what=what, unit="")
-    if number < least or number != int(number):
-        raise InputError(f"{what}: found {text!r}; a whole number of at least {least} is required")
+def parse_count(text: str | float, *, label: str, minimum: int = 1) -> int:
+    """Return a whole quantity of at least `minimum` ("4Mi" is 4194304). Raises `InputError` otherwise."""
+    number = parse_quantity(text, label=label, unit="")
+    if number < minimum or number != int(number):
+        raise InputError(f"{label}: found {text!r}; a whole number of at least {minimum} is required")
     return int(number)
 
 
-def parse_duration(text: str, *, what: str) -> float:
+def parse_duration(text: str, *, label: str) -> float:
     """Return the seconds of a duration with a unit ("30d", "12h", "2w", "90min"). Raises `InputError` for none above 0."""
     match = _QUANTITY.match(text)
     seconds = float(match.group(1)) * _DURATIONS.get(match.group(2), math.nan) if match else math.nan
     if not 0 < seconds < math.inf:
         raise InputError(
-            f"{what}: found {text!r}; a time above 0 with s, min, h, d or w is required, such as 30d or 12h"
+            f"{label}: found {text!r}; a time above 0 with s, min, h, d or w is required, such as 30d or 12h"
         )
     return seconds
 
 
-def parse_usd(text: str, *, what: str) -> float:
+def parse_usd(text: str, *, label: str) -> float:
     """Return US dollars ("2M", "500k", "$1.5M", "2M USD"). Raises `InputError` for no amount above 0."""
     bare = text.strip().removeprefix("$").removesuffix("USD").strip()
     try:
-        amount = parse_quantity(bare, what=what, unit="")
+        amount = parse_quantity(bare, label=label, unit="")
     except InputError:
         amount = math.nan
     if not amount > 0:
-        raise InputError(f"{what}: found {text!r}; dollars above 0 are required, such as 2M or 500k")
+        raise InputError(f"{label}: found {text!r}; dollars above 0 are required, such as 2M or 500k")
     return amount
 
 

@@ -84,9 +84,9 @@ def again(case: str, name: str, scale: float = 1.0) -> float:
     replay = Replay(term(case, name).inputs, scale)
     if tree == "time":
         rule = TIME.by_name[own]
-        return float(rule.value(replay.copy(pricing.slowest_step(stages), given=rule.input_properties)))
+        return float(rule.value(replay.copy(pricing.slowest_step(stages), input_properties=rule.input_properties)))
     memory = MEMORY.by_name[own]
-    return float(memory.value(replay.copy(pricing.fullest_device(stages)[0], given=memory.input_properties)))
+    return float(memory.value(replay.copy(pricing.fullest_device(stages)[0], input_properties=memory.input_properties)))
 
 
 def test_every_name_has_a_rule_in_its_place() -> None:

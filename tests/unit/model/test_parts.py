@@ -113,7 +113,7 @@ def test_products_are_those_of_the_derived_passes(name: str) -> None:
     derived = 0.0
     for unit, count in layers.items():
         program = UNIT_PROGRAMS[unit](model)
-        transposed = transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program
+        transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program
         derived += count * (contracted(program, values) + contracted(transposed, values))
     found = block_training_flops(model, 1, seq_len)
     assert model.num_layers * (found.mlp + found.projections) == pytest.approx(derived, rel=1e-12)

@@ -27,7 +27,7 @@ from shardwise.values.symbolic import SymbolValues, multiply_symbols
 def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
     """Bytes per token of a layer in bf16, statistics in fp32."""
     block = UNIT_PROGRAMS[unit](model.structure.placeholder_architecture())
-    given = transpose_program(block, given=block.outputs, wanted=block.trainable_inputs)
+    given = transpose_program(block, outputs=block.outputs, inputs=block.trainable_inputs)
     values = SymbolValues({**model.dims, "T": 1, "B": 1})
     tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]
     own = [one for one in tensors if one.role is not Role.CONSTANT]

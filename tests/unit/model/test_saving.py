@@ -73,7 +73,7 @@ def test_of_a_random_program_no_subset_is_better(seed: int) -> None:
 
 def test_of_a_block_no_subset_is_better() -> None:
     program = block_program(SMALL.structure.placeholder_architecture())
-    reads = [*transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program.inputs]
+    reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     may, chance = saveable_results(program, reads), Random(0)
     made = {out for operation in program.operations for out in operation.outputs}
     sizes = {name: float(chance.randint(1, 9)) for name in made}
@@ -87,7 +87,7 @@ def test_of_a_block_no_subset_is_better() -> None:
 def test_what_is_found_is_what_is_derived() -> None:
     """The kept tensors of a choice are those that its policy saves, and no more."""
     program = block_program(SMALL.structure.placeholder_architecture())
-    reads = [*transpose_program(program, given=program.outputs, wanted=program.trainable_inputs).program.inputs]
+    reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     seconds = {operation.outputs[0]: 1.0 for operation in program.operations}
     for one in pareto_save_choices(
         program, reads, dict.fromkeys(seconds, 2.0), seconds, saveable_results(program, reads)

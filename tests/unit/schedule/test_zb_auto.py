@@ -121,4 +121,4 @@ def test_of_a_large_pipeline_only_the_first_orders_are_tried(
     p, m = 5, 60
     monkeypatch.setattr(zero_bubble_search, "FILL_BUDGET", budget * 3 * p * m)
     durations = Durations(forward=(1.0,) * p, input=(1.0,) * p, weight=(1.0,) * p, message=0.0)
-    assert len(list(zero_bubble_search.gap_filling_orders(p, m, durations, most=m))) == tried
+    assert len(list(zero_bubble_search.gap_filling_orders(p, m, durations, max_in_flight=m))) == tried

@@ -181,15 +181,15 @@ class PricedLaunch:
 
 def price_launch(
     files: LaunchFiles, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None,
-    beside: LaunchFields | None = None,
+    user_fields: LaunchFields | None = None,
 ) -> PricedLaunch:  # fmt: skip
     """Read a launch from its files and price it on a cluster, with changes that make it faster.
 
     It is priced for the framework's stack, unless the cluster was measured. `target` names the framework if the options do not
-    tell, `model` is the model if the files do not say it, and `beside` are fields that the files may leave out
+    tell, `model` is the model if the files do not say it, and `user_fields` are fields that the files may leave out
     (`read_launch.USER_FIELDS`). Raises `InputError` if the files are no launch, or one that this cluster cannot run.
     """
-    parsed = parse_launch(files, cluster_machines(cluster), target=target, model=model, beside=beside)
+    parsed = parse_launch(files, cluster_machines(cluster), target=target, model=model, user_fields=user_fields)
     priced_cluster = cluster
     if not cluster.calibration:
         priced_cluster = with_published_constants(cluster, get_stack(parsed.target.stack))

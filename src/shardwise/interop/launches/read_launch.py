@@ -65,11 +65,11 @@ def read_files(paths: list[str]) -> LaunchFiles:
 
 def parse_launch(
     files: LaunchFiles, machines: Machines, *, target: str | None = None, model: Architecture | None = None,
-    beside: LaunchFields | None = None,
+    user_fields: LaunchFields | None = None,
 ) -> ParsedLaunch:  # fmt: skip
     """Read a launch from its files. Unless named, the target is the one that knows most of the options.
 
-    `beside` are fields that the files may leave out (`USER_FIELDS`). Raises `InputError` if no target knows an option, or if
+    `user_fields` are fields that the files may leave out (`USER_FIELDS`). Raises `InputError` if no target knows an option, or if
     the options make no valid launch.
     """
     framework = get_target(target) if target else recognize_target(files)
@@ -81,7 +81,10 @@ def parse_launch(
     model = model or framework.find_model(options)
     if model is None and not framework.includes_model:
         raise InputError(f"read: a launch of {framework.title} does not say its model; give --model")
-    release_options, reader = framework.options, OptionReader(options, machines, beside, model, framework.value_problem)
+    release_options, reader = (
+        framework.options,
+        OptionReader(options, machines, user_fields, model, framework.value_problem),
+    )
     process_notes = tuple(process_count_notes(files, machines))
     try:
         launch_fields = _with_user_fields(from_options(framework, reader, model), reader.user_fields, framework)

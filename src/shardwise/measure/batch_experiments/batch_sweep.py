@@ -211,7 +211,7 @@ def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -
     """Make the runs that are left of a sweep, and return all of them. Raises `InputError`, and `SystemExit` after a
     signal."""
     require_flags(arguments, REQUIRED)
-    plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, what="--to-loss", unit="")
+    plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, label="--to-loss", unit="")
     design, budget = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
     sweep = _build_sweep(arguments, design, target_loss)
     run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
@@ -223,14 +223,14 @@ def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
     """Return the design of a sweep from its flags. Raises `InputError` with every problem of them."""
     batches, rate, rates, seeds, steps = run_all(
         lambda: parse_batches(arguments.batches),
-        lambda: parse_quantity(arguments.learning_rate, what="--learning-rate", unit=""),
+        lambda: parse_quantity(arguments.learning_rate, label="--learning-rate", unit=""),
         lambda: tuple(
-            parse_quantity(rate_text, what="--learning-rates", unit="")
+            parse_quantity(rate_text, label="--learning-rates", unit="")
             for rate_text in arguments.learning_rates.split(",")
             if rate_text
         ),
-        lambda: parse_count(arguments.seeds, what="--seeds"),
-        lambda: parse_count(arguments.steps, what="--steps"),
+        lambda: parse_count(arguments.seeds, label="--seeds"),
+        lambda: parse_count(arguments.steps, label="--steps"),
     )
     return Design(
         batches=batches, plan_batch_tokens=plan.job.global_batch_tokens, learning_rate=rate, learning_rates=rates,

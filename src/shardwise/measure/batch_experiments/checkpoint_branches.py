@@ -249,8 +249,8 @@ def parse_branches(arguments: argparse.Namespace) -> BranchExperiment:
     """Return the branches of the flags, and one with the run's own batch. Raises `InputError` with every problem."""
     batches, window_tokens, step, sources = run_all(
         lambda: parse_batches(arguments.batches),
-        lambda: parse_count(arguments.tokens, what="--tokens"),
-        lambda: None if arguments.step is None else parse_count(arguments.step, what="--step"),
+        lambda: parse_count(arguments.tokens, label="--tokens"),
+        lambda: None if arguments.step is None else parse_count(arguments.step, label="--step"),
         lambda: tuple(map(parse_source, arguments.data)),
     )
     start = BranchStart.read(Path(arguments.source), step)

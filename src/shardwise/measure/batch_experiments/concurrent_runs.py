@@ -189,7 +189,7 @@ class ProcessBudget:
         """Divide the cores of this host among runs of `num_ranks` ranks; `processes` is the text of `--processes`.
         Raises `InputError`."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num_processes = parse_count(processes, what="--processes") if processes else max(cores // num_ranks, 1)
+        num_processes = parse_count(processes, label="--processes") if processes else max(cores // num_ranks, 1)
         return cls(num_processes=num_processes, num_threads=max(cores // (num_processes * num_ranks), 1))
 
 

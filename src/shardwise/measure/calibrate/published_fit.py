@@ -121,9 +121,9 @@ def widen_interval(interval: tuple[float, float], num_groups: int) -> tuple[floa
 
 
 def fit_published(
-    rows: Sequence[RunRow] | None = None, progress: Progress = ignore_progress, *, held: Collection[str] = ()
+    rows: Sequence[RunRow] | None = None, progress: Progress = ignore_progress, *, fixed: Collection[str] = ()
 ) -> PublishedFit:
-    """Fit the constants to all rows that count, and cross-validate; constants named in `held` stay at their priors.
+    """Fit the constants to all rows that count, and cross-validate; constants named in `fixed` stay at their priors.
 
     Without `rows`: the published runs of the package, and half of the study of layouts (`study_observations`).
 
@@ -146,7 +146,7 @@ def fit_published(
     evidence = FitEvidence(
         members=members,
         always_fitted=always_fitted,
-        fitted=fit_constants(observations, initial_fit(observations).with_fixed(held)),
+        fitted=fit_constants(observations, initial_fit(observations).with_fixed(fixed)),
     )
     return PublishedFit([run for run, _, _ in scored_runs], evidence, cross_validate(evidence, progress))
 

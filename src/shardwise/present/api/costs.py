@@ -129,7 +129,7 @@ def roofline(
     from shardwise.book_formulas.rooflines import KERNEL_FORMS, block_roofline, kernel_roofline, load_chip_and_links
 
     one = chip if isinstance(chip, Chip) else load_chip_and_links(chip)[0]
-    counts = {letter: parse_count(size, what=f"SIZES: {letter}") for letter, size in sizes.items()}
+    counts = {letter: parse_count(size, label=f"SIZES: {letter}") for letter, size in sizes.items()}
     if isinstance(kernel, str) and kernel in KERNEL_FORMS:
         return kernel_roofline(one, kernel, counts, dtype, weights, origin=origin, causal=causal, fused=fused)
     wrong = block_problems(counts)

@@ -97,7 +97,7 @@ def _number(value: Any, name: str, kind: str) -> Any:
     if not isinstance(value, str) or kind.startswith("str") or not kind.startswith(("int", "float")):
         return value
     what = f"job: {name}"
-    return parse_count(value, what=what) if kind.startswith("int") else parse_quantity(value, what=what, unit="")
+    return parse_count(value, label=what) if kind.startswith("int") else parse_quantity(value, label=what, unit="")
 
 
 def pins_of(given: Pins, what: str) -> Mapping[str, Any]:

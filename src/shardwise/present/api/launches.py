@@ -61,4 +61,4 @@ def read_launch(
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = read_files([os.fspath(path) for path in paths])
     given = None if model is None else architecture_of(model)
-    return price_launch(texts, cluster_of(cluster, stack), target=target, model=given, beside=beside)
+    return price_launch(texts, cluster_of(cluster, stack), target=target, model=given, user_fields=beside)

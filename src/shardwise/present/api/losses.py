@@ -39,7 +39,7 @@ def loss_target(
     """
     own = [given[BATCH]] if BATCH in given else [job.global_batch_tokens] if job else []
     scale, *sizes = run_all(
-        lambda: _scale(noise, loss), *(partial(parse_count, one, what="batches") for one in batches or own)
+        lambda: _scale(noise, loss), *(partial(parse_count, one, label="batches") for one in batches or own)
     )
     seq_len = given.get("seq_len", job.seq_len if job else usual_seq_len)
     what = job_of(job, {**given, "seq_len": seq_len, BATCH: sizes[0] if sizes else seq_len}, stack)

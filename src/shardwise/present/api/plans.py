@@ -191,17 +191,17 @@ def explain(
     of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
     other, chosen = against, ""
     if isinstance(other, str):
-        said = parse_fields(other, what="against")
+        said = parse_fields(other, prefix="against")
         other = complete_layout(of.model, of.cluster, of.job, said)
         chosen = added_fields_text(other, said)
     nearest = partial(find_nearest_fitting, of.model, of.cluster, of.job, progress=progress)
     return explain_plan(
         of,
         nearest,
-        other=other,
+        other_layout=other,
         filled=chosen,
         term_name=term,
-        doubled=lambda plan: plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
+        plan_doublings=lambda plan: plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
     )
 
 

@@ -200,7 +200,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
         return None
     number, slash, unit = text.partition("/")
     if not slash:
-        return parse_count(text, what="--batch-tokens")
+        return parse_count(text, label="--batch-tokens")
     if unit.strip() != "device":
         raise InputError(
             f"--batch-tokens: found {text!r}; tokens, or tokens per device such as 32Ki/device, are required"
@@ -211,7 +211,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
             f"--batch-tokens: found {text!r} for clusters of {', '.join(f'{size:,}' for size in sorted(sizes))} devices, which "
             "would have other batches; tokens of one global batch are required"
         )
-    return parse_count(number, what="--batch-tokens") * sizes.pop()
+    return parse_count(number, label="--batch-tokens") * sizes.pop()
 
 
 def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
@@ -220,12 +220,14 @@ def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mappin
 
     batch, seq_len, tokens = run_all(
         lambda: _batch_tokens(arguments.batch_tokens, clusters),
-        lambda: parse_count(arguments.seq_len, what="--seq-len"),
-        lambda: parse_quantity(arguments.tokens, what="--tokens", unit="") if arguments.tokens else None,
+        lambda: parse_count(arguments.seq_len, label="--seq-len"),
+        lambda: parse_quantity(arguments.tokens, label="--tokens", unit="") if arguments.tokens else None,
     )
     # A batch that is left out is one sequence until the layout is known, which only `memory` allows.
     seq_len = (
-        parse_count(changes["seq_len"], what="--set job.seq_len") if batch is None and "seq_len" in changes else seq_len
+        parse_count(changes["seq_len"], label="--set job.seq_len")
+        if batch is None and "seq_len" in changes
+        else seq_len
     )
     given = {"global_batch_tokens": batch or seq_len, "seq_len": seq_len, "tokens": tokens}
     precision = arguments.precision or default_precision(arguments.stack)
@@ -238,7 +240,7 @@ def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--l
     from shardwise.layout.layout import layout_from_fields, parse_fields
     from shardwise.layout.layout_from_payload import DERIVED_FIELDS, check_derived_fields
 
-    found = parse_fields(text, what=flag, also=DERIVED_FIELDS)
+    found = parse_fields(text, prefix=flag, extra_counts=DERIVED_FIELDS)
     given = {key: found.pop(key) for key in DERIVED_FIELDS if key in found}
     return check_derived_fields(layout_from_fields(found), given, model, job)
 

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.present.pictures.batch_branches_chart import branches_chart
     from shardwise.values.units import parse_quantity
 
-    tolerance = parse_quantity(arguments.tolerance, what="--tolerance", unit="")
+    tolerance = parse_quantity(arguments.tolerance, label="--tolerance", unit="")
     require_tolerance(tolerance)
     point, branches = _branches(arguments)
     found = compare_branches(branches, tolerance)

@@ -126,7 +126,7 @@ def _processes(arguments: argparse.Namespace, device: str) -> int:
     from shardwise.values.units import parse_count
 
     if arguments.processes is not None:
-        return parse_count(arguments.processes, what="--processes")
+        return parse_count(arguments.processes, label="--processes")
     return num_gpus() if device == "cuda" else 2
 
 

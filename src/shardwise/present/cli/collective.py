@@ -102,7 +102,7 @@ def array_bytes(text: str, dtype: str) -> float:
         num_bytes = math.prod(int(part) for part in text.split("x")) * width
     else:
         plain = re.fullmatch(r"\s*([\d.]+)\s*B\s*", text)
-        num_bytes = parse_quantity(f"{plain[1]} B" if plain else text, what="SIZE", unit="B")
+        num_bytes = parse_quantity(f"{plain[1]} B" if plain else text, label="SIZE", unit="B")
     if num_bytes < 1:
         raise InputError(f"SIZE: found {text!r}; at least 1 byte is required, such as 34MB or 2048x8192")
     return num_bytes

@@ -85,9 +85,9 @@ def _choices(arguments: argparse.Namespace) -> ConvertOptions:
             f"{flags}: {arguments.to} is the same for any degrees; leave it out, or --to megatron-ranks is required"
         )
     implementation = given.pop("transformer_impl", "transformer_engine")
-    numbers = {name: parse_count(text, what=f"--{name.replace('_', '-')}") for name, text in given.items()}
+    numbers = {name: parse_count(text, label=f"--{name.replace('_', '-')}") for name, text in given.items()}
     divisible = numbers.pop("make_vocab_size_divisible_by", RankDegrees().divisible)
-    seq_len = None if arguments.seq_len is None else parse_count(arguments.seq_len, what="--seq-len")
+    seq_len = None if arguments.seq_len is None else parse_count(arguments.seq_len, label="--seq-len")
     return ConvertOptions(
         seq_len=seq_len, degrees=RankDegrees(**numbers, divisible=divisible), implementation=implementation
     )

@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     other, filled = (None, "") if against is None else parse_against(plan, against)
     found = explain_plan(
         plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
-        other=other, filled=filled, term_name=arguments.term,
-        doubled=lambda priced: _doubled(priced, arguments.progress),
+        other_layout=other, filled=filled, term_name=arguments.term,
+        plan_doublings=lambda priced: _doubled(priced, arguments.progress),
     )  # fmt: skip
     title = f"{found.model} on {found.cluster}: why this plan"
     write_report(arguments.report, "explain", title, lambda: explanation_payload(found, plan))
@@ -87,7 +87,7 @@ def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
     from shardwise.values.errors import InputError
 
-    said = parse_fields(text, what="--against", also=DERIVED_FIELDS)
+    said = parse_fields(text, prefix="--against", extra_counts=DERIVED_FIELDS)
     if not said:
         raise InputError(f"--against: found {text!r}; a part of a layout is required at least, such as tp=8")
     derived = {key: said.pop(key) for key in DERIVED_FIELDS if key in said}

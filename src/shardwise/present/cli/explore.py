@@ -91,7 +91,7 @@ def _serve(arguments: argparse.Namespace, known: Known, query: str) -> Report:
     from shardwise.present.explore.explorer import Explorer
     from shardwise.present.explore.searches import Searches
 
-    port = parse_count(arguments.port, what="--port", least=0)
+    port = parse_count(arguments.port, label="--port", minimum=0)
     if port > MOST_PORT:
         raise InputError(f"--port: found {port}; 0 to {MOST_PORT} is required")
     address = bound(arguments.host, port)

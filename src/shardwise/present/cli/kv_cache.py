@@ -62,8 +62,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
             "--no-runtime: the runtime is that of --on, which is missing; give a cluster, such as --on h100:8"
         )
     model = apply_overrides(load_model(arguments.model), changes["model"], "model")
-    context = parse_count(arguments.context, what="--context")
-    batch = parse_count(arguments.batch, what="--batch")
+    context = parse_count(arguments.context, label="--context")
+    batch = parse_count(arguments.batch, label="--batch")
     if max(context, batch) > MOST:
         raise InputError(f"--context and --batch: found {context:.3g} and {batch:.3g}; at most {MOST:.0e} is required")
     cluster = load_cluster(arguments.on) if arguments.on else None

@@ -112,7 +112,7 @@ def _filling_job(text: str, job: Job) -> Job:
     from shardwise.layout.layout_from_payload import DERIVED_FIELDS
     from shardwise.search.layout_memory import smallest_full_job
 
-    found = parse_fields(text, what="--layout", also=DERIVED_FIELDS)
+    found = parse_fields(text, prefix="--layout", extra_counts=DERIVED_FIELDS)
     return smallest_full_job(
         job, layout_from_fields({key: value for key, value in found.items() if key not in DERIVED_FIELDS})
     )

@@ -144,7 +144,7 @@ def measure(arguments: argparse.Namespace, ran: RunSetup) -> tuple[RunSetup, Mea
         return read_measured_log([Path(path) for path in arguments.logs], ran)
     batch = ran.batch_tokens
     if arguments.step_time is not None:
-        seconds = parse_duration(arguments.step_time, what="--step-time")
+        seconds = parse_duration(arguments.step_time, label="--step-time")
         if batch is None:
             raise InputError("--batch-tokens: missing; the tokens of a step that took --step-time are required")
         return ran, MeasuredStep(batch / seconds / devices, seconds)
@@ -158,7 +158,7 @@ def _rate(text: str, devices: int) -> float:
     from shardwise.values.units import parse_quantity
 
     number, slash, unit = text.partition("/")
-    value = parse_quantity(number, what="--tokens-per-s", unit="")
+    value = parse_quantity(number, label="--tokens-per-s", unit="")
     if value <= 0 or (slash and unit.strip() not in ("device", "gpu", "chip")):
         raise InputError(f"--tokens-per-s: found {text!r}; a number above 0 is required, such as 410k, or 6400/device")
     return value if slash else value / devices

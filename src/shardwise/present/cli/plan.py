@@ -139,8 +139,8 @@ def _limits(arguments: argparse.Namespace) -> Limits:
     from shardwise.price.problem import Limits
 
     deadline, budget = run_all(
-        lambda: None if arguments.deadline is None else parse_duration(arguments.deadline, what="--deadline"),
-        lambda: None if arguments.budget is None else parse_usd(arguments.budget, what="--budget"),
+        lambda: None if arguments.deadline is None else parse_duration(arguments.deadline, label="--deadline"),
+        lambda: None if arguments.budget is None else parse_usd(arguments.budget, label="--budget"),
     )
     return Limits(deadline_s=deadline, budget_usd=budget)
 

@@ -112,7 +112,7 @@ def _assignments(text: str, what: str) -> dict[str, int]:
         name, equals, value = part.partition("=")
         if not equals or not name.strip() or name.strip() in found:
             raise InputError(f"{what}: found {part!r} in {text!r}; NAME=SIZE,NAME=SIZE is required, each name once")
-        size = parse_count(value.strip(), what=f"{what} {name.strip()}")
+        size = parse_count(value.strip(), label=f"{what} {name.strip()}")
         if size > MOST_SIZE:
             raise InputError(f"{what} {name.strip()}: found {value.strip()!r}; at most {MOST_SIZE:.0e} is required")
         found[name.strip()] = size

@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.out:
         require_writable(arguments.out)
     files = read_files(arguments.files)
-    found = price_launch(files, cluster, target=arguments.target, model=model, beside=_beside(arguments))
+    found = price_launch(files, cluster, target=arguments.target, model=model, user_fields=_beside(arguments))
     if arguments.out:
         dump_plan(found.plan, arguments.out)
     return json.dumps(found.payload(), indent=2) if arguments.json else verdict_report(found)
@@ -73,4 +73,4 @@ def _beside(arguments: argparse.Namespace) -> dict[str, int]:
     said = {
         part: (option, getattr(arguments, option.strip("-").replace("-", "_"))) for part, option in USER_FIELDS.items()
     }
-    return {part: parse_count(text, what=option) for part, (option, text) in said.items() if text is not None}
+    return {part: parse_count(text, label=option) for part, (option, text) in said.items() if text is not None}

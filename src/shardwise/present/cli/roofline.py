@@ -193,7 +193,7 @@ def parse_sizes(text: str) -> dict[str, int]:
             continue
         sizes[letter] = 1
         try:
-            sizes[letter] = parse_count(value, what=f"SIZES: {letter}")
+            sizes[letter] = parse_count(value, label=f"SIZES: {letter}")
             if sizes[letter] > MOST:
                 problems.append(f"SIZES: {letter}: found {value!r}; at most {MOST:.0e} is required")
         except InputError as error:

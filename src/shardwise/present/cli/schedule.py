@@ -142,15 +142,15 @@ def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
     if missing:
         flags = " and ".join(f"--{flag.replace('_', '-')}" for flag in missing)
         raise InputError(f"{flags}: missing; a number is required, such as --stages 4 --micro-batches 8")
-    numbers = [parse_count(part, what="--micro-batches") for part in arguments.micro_batches.split(",")]
-    return parse_count(arguments.stages, what="--stages"), numbers
+    numbers = [parse_count(part, label="--micro-batches") for part in arguments.micro_batches.split(",")]
+    return parse_count(arguments.stages, label="--stages"), numbers
 
 
 def _count(arguments: argparse.Namespace, name: str) -> int | None:
     from shardwise.values.units import parse_count
 
     text = getattr(arguments, name)
-    return None if text is None else parse_count(text, what=f"--{name.replace('_', '-')}")
+    return None if text is None else parse_count(text, label=f"--{name.replace('_', '-')}")
 
 
 def _limit(arguments: argparse.Namespace) -> float | None:

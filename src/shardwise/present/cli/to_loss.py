@@ -148,7 +148,7 @@ def _asked(
 
     seq_len = _seq_len(arguments)
     (noise, loss), given, length = run_all(
-        lambda: _noise(arguments), lambda: _batches(arguments), lambda: parse_count(seq_len, what="--seq-len")
+        lambda: _noise(arguments), lambda: _batches(arguments), lambda: parse_count(seq_len, label="--seq-len")
     )
     batches = given or batches_around(noise.tokens, length)
     _require_whole(batches, length)
@@ -189,7 +189,7 @@ def _noise(arguments: argparse.Namespace) -> tuple[Any, float | None]:
     from shardwise.batch_size.noise_scale import parse_noise_scale, published_noise_scale
     from shardwise.values.units import parse_quantity
 
-    loss = None if arguments.to_loss is None else parse_quantity(arguments.to_loss, what="--to-loss", unit="")
+    loss = None if arguments.to_loss is None else parse_quantity(arguments.to_loss, label="--to-loss", unit="")
     published = None if loss is None else published_noise_scale(loss, "--to-loss")
     if arguments.noise_scale is None:
         return published, loss

@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     sources, tokenizer, vocab_size, held_out = run_all(
         lambda: _sources(arguments),
         lambda: _tokenizer(arguments),
-        lambda: parse_count(arguments.vocab_size, what="--vocab-size") if arguments.vocab_size else DEFAULT_VOCAB,
-        lambda: parse_quantity(arguments.held_out, what="--held-out", unit=""),
+        lambda: parse_count(arguments.vocab_size, label="--vocab-size") if arguments.vocab_size else DEFAULT_VOCAB,
+        lambda: parse_quantity(arguments.held_out, label="--held-out", unit=""),
     )
     index = write_corpus(
         sources, arguments.out, tokenizer=tokenizer, vocab_size=vocab_size, held_out=held_out, force=arguments.force,
@@ -84,7 +84,7 @@ def _sources(arguments: argparse.Namespace) -> tuple[TextFile, ...]:
         raise InputError("tokenize: found no text; a folder, a file or --python-library SIZE is required")
     library: tuple[TextFile, ...] = ()
     if arguments.python_library is not None:
-        size = parse_quantity(arguments.python_library, what="--python-library", unit="B")
+        size = parse_quantity(arguments.python_library, label="--python-library", unit="B")
         library = python_library(int(size))
     return (*find_text_files(arguments.sources, arguments.glob or GLOBS), *library)
 

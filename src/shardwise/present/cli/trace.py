@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     folder = RunFolder(Path(arguments.folder))
     folder.require_run_to_trace()
-    step = None if arguments.step is None else parse_count(arguments.step, what="--step")
+    step = None if arguments.step is None else parse_count(arguments.step, label="--step")
     found = load_trace_analysis(folder, step)
     _write_files(arguments, found, folder)
     if arguments.json:

@@ -81,9 +81,9 @@ def parse_query(query: str) -> State:
     if given.get("view", VIEWS[0]) not in VIEWS:
         raise InputError(f"view: found {given['view']!r}; one of {', '.join(VIEWS)} is required")
     fields: dict[str, Any] = {key: given[key] for key in ("view", *TEXTS) if given.get(key)}
-    fields |= {key: parse_count(given[key], what=key) for key in COUNTS if given.get(key)}
+    fields |= {key: parse_count(given[key], label=key) for key in COUNTS if given.get(key)}
     if given.get("tokens"):
-        fields["tokens"] = parse_quantity(given["tokens"], what="tokens", unit="")
+        fields["tokens"] = parse_quantity(given["tokens"], label="tokens", unit="")
     if given.get("layout"):
         fields["layout"] = Layout.parse(given["layout"])
     changes = {key: value for key, value in given.items() if "." in key}

@@ -229,18 +229,18 @@ def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the recipe fields that have flags of their own."""
     parsers = {
         "data": (arguments.data, _parse_sources),
-        "steps": (arguments.steps, lambda text: parse_count(text, what="--steps")),
-        "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, what="--learning-rate", unit="")),
+        "steps": (arguments.steps, lambda text: parse_count(text, label="--steps")),
+        "learning_rate": (arguments.learning_rate, lambda text: parse_quantity(text, label="--learning-rate", unit="")),
         "schedule": (arguments.schedule, str),
         "warmup_steps": (arguments.warmup, lambda text: parse_whole_number(text, "--warmup")),
         "decay_steps": (arguments.decay, lambda text: parse_whole_number(text, "--decay")),
         "seed": (arguments.seed, lambda text: parse_whole_number(text, "--seed")),
-        "to_loss": (arguments.to_loss, lambda text: parse_quantity(text, what="--to-loss", unit="")),
+        "to_loss": (arguments.to_loss, lambda text: parse_quantity(text, label="--to-loss", unit="")),
         "batch_schedule": (arguments.batch_schedule, _parse_batch_schedule),
         "batch_lr": (arguments.batch_lr, str),
         "clip_norm": (
             arguments.clip,
-            lambda text: None if text.strip() == "none" else parse_quantity(text, what="--clip", unit=""),
+            lambda text: None if text.strip() == "none" else parse_quantity(text, label="--clip", unit=""),
         ),
         "reduction": (arguments.reduce, str),
         "initial": (getattr(arguments, "from"), lambda text: str(Path(text).resolve())),
@@ -250,7 +250,7 @@ def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
         ),
         "validate_every": (arguments.validate_every, lambda text: parse_whole_number(text, "--validate-every")),
         "checkpoint_every": (arguments.checkpoint_every, lambda text: parse_whole_number(text, "--checkpoint-every")),
-        "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, what="--keep-last")),
+        "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, label="--keep-last")),
         "keep_every": (arguments.keep_every, lambda text: parse_whole_number(text, "--keep-every")),
         "compile": (arguments.compile or None, bool),
     }
@@ -288,7 +288,7 @@ def parse_whole_number(text: str, label: str) -> int:
     """Return a whole number of at least 0. Raises `InputError` for other text."""
     if text.strip().startswith("-"):
         raise InputError(f"{label}: found {text!r}; a whole number of at least 0 is required")
-    return 0 if text.strip() == "0" else parse_count(text, what=label)
+    return 0 if text.strip() == "0" else parse_count(text, label=label)
 
 
 def build_parser() -> Parser:

@@ -98,17 +98,18 @@ class Explanation(Pictured):
 
 
 def explain_plan(
-    plan: Plan, find_nearest: FindNearest, *, other: Layout | None = None, filled: str = "", term_name: str | None = None,
-    doubled: PlanDoublings = lambda plan: (),
+    plan: Plan, find_nearest: FindNearest, *, other_layout: Layout | None = None, filled: str = "", term_name: str | None = None,
+    plan_doublings: PlanDoublings = lambda plan: (),
 ) -> Explanation:  # fmt: skip
-    """Explain a plan, optionally compared with another layout (`other`), of which a search filled the fields in `filled`.
+    """Explain a plan, optionally compared with another layout (`other_layout`), of which a search filled the fields in `filled`.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model. `find_nearest`
-    returns the nearest layout that fits, or None. `term_name` takes one term apart. `doubled` plans a plan to a loss again with
+    returns the nearest layout that fits, or None. `term_name` takes one term apart. `plan_doublings` plans a plan to
+    a loss again with
     twice the batch, the devices or both."""
     repriced = reprice_plan(plan)
-    other = other and layout_as_run(stack_of(plan.cluster), other)
-    terms = _explain_terms(repriced, other, term_name) if term_name else ()  # first: its name may be wrong
+    other_layout = other_layout and layout_as_run(stack_of(plan.cluster), other_layout)
+    terms = _explain_terms(repriced, other_layout, term_name) if term_name else ()  # first: its name may be wrong
     change = None if repriced.estimate.fits else describe_smallest_change(repriced, repriced.layout, find_nearest)
     return Explanation(
         model=plan.model.name, cluster=plan.cluster.name, layout=str(plan.layout),
@@ -116,11 +117,11 @@ def explain_plan(
         fit=explain_fit(repriced, change), batch=explain_batch(repriced), throughput=explain_throughput(repriced),
         runners_up=list_runners_up(repriced), options=judge_options(repriced), schedules=compare_plan_schedules(repriced),
         run=repriced.run, constants=rank_constants(repriced),
-        against=compare_layout(repriced, other, find_nearest, filled) if other else None,
+        against=compare_layout(repriced, other_layout, find_nearest, filled) if other_layout else None,
         terms=terms, notes=(*_repricing_notes(plan, repriced), *repriced.estimate.notes),
         stack=plan.cluster.calibration.stack if plan.cluster.calibration else None,
         critical_batch=(
-            locate_critical_batch(repriced, plan.to_loss, doubled(repriced)) if plan.to_loss and not term_name else None
+            locate_critical_batch(repriced, plan.to_loss, plan_doublings(repriced)) if plan.to_loss and not term_name else None
         ),
         recompute=list_layer_recompute(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
     )  # fmt: skip

@@ -90,7 +90,7 @@ def _given(asked: Asked, name: str) -> float | None:
     text = asked.state.detail(name)
     if text is None:
         return None
-    value = parse_quantity(text, what=name, unit="")
+    value = parse_quantity(text, label=name, unit="")
     if not 1 <= value <= 1e15:
         raise InputError(f"{name}: found {text!r}; 1 to 1e15 is required")
     return value
