@@ -221,7 +221,7 @@ def test_python_has_what_the_command_line_has() -> None:
     mine = payload(*PLAN, *BATCHES)
     assert [one.time.loss_s for one in found.points if one.time] == [one["time"]["loss_s"] for one in mine["points"]]
     assert found.chosen == mine["chosen"]
-    assert "h100:16" in found.shown().html()
+    assert "h100:16" in found._repr_html_()
     assert found.plan is not None
     explained = sw.explain(found.plan)
     assert explained.critical_batch is not None

@@ -18,9 +18,11 @@ from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import play_actions
 from shardwise.present.cli.plain import plain
 from shardwise.present.cli.reconcile_report import reconcile_report
+from shardwise.present.displays import display_of
 from shardwise.present.draw.bars import Bar, BarChart
-from shardwise.present.draw.notebook import Pictured, Shown, Table
+from shardwise.present.draw.notebook import Shown, Table
 from shardwise.search.plan import Plan
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError
 from shardwise.values.estimate_terms import MEMORY_TERMS
 from unit.draw.page import check_texts
@@ -57,7 +59,7 @@ def reconciliation(plan: Plan) -> Reconciliation:
 
 
 @pytest.fixture(scope="module")
-def values(plan: sw.Plan) -> Mapping[str, Pictured]:
+def values(plan: sw.Plan) -> Mapping[str, Displayable]:
     return {
         "plan": plan,
         "estimate": plan.estimate,
@@ -75,7 +77,7 @@ NAMES = ("plan", "estimate", "comparison", "explanation", "memory", "sweep", "sc
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Pictured], name: str) -> None:
+def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Displayable], name: str) -> None:
     html = values[name]._repr_html_()
     root = ElementTree.fromstring(html)
     tags = [one.tag.rpartition("}")[2] for one in root.iter()]
@@ -85,7 +87,7 @@ def test_a_value_shows_tables_and_a_picture(values: Mapping[str, Pictured], name
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_stands_by_itself(values: Mapping[str, Pictured], name: str) -> None:
+def test_it_stands_by_itself(values: Mapping[str, Displayable], name: str) -> None:
     """Nothing is loaded: no address but the names of the languages that it is written in."""
     html = values[name]._repr_html_()
     assert not re.search(r"\b(src|href|onload)=|url\(|@import", html)
@@ -93,18 +95,18 @@ def test_it_stands_by_itself(values: Mapping[str, Pictured], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_picture_is_legible_and_a_figure(values: Mapping[str, Pictured], name: str) -> None:
+def test_its_picture_is_legible_and_a_figure(values: Mapping[str, Displayable], name: str) -> None:
     check_texts(values[name].drawing())
     assert isinstance(values[name].figure(), Figure)
 
 
-def test_hostile_names_are_shown_as_they_are(values: Mapping[str, Pictured]) -> None:
+def test_hostile_names_are_shown_as_they_are(values: Mapping[str, Displayable]) -> None:
     for name in ("plan", "explanation", "sweep", "simulation", "reconciliation"):
         said = "".join(ElementTree.fromstring(values[name]._repr_html_()).itertext())
         assert HOSTILE in said, name
 
 
-def test_tables_have_the_numbers(values: Mapping[str, Pictured], plan: sw.Plan) -> None:
+def test_tables_have_the_numbers(values: Mapping[str, Displayable], plan: sw.Plan) -> None:
     said = " ".join(ElementTree.fromstring(plan._repr_html_()).itertext())
     assert str(plan.layout) in said
     assert f"{plan.estimate.mfu:.1%}" in said
@@ -128,12 +130,12 @@ def test_a_picture_that_is_too_large_says_so() -> None:
         line.drawing()
 
 
-def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Pictured]) -> None:
+def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Displayable]) -> None:
     found = values["reconciliation"]
     assert isinstance(found, Reconciliation)
     first = plain(reconcile_report(plan, found, "run")).splitlines()[0]
     assert first.startswith(f"{HOSTILE}, 8 devices")
-    assert [chart.title for chart in found.shown().charts()] == [
+    assert [chart.title for chart in display_of(found).charts()] == [
         "Time of a step: predicted and measured", "Memory of a device: predicted and measured",
     ]  # fmt: skip
 

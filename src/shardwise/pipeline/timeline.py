@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, ActionList, Order, Slot
 from shardwise.pipeline.clock import run_clock
-from shardwise.present.draw.notebook import Pictured, Shown
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError, raise_problems
 
 StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
@@ -181,7 +181,7 @@ def in_flight_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timeline(Pictured):
+class Timeline(Displayable):
     """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them."""
 
     actions: ActionList
@@ -189,11 +189,6 @@ class Timeline(Pictured):
     starts: Sequence[Sequence[float]]
     ends: Sequence[Sequence[float]]
     in_flight_peaks: tuple[InFlightPeak, ...] = field(repr=False)
-
-    def shown(self) -> Shown:
-        from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline  # drawing imports this module
-
-        return shown_timeline(self)
 
     @property
     def makespan(self) -> float:

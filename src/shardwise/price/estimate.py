@@ -22,12 +22,12 @@ from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.parameters_and_flops import model_flops_per_token
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
 from shardwise.price.unit_inputs import UnitCostInputs, priced_family
+from shardwise.values.displayable import Displayable
 from shardwise.values.elementwise import Value
 from shardwise.values.errors import InputError
 from shardwise.values.estimate_terms import COMMUNICATION_TERMS
@@ -45,7 +45,7 @@ PREDICTION = "a prediction for"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate(Pictured):
+class Estimate(Displayable):
     """What a layout costs: seconds of a step and bytes of a device, each by term.
 
     `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides, in its own pass
@@ -76,12 +76,6 @@ class Estimate(Pictured):
     interval90: tuple[float, float] | None = None
     waste: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-
-    def shown(self) -> Shown:
-        """The estimate as text and picture, as a notebook displays it."""
-        from shardwise.present.pictures.estimate_charts import shown_estimate  # the chart imports this module
-
-        return shown_estimate(self)
 
     @property
     def bound_share(self) -> float:

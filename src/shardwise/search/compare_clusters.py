@@ -12,13 +12,13 @@ from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.layout.choices import Choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.problem import PRICE_FIELD, Limits
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import MissingValueError, NothingFitsError
 from shardwise.values.progress import Progress, ignore_progress, prefix_progress
 from shardwise.values.units import SECONDS_PER_DAY, format_count, format_days, format_usd
@@ -193,7 +193,7 @@ class Contender:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison(Pictured):
+class Comparison(Displayable):
     """Contenders in the order given, and the index of the chosen one (`chosen`); None if none meets the limits.
 
     `reason` says why it was chosen, or what comes nearest to the limits.
@@ -211,12 +211,6 @@ class Comparison(Pictured):
     limits: Limits
     chosen: int | None
     reason: str
-
-    def shown(self) -> Shown:
-        """Return the contenders as a table and a picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_comparison  # `present` imports this module
-
-        return shown_comparison(self)
 
     @property
     def plan(self) -> Plan | None:

@@ -16,11 +16,11 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import DEFAULT_SEQ_LEN, Job
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.pipeline.registry import get_schedule
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import stage_memories
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import with_problem_defaults
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
+from shardwise.values.displayable import Displayable
 from shardwise.values.elementwise import ceil_div
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.units import format_bytes
@@ -63,7 +63,7 @@ class MemoryPayload(TypedDict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LayoutMemory(Pictured):
+class LayoutMemory(Displayable):
     """Memory of a device of each pipeline stage, in bytes by term (`estimate_terms.MEMORY_TERMS`), and its capacity.
 
     `num_micro_batches` is per replica and step. `recompute` lists what each kind of layer keeps for the backward pass and
@@ -81,12 +81,6 @@ class LayoutMemory(Pictured):
     memory_capacity_bytes: float
     stages: tuple[Mapping[str, float], ...]
     recompute: tuple[LayerRecompute, ...]
-
-    def shown(self) -> Shown:
-        """Return the terms of each stage as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_memory  # `present` imports this module
-
-        return shown_memory(self)
 
     @property
     def stage_bytes(self) -> tuple[float, ...]:

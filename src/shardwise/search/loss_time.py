@@ -11,12 +11,12 @@ from typing import Literal
 from shardwise.batch_size.tradeoff import CriticalBatchSide, LossTarget
 from shardwise.hardware.cluster_sizes import double_cluster
 from shardwise.layout.choices import Choices
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.problem import Limits
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run, training_run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.values.progress import Progress, ignore_progress, prefix_progress
 from shardwise.values.units import SECONDS_PER_DAY, format_binary
@@ -137,7 +137,7 @@ class NoiseSensitivity:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSearch(Pictured):
+class LossSearch(Displayable):
     """Plans to a loss, by cluster and batch; `chosen` is the index of the best, None if none meets the limits.
 
     >>> import shardwise as sw
@@ -185,12 +185,6 @@ class LossSearch(Pictured):
             and point.batch_tokens * chosen.num_devices == chosen.batch_tokens * point.num_devices
         ]  # fmt: skip
         return tuple(sorted(on_diagonal, key=lambda point: point.num_devices))
-
-    def shown(self) -> Shown:
-        """Return the points as a table and a picture for a notebook."""
-        from shardwise.present.pictures.plan_to_target_loss_charts import shown_search  # `present` imports this module
-
-        return shown_search(self)
 
     def __repr__(self) -> str:
         chosen = "none" if self.chosen is None else self.points[self.chosen].name

@@ -16,9 +16,9 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import Estimate
 from shardwise.price.training_run import Run
+from shardwise.values.displayable import Displayable
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.version import __version__
 
@@ -46,7 +46,7 @@ class SearchSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Pictured):
+class Plan(Displayable):
     """A model, a cluster and a job as resolved, the chosen layout, its estimate, and their provenance.
 
     `bound_s` is the lower bound of the step in seconds, with kernels and links at the best rates of micro-benchmarks; None if
@@ -78,12 +78,6 @@ class Plan(Pictured):
     def exposed_share(self) -> float | None:
         """Exposed share of communication by measured constants; None if a convention decides (`job.convention`)."""
         return None if self.cluster.calibration is None else self.estimate.exposed_share
-
-    def shown(self) -> Shown:
-        """Return the plan as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_plan  # `present` imports this module
-
-        return shown_plan(self)
 
     def __repr__(self) -> str:
         job, estimate = self.job, "\n  ".join(repr(self.estimate).removeprefix("Estimate: ").split("\n  "))

@@ -9,12 +9,12 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.layout.choices import Choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import Estimate
 from shardwise.price.reliability import SECONDS_PER_HOUR, Reliability
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
 from shardwise.search.sweep_values import Sweep, SweepValue, format_value
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 from shardwise.values.estimate_terms import COMMUNICATION_TERMS
 from shardwise.values.progress import Progress, ignore_progress, prefix_progress
@@ -75,7 +75,7 @@ class Knee:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Swept(Pictured):
+class Swept(Displayable):
     """Planned points of one sweep, or of two that make a grid; fewer than `num_points` if it was interrupted.
 
     >>> import shardwise as sw
@@ -87,12 +87,6 @@ class Swept(Pictured):
     sweeps: tuple[Sweep, ...]
     points: tuple[SweepPoint, ...]
     num_points: int
-
-    def shown(self) -> Shown:
-        """Return the points as a table and a picture for a notebook."""
-        from shardwise.present.pictures.sweep_charts import shown_sweep  # `present` imports this module
-
-        return shown_sweep(self)
 
     def __repr__(self) -> str:
         names = " and ".join(sweep.name for sweep in self.sweeps)

@@ -25,7 +25,6 @@ from shardwise.measure.reconcile.step_terms import (
     find_dependencies,
 )
 from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.records.run_folder import RunFolder, read_json
 from shardwise.records.step_log import StepLog, StepRecord, read_log
 from shardwise.records.step_memory_and_collectives import RunInspection, parse_inspection
@@ -33,6 +32,7 @@ from shardwise.run.recipe import TrainingRecipe, parse_recipe
 from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import plan_payload
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.precision import get_precision
 from shardwise.values.units import format_bytes
@@ -131,7 +131,7 @@ ENGINE_LOSS = "in_place"  # the kind of loss of the engine (`values.loss_kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reconciliation(Pictured):
+class Reconciliation(Displayable):
     """A run compared with its plan.
 
     `machine` ran the plan; `changes` are relative changes of its probes' times from before the run to after it, by
@@ -147,11 +147,6 @@ class Reconciliation(Pictured):
     collectives: CollectiveComparison
     remarks: tuple[str, ...]
     advice: tuple[str, ...]
-
-    def shown(self) -> Shown:
-        from shardwise.present.pictures.reconciliation_charts import shown_reconciliation  # not above: a cycle
-
-        return shown_reconciliation(self)
 
     @property
     def noisy(self) -> bool:

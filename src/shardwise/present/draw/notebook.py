@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from shardwise.values.errors import InputError
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from shardwise.present.draw.charts import Chart
     from shardwise.present.draw.drawing import Drawing
 
@@ -57,27 +55,6 @@ class Shown:
         except InputError as error:
             picture = f"<p>{escape(str(error))}</p>"
         return f"<div>\n<p><strong>{escape(self.title)}</strong></p>\n{tables}\n{picture}</div>"
-
-
-class Pictured:
-    """A value with a picture. `shown` says what is in it; notebooks ask for the rest by themselves."""
-
-    __slots__ = ()
-
-    def shown(self) -> Shown:
-        """The title, tables and charts of the value."""
-        raise NotImplementedError(type(self).__name__)
-
-    def drawing(self) -> Drawing:
-        """The picture: `drawing().svg()` is its SVG. Raises `InputError` for a value with too much or nothing to draw."""
-        return self.shown().drawing()
-
-    def figure(self) -> Figure:
-        """The picture as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
-        return self.drawing().figure()
-
-    def _repr_html_(self) -> str:
-        return self.shown().html()
 
 
 def _table(table: Table) -> str:

@@ -24,7 +24,6 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.pipeline.actions import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
 from shardwise.price.estimate_terms import MEMORY
@@ -34,6 +33,7 @@ from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_st
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
 from shardwise.price.simulation.timed_instructions import VirtualStage
+from shardwise.values.displayable import Displayable
 from shardwise.values.estimate_terms import COMMUNICATION_TERMS
 from shardwise.values.payload_fields import MergedFields
 from shardwise.values.units import format_bytes, format_percent, format_seconds
@@ -107,7 +107,7 @@ EXPOSED_AXES = (*COMMUNICATION_TERMS, "control", HOST)
 
 
 @dataclass(frozen=True)
-class Simulation(Pictured):
+class Simulation(Displayable):
     """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device.
 
     >>> import shardwise as sw
@@ -117,12 +117,6 @@ class Simulation(Pictured):
     """
 
     found: SimulatedStep
-
-    def shown(self) -> Shown:
-        """The timeline and the memory over time as text and picture, as a notebook displays them."""
-        from shardwise.present.pictures.simulated_step_timeline import shown_simulation  # it imports this module
-
-        return shown_simulation(self)
 
     @property
     def step_time_s(self) -> float:

@@ -11,7 +11,6 @@ from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import default_placement
 from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of
-from shardwise.present.draw.notebook import Pictured, Shown
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.estimate_terms import DerivedExpression
 from shardwise.price.layout_pricer import TERM_NAMES, Pricing
@@ -43,6 +42,7 @@ from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import Plan
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
+from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError, describe_unknown
 from shardwise.values.units import format_count, format_seconds
 
@@ -50,7 +50,7 @@ PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation(Pictured):
+class Explanation(Displayable):
     """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
@@ -82,12 +82,6 @@ class Explanation(Pictured):
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
     recompute: tuple[LayerRecompute, ...] = ()
-
-    def shown(self) -> Shown:
-        """Return the explanation as text and picture for a notebook."""
-        from shardwise.present.pictures.plan_charts import shown_explanation  # `present` imports this module
-
-        return shown_explanation(self)
 
     def __repr__(self) -> str:
         verdict = "fits" if self.fit.fits else "does not fit"

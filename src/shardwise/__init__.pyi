@@ -1,0 +1,77 @@
+from .batch_size.noise_scale import NoiseScale as NoiseScale
+from .batch_size.run_noise import RunNoise as RunNoise
+from .batch_size.run_noise import run_noise as run_noise
+from .book_formulas.named_rules import NamedRule as NamedRule
+from .book_formulas.named_rules import RuleValue as RuleValue
+from .book_formulas.rooflines import BlockRoofline as BlockRoofline
+from .book_formulas.rooflines import KernelRoofline as KernelRoofline
+from .book_formulas.rules import Rule as Rule
+from .book_formulas.rules import book_rules as book_rules
+from .hardware.chips import Chip as Chip
+from .hardware.chips import load_chip as load_chip
+from .hardware.cluster import Cluster as Cluster
+from .hardware.cluster_loading import load_cluster as load_cluster
+from .layout.choices import Choices as Choices
+from .layout.layout import Layout as Layout
+from .model.architecture import Architecture as Architecture
+from .model.job import Job as Job
+from .model.load import load_model as load_model
+from .model.parameters_and_flops import num_params as num_params
+from .present.api.books import rule as rule
+from .present.api.books import rules as rules
+from .present.api.costs import estimate as estimate
+from .present.api.costs import memory as memory
+from .present.api.costs import roofline as roofline
+from .present.api.figures import Figure as Figure
+from .present.api.figures import figure as figure
+from .present.api.launches import export_plan as export_plan
+from .present.api.launches import read_launch as read_launch
+from .present.api.plans import (
+    explain as explain,
+)
+from .present.api.plans import (
+    plan as plan,
+)
+from .present.api.plans import (
+    plan_clusters as plan_clusters,
+)
+from .present.api.plans import (
+    plan_to_loss as plan_to_loss,
+)
+from .present.api.plans import (
+    simulation as simulation,
+)
+from .present.api.schemas import json_schemas as json_schemas
+from .present.api.sweeps import sweep as sweep
+from .price.estimate import Estimate as Estimate
+from .price.problem import Limits as Limits
+from .price.reliability import Reliability as Reliability
+from .price.simulation.result import Simulation as Simulation
+from .price.training_run import Run as Run
+from .price.training_run import training_run as training_run
+from .search.compare_clusters import Comparison as Comparison
+from .search.explain.explanation import Explanation as Explanation
+from .search.layout_memory import LayoutMemory as LayoutMemory
+from .search.layout_plan import plan_layout as plan_layout
+from .search.loss_time import LossSearch as LossSearch
+from .search.plan import Plan as Plan
+from .search.plan_file import dump_plan as dump_plan
+from .search.plan_file import load_plan as load_plan
+from .search.plan_sweep import Swept as Swept
+from .values.errors import (
+    InputError as InputError,
+)
+from .values.errors import (
+    MissedLimitError as MissedLimitError,
+)
+from .values.errors import (
+    MissingValueError as MissingValueError,
+)
+from .values.errors import (
+    NothingFitsError as NothingFitsError,
+)
+from .values.errors import (
+    ShardwiseError as ShardwiseError,
+)
+from .values.progress import Progress as Progress
+from .version import __version__ as __version__

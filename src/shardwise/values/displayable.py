@@ -1,0 +1,63 @@
+"""Values that notebooks show, and that have a picture. What is shown of each type is registered in `present`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Picture(Protocol):
+    """A drawn picture."""
+
+    title: str
+
+    def svg(self) -> str:
+        """Return the picture as an SVG document."""
+
+    def figure(self) -> Figure:
+        """Return the picture as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
+
+
+class Display(Protocol):
+    """What a notebook shows of a value: a title, tables and charts."""
+
+    def drawing(self) -> Picture:
+        """Return the charts, drawn."""
+
+    def html(self) -> str:
+        """Return a fragment of HTML without scripts."""
+
+
+class Displayable:
+    """A value that shows itself in a notebook and has a picture."""
+
+    __slots__ = ()
+
+    def drawing(self) -> Any:
+        """Return the picture: `drawing().svg()` is its SVG. Raises `InputError` if there is too much or nothing to draw."""
+        return _display(self).drawing()
+
+    def figure(self) -> Figure:
+        """Return the picture as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
+        return _display(self).drawing().figure()
+
+    def _repr_html_(self) -> str:
+        return _display(self).html()
+
+
+_find_display: Callable[[Displayable], Display] | None = None
+
+
+def set_display_finder(finder: Callable[[Displayable], Display]) -> None:
+    """Set what finds the display of a value. The package does so when it is imported: no value imports `present`."""
+    global _find_display
+    _find_display = finder
+
+
+def _display(value: Displayable) -> Display:
+    if _find_display is None:
+        raise NotImplementedError(f"no display is registered for {type(value).__name__}")
+    return _find_display(value)
