@@ -1,8 +1,8 @@
 """`python -m shardwise.train`: train a plan with PyTorch on all devices of this machine, or, under torchrun, as one rank.
 
 `start_run` checks what needs no PyTorch and starts the ranks of this machine, which run this command again
-(`run.launcher`); `rank_main` is one of them. `build_components` builds what a run of Shardwise's engine is made of, with the
-reader of stored weights.
+(`run.launcher`); `rank_main` is one of them. `build_components` builds the components of a run on Shardwise's engine, with the
+reader of stored weights. May import `run`, `interop`, `search` and the rooms below them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shardwise.run.launcher import launch_elastic, run_ranks
 from shardwise.run.machine_resources import set_threads
 from shardwise.run.recipe import Device, TrainingRecipe
 from shardwise.run.trainer.flags import build_parser, parse_settings, to_command_line
+from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.preflight import check_run
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
@@ -55,7 +56,7 @@ def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:
         argv = to_command_line(arguments)
         code = launch_elastic(argv, plan, settings.recipe.max_restarts) if settings.elastic else run_ranks(argv, ranks)
     else:
-        from shardwise.run.trainer.worker import run_rank
+        from shardwise.run.trainer.worker import run_rank  # loads PyTorch
 
         code = run_rank(settings, build_components()).code
     if code:
@@ -79,8 +80,8 @@ def rank_main(argv: Sequence[str] | None = None, parts: RunComponents | None = N
 
 def _run_rank(arguments: argparse.Namespace, parts: RunComponents | None, stop: StopRequest | None) -> int:
     try:
-        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-        from shardwise.run.trainer.worker import run_rank
+        set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))  # first: PyTorch reads it when it is loaded
+        from shardwise.run.trainer.worker import run_rank  # loads PyTorch
 
         with report_once_per_host(stop):
             settings = parse_settings(arguments)
@@ -150,12 +151,11 @@ def load_stored_weights(engine: TrainingEngine, stored: StoredModel) -> None:
 
 def build_components() -> RunComponents:
     """Return the components of a run on Shardwise's own engine."""
-    from shardwise.run.checkpoints import Checkpointer
-    from shardwise.run.parallel import world
-    from shardwise.run.trainer import trainer
-    from shardwise.run.trainer.interfaces import RunComponents
-    from shardwise.run.trainer.machine_probe import probe
-    from shardwise.run.trainer.plan_for_engine import engine_instance
+    from shardwise.run.checkpoints import Checkpointer  # loads PyTorch
+    from shardwise.run.parallel import world  # loads PyTorch
+    from shardwise.run.trainer import trainer  # loads PyTorch
+    from shardwise.run.trainer.interfaces import RunComponents  # loads PyTorch
+    from shardwise.run.trainer.machine_probe import probe  # loads PyTorch
 
     def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> RankGroup:
         timeout = timedelta(seconds=recipe.timeout_s)
