@@ -47,7 +47,9 @@ class _Transposer:
     def __init__(self, forward: Program, outputs: tuple[str, ...]) -> None:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
-        self.dims = {name: tensor.dims for name, tensor in forward.tensors.items()}  # all that gradients read
+        self.dims = {
+            name: tensor.dims for name, tensor in forward.tensors.items()
+        }  # gradients read forward tensors' alone
         self.operations: list[Operation] = []
         self.gradient_parts: dict[str, list[str]] = {}
         self.forward_index: dict[str, int] = {}
@@ -225,7 +227,11 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     """Return the results worth saving: what the backward pass reads, and results of products, attention and AllToAlls. Other
     results are as large as their operands, and are recomputed from these."""
     names_read = set(reads)
-    saveable = (op for op in forward.operations if names_read.intersection(op.outputs) or is_expensive_to_recompute(op))
+    saveable = (
+        candidate
+        for candidate in forward.operations
+        if names_read.intersection(candidate.outputs) or is_expensive_to_recompute(candidate)
+    )
     return tuple(out for operation in saveable for out in operation.outputs)
 
 

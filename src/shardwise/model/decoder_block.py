@@ -27,8 +27,8 @@ def add_norm(
     operands = [
         x,
         *(
-            builder.elementwise(reduction, [x], f"{name}.{suffix}", TOKENS, Role.STATISTIC)
-            for reduction, suffix in reductions
+            builder.elementwise(reduction, [x], f"{name}.{short}", TOKENS, Role.STATISTIC)
+            for reduction, short in reductions
         ),
     ]
     weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
