@@ -47,9 +47,7 @@ class _Transposer:
     def __init__(self, forward: Program, outputs: tuple[str, ...]) -> None:
         self.forward = forward
         self.tensors: dict[str, Tensor] = dict(forward.tensors)
-        self.dims = {
-            name: tensor.dims for name, tensor in forward.tensors.items()
-        }  # gradients read forward tensors' alone
+        self.dims = {name: tensor.dims for name, tensor in forward.tensors.items()}  # all that gradients read
         self.operations: list[Operation] = []
         self.gradient_parts: dict[str, list[str]] = {}
         self.forward_index: dict[str, int] = {}
