@@ -158,7 +158,7 @@ def _shard_backward(
 
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:
-    """Return number of steps up to the last one that computes one of `operations`."""
+    """Return the number of steps up to the last one that computes one of `operations`."""
     indices = [i for i, step in enumerate(steps) if isinstance(step, ComputeStep) and step.operation in operations]
     return indices[-1] + 1 if indices else 0
 

@@ -149,7 +149,6 @@ def _new_builder(architecture: Architecture) -> ProgramBuilder:
 
 
 def _builder_with_input(architecture: Architecture) -> tuple[ProgramBuilder, str]:
-    """Return a builder and the name of its input, a hidden state."""
     builder = _new_builder(architecture)
     return builder, builder.input("x", HIDDEN, Role.RESIDUAL)
 

@@ -91,7 +91,6 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
 
 
 def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
-    """Yield the trained matrices that `num_params` counts, with how often a model has each."""
     for program, names, count in _counted_units(architecture):
         for name, matrix in weight_matrices(program, tables=tables).items():
             if name in names and not program.tensors[name].frozen:
