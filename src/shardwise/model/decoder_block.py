@@ -27,8 +27,8 @@ def add_norm(
     operands = [
         x,
         *(
-            builder.elementwise(reduction, [x], f"{name}.{short}", TOKENS, Role.STATISTIC)
-            for reduction, short in reductions
+            builder.elementwise(reduction, [x], f"{name}.{suffix}", TOKENS, Role.STATISTIC)
+            for reduction, suffix in reductions
         ),
     ]
     weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
@@ -165,9 +165,9 @@ class BlockBuilder:
         logits = self.contract(y, "router", ("D", "E"), "router_logits", dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", dims)
         gates = self.builder.add(Route((logits,), (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
-        sent = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
-        sent = self.elementwise("handover", [sent], RECEIVED, rows, Role.ROUTED)
-        inputs = [self.expert_product(sent, "up", hidden_dims)]
+        dispatched = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        dispatched = self.elementwise("handover", [dispatched], RECEIVED, rows, Role.ROUTED)
+        inputs = [self.expert_product(dispatched, "up", hidden_dims)]
         if self.architecture.structure.has_gated_mlp:
             inputs.insert(0, self.expert_product(dispatched, "gate", hidden_dims))
         act = self.elementwise(self.architecture.mlp, inputs, "experts_act", hidden_dims, Role.ROUTED)
