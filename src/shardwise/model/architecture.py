@@ -12,9 +12,12 @@ from shardwise.values.errors import InputError, did_you_mean, raise_problems
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
-PositionKind = Literal["rotary", "learned", "none"]  # queries and keys rotated, rows of a learned table added, neither
+PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "projection"]
 IS_GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
+# How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
+IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
+IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
 BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
@@ -87,12 +90,12 @@ class ModelStructure:
     @property
     def has_rotary(self) -> bool:
         """True if queries and keys are rotated by their positions."""
-        return self.positions == "rotary"
+        return IS_ROTARY[self.positions]
 
     @property
     def has_learned_positions(self) -> bool:
         """True if positions have a table of weights."""
-        return self.positions == "learned"
+        return IS_LEARNED[self.positions]
 
     def placeholder_architecture(self) -> Architecture:
         """Return an architecture of this structure with placeholder sizes, which derivations do not read."""
@@ -193,7 +196,7 @@ class Architecture:
                 f"model {self.name}: experts_per_token = {self.experts_per_token} of num_experts = {self.num_experts}; "
                 "at least 1 and at most all of them are required"
             )
-        if self.positions == "learned" and self.max_positions is None:
+        if IS_LEARNED.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
         problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._combination_problems())]
         try:
