@@ -225,11 +225,7 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
     """Return the results worth saving: what the backward pass reads, and results of products, attention and AllToAlls. Other
     results are as large as their operands, and are recomputed from these."""
     names_read = set(reads)
-    saveable = (
-        candidate
-        for candidate in forward.operations
-        if names_read.intersection(candidate.outputs) or is_expensive_to_recompute(candidate)
-    )
+    saveable = (op for op in forward.operations if names_read.intersection(op.outputs) or is_expensive_to_recompute(op))
     return tuple(out for operation in saveable for out in operation.outputs)
 
 
