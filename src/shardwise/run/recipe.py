@@ -16,7 +16,6 @@ from typing import Any, Literal, assert_never
 from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
 from shardwise.values.errors import InputError, raise_problems
 from shardwise.values.issue_policy import BUCKET_BYTES, GRADIENT_REDUCTIONS, GradientReduction
-from shardwise.values.plain_data import parse_dataclass
 from shardwise.values.precision import AmaxAlgorithm, DelayedScaling
 from shardwise.values.units import parse_quantity
 
@@ -235,6 +234,8 @@ def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
 
 def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
     """Return the recipe of a payload. Raises `InputError` that names each wrong field after `label`."""
+    from shardwise.values.plain_data import parse_dataclass  # loads pydantic, which `train --help` does without
+
     field_names = {recipe_field.name for recipe_field in fields(TrainingRecipe)} - {"optimizer"}
     settings = {name: value for name, value in payload.items() if name in field_names}
     return parse_dataclass(
