@@ -123,11 +123,8 @@ def in_flight_split(schedule: str, pp: Value, num_micro_batches: Value) -> Value
 def _natural_schedule() -> Schedule:
     """Return one schedule of all natural ones, each where it supports the stages. None of them splits the backward pass."""
     natural_schedules = [schedule for schedule in SCHEDULES.values() if schedule.natural]
-    names = [
-        field.name
-        for field in fields(Schedule)
-        if callable(getattr(natural_schedules[0], field.name)) and field.name != "actions"
-    ]
+    names = [field.name for field in fields(Schedule) if callable(getattr(natural_schedules[0], field.name))]
+    names.remove("actions")
     return replace(
         natural_schedules[0],
         **{**{name: _select_by_stages(natural_schedules, name) for name in names}, "supports": lambda p, v: True},  # type: ignore[arg-type]

@@ -83,11 +83,9 @@ def _play_uneven_in_flight(schedule: str, layers: tuple[int, ...], num_ranks: in
     form, sizes = ALL_SCHEDULES[schedule], _sample_ranks(schedule, layers, num_ranks, p)
     placement, copies = form.placement(p, v), 2 if form.bidirectional else 1
     layers_by_rank = [sum(sizes[stage] for stage in placement.stages_of_rank(rank)) / copies for rank in range(p)]
+    peaks = peak_layers(build_actions(schedule, p, 4 * p, v), sizes)
     ratios = [
-        peak / float(form.in_flight(p, v, 4 * p, rank) * max(mean_layers, 1))
-        for rank, (peak, mean_layers) in enumerate(
-            zip(peak_layers(build_actions(schedule, p, 4 * p, v), sizes), layers_by_rank, strict=True)
-        )
+        peaks[rank] / float(form.in_flight(p, v, 4 * p, rank) * max(layers_by_rank[rank], 1)) for rank in range(p)
     ]
     return tuple(ratios[round(rank * (p - 1) / (num_ranks - 1))] for rank in range(num_ranks))
 

@@ -113,9 +113,8 @@ def zb_v_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
     input_s, other_ranks = passes.backward_s / v - weight_s, p - 1
     missing = maximum(2 * p - 1 - m, 0)
     few = maximum(missing * (forward_s + input_s), 2 * maximum(p - m, 0) * forward_s + 2 * other_ranks * input_s)
-    return where(
-        m > p, _zb_v_longest_path_s(other_ranks, minimum(missing, other_ranks), forward_s, input_s, weight_s), few
-    )
+    longest_s = _zb_v_longest_path_s(other_ranks, minimum(missing, other_ranks), forward_s, input_s, weight_s)
+    return where(m > p, longest_s, few)
 
 
 def _zb_v_longest_path_s(

@@ -34,7 +34,7 @@ from shardwise.pipeline.actions import (
     loop_placement,
 )
 from shardwise.pipeline.schedule import Schedule, one_stage_each
-from shardwise.pipeline.timeline import Durations, peak_in_flight, play_actions
+from shardwise.pipeline.timeline import Durations, Timeline, peak_in_flight, play_actions
 from shardwise.values.errors import InputError
 
 
@@ -58,19 +58,12 @@ def zb_auto_actions(
         ActionList(name="zb_auto", order=order, placement=loop_placement(p, v), num_micro_batches=m)
         for order in _candidate_orders(p, m, durations, max_in_flight)
     )
-    timelines = (
-        play_actions(actions, durations)
-        for actions in lists
-        if max(peak.peak for peak in peak_in_flight(actions)) <= max_in_flight
-    )
-    return min(
-        timelines,
-        key=lambda timeline: (
-            timeline.makespan,
-            timeline.longest_wait,
-            sum(peak.peak for peak in timeline.in_flight_peaks),
-        ),
-    ).actions
+    fitting = (actions for actions in lists if max(peak.peak for peak in peak_in_flight(actions)) <= max_in_flight)
+    return min((play_actions(actions, durations) for actions in fitting), key=_rank_timeline).actions
+
+
+def _rank_timeline(timeline: Timeline) -> tuple[float, float, int]:
+    return timeline.makespan, timeline.longest_wait, sum(peak.peak for peak in timeline.in_flight_peaks)
 
 
 def _candidate_orders(p: int, m: int, durations: Durations, max_in_flight: int) -> Iterator[Order]:
@@ -136,11 +129,8 @@ class _GapFiller:
             while self._step(rank):
                 progressed = True
             if progressed:
-                ready += [
-                    neighbour
-                    for neighbour in (rank - 1, rank + 1)
-                    if 0 <= neighbour < self.p and neighbour not in ready
-                ]
+                neighbours = (near for near in (rank - 1, rank + 1) if 0 <= near < self.p)
+                ready += [neighbour for neighbour in neighbours if neighbour not in ready]
         for rank in range(self.p):
             while self.num_weights[rank] < self.m:
                 self._weight(rank)

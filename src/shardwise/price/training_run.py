@@ -201,19 +201,16 @@ def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
     Differs: a checkpoint of the fp32 master copy without the bf16 weights takes 12. BLOOM's, with 176B parameters, had 2.3
     TiB, 14 for each (BigScience, BLOOM model card, 2022).
     """
-    return (
-        trained_bytes(architecture, job)
-        - num_trained_params(architecture) * get_precision(job.precision).gradient_bytes
-    )
+    gradients = num_trained_params(architecture) * get_precision(job.precision).gradient_bytes
+    return trained_bytes(architecture, job) - gradients
 
 
 def trained_bytes(architecture: Architecture, job: Job) -> float:
     """Return the bytes of weights, gradients, master copies and moments of all trained parameters, once."""
     precision, optimizer = get_precision(job.precision), get_optimizer(job.optimizer)
     num_matrices = num_matrix_params(architecture, tables=optimizer.covers_vocabulary)
-    other_bytes = (num_trained_params(architecture) - num_matrices) * state_bytes(
-        precision, optimizer.for_weight(is_matrix=False)
-    )
+    num_others = num_trained_params(architecture) - num_matrices
+    other_bytes = num_others * state_bytes(precision, optimizer.for_weight(is_matrix=False))
     factors = num_factored_state_elements(architecture, optimizer) * factor_bytes(precision, optimizer)
     return other_bytes + num_matrices * state_bytes(precision, optimizer) + factors
 

@@ -83,9 +83,8 @@ def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
         members = list(run)
         for _, step in members:
             assert isinstance(step, CollectiveStep)
-            reductions_by_array.setdefault(
-                (array_key(owning_weight(step.tensor.name)), step.collective.axes), []
-            ).append(step)
+            key = array_key(owning_weight(step.tensor.name)), step.collective.axes
+            reductions_by_array.setdefault(key, []).append(step)
         for (_, axes), reductions in reductions_by_array.items():
             payload = sum_polynomials(reduction.collective.payload_elements for reduction in reductions)
             weights = tuple(dict.fromkeys(owning_weight(reduction.tensor.name) for reduction in reductions))
@@ -97,9 +96,8 @@ def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
 
 def _first_results(steps: tuple[ProgramStep, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
     """Return the first result of each computation, which names its kernel."""
-    return tuple(
-        step.operation.outputs[0] for position in positions if isinstance(step := steps[position], ComputeStep)
-    )
+    chosen = (steps[position] for position in positions)
+    return tuple(step.operation.outputs[0] for step in chosen if isinstance(step, ComputeStep))
 
 
 def _merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:
@@ -269,9 +267,8 @@ def _state_axes(structure: ModelStructure, family: ShardingScheme) -> Iterator[f
             yield optimizer_resting_spec(unit.family, dims).sharded_axes
 
 
-LAYER_COUNT_SYMBOLS = {
-    unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS
-}  # for how many layers of a kind there are
+# Symbols for the numbers of layers of each kind.
+LAYER_COUNT_SYMBOLS = {unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS}
 # A unit's program is the same in every family.
 ANY_FAMILY = ShardingScheme(zero_stage=0, sequence_parallel=False, recompute="none")
 
@@ -281,9 +278,8 @@ def unit_operands(structure: ModelStructure, name: str) -> tuple[str, ...]:
     """Return the tensors of a unit that products with its weights read, forward operands before backward ones."""
     unit = derived_unit(structure, ANY_FAMILY, name)
     steps = (*unit.forward.steps, *unit.backward_steps)
-    return tuple(
-        dict.fromkeys(name for product in block_products(steps, unit.tensors) for name in product.operation.inputs)
-    )
+    products = block_products(steps, unit.tensors)
+    return tuple(dict.fromkeys(name for product in products for name in product.operation.inputs))
 
 
 def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from shardwise.derive.sharded_program import CollectiveStep
@@ -72,9 +73,8 @@ def starts_array(sizes: Iterable[Value], max_elements: float | None) -> Iterator
     >>> list(starts_array([6, 0, 3, 2, 9], max_elements=8))
     [True, False, True, False, True]
     """
-    filled: Value = (
-        0  # `sizes` must come in the order of `parameters.group_parameters`, or priced and issued bytes differ
-    )
+    # `sizes` must come in the order of `parameters.group_parameters`, or priced and issued bytes differ
+    filled: Value = 0
     for size in sizes:
         begins = (filled == 0) if max_elements is None else (filled == 0) | (filled + size > max_elements)
         begins = begins & (size > 0)
@@ -306,9 +306,8 @@ class WeightGroup:
     @property
     def passes(self) -> tuple[str, ...]:
         """Passes ("forward", "backward") for which the weights are gathered: the whole array, where any weight needs it."""
-        return tuple(
-            move.phase for move in self.moves if move.kind is CollectiveKind.ALL_GATHER and move.phase != "update"
-        )
+        gathers = (move for move in self.moves if move.kind is CollectiveKind.ALL_GATHER)
+        return tuple(move.phase for move in gathers if move.phase != "update")
 
 
 def is_flat_move(step: CollectiveStep, family: ShardingScheme) -> bool:
@@ -348,9 +347,8 @@ def weight_groups(unit: ShardedUnit, single_device_axes: Set[str] = frozenset())
     names_by_array: dict[tuple[bool, str], list[str]] = {}
     for name in reversed(unit.forward.program.weights):
         names_by_array.setdefault((name in unit.gradients, array_key(name)), []).append(name)
-    return tuple(
-        group for names in names_by_array.values() for group in _split_groups(unit, names, derived, single_device_axes)
-    )
+    groups = (_split_groups(unit, names, derived, single_device_axes) for names in names_by_array.values())
+    return tuple(chain.from_iterable(groups))
 
 
 def _split_groups(

@@ -38,9 +38,7 @@ def count_collectives(program: RankProgram, num_micro_batches: int) -> Counter[I
     counts: Counter[IssuedCollective] = Counter()
     slots = program.steps(num_micro_batches)
     passes = Counter((action.kind, action.stage) for slot in slots for action in slot.slot)
-    activations = (
-        (collective, times) for key, times in passes.items() for collective in pass_collectives(program, *key)
-    )
+    activations = ((moved, times) for key, times in passes.items() for moved in pass_collectives(program, *key))
     messages = ((message, 1) for slot in slots for ends in _stage_messages(program, slot) for message in ends)
     mirrored = mirror_reductions(program, num_micro_batches)
     weights, control = _weight_collectives(program, passes), _control_collectives(program, passes)

@@ -40,11 +40,8 @@ def fuse_kernels(unit: ShardedUnit) -> dict[str, tuple[tuple[int, Kernel], ...]]
 def unfused_kernels(unit: ShardedUnit, phase: str) -> tuple[Kernel, ...]:
     """Return each computation of a phase as a kernel of its own, in order: its cost without fusion."""
     readers, live_out = _readers(unit), _live_out_names(unit)
-    return tuple(
-        _fuse_group(unit, phase, [step], readers, live_out)
-        for step in unit.phases()[phase]
-        if isinstance(step, ComputeStep)
-    )
+    computed = (step for step in unit.phases()[phase] if isinstance(step, ComputeStep))
+    return tuple(_fuse_group(unit, phase, [step], readers, live_out) for step in computed)
 
 
 def _live_out_names(unit: ShardedUnit) -> set[str]:

@@ -159,11 +159,8 @@ class RankProgram:
     @cached_property
     def loss_axes(self) -> Axes:
         """Axes over which the loss is summed: those that split its tokens, and `pp`, whose last stage has it."""
-        loss = (
-            collective.axes
-            for collective in self.traffic("head")
-            if collective.role is Role.STATISTIC and collective.scope == "step"
-        )
+        per_step = (collective for collective in self.traffic("head") if collective.scope == "step")
+        loss = (collective.axes for collective in per_step if collective.role is Role.STATISTIC)
         return self.drop_single_device_axes(("pp", *next(loss)))
 
     @property
@@ -241,9 +238,8 @@ class RankProgram:
         moved = (group for group in weight_groups(self.unit(unit)) if not passes.isdisjoint(group.passes))
         weights = [name for group in moved for name in group.weights]
         parameter_names = {self.parameters_by_unit[path][name].name for name in weights}
-        return tuple(
-            group for group in self.groups if group.sync.gather and not parameter_names.isdisjoint(group.names)
-        )
+        gathered = (group for group in self.groups if group.sync.gather)
+        return tuple(group for group in gathered if not parameter_names.isdisjoint(group.names))
 
     def keeps_gathered(self, unit: str) -> bool:
         """Return True if the backward pass reads the weights that the forward pass gathered: it follows at once."""
@@ -306,11 +302,9 @@ class RankProgram:
                     yield started.collective
 
     def _moves_activations(self, collective: UnitCollective) -> bool:
-        return (
-            not collective.moves_weights
-            and not collective.is_control
-            and bool(self.drop_single_device_axes(collective.axes))
-        )
+        if collective.moves_weights or collective.is_control:
+            return False
+        return bool(self.drop_single_device_axes(collective.axes))
 
     @cached_property
     def micro_batch_values(self) -> SymbolValues:
@@ -324,9 +318,8 @@ class RankProgram:
     def hidden_state_spec(self) -> Spec:
         """Sharding of the hidden state between two units, and so between two stages."""
         forward = self.unit("block").forward
-        (name,) = (
-            output for output in forward.program.outputs if forward.program.tensors[output].role is Role.RESIDUAL
-        )
+        tensors = forward.program.tensors
+        (name,) = (output for output in forward.program.outputs if tensors[output].role is Role.RESIDUAL)
         return forward.specs[name]
 
     def recompute(self, path: str, unit: str) -> str:

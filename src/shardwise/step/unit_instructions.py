@@ -194,9 +194,8 @@ class _CollectivePlacement:
     def start(self, collective: UnitCollective) -> Iterator[Instruction]:
         """Start a collective once its payload has arrived."""
         # Control sums what all others bring, so it waits for all of them, and everything after it waits for it.
-        yield from self.wait(
-            self.payloads_in_flight() if collective.is_control else payload_tensors(self.unit, collective)
-        )
+        payload = self.payloads_in_flight() if collective.is_control else payload_tensors(self.unit, collective)
+        yield from self.wait(payload)
         yield StartCollective(collective)
         self.moving.append(collective)
         if collective.is_control:
@@ -221,9 +220,8 @@ def payload_tensors(unit: ShardedUnit, collective: UnitCollective) -> tuple[str,
     if collective.role is Role.WEIGHT and collective.phase == "update":
         return tuple(f"{name}'" for name in collective.tensors)
     if collective.role is Role.DIRECTION and collective.position < 0:
-        return tuple(
-            name for name, weight in whole_matrix_inputs(unit.update.program).items() if weight in collective.tensors
-        )
+        directions = whole_matrix_inputs(unit.update.program)
+        return tuple(name for name, weight in directions.items() if weight in collective.tensors)
     if collective.role is Role.MEAN:
         return tuple(step.tensor.name for step in collective.derived)
     return collective.tensors
@@ -252,9 +250,8 @@ def _chunked_tensors(instructions: Sequence[Instruction]) -> dict[int, list[Shar
     for instruction in instructions:
         for result in instruction.collective.chunked_with if isinstance(instruction, StartCollective) else ():
             tensors_by_kernel.setdefault(result, []).extend(touched_tensors(instruction))
-    first_results = (
-        (i, step.kernel.outputs[0]) for i, step in enumerate(instructions) if isinstance(step, KernelLaunch)
-    )
+    launches = ((i, step) for i, step in enumerate(instructions) if isinstance(step, KernelLaunch))
+    first_results = ((i, launch.kernel.outputs[0]) for i, launch in launches)
     return {index: tensors_by_kernel[name] for index, name in first_results if name in tensors_by_kernel}
 
 

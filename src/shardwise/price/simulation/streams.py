@@ -135,9 +135,8 @@ class StreamTimeline:
         seconds_by_phase: dict[str, float] = {}
         for event in self.events:
             if isinstance(event.what, TimedKernel):
-                seconds_by_phase[event.what.phase] = (
-                    seconds_by_phase.get(event.what.phase, 0.0) + event.end - event.start
-                )
+                phase = event.what.phase
+                seconds_by_phase[phase] = seconds_by_phase.get(phase, 0.0) + event.end - event.start
         return seconds_by_phase
 
     def path(self, last: int | None = None) -> list[StreamEvent]:

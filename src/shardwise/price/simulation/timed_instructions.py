@@ -58,11 +58,10 @@ class UnitTimings:
     def _time_unit(self, unit: str, kind: str) -> Iterator[TimedInstruction]:
         unit_instructions, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
         plain_unit = unit.removeprefix(NO_RECOMPUTE)
-        instructions = (
-            unit_instructions.passes[UPDATE]
-            if kind == UPDATE
-            else select_instructions(unit_instructions, plain_unit, kind)
-        )
+        if kind == UPDATE:
+            instructions = unit_instructions.passes[UPDATE]
+        else:
+            instructions = select_instructions(unit_instructions, plain_unit, kind)
         host = _LaunchOverhead(self.pricer, parts, kind)
         chunked = _ChunkedCollectives(self.pricer, parts, plain_unit, instructions)
         started = (
