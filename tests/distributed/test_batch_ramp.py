@@ -18,10 +18,10 @@ from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.precision import PRECISIONS

@@ -12,10 +12,11 @@ import pytest
 from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.plan_for_engine import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.collectives import IssuedCollective
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.precision import PRECISIONS
 
 FORMATS = {
@@ -56,11 +57,11 @@ def captured(case: Case) -> Counter[IssuedCollective]:
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats_are_issued_as_realised(name: str) -> None:
     case = FORMATS[name]
-    planned = case.instance().issued(case.num_micro_batches)
+    planned = count_collectives(case.instance(), case.num_micro_batches)
     for found in run_rank_threads(captured, case.layout.num_devices, case):
         wanted, seen = comparable_counts(planned, found)
         assert seen == wanted
 
 
 def test_a_device_alone_issues_nothing() -> None:
-    assert Case(precision=replace(FP64)).instance().issued(4) == Counter()
+    assert count_collectives(Case(precision=replace(FP64)).instance(), 4) == Counter()

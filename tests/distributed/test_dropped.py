@@ -14,8 +14,8 @@ from training import Case, engine_of, plain, run_step
 from shardwise.layout.layout import Layout
 from shardwise.run.engine import expert_parallel
 from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
 
 CASES = {

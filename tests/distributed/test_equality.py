@@ -9,7 +9,7 @@ from equality_further import FURTHER
 from harness import run_processes
 from training import Found, plain, put_together, trained
 
-from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.verify.training.compare_runs import collective_differences
 
 

@@ -17,10 +17,10 @@ from shardwise.records.step_log import StepRecord
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import Int64s, TokenShards
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 

@@ -9,8 +9,8 @@ import training
 from training import Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.run.transport.rank_threads import run_rank_threads
 
 NUM_LAYERS = 7
 DEEP = {

@@ -15,10 +15,10 @@ from shardwise.run import memory_terms
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.step_inspector import MemoryTracker
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision
 

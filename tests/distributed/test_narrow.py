@@ -11,7 +11,7 @@ from training import DENSE, SEED, Case, engine_of, gathered, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.values.precision import PRECISIONS, Precision
 
 # Two ranks of tp have whole blocks of 32 of every dim that a product sums over.

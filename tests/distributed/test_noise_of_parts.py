@@ -12,8 +12,8 @@ from plain import build, initialise
 from training import POSITIONS, SEED, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.step_inspector import CollectiveCapture
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.collectives import IssuedCollective
 from shardwise.verify.training.compare_runs import collective_differences
 

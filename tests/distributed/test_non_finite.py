@@ -15,11 +15,11 @@ from shardwise.run.checkpoints import Checkpointer
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.anomaly_detector import StepAnomaly
 from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.search.plan import Plan
 
 OVER = ["dp=2", "zero-1 of 3", "zero-2 of 2", "hybrid zero-3 of 4", "tp=2 fsdp=2", "pp=2 zb_v"]

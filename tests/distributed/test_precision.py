@@ -10,7 +10,7 @@ from test_equality import error
 from training import FP64, Case, engine_of, gathered, run_step
 
 from shardwise.layout.layout import Layout
-from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.values.precision import PRECISIONS
 
 BF16 = ("bf16", "bf16_fp32_gradients", "bf16_fp32_main_gradients", "bf16_fp32_reduction")

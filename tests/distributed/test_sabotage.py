@@ -15,7 +15,7 @@ from shardwise.run.kernels import experts
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, WeightGatherer
 from shardwise.run.parallel.gradient_buffers import GradientBuffer
-from shardwise.run.transport.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
 
 

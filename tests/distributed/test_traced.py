@@ -30,9 +30,9 @@ from shardwise.records.step_trace import (
     write_trace,
 )
 from shardwise.run.engine.unit_passes import SlotCall
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.step.instructions import KernelLaunch
 
 REPLICAS = Case(layout=Layout(dp=2, micro_batch_seqs=2))

@@ -17,11 +17,11 @@ from training import Case, plain, put_together, trained
 from shardwise.layout.layout import Layout
 from shardwise.run.faults.agreement import all_gather_ints
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import CollectiveGroup, PeerTensor
 from shardwise.run.transport.process_groups import ProcessGroup
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.run.transport.thread_groups import EarlyWriteError, MismatchError
 from shardwise.run.transport.thread_scheduler import DeadlockError
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective

@@ -9,8 +9,8 @@ from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.automodel import TARGET
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.layout.layers_per_stage import layers_by_virtual_stage
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job

@@ -10,8 +10,8 @@ import pytest
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.deepspeed import CONFIG, PRECISIONS, SCRIPT, TARGET, UNPRICED
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model

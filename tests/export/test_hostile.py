@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.interop.launches.launch import Machines
-from shardwise.interop.launches.read_launch import parse_launch
+from shardwise.interop.read_launch import parse_launch
 from shardwise.values.errors import InputError
 
 MACHINES = Machines(num_devices=16, devices_per_node=8)

@@ -11,8 +11,8 @@ from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.maxtext.model_options import expand_name, known_models, shorten_to_name
 from shardwise.interop.launches.export_launch import build_files, export
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import parse_yaml
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.search.layout_plan import plan_layout

@@ -14,8 +14,8 @@ from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
 from shardwise.interop.launches.export_launch import build_files
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.layout.choices import stack_recompute_policies
 from shardwise.layout.layers_per_stage import layers_by_virtual_stage
 from shardwise.layout.layout import Layout

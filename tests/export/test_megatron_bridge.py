@@ -13,8 +13,8 @@ from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
 from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.python_config import parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job

@@ -10,8 +10,8 @@ import shardwise as sw
 from shardwise.interop.frameworks.nanotron import TARGET, split_layers_by_cost
 from shardwise.interop.launches.export_launch import export
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError
 

@@ -13,9 +13,9 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.targets import TARGETS, find_target, get_target
 from shardwise.interop.launches.export_launch import build_files, export
 from shardwise.interop.launches.launch import Launch, launch_from_plan
-from shardwise.interop.launches.read_launch import parse_launch
 from shardwise.interop.launches.target import Target
 from shardwise.interop.launches.translate_launch import LISTED_FIELDS, choose_precision, refusals, to_options
+from shardwise.interop.read_launch import parse_launch
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import ENGINE_STACK
 from shardwise.model.job import Job

@@ -14,10 +14,11 @@ from shardwise.interop.frameworks.torchtitan.config_registry import (
 from shardwise.interop.frameworks.torchtitan.models import find_flavor, list_flavors
 from shardwise.interop.frameworks.torchtitan.parallelism import generate_stages
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
-from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target, option_table
+from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.command_flags import format_tyro, parse_tyro
+from shardwise.interop.text_formats.option_tables import option_table
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model

@@ -10,8 +10,8 @@ from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
 from shardwise.layout.layout import Layout
 from shardwise.price.estimate import estimate

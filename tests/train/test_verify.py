@@ -23,6 +23,7 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.layout_plan import plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
+from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
 from shardwise.values.errors import InputError
 from shardwise.verify.training import compare_runs, small_meshes
 from shardwise.verify.training import plan_verification as verifying
@@ -138,8 +139,8 @@ def test_collectives_that_differ_are_told() -> None:
 
 def as_issued(one: TrainingCase) -> list[IssuedCollective]:
     """The list as it is captured: activations in order, and all else behind them."""
-    moved = list(one.instance.ordered_activation_collectives(one.num_micro_batches))
-    others = one.instance.issued(one.num_micro_batches) - Counter(moved)
+    moved = list(ordered_activation_collectives(one.instance, one.num_micro_batches))
+    others = count_collectives(one.instance, one.num_micro_batches) - Counter(moved)
     return [issued._replace(what="") for issued in (*moved, *others.elements())]
 
 
@@ -157,7 +158,7 @@ def test_another_order_is_told() -> None:
 def test_rows_are_counted_over_all_ranks() -> None:
     """One rank may send more rows than another, and all together send what is planned."""
     one = case("fsdp=2 ep=2 zero_stage=1", "mixtral-8x7b")
-    rows = next(issued for issued in one.instance.ordered_activation_collectives(1) if issued.what == "rows")._replace(
+    rows = next(issued for issued in ordered_activation_collectives(one.instance, 1) if issued.what == "rows")._replace(
         what=""
     )
     fewer, more = as_issued(one), as_issued(one)

@@ -53,6 +53,7 @@ from shardwise.run.recipe import BALANCE_METHODS, TrainingRecipe
 from shardwise.run.recipe import LR_SCHEDULES as RATES
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
 from shardwise.values.errors import InputError, lookup
@@ -94,7 +95,8 @@ class Choice:
 
 def issues(**changes: Any) -> object:
     policy = IssuePolicy(**changes)
-    return RankProgram(architecture=SMALL, layout=Layout(), precision=get_precision("bf16"), policy=policy).issued(2)
+    program = RankProgram(architecture=SMALL, layout=Layout(), precision=get_precision("bf16"), policy=policy)
+    return count_collectives(program, 2)
 
 
 def pinned(name: str) -> Callable[[str], object]:

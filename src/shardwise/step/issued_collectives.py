@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING
 
 from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS
 from shardwise.model.program import Role
@@ -21,12 +20,9 @@ from shardwise.step.collectives import NUM_ROUTERS, control_collectives
 from shardwise.step.flat_arrays import FlatArrays
 from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, UnitCollective
 from shardwise.step.parameters import EMBEDDING, TIED_HEAD, ParameterGroup, PlacedUnit, unit_paths
+from shardwise.step.rank_program import RankProgram
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.symbolic import SymbolValues
-
-if TYPE_CHECKING:
-    from shardwise.step.rank_program import RankProgram
-
 
 PassCounts = Counter[tuple[str, int]]  # how often a rank runs a pass of a kind through a stage
 CountedCollectives = Iterator[tuple[IssuedCollective, int]]

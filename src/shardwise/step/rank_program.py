@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +20,6 @@ from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
 from shardwise.model.program import Role
 from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
 from shardwise.pipeline.messages import RankSlot
-from shardwise.sharding.collectives import IssuedCollective
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.step import pipeline_stages as pipeline
@@ -37,7 +35,6 @@ from shardwise.step.collectives import (
 )
 from shardwise.step.flat_arrays import WeightSync, is_bucketed, shard_alignment, weight_groups
 from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, Instruction, StartCollective, UnitCollective
-from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
 from shardwise.step.parameters import (
     Parameter,
     ParameterGroup,
@@ -258,14 +255,6 @@ class RankProgram:
     def splits_backward(self) -> bool:
         """True if the schedule splits backward passes into I and W."""
         return pipeline.splits_backward(self.layout)
-
-    def issued(self, num_micro_batches: int) -> Counter[IssuedCollective]:
-        """Return every collective and message of a step with its count; over axes of one device there is none."""
-        return count_collectives(self, num_micro_batches)
-
-    def ordered_activation_collectives(self, num_micro_batches: int) -> Iterator[IssuedCollective]:
-        """Yield the activation collectives of a step in issue order; chunked ones appear as permutes."""
-        return ordered_activation_collectives(self, num_micro_batches)
 
     def unit_instructions(self, path: str, unit: str) -> UnitInstructions:
         """Return the instructions of the unit at a path."""

@@ -15,6 +15,7 @@ from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import units_of_structure
 from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.issued_collectives import ordered_activation_collectives
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision
 
@@ -125,7 +126,7 @@ def test_the_list_has_blocks_in_place_of_collectives() -> None:
             )
             for pieces in (False, True)
         }  # fmt: skip
-        listed = {pieces: list(one.ordered_activation_collectives(1)) for pieces, one in of.items()}
+        listed = {pieces: list(ordered_activation_collectives(one, 1)) for pieces, one in of.items()}
         whole = [one for one in listed[False] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]
         blocks = [one for one in listed[True] if one.kind is CollectiveKind.PERMUTE]
         left = [one for one in listed[True] if one.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)]

@@ -14,6 +14,7 @@ from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.collectives import count_operands, layer_counts, operands_by_path
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import PRECISIONS
 from shardwise.values.symbolic import SymbolValues
@@ -49,11 +50,11 @@ LAYOUTS = {
 def test_largest_sizes_are_exchanged_once_per_step_on_all_ranks(name: str) -> None:
     layout, axes = LAYOUTS[name]
     instance = RankProgram(architecture=DENSE, layout=layout, precision=PRECISIONS["fp8_delayed"], seq_len=32)
-    found = {one: count for one, count in instance.issued(4).items() if one.what == "amax"}
+    found = {one: count for one, count in count_collectives(instance, 4).items() if one.what == "amax"}
     assert found == {IssuedCollective(CollectiveKind.ALL_REDUCE, axes, "fp32", 4 * BY_HAND[DENSE], "amax"): 1}
     assert axes in instance.axes
     other = replace(instance, precision=PRECISIONS["fp8_current"])
-    assert not [one for one in other.issued(4) if one.what == "amax"]
+    assert not [one for one in count_collectives(other, 4) if one.what == "amax"]
 
 
 def test_a_plan_prices_the_exchange_as_it_prices_the_norm() -> None:

@@ -23,6 +23,7 @@ from shardwise.step.instructions import (
     StartCollective,
     WaitCollective,
 )
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.parameters import list_parameters
 from shardwise.step.rank_program import RankProgram
 from shardwise.step.unit_instructions import UnitInstructions, lower_unit
@@ -77,7 +78,7 @@ def test_the_stages_together_hold_the_model(model: str, schedule: str) -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_what_is_sent_is_received(schedule: str) -> None:
     """As many messages, of a hidden state of a micro-batch each."""
-    issued = [rank.issued(8) for rank in staged("dense", schedule)]
+    issued = [count_collectives(rank, 8) for rank in staged("dense", schedule)]
     sent, received = (
         Counter({one.num_bytes: count for each in issued for one, count in each.items() if one.kind is kind})
         for kind in (CollectiveKind.SEND, CollectiveKind.RECEIVE)
@@ -104,7 +105,7 @@ def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not
         elements = 64 * 16  # of the head
         weights = [
             count
-            for one, count in last.issued(8).items()
+            for one, count in count_collectives(last, 8).items()
             if one.kind is CollectiveKind.ALL_GATHER and one.num_bytes == elements * 4
         ]
         found[schedule] = sum(weights)

@@ -47,6 +47,7 @@ from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
+from shardwise.step.issued_collectives import count_collectives
 
 MODEL = Architecture(
     name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=8192
@@ -94,7 +95,7 @@ def held(plan: Plan, **changes: int) -> MeasuredMemory:
 
 def seen_of(plan: Plan, **changes: Any) -> RunInspection:
     issued: Counter[IssuedCollective] = Counter()
-    for one, count in engine_instance(plan, RECIPE).issued(NUM_MICRO_BATCHES).items():
+    for one, count in count_collectives(engine_instance(plan, RECIPE), NUM_MICRO_BATCHES).items():
         issued[one._replace(what="")] += count
     usual = RunInspection(
         device="cuda", machine="NVIDIA H100 80GB HBM3", before={"products": 1e-3, "memory": 2e-3},

@@ -33,14 +33,13 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
-    option_table,
     require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.values.errors import InputError, describe_unknown
 
 NUM_PROCESSES = "num_processes"

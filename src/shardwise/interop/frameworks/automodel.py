@@ -16,15 +16,14 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_flag,
     map_names,
-    option_table,
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError
 

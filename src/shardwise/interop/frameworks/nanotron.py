@@ -17,16 +17,14 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_value,
-    option_table,
-    require_types,
     require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
+from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
 from shardwise.model.architecture import Architecture
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.values.errors import InputError

@@ -11,7 +11,8 @@ from typing import Any
 
 from shardwise.interop.launches.launch import Launch, launch_from_plan
 from shardwise.interop.launches.launch_scripts import skypilot_task, torchrun_command
-from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader, Options, Requirement, Target
+from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader, Requirement, Target
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.values.errors import InputError

@@ -15,7 +15,7 @@ from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.launches.launch import Launch, launch_from_plan
 from shardwise.interop.launches.launch_scripts import slurm_script
-from shardwise.interop.launches.target import BATCH_FILE, README_FILE, LaunchFiles, Options, Target
+from shardwise.interop.launches.target import BATCH_FILE, README_FILE, LaunchFiles, Target
 from shardwise.interop.launches.translate_launch import (
     LISTED_FIELDS,
     choose_precision,
@@ -24,6 +24,7 @@ from shardwise.interop.launches.translate_launch import (
     to_options,
     use_target_stages,
 )
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout.choices import choices_from_pins
 from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout

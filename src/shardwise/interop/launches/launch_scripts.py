@@ -11,15 +11,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch, Machines
-from shardwise.interop.launches.target import (
-    FrameworkOption,
-    LaunchFiles,
-    OptionMapping,
-    OptionReader,
-    Options,
-    option_table,
-)
+from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
+from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.values.errors import InputError, describe_unknown
 

@@ -6,18 +6,15 @@ gives it. Each mapping converts in both directions. Options of a release come fr
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
 from shardwise.interop.launches.launch import Launch, Machines
+from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_problem, option_table
 from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, describe_unknown, did_you_mean, raise_problems
+from shardwise.values.errors import InputError, describe_unknown, did_you_mean
 
-Options = Mapping[str, Any]  # by the target's name; names of nested files are dotted
 MAX_COUNT = 10**12  # steps, sequences, tokens or devices: far above any launch
 
 
@@ -155,15 +152,6 @@ def add_options(*names: str, to_options: Callable[[Launch], Options]) -> OptionM
 
 
 LaunchFiles = Mapping[str, str]  # texts by file name
-MAX_CHOICES_LISTED = 20  # choices in an error message
-
-
-class FrameworkOption(NamedTuple):
-    """An option of a release. `kind` is int, float, bool, str, list or any; `choices` are its only values, if it has such."""
-
-    name: str
-    kind: str
-    choices: tuple[str, ...] = ()
 
 
 class Requirement(NamedTuple):
@@ -232,46 +220,6 @@ class Target:
         if option is None:
             return f"{name}: no option of {self.title} {self.version}{did_you_mean(name, self.options)}"
         return option_problem(option, value)
-
-
-def option_problem(option: FrameworkOption, value: object) -> str | None:
-    """Return what is wrong with an option's value, or None: not one of its choices, or not of its type."""
-    name = option.name
-    if option.choices and not isinstance(value, (list, tuple)) and str(value) not in option.choices:
-        listed = ", ".join(option.choices[:MAX_CHOICES_LISTED]) + ", ..." * (len(option.choices) > MAX_CHOICES_LISTED)
-        return f"{name}: found {value!r}{did_you_mean(value, option.choices)}; one of {listed} is required"
-    if not _has_type(option.kind, value):
-        return f"{name}: found {value!r}; a value of type {option.kind} is required"
-    return None
-
-
-def require_types(options: Options, table: Mapping[str, FrameworkOption]) -> None:
-    """Raise `InputError` for options in the table whose values have another type. Options outside the table pass."""
-    typed = ((table[name], value) for name, value in options.items() if name in table)
-    raise_problems([text for option, value in typed if (text := option_problem(option, value))])
-
-
-def _has_type(kind: str, value: object) -> bool:
-    """Return whether a value has a type of the option tables. An int is also a float; a bool is only a bool."""
-    types: Mapping[str, tuple[type, ...]] = {
-        "int": (int,), "float": (int, float), "bool": (bool,), "str": (str,), "list": (list, tuple), "any": (object,),
-    }  # fmt: skip
-    return isinstance(value, types[kind]) and (kind in ("bool", "any") or not isinstance(value, bool))
-
-
-@cache
-def option_table(name: str) -> Mapping[str, FrameworkOption]:
-    """Return a release's options by name from the package's table `name`.csv (name, type, choices)."""
-    return {
-        row["name"]: FrameworkOption(row["name"], row["type"], tuple(filter(None, row["choices"].split("|"))))
-        for row in csv.DictReader(read_option_file(f"{name}.csv").splitlines())
-    }
-
-
-def read_option_file(name: str) -> str:
-    """Return the text of a file in `frameworks/options`, without comment lines."""
-    text = resources.files("shardwise.interop.frameworks").joinpath("options", name).read_text(encoding="utf-8")
-    return "\n".join(line for line in text.splitlines() if not line.startswith("#"))
 
 
 README_FILE, BATCH_FILE = "README.md", "launch.slurm"

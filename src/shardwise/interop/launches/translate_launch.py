@@ -13,7 +13,8 @@ from typing import Any
 
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.launches.launch import Launch, launch_from_fields, with_stages
-from shardwise.interop.launches.target import OptionReader, Options, Target
+from shardwise.interop.launches.target import OptionReader, Target
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout.rules.stack_abilities import unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.optimizer_state import state_parts

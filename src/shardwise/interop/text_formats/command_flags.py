@@ -12,8 +12,8 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from shardwise.interop.launches.target import FrameworkOption, Options
 from shardwise.interop.text_formats.config_trees import parse_yaml, require_length
+from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
 from shardwise.values.errors import InputError
 
 OptionTable = Mapping[str, FrameworkOption]

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from shardwise.interop.launches.target import FrameworkOption, Options
+from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
 from shardwise.values.errors import InputError
 
 TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]

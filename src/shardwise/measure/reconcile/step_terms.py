@@ -267,7 +267,7 @@ def compare_collectives(
     num_seqs = num_tokens // plan.job.seq_len
     num_micro_batches = -(-num_seqs // (layout.num_replicas * layout.micro_batch_seqs))
     return compare_counts(
-        engine_instance(plan, recipe).for_pp_rank(pp_rank).issued(num_micro_batches), issued, even=even
+        count_collectives(engine_instance(plan, recipe).for_pp_rank(pp_rank), num_micro_batches), issued, even=even
     )
 
 

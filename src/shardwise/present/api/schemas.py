@@ -30,7 +30,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "precision": ("present.pictures.number_format_payload:PrecisionPayload",),
     "explore": ("present.explore.payload:ExplorePayload",),
     "export": ("interop.launches.export_launch:ExportPayload",),
-    "read": ("interop.launches.launch_advice:ReadPayload",),
+    "read": ("interop.launch_advice:ReadPayload",),
     "mfu": ("measure.utilisation.measured_run:MfuPayload",),
     "show": ("present.pictures.catalogue.sourced_entries:ShowPayload",),
     "completion": ("present.pictures.shell_completion_scripts:CompletionPayload",),

@@ -59,7 +59,7 @@ def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: 
     from shardwise.hardware.cluster_loading import apply_stack, load_measured_cluster
     from shardwise.hardware.stacks import get_stack
     from shardwise.interop.launches.launch import cluster_machines
-    from shardwise.interop.launches.read_launch import parse_launch, read_files
+    from shardwise.interop.read_launch import parse_launch, read_files
     from shardwise.measure.utilisation.measured_run import RunSetup
     from shardwise.model.load import load_model
     from shardwise.price.problem import with_problem_defaults

@@ -47,8 +47,8 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.hardware.cluster_loading import load_cluster
-    from shardwise.interop.launches.launch_advice import price_launch
-    from shardwise.interop.launches.read_launch import read_files
+    from shardwise.interop.launch_advice import price_launch
+    from shardwise.interop.read_launch import read_files
     from shardwise.model.load import load_model
     from shardwise.present.cli.read_report import verdict_report
     from shardwise.search.plan_file import dump_plan
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _beside(arguments: argparse.Namespace) -> dict[str, int]:
     """Parts of the launch that the command says."""
-    from shardwise.interop.launches.read_launch import USER_FIELDS
+    from shardwise.interop.read_launch import USER_FIELDS
     from shardwise.values.units import parse_count
 
     said = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.argument_parser import Parser
 from shardwise.values.errors import InputError
 
@@ -70,7 +71,7 @@ def _report(layout: str, found: PlanVerification) -> Report:
 
 
 def _row(one: MeshVerification) -> Row:
-    count = one.case.instance.issued(one.case.num_micro_batches).total()
+    count = count_collectives(one.case.instance, one.case.num_micro_batches).total()
     collectives = f"{count} of {count} as listed" if not one.differing else "differ"
     errors = (f"{error:.1e}" for error in one.errors.largest.values())
     return _name(one), str(one.case.layout.num_devices), *errors, collectives

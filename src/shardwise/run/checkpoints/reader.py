@@ -35,7 +35,6 @@ from shardwise.run.checkpoints.tensor_shards import (
     split_state,
     view_shape,
 )
-from shardwise.run.trainer.batch_schedule import BATCH_RAMP_KEY
 from shardwise.values.boxes import Box, Shape
 from shardwise.values.checksums import CHECKSUM_KEY, DamagedFileError, FileChecksum, describe_checksum_problem
 from shardwise.values.errors import InputError, raise_problems
@@ -151,6 +150,7 @@ MAX_NAMES_SHOWN = 4  # names of tensors in a message
 MODEL_PREFIX = "model."  # of the names of a model's weights
 BUFFER_PREFIX = "buffer."  # of the names of its buffers (`TrainingEngine.buffers`)
 NUM_LEFT_OUT = "num_left_out"  # steps that did not update the weights
+BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: pairs of a step and the sequences of the batch from it on
 ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY})  # values that checkpoints of earlier versions lack
 LOAD_FIX = "load it with the plan and the optimizer that it was saved with"
 # In names of scales of a parameter's parts, followed by the number of parts (`run.parallel.sharded_optimizer`).

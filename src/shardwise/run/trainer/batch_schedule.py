@@ -15,11 +15,11 @@ from shardwise.batch_size.batch_schedule import (
 )
 from shardwise.layout.layout import Layout
 from shardwise.pipeline.registry import ALL_SCHEDULES, find_problems
+from shardwise.run.checkpoints.reader import BATCH_RAMP_KEY
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 
-BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: pairs of a step and the sequences of the batch from it on
 NEAREST_RANGE = 64  # micro-batches searched in both directions for a batch that the schedule runs
 
 

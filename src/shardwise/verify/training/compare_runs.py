@@ -20,12 +20,13 @@ from shardwise.derive.ring_attention_and_matmul import RING_AXES
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
+from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.plan_for_engine import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
-from shardwise.run.transport.rank_threads import run_rank_threads
 from shardwise.sharding.collectives import ROWS, CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
+from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
 from shardwise.verify.training.small_case import Ids, TrainingCase
 
 Values = NDArray[np.float64]
@@ -216,7 +217,7 @@ def collective_differences(case: TrainingCase, issued: Sequence[Sequence[IssuedC
     """Return texts of what ranks issued unlike the instruction list; experts' rows are counted over all ranks."""
     problems: list[str] = []
     programs = [case.instance.for_pp_rank(coordinate.get("pp", 0)) for coordinate in case.instance.mesh.coordinates()]
-    planned_by_stage = {program.pp_rank: program.issued(case.num_micro_batches) for program in programs}
+    planned_by_stage = {program.pp_rank: count_collectives(program, case.num_micro_batches) for program in programs}
     for rank, (program, sequence) in enumerate(zip(programs, issued, strict=True)):
         planned_counts, issued_counts = comparable_counts(planned_by_stage[program.pp_rank], Counter(sequence))
         problems += [
@@ -227,7 +228,7 @@ def collective_differences(case: TrainingCase, issued: Sequence[Sequence[IssuedC
         ]
         problems += [
             f"rank {rank}: {text}"
-            for text in _order_differences(program.ordered_activation_collectives(case.num_micro_batches), sequence)
+            for text in _order_differences(ordered_activation_collectives(program, case.num_micro_batches), sequence)
         ]
     if case.recipe.capacity_factor is not None:  # fewer rows than chosen experts
         return tuple(problems)

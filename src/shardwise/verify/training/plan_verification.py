@@ -14,6 +14,7 @@ from shardwise.model.job import Job
 from shardwise.model.payload import ModelPayload, model_payload
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan import Plan
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.errors import InputError
 from shardwise.values.precision import get_precision
 from shardwise.values.progress import Progress, ignore_progress
@@ -161,6 +162,6 @@ def _mesh_payload(mesh: MeshVerification) -> dict[str, Any]:
         "max_relative_error": dict(mesh.errors.largest),
         "without_gradient": list(mesh.errors.without_gradient),
         "farthest": {"gradient": mesh.errors.gradient, "weight": mesh.errors.weight},
-        "collectives": mesh.case.instance.issued(mesh.case.num_micro_batches).total(),
+        "collectives": count_collectives(mesh.case.instance, mesh.case.num_micro_batches).total(),
         "differing": list(mesh.differing), "ok": mesh.ok,
     }  # fmt: skip

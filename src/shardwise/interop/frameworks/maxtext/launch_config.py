@@ -32,17 +32,15 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_names,
-    option_table,
-    require_types,
     require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
+from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
 from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.values.errors import InputError
 

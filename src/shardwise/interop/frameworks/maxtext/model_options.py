@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, option_table, read_option_file
+from shardwise.interop.launches.target import OptionMapping, OptionReader
+from shardwise.interop.text_formats.option_tables import Options, option_table, read_option_file
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, did_you_mean
 

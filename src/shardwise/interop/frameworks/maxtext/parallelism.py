@@ -19,7 +19,8 @@ from shardwise.interop.frameworks.maxtext.model_options import (
     num_blocks,
 )
 from shardwise.interop.launches.launch import Launch, Machines
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options
+from shardwise.interop.launches.target import OptionMapping, OptionReader
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.values.errors import InputError
 
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "pipeline", "expert")  # readable ones

@@ -17,17 +17,9 @@ from shardwise.interop.frameworks.megatron import launch_script
 from shardwise.interop.frameworks.megatron.model_options import ACTIVATIONS, MODEL_MAPPINGS
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.launches.launch_scripts import torchrun_command
-from shardwise.interop.launches.target import (
-    README_FILE,
-    LaunchFiles,
-    OptionMapping,
-    OptionReader,
-    Options,
-    Requirement,
-    Target,
-    option_table,
-)
+from shardwise.interop.launches.target import README_FILE, LaunchFiles, OptionMapping, OptionReader, Requirement, Target
 from shardwise.interop.launches.translate_launch import from_options, to_options
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.python_config import CallExpr, NameExpr, parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture

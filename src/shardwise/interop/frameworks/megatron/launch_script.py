@@ -18,16 +18,15 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_names,
     map_required,
-    option_table,
     require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.model.recompute_policies import MODULES, parse_modules
 from shardwise.values.errors import InputError

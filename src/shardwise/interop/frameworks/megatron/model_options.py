@@ -8,15 +8,8 @@ from typing import Any
 
 from shardwise.interop.frameworks.megatron.weight_names import default_biases
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import (
-    OptionMapping,
-    OptionReader,
-    Options,
-    map_flag,
-    map_names,
-    map_required,
-    map_value,
-)
+from shardwise.interop.launches.target import OptionMapping, OptionReader, map_flag, map_names, map_required, map_value
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.model.numerics import SWIGLU_CLAMP
 from shardwise.values.errors import InputError
 

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from shardwise.interop.frameworks.torchtitan.models import default_attention
-from shardwise.interop.launches.target import Options, read_option_file
+from shardwise.interop.text_formats.option_tables import Options, read_option_file
 from shardwise.values.errors import InputError
 
 MODELS_PACKAGE = "torchtitan.models."

@@ -38,14 +38,13 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_names,
-    option_table,
 )
 from shardwise.interop.text_formats.command_flags import format_tyro, parse_tyro
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.values.errors import InputError
 

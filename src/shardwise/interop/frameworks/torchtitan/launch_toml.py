@@ -29,15 +29,14 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Options,
     Requirement,
     Target,
     add_options,
     map_names,
-    option_table,
 )
 from shardwise.interop.text_formats.command_flags import parse_tyro
 from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
+from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.values.errors import InputError

@@ -27,7 +27,8 @@ from shardwise.interop.frameworks.weight_table import (
     scaling_condition,
 )
 from shardwise.interop.launches.launch import COSTLESS_FIELDS, Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, Requirement, read_option_file
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement
+from shardwise.interop.text_formats.option_tables import Options, read_option_file
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import InputError, describe_unknown
 

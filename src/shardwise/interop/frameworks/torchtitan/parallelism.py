@@ -12,7 +12,8 @@ from typing import Any
 
 from shardwise.interop.frameworks.torchtitan.models import read_flavor
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Options, Requirement, add_options
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement, add_options
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout.layers_per_stage import layers_by_virtual_stage
 from shardwise.values.errors import InputError, describe_unknown
 

@@ -17,8 +17,9 @@ from shardwise.interop.launches.launch import (
     with_numerics,
 )
 from shardwise.interop.launches.launch_scripts import process_count_notes
-from shardwise.interop.launches.target import LaunchFiles, OptionReader, Options, Target
+from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import from_options
+from shardwise.interop.text_formats.option_tables import Options
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model, model_names
 from shardwise.values.errors import InputError, raise_problems

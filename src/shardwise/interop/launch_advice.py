@@ -17,9 +17,9 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.launches.launch import Launch, LaunchFields, cluster_machines
-from shardwise.interop.launches.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.launches.target import LaunchFiles, Target
 from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.layout.choices import stack_search_values
 from shardwise.layout.layout import Layout
 from shardwise.layout.payload import LayoutPayload
