@@ -16,6 +16,7 @@ from shardwise.run.trainer.plan_for_engine import comparable_counts, engine_inst
 from shardwise.search.explain.constant_sensitivity import worsen_constants
 from shardwise.search.plan import Plan
 from shardwise.sharding.collectives import ROWS, IssuedCollective
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
 
 TIME_TOLERANCE = 0.05  # relative: a step closer to its prediction has no attribution
