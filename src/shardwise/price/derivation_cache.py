@@ -35,10 +35,10 @@ DerivedValue = TypeVar("DerivedValue")
 
 @dataclass
 class _CacheFile:
-    """Units of one structure under one policy: `known` by what they depend on; `new` if some are not yet on disk."""
+    """Units of one structure under one policy: `entries` by what they depend on; `new` if some are not yet on disk."""
 
     path: Path
-    known: dict[Hashable, Any]
+    entries: dict[Hashable, Any]
     new: bool = False
 
 
@@ -59,9 +59,9 @@ class DerivationCache:
             path = self.folder / f"{_digest(structure, policy)}.pickle"
             self.files[structure, policy] = _CacheFile(path, _read(path))
         file = self.files[structure, policy]
-        if key not in file.known:
-            file.known[key], file.new = derive(), True
-        derived: DerivedValue = file.known[key]
+        if key not in file.entries:
+            file.entries[key], file.new = derive(), True
+        derived: DerivedValue = file.entries[key]
         return derived
 
     def write(self) -> None:
@@ -70,7 +70,7 @@ class DerivationCache:
             if file.new and self.folder is not None:
                 with suppress(OSError):
                     self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                    _write(file.path, pickle.dumps(file.known, pickle.HIGHEST_PROTOCOL))
+                    _write(file.path, pickle.dumps(file.entries, pickle.HIGHEST_PROTOCOL))
                     _remove_old(self.folder)
                 file.new = False
 

@@ -27,7 +27,7 @@ class HeadGradientBytes(NamedTuple):
 
     at_loss: Value
     in_layer: Value
-    further: Value
+    before: Value
 
 
 class GatheredBytes(NamedTuple):
@@ -213,7 +213,7 @@ class DeviceMemory:
         head_gradients = self._head_gradients(of_head)
         lent = embedding.unscattered_bytes
         in_layer = two_layers + gradient_bytes + head_gradients.in_layer
-        in_next = two_layers + gradient_bytes + head_gradients.further + leaving
+        in_next = two_layers + gradient_bytes + head_gradients.before + leaving
         in_backward = lent + maximum(leaving, embedding.arriving_bytes)
         at_embedding = maximum(in_backward, embedding.transient_bytes - lent + of_layer)
         if not counts.predict:

@@ -171,11 +171,14 @@ class TensorFormats:
         return 2.0 * bytes_per_element(self.precision.accumulated_gradients or self.precision.gradients)
 
     def extra_gradient_bytes(self, zero_stage: int) -> float:
-        """Bytes of an element of a weight's gradient that a product of our engine makes beside where gradients rest, or from
-        ZeRO-2 on leave from: none where both have one format, for it is written there (`run/engine/call_rewrites.py`)."""
-        made = self.precision.activations
+        """Return the bytes per element of a gradient copy that a product of our engine makes beside the resting gradient.
+
+        From ZeRO-2 on it is beside the gradient that is scattered. There is none where both have one format: the
+        product then writes in place (`run/engine/call_rewrites.py`).
+        """
+        product_format = self.precision.activations
         rests = self.precision.gradients if zero_stage < 2 else self.precision.gradient_reduction
-        return 0.0 if rests == made else bytes_per_element(made)
+        return 0.0 if rests == product_format else bytes_per_element(product_format)
 
     def cast_bytes(self, phase: str, products: ProductOperands, values: SymbolValues) -> Value:
         """Return the bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""

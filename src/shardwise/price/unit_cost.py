@@ -186,9 +186,9 @@ class UnitPricer:
 
         In a table, communication is over placements, all else over sizes (`GroupLinks.per_placement`).
         """
-        full_family = self.complete_family(family)
+        key = "activation", name, family
         parts, of_memory = self.memoize(
-            values, ("activation", name, family), lambda: self.memory.activation_bytes(name, full_family, values)
+            values, key, lambda: self.memory.activation_bytes(name, self.complete_family(family), values)
         )
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
@@ -214,9 +214,9 @@ class UnitPricer:
 
     def state(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
         """Return weight and gradient communication, the update, and the state at rest of one unit."""
-        full_family = self.complete_family(family)
+        key = "state", name, family
         parts, elements, of_rest = self.memoize(
-            values, ("state", name, family), lambda: self.memory.state_at_rest(name, full_family, values)
+            values, key, lambda: self.memory.state_at_rest(name, self.complete_family(family), values)
         )
         comm = self.collectives_s(parts, parts.state_collectives, values, links)
         gathered_roles = Role.WEIGHT, Role.DIRECTION, Role.MEAN
@@ -366,8 +366,8 @@ class UnitPricer:
         price_key = collective.kind, collective.axes, width, routed, self.max_bucket_elements
 
         def make() -> Value:
-            compute, at = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
-            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, key=at)
+            compute, format_key = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
+            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, at=format_key)
             num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)

@@ -52,7 +52,7 @@ class ConditionalTensor(NamedTuple):
     """A tensor that is live only where the group of devices along `over`, and the number of `rows` if given, is more
     than one."""
 
-    kept: SavedElements
+    saved: SavedElements
     over: Axes
     rows: Polynomial | None
 
@@ -61,7 +61,7 @@ class ConditionalTensor(NamedTuple):
         is_live = values.group_degree(self.over) > 1
         if self.rows is not None:
             is_live = is_live & (self.rows.evaluate(values) > 1)
-        return formats.saved_bytes([self.kept], values) * is_live
+        return formats.saved_bytes([self.saved], values) * is_live
 
 
 class LiveSetSizes(NamedTuple):
@@ -172,8 +172,8 @@ class WeightArrays(NamedTuple):
 class ArraySizes(NamedTuple):
     """Elements of one group of arrays: all, one device's part, and the subsets of `WeightArrays`."""
 
-    whole: Value
-    part: Value
+    total: Value
+    shard: Value
     passing: Value
     apart: Value
     factors: Value
@@ -237,8 +237,8 @@ def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
         for array, share in zip(arrays, shares, strict=True)
     )  # fmt: skip
     sized_arrays = list(zip(arrays, sizes, strict=True))
-    ready_last = [size.whole + size.part for array, size in sized_arrays if array.trained][-1:]
-    whole_arrays = [size.whole + size.part for array, size in sized_arrays if array.trained and array.matrices]
+    ready_last = [size.total + size.shard for array, size in sized_arrays if array.trained][-1:]
+    whole_arrays = [size.total + size.shard for array, size in sized_arrays if array.trained and array.matrices]
     return _sum_state(sized_arrays, sum_polynomials(ready_last), sum_polynomials(whole_arrays), ZERO)
 
 
@@ -265,9 +265,9 @@ def _sum_state(
 ) -> StateElements:
     trained = [size for array, size in sized_arrays if array.trained]
     return StateElements(
-        sum((size.whole for _, size in sized_arrays), start=zero),
-        sum((size.part if array.gathers else size.whole for array, size in sized_arrays), start=zero),
-        sum((size.whole for size in trained), start=zero), sum((size.part for size in trained), start=zero),
+        sum((size.total for _, size in sized_arrays), start=zero),
+        sum((size.shard if array.gathers else size.total for array, size in sized_arrays), start=zero),
+        sum((size.total for size in trained), start=zero), sum((size.shard for size in trained), start=zero),
         sum((size.passing for size in trained), start=zero), ready_last,
         sum((size.apart for size in trained), start=zero), largest_array,
         sum((size.factors for size in trained), start=zero), sum((size.cast for _, size in sized_arrays), start=zero),

@@ -122,19 +122,19 @@ class ArrayExtent(NamedTuple):
 class FlatWeight(NamedTuple):
     """Elements of a weight where it is used, and when it belongs to an array.
 
-    It counts only where the devices along `single` are one, and those along `several` are more than one: weights whose
-    collectives differ only in axes of one device share arrays (`can_share_arrays`).
+    It counts only where the devices along `single_axes` are one, and those along `multiple_axes` more than one: weights
+    whose collectives differ only in axes of one device share arrays (`can_share_arrays`).
     """
 
     elements: Polynomial
-    single: Axes = ()
-    several: Axes = ()
+    single_axes: Axes = ()
+    multiple_axes: Axes = ()
 
     def evaluate(self, values: SymbolValues) -> Value:
         size = self.elements.evaluate(values)
-        if self.single:
-            size = where(values.group_degree(self.single) == 1, size, 0)
-        return where(values.group_degree(self.several) > 1, size, 0) if self.several else size
+        if self.single_axes:
+            size = where(values.group_degree(self.single_axes) == 1, size, 0)
+        return where(values.group_degree(self.multiple_axes) > 1, size, 0) if self.multiple_axes else size
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class FlatArrays:
     @property
     def elements(self) -> Polynomial:
         """Elements without padding that move, if every group of axes has more than one device."""
-        total = sum_polynomials(weight.elements for weight in self.weights if not weight.single)
+        total = sum_polynomials(weight.elements for weight in self.weights if not weight.single_axes)
         return total * (shard_fraction(self.shard_axes) if self.moves_shards else constant(1.0))
 
     def evaluate(self, values: SymbolValues, max_elements: float) -> ArrayExtent:
