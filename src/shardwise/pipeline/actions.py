@@ -1,5 +1,4 @@
-"""Action lists: the order in which the ranks of a pipeline run passes of micro-batches, and functions that build such
-orders.
+"""Action lists: the order in which the ranks of a pipeline run passes of micro-batches, and functions that build such orders.
 
 An `Action` is one pass of one micro-batch through one stage. An `ActionList` has the actions of every rank in order,
 and the rank of each. How long a pass takes (`timeline.py`) and whether an order is legal (`clock.py`) are decided

@@ -126,8 +126,7 @@ def run_clock(actions: ActionList, seconds: Sequence[Sequence[float]], message: 
 class ScheduleClock:
     """Start and end of every slot: one pass over a list, in an order that its dependencies allow.
 
-    A rank that has to wait is resumed by the end of the pass that it waits for, so each action is looked at twice at
-    most.
+    A rank that has to wait is resumed by the end of the pass that it waits for, so each action is looked at twice at most.
     """
 
     def __init__(self, actions: ActionList, seconds: Sequence[Sequence[float]], message: float = 0.0) -> None:

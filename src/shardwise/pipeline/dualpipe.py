@@ -26,8 +26,7 @@ from shardwise.values.elementwise import Value, maximum, minimum, where
 def dualpipe_actions(
     p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None
 ) -> ActionList:
-    """Return the list in which rank i runs stage i of the first half of the micro-batches, and stage p - 1 - i of the
-    second."""
+    """Return the list in which rank i runs stage i of the first half of the micro-batches, and stage p - 1 - i of the second."""
     order = []
     for rank in range(p):
         distance, ways = min(rank, p - 1 - rank), ((rank, 0), (p - 1 - rank, m // 2))

@@ -61,10 +61,9 @@ def order_messages(actions: ActionList) -> tuple[tuple[RankSlot, ...], ...]:
     """Return each rank's slots with their receives and sends, for a transport that keeps the order of messages between
     two ranks.
 
-    Before a slot a rank receives what the slot needs, and everything that the same rank sent before that: so both ends
-    see the messages of a pair of ranks in the order in which they are sent, and no receive waits for a message that is
-    sent after the one that the slot needs. Sends must not wait for their receives. Assumes a list that passes
-    `clock.check_actions`.
+    Before a slot a rank receives what the slot needs, and everything that the same rank sent before that: so both ends see
+    the messages of a pair of ranks in the order in which they are sent, and no receive waits for a message that is sent after
+    the one that the slot needs. Sends must not wait for their receives. Assumes a list that passes `clock.check_actions`.
     """
     outbox = [[_slot_messages(actions, slot) for slot in slots] for slots in actions.order]
     channels: dict[tuple[int, int], list[StageMessage]] = {}

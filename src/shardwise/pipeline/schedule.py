@@ -41,8 +41,7 @@ def _no_overlap(p: Value, v: Value, m: Value) -> Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A pipeline schedule on p ranks with v virtual stages each, for m micro-batches; stages count from 0; numbers or
-    arrays.
+    """A pipeline schedule on p ranks with v virtual stages each, for m micro-batches; stages count from 0; numbers or arrays.
 
     Order: `actions(p, m, v, durations, memory_limit)` returns the action list, for numbers only; durations and limit
     are read by schedules that plan with them. One that `takes_round_size` has the keyword `round_size`: micro-batches
@@ -60,11 +59,10 @@ class Schedule:
     that no layout may name it.
 
     Memory: `in_flight(p, v, m, stage)` are the micro-batches of which a stage holds something, of which
-    `num_awaiting_weight_grads(p, v, m, stage)` may hold only the inputs of their weight gradients. `other_peaks(p, v,
-    m, stage)`: further candidates for the peak, for schedules in which no weight gradient is pending while most
-    micro-batches are in flight; empty: as many are pending then. `num_at_end(p, v, m)`: micro-batches between their
-    forward and backward pass through the last virtual stage, which has the head; one, unless all forward passes come
-    first.
+    `num_awaiting_weight_grads(p, v, m, stage)` may hold only the inputs of their weight gradients. `other_peaks(p, v, m,
+    stage)`: further candidates for the peak, for schedules in which no weight gradient is pending while most micro-batches
+    are in flight; empty: as many are pending then. `num_at_end(p, v, m)`: micro-batches between their forward and backward
+    pass through the last virtual stage, which has the head; one, unless all forward passes come first.
 
     `aliases` are other names for it, as papers and engines write them.
     """

@@ -1,7 +1,6 @@
 """A played action list: durations of passes, start and end of each slot, bubble, idle time, and peak activations.
 
-How much ranks hold for their backward passes follows from the order alone; when they hold it, from the clock
-(`clock.py`).
+How much ranks hold for their backward passes follows from the order alone; when they hold it, from the clock (`clock.py`).
 """
 
 from __future__ import annotations

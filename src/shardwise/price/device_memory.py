@@ -192,12 +192,11 @@ class DeviceMemory:
         """Bytes gathered at the loss, in the last module of multi-token prediction, in the last layer, in the one
         before, at the embedding.
 
-        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and
-        those of the one before, its gradients, and the rest of the head's; in a module the head's weights too, and
-        after it the gradients of the embedding that it has used. At the embedding, its weights and those of the next
-        unit in the forward pass, or its gradients and those being scattered, of the layer or then its own, in the
-        backward pass. Source: run/engine (weights are gathered one unit ahead; of gradients one flat array arrives
-        while the next one's are made).
+        At the loss, weights of the head and of the unit before it, and the head's gradients; in that unit its own and those
+        of the one before, its gradients, and the rest of the head's; in a module the head's weights too, and after it the
+        gradients of the embedding that it has used. At the embedding, its weights and those of the next unit in the forward
+        pass, or its gradients and those being scattered, of the layer or then its own, in the backward pass. Source:
+        run/engine (weights are gathered one unit ahead; of gradients one flat array arrives while the next one's are made).
         """
         state, counts = self.stage.state, self.stage.counts
         head, embedding = state["head"], state["embedding"]

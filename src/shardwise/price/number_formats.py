@@ -133,8 +133,7 @@ class TensorFormats:
     def resting_widths(self) -> dict[str, float]:
         """Return the bytes of each weight at rest, by field of `StateElements`.
 
-        Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may
-        not.
+        Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may not.
         """
         rest, plain = (bytes_per_element(dtype) for dtype in (self.precision.weights, self.precision.activations))
         if rest >= plain:

@@ -88,8 +88,7 @@ def young_interval(checkpoint_s: float, mtbf_s: float) -> float:
 
 
 def goodput(interval_s: float, checkpoint_s: float, mtbf_s: float, restart_s: float) -> float:
-    """Return the share of time that makes progress: t / (M · e^(R/M) · (e^((t + d)/M) - 1)); 0 where it is too small to
-    tell.
+    """Return the share of time that makes progress: t / (M · e^(R/M) · (e^((t + d)/M) - 1)); 0 where it is too small to tell.
 
     Exact for failures at a constant rate, which may also strike a checkpoint or a restart. To first order it is
     1 - d/t - (R + (t + d)/2)/M. Source: Daly 2006, the complete wall-clock time.

@@ -8,10 +8,9 @@ Transformer Engine, get_cpu_offload_context; Megatron-Core, cpu_offloading: doub
 
 The optimizer's moments and master weights stream through the device for the update, up and down at once (PCIe is
 full-duplex), beside the update's own kernels; two units of the model are resident at a time. Source: MaxText,
-optimizer_memory_host_offload: state in pinned host memory that the device takes in for the update. Differs:
-ZeRO-Offload (Ren et al. 2021) sends gradients down and weights up, 2 + 2 bytes for a parameter in place of 12 + 12, and
-updates on the host, whose memory is slower still and has no source here. PCIe is assumed not to be shared with the
-network.
+optimizer_memory_host_offload: state in pinned host memory that the device takes in for the update. Differs: ZeRO-Offload (Ren
+et al. 2021) sends gradients down and weights up, 2 + 2 bytes for a parameter in place of 12 + 12, and updates on the host,
+whose memory is slower still and has no source here. PCIe is assumed not to be shared with the network.
 """
 
 from __future__ import annotations

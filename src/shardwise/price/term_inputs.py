@@ -54,8 +54,7 @@ class _RecordedField(NamedTuple):
 
 
 class InputRecorder:
-    """Copies records and collects in `inputs`, by symbol, each number read from a field, of nested records and mappings
-    too.
+    """Copies records and collects in `inputs`, by symbol, each number read from a field, of nested records and mappings too.
 
     `Annotated` in a field's type gives the meaning of its number, and its symbol if that is not the field's name.
     """

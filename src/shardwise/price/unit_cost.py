@@ -69,11 +69,10 @@ class ActivationCost:
 class StateCost:
     """Seconds of weight and gradient communication per micro-batch and per step, and of the update; bytes of state at rest.
 
-    `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage.
-    `unscattered_bytes`: the gradients among the transient bytes. `arriving_bytes`: what a device receives when they are
-    scattered, before it is added to the resting gradients. `leaving_bytes`: what of both is still live when the
-    gradients of the next unit are made. `passing_bytes`: gradients as products give them, where the resting ones have
-    another format.
+    `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage. `unscattered_bytes`:
+    the gradients among the transient bytes. `arriving_bytes`: what a device receives when they are scattered, before it is
+    added to the resting gradients. `leaving_bytes`: what of both is still live when the gradients of the next unit are made.
+    `passing_bytes`: gradients as products give them, where the resting ones have another format.
     """
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
@@ -232,8 +231,7 @@ class UnitPricer:
         )  # fmt: skip
 
     def compute_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues) -> Value:
-        """Return the seconds of a phase's kernels except those of weight gradients, with the casts of the products'
-        operands."""
+        """Return the seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
         casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
         return self.kernels_s(parts, phase, values, making_gradients=False) + casts
 

@@ -130,12 +130,11 @@ INTERNER = Interner()
 class StateElements(NamedTuple):
     """Elements of a unit's weights on one device, numbers or expressions.
 
-    `used` and `resting` are the weights as used and as they rest, `cast` of the latter what products read in a narrow
-    format, where a recipe has one. Of trained weights: `trained` as used, `shard` as the optimizer has them, `passing`
-    as used without experts', `last` both used and shard of the array whose gradients are ready last. `apart`: of the
-    shard what an optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: the largest array of
-    matrices that are updated whole, and one device's part of it. `factors`: the numbers that moments have for rows and
-    columns.
+    `used` and `resting` are the weights as used and as they rest, `cast` of the latter what products read in a narrow format,
+    where a recipe has one. Of trained weights: `trained` as used, `shard` as the optimizer has them, `passing` as used
+    without experts', `last` both used and shard of the array whose gradients are ready last. `apart`: of the shard what an
+    optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: the largest array of matrices that are updated
+    whole, and one device's part of it. `factors`: the numbers that moments have for rows and columns.
     """
 
     used: Value

@@ -1,5 +1,4 @@
-"""Collective matmul: rewrite of a tensor-parallel collective and the products beside it into one instruction, block by
-block."""
+"""Collective matmul: rewrite of a tensor-parallel collective and the products beside it into one instruction, block by block."""
 
 from __future__ import annotations
 

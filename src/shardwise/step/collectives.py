@@ -241,8 +241,7 @@ def routing_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
 def norm_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
     """Return the axes that split any part of the optimizer's state, and `pp`, whose stages hold different layers.
 
-    One AllReduce runs over all of them, so a rank counts only its share of what it has in common with others of that
-    group.
+    One AllReduce runs over all of them, so a rank counts only its share of what it has in common with others of that group.
     """
     split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
     return tuple(axis for axis in AXIS_ORDER if axis in split)

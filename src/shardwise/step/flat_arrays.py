@@ -1,9 +1,8 @@
 """Flat arrays: which weights of a unit move together, the padded length of their array, and the collectives on it.
 
-Each device along the axes that split a flat array has one even, padded part of it. Differs from the derivation, which
-splits every weight along a dim: bytes are the same but for the padding. Sizes are numbers or arrays; the collectives
-are read off the derived steps (`derive`). `parameters.group_parameters` fills the same arrays with the parameters of a
-model.
+Each device along the axes that split a flat array has one even, padded part of it. Differs from the derivation, which splits
+every weight along a dim: bytes are the same but for the padding. Sizes are numbers or arrays; the collectives are read off
+the derived steps (`derive`). `parameters.group_parameters` fills the same arrays with the parameters of a model.
 """
 
 from __future__ import annotations
@@ -229,11 +228,10 @@ class WeightMove(NamedTuple):
 class WeightSync(NamedTuple):
     """Axes of the collectives that keep a weight and its gradient in step, by purpose.
 
-    `gather`: an AllGather from where the weight rests to where it is used, at each use (ZeRO-3). `scatter`: a
-    ReduceScatter of its gradient in each micro-batch (ZeRO-2, -3); `step_scatter`: once per step (ZeRO-1). `reduce`: an
-    AllReduce per step. `step_gather`: an AllGather of the updated weight per step (ZeRO-1, -2). `whole_gather`: an
-    AllGather per step of what an optimizer of whole matrices computes from the gradient (from ZeRO-1 on). A frozen
-    weight has at most a `gather`.
+    `gather`: an AllGather from where the weight rests to where it is used, at each use (ZeRO-3). `scatter`: a ReduceScatter
+    of its gradient in each micro-batch (ZeRO-2, -3); `step_scatter`: once per step (ZeRO-1). `reduce`: an AllReduce per step.
+    `step_gather`: an AllGather of the updated weight per step (ZeRO-1, -2). `whole_gather`: an AllGather per step of what an
+    optimizer of whole matrices computes from the gradient (from ZeRO-1 on). A frozen weight has at most a `gather`.
     """
 
     gather: Axes = ()
@@ -270,8 +268,7 @@ PURPOSES: Mapping[tuple[bool, CollectiveKind, bool], str] = {
 def classify_moves(moves: Iterable[WeightMove]) -> WeightSync:
     """Sort the collectives of a weight by purpose.
 
-    Raises `ShardingError` for a collective that flat arrays do not support, and for two of one purpose over different
-    axes.
+    Raises `ShardingError` for a collective that flat arrays do not support, and for two of one purpose over different axes.
     """
     axes_by_purpose: dict[str, Axes] = {}
     for move in moves:

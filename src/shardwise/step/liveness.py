@@ -1,9 +1,8 @@
 """Liveness in a unit's backward pass: which recomputed, computed, moved and saved tensors are live at each node.
 
-The nodes are those of automatic differentiation: one recomputed operation, all transposes of one operation, or the
-start or the wait of a collective on activations. What a node reads and writes is live at once; what it is the last to
-touch is freed after it. Source: run/engine/unit_passes.py, which frees likewise (tests/train/test_memory.py follows the
-storages).
+The nodes are those of automatic differentiation: one recomputed operation, all transposes of one operation, or the start or
+the wait of a collective on activations. What a node reads and writes is live at once; what it is the last to touch is freed
+after it. Source: run/engine/unit_passes.py, which frees likewise (tests/train/test_memory.py follows the storages).
 """
 
 from __future__ import annotations

@@ -86,11 +86,9 @@ def attribute_name(weight: str) -> str:
 def list_parameters(
     architecture: Architecture, family: ShardingScheme, units: Iterable[tuple[str, str]] | None = None
 ) -> tuple[Parameter, ...]:
-    """Return the parameters that some units of a model (None: all) hold, in the order of their first use in the forward
-    pass.
+    """Return the parameters that some units of a model (None: all) hold, in the order of their first use in the forward pass.
 
-    A unit's own parameters are followed by none of other units, but what a unit outside `units` lends is held as a
-    copy.
+    A unit's own parameters are followed by none of other units, but what a unit outside `units` lends is held as a copy.
     """
     parameters: dict[tuple[str, str], Parameter] = {}
     for path, name in unit_paths(architecture) if units is None else units:

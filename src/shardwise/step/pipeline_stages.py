@@ -96,8 +96,7 @@ def _ordered_slots(actions: ActionList, rank: int) -> tuple[RankSlot, ...]:
 def select_instructions(unit_instructions: UnitInstructions, unit: str, kind: str) -> tuple[Instruction, ...]:
     """Return the instructions of a unit in a pass of a kind (`pipeline.actions`).
 
-    Only layers split their backward pass. Other units run all of it in I, since gradients of logits are too large to
-    keep.
+    Only layers split their backward pass. Other units run all of it in I, since gradients of logits are too large to keep.
     """
     if unit not in SPLIT_UNITS and kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
         return unit_instructions.passes["backward"] if kind == BACKWARD_INPUT else ()

@@ -114,8 +114,7 @@ class RankProgram:
     def mirrored_names(self) -> frozenset[str]:
         """Names of trained parameters of which the mirrored rank (p - 1 - rank) has a copy.
 
-        They are what both ends of a tied model use, what multi-token prediction borrows, and in a bidirectional
-        pipeline all.
+        They are what both ends of a tied model use, what multi-token prediction borrows, and in a bidirectional pipeline all.
         """
         opposite = self.for_pp_rank(self.layout.pp - 1 - self.pp_rank)
         if opposite is self:

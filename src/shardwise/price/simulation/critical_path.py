@@ -1,7 +1,6 @@
 """Critical path of a simulated step: the parts of its length, from the first kernel of any rank to the last.
 
-Each part starts when the one before it ends: kernels and transfers within a pass, passes on a rank, messages between
-ranks.
+Each part starts when the one before it ends: kernels and transfers within a pass, passes on a rank, messages between ranks.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ def critical_passes(step: SimulatedStep) -> list[CriticalPass]:
 
 
 def _awaited_transfers(step: SimulatedStep, rank: int) -> tuple[TrailingTransfer, ...]:
-    """Return the chain of transfers that a rank's update waits for after its last pass; empty where the last pass ends
-    later."""
+    """Return the chain of transfers that a rank's update waits for after its last pass; empty where the last pass ends later."""
     trailing, end = step.trailing[rank], step.gradients_ready_s[rank]
     if end <= step.clock.ends[rank][-1]:
         return ()

@@ -142,8 +142,7 @@ class PassLists:
         yield from self.mirror_exchanges(stage) if last else ()
 
     def update(self, stages: Iterable[VirtualStage], overlap: str, stream_s: float) -> list[TimedInstruction]:
-        """Return the update of a rank's stages, beside which the optimizer's state streams through the device in
-        `stream_s`.
+        """Return the update of a rank's stages, beside which the optimizer's state streams through the device in `stream_s`.
 
         By a convention all communication counts elsewhere.
         """

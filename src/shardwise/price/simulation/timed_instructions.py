@@ -179,11 +179,10 @@ class _ChunkedCollectives:
 class VirtualStage(NamedTuple):
     """A virtual stage: its units in the model's order.
 
-    `owned_units`: units whose weights rest on the rank because of the stage, which it reduces and updates.
-    `borrowed_units`: units that run on weights which another unit owns. `host_s`: seconds of a micro-batch's
-    activations to the host. `exchange_s`: of gradients exchanged with the rank that has a copy of the weights.
-    `saved_bytes`: what a micro-batch's forward pass keeps, of which `waiting_bytes` until weight gradients are made
-    where these wait.
+    `owned_units`: units whose weights rest on the rank because of the stage, which it reduces and updates. `borrowed_units`:
+    units that run on weights which another unit owns. `host_s`: seconds of a micro-batch's activations to the host.
+    `exchange_s`: of gradients exchanged with the rank that has a copy of the weights. `saved_bytes`: what a micro-batch's
+    forward pass keeps, of which `waiting_bytes` until weight gradients are made where these wait.
     """
 
     units: tuple[str, ...]
