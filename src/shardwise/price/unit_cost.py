@@ -243,8 +243,7 @@ class UnitPricer:
     def exposed_activation_s(
         self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
     ) -> dict[tuple[str, str], Value]:
-        """Return the seconds of the collectives on activations by phase and axis; of chunked ones what their kernels do
-        not hide."""
+        """Return the exposed seconds of the collectives on activations, by phase and axis."""
         plain = (c for c in parts.collectives if not c.moves_weights and not c.chunked_with)
         comm = self.collectives_s(parts, plain, values, links)
         for key, seconds_left in self.exposed_chunked_s(parts, values, links):
@@ -255,11 +254,8 @@ class UnitPricer:
         return comm
 
     def hidden_by_weight_grads_s(self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks) -> Value:
-        """Return the seconds of tensor parallelism's collectives that run beside the products of weight gradients.
-
-        Nothing else waits for the gathered inputs of these products, nor for the unit's gradient of its input before
-        the unit ends.
-        """
+        """Return the seconds of tensor-parallel collectives that run beside the products of weight gradients, which
+        nothing waits for."""
         backward = (c for c in parts.collectives if c.phase == "backward" and not c.chunked_with)
         moved = (c for c in backward if c.role is Role.ACTIVATION)
         seconds = self.collectives_s(parts, moved, values, links).get(("backward", "tp"), 0.0)
@@ -356,8 +352,7 @@ class UnitPricer:
     def collective_s(
         self, collective: UnitCollective, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
     ) -> Value:
-        """Return the seconds of a collective, or of one per flat array; computed once for all that move the same over
-        the same axes."""
+        """Return the seconds of a collective, or of one per flat array."""
         width, routed = self.formats.collective_width(collective, parts.products), collective.role is Role.ROUTED
         # Keyed by the identity of the payload, not of the collective, and stored with the links: what moves the same bytes over
         # the same axes is priced once, whichever unit or phase it is in. `price_key` holds all else that the seconds depend on.
@@ -386,13 +381,10 @@ class UnitPricer:
 def sum_over_units(
     costs: Mapping[str, ActivationCost | StateCost], times: Mapping[str, Value], field: str, axis: str = ""
 ) -> Value:
-    """Return the sum of a field over all units, each as often as the stage has it; units that it lacks are not evaluated.
-
-    `axis`: of a field by parallel axis, the one axis to sum.
-    """
+    """Sum a field over all units, each as often as the stage has it; `axis`: of a field by parallel axis, the one axis."""
     total: Value = None
     for unit, count in times.items():
-        if is_zero(count):
+        if is_zero(count):  # the stage never has the unit, so its cost is not looked up
             continue
         value = getattr(costs[unit], field)
         value = value[axis] if axis else value

@@ -33,9 +33,9 @@ ALIGNMENT = 8
 
 
 def shard_alignment(optimizer: str) -> int:
-    """Return the number of elements that starts of parameters and of shards are multiples of, for an optimizer by name.
+    """Return the multiple, in elements, at which parameters and shards begin, for an optimizer by name.
 
-    Quantized moments share a scale per block, and a block must belong to one parameter on one device.
+    Quantized moments share a scale per block, and a block belongs to one parameter on one device.
 
     >>> shard_alignment("adamw"), shard_alignment("adamw_8bit")
     (8, 256)
@@ -285,7 +285,7 @@ def classify_moves(moves: Iterable[WeightMove]) -> WeightSync:
 class WeightGroup:
     """Weights of a unit that are gathered and reduced alike, in the order in which their gradients are ready.
 
-    `array_weights`: these, and weights that join them where axes have one device; the arrays have room for both.
+    `array_weights`: these, and those that join them where axes have one device, as the arrays have them.
     """
 
     weights: tuple[str, ...]
@@ -308,10 +308,10 @@ class WeightGroup:
 
 
 def is_flat_move(step: CollectiveStep, family: ShardingScheme) -> bool:
-    """Return True if a derived step moves a part of a flat array.
+    """Return True if a derived step moves a part of a flat array: weights, gradients, and of update directions what
+    ZeRO splits.
 
-    Flat arrays hold weights, their gradients, and of an optimizer's whole-matrix updates what ZeRO's axes split; what
-    tensor parallelism splits of these is brought together matrix by matrix.
+    What tensor parallelism splits of update directions is gathered matrix by matrix.
     """
     if step.tensor.role is Role.DIRECTION:
         return set(step.collective.axes) <= set(family.zero_axes)
@@ -337,8 +337,8 @@ def find_weight_moves(unit: ShardedUnit) -> dict[tuple[str, WeightMove], Collect
 def weight_groups(unit: ShardedUnit, single_device_axes: Set[str] = frozenset()) -> tuple[WeightGroup, ...]:
     """Return the weight groups of a unit.
 
-    Groups that differ only in axes of one device move as one (`can_share_arrays`): known in advance for axes among
-    `single_device_axes`, else decided by the degrees when the arrays are evaluated.
+    Groups that differ only in axes of one device move as one (`can_share_arrays`): here for axes among
+    `single_device_axes`, else when the arrays are evaluated.
     """
     derived = find_weight_moves(unit)
     names_by_array: dict[tuple[bool, str], list[str]] = {}
@@ -366,14 +366,9 @@ def _split_groups(
         sizes = (weight_use_spec(family, program.dims(name)).local_elements() for name in array_names)
         conditions = ((extra_axes[name], ()) if sync == base else ((), extra_axes[name]) for name in array_names)
         weights = tuple(FlatWeight(size, *axes) for size, axes in zip(sizes, conditions, strict=True))
-        group_moves = tuple(dict.fromkeys(move for name in members for move in moves[name] if _runs_over(move, sync)))
+        group_moves = tuple(dict.fromkeys(move for name in members for move in moves[name] if move.axes in sync))
         arrays = FlatArrays(weights, sync.shard, is_bucketed(family, sync), alignment=shard_alignment(family.optimizer))
         yield WeightGroup(members, array_names, group_moves, sync, arrays, names[0] in unit.gradients, derived)
-
-
-def _runs_over(move: WeightMove, sync: WeightSync) -> bool:
-    """Return True if the move runs over the group's axes."""
-    return move.axes in sync
 
 
 def array_key(weight: str) -> str:
@@ -393,10 +388,9 @@ def can_share_arrays(sync: WeightSync, base: WeightSync, degree: Callable[[Axes]
 
 
 def is_bucketed(family: ShardingScheme, sync: WeightSync) -> bool:
-    """Return True if arrays have a limited size: whole gradients are reduced bucket by bucket.
+    """Return True if arrays have a limited size: where gradients rest whole.
 
-    Optimizers of whole matrices keep a unit's matrices in one array: a device then has a part of few matrices, and
-    computes the update of no others.
+    Not so for optimizers of whole matrices: with a unit's matrices in one array a device updates few of them.
     """
     return has_whole_gradients(family) and not sync.whole_gather
 
