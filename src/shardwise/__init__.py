@@ -21,7 +21,8 @@ import lazy_loader
 from shardwise.values.displayable import set_display_finder as _set_display_finder
 
 if TYPE_CHECKING:
-    from shardwise.values.displayable import Display, Displayable
+    from shardwise.values import Displayable
+    from shardwise.values.displayable import Display
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 

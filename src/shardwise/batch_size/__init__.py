@@ -19,3 +19,7 @@ Entry points: `run_noise.run_noise`, `noise_scale.parse_noise_scale`, `tradeoff.
 Sources: McCandlish et al., An Empirical Model of Large-Batch Training, 2018 (arXiv 1812.06162); Stratos, Compute-Bound
 Training, 2026 ("the note"), 2.2.1 and appendix E.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

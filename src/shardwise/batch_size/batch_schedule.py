@@ -16,8 +16,7 @@ from functools import partial
 from itertools import pairwise
 
 from shardwise.batch_size.growing_batch import dynamic_batch_tokens
-from shardwise.values.errors import InputError, describe_unknown, raise_problems, run_all
-from shardwise.values.units import parse_count, parse_quantity
+from shardwise.values import InputError, describe_unknown, parse_count, parse_quantity, raise_problems, run_all
 
 SCHEDULE_FLAG = "--batch-schedule"
 SCHEDULE_FORMS = "0:64Ki,200M:128Ki or linear:from=64Ki,by=64Ki,over=200M or noise:lambda=2Mi"

@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
 from shardwise.batch_size.tradeoff import BatchTradeoff
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import format_quantity
+from shardwise.values import InputError, format_quantity, raise_problems
 
 RUNS_FILE = "runs.jsonl"  # of a sweep's folder
 NOT_REACHED = "the loss was not reached"

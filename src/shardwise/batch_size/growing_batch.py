@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import InputError, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

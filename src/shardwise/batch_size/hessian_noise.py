@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 Array = NDArray[np.float64]
 

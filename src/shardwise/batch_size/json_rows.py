@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 def read_required_text(path: Path, required: str) -> str:

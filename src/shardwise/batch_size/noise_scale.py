@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import parse_quantity
+from shardwise.values import InputError, parse_quantity, raise_problems
 
 NOISE_FILE = "noise.json"  # of a run's folder: what it measured
 NOISE_SCHEMA = "shardwise.noise/1"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from shardwise.batch_size.noise_estimators import MeasuredNoise, NoiseSample, estimate_noise
 from shardwise.batch_size.noise_scale import NoiseScale
-from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_log import StepRecord, read_log
-from shardwise.values.errors import InputError
+from shardwise.records import RunFolder, StepRecord, read_log
+from shardwise.values import InputError
 
 MAX_WINDOWS = 10  # of a run
 MIN_WINDOW_STEPS = 5  # measured steps, which have an interval

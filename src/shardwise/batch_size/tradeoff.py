@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.batch_size.noise_scale import NoiseScale
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import format_quantity
+from shardwise.values import InputError, format_quantity, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

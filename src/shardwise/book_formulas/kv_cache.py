@@ -9,12 +9,9 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.book_formulas.rules import kv_cache_bytes_per_token
-from shardwise.hardware.cluster import Cluster
-from shardwise.model.architecture import Architecture
-from shardwise.model.parameters_and_flops import num_params
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError
+from shardwise.hardware import Cluster
+from shardwise.model import Architecture, ModelPayload, model_payload, num_params
+from shardwise.values import InputError, bytes_per_element
 
 SCHEMA = "shardwise.kv-cache/2"
 

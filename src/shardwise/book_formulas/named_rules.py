@@ -26,9 +26,8 @@ from shardwise.book_formulas.rule_parameters import (
     unit_of_name,
 )
 from shardwise.book_formulas.rules.job_rules import BOOK, NOTE, PLAYBOOK
-from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.model import Architecture
+from shardwise.values import InputError, SourcedValue, did_you_mean, raise_problems, run_all
 
 Number = float | int | bool
 LETTERS = re.compile(r"^Letters[^:]*: (.+?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)

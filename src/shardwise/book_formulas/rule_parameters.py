@@ -8,18 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.load import load_model
-from shardwise.values.errors import InputError, describe_unknown
-from shardwise.values.units import (
-    EXAMPLE_QUANTITIES,
+from shardwise.model import Architecture, load_model
+from shardwise.values import (
+    InputError,
+    describe_unknown,
     format_quantity,
     format_seconds,
-    lacks_unit,
     parse_duration,
     parse_quantity,
-    unit_from_name,
 )
+from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, unit_from_name
 
 # Units that the end of a name says, beside those of bytes and rates.
 UNIT_OF_ENDING: Mapping[str, str] = {"seconds": "s", "_s": "s", "flops": "FLOPs", "intensity": "FLOPs/byte"}

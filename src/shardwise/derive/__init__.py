@@ -8,3 +8,7 @@ slice) and update.
 Entry points: `sharded_unit.derived_unit`, `sharded_program.shard_program`, `expression.shard_expression`. May import: values,
 sharding, model, layout.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
-from shardwise.model.operations import Contract, Operation, OperationSharding
-from shardwise.model.program import Program, ProgramBuilder, Role, Tensor
+from shardwise.model import Contract, Operation, Program, Role, Tensor
+from shardwise.model.operations import OperationSharding
+from shardwise.model.program import ProgramBuilder
+from shardwise.sharding import Axes, Mesh, Spec
 from shardwise.sharding.contraction import remaining_dims
 from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import (
@@ -27,10 +29,8 @@ from shardwise.sharding.matmul_search.cheapest_strategies import (
     find_cheapest_strategies,
     summed_name,
 )
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import EinsumExpression, result_dims
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import InputError, ShardingError, raise_problems
+from shardwise.values import InputError, ShardingError, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

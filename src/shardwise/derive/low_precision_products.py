@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
-from shardwise.model.operations import Contract, Operation
-from shardwise.model.program import Role, Tensor, density
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Polynomial
+from shardwise.model import Contract, Operation, Role, Tensor, density
+from shardwise.sharding import CollectiveKind, Spec
+from shardwise.values import Polynomial
 
 MATRIX_ROLES = (Role.WEIGHT, Role.WEIGHT_GRADIENT)
 PHASES_BY_PASS = {"forward": ("forward",), "backward": ("recompute", "backward")}  # phases that share what was cast

@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeGuard
 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep, TensorInSpec
-from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
-from shardwise.model.operations import ATTENTION_OPERATIONS, Accumulate, Contract, Map
+from shardwise.layout import TP_AXES, ShardingScheme
+from shardwise.model import Accumulate, Contract, Map, Role
+from shardwise.model.operations import ATTENTION_OPERATIONS
 from shardwise.model.operations.elementwise import FUNCTIONS
-from shardwise.model.program import Role
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes, CollectiveKind
 
 # Tensors that no ring cuts into blocks: weights and their gradients move as flat arrays, routed rows in uneven numbers.
 ROLES_MOVED_UNSPLIT = (Role.WEIGHT, Role.WEIGHT_GRADIENT, Role.ROUTED)

@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwise.model.operations import Accumulate, Carry, Operation, OperationSharding
-from shardwise.model.program import Program, Role, Tensor
-from shardwise.sharding.collectives import Collective, CollectiveKind
-from shardwise.sharding.resharding import reshard
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.model import Accumulate, Operation, Program, Role, Tensor
+from shardwise.model.operations import Carry, OperationSharding
+from shardwise.sharding import Axes, Collective, CollectiveKind, Spec, reshard
 
 TensorInSpec = tuple[str, Spec]  # a tensor's name, and a spec that it has
 

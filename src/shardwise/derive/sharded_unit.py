@@ -34,28 +34,29 @@ from shardwise.derive.tensor_specs import (
     weight_use_spec,
     zero_axes_of_weight,
 )
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import Architecture, ModelStructure
-from shardwise.model.backward import BackwardProgram, split_saved, transpose_program
-from shardwise.model.decoder import (
+from shardwise.layout import ShardingScheme
+from shardwise.model import (
     BORROWED_WEIGHTS,
     LAYER_UNITS,
     MTP_UNITS,
-    UNIT_PROGRAMS,
-    UNITS_WITH_IMMEDIATE_BACKWARD,
-    unit_counts,
-)
-from shardwise.model.operations import ATTENTION_OPERATIONS, Operation
-from shardwise.model.optimizer_program import (
-    build_optimizer_program,
+    Architecture,
+    ModelStructure,
+    Operation,
+    Program,
+    Role,
+    Tensor,
+    get_optimizer,
     owning_weight,
+    unit_counts,
     weight_matrices,
     whole_matrix_inputs,
 )
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.model.program import Program, Role, Tensor
+from shardwise.model.backward import BackwardProgram, split_saved, transpose_program
+from shardwise.model.decoder import UNIT_PROGRAMS, UNITS_WITH_IMMEDIATE_BACKWARD
+from shardwise.model.operations import ATTENTION_OPERATIONS
+from shardwise.model.optimizer_program import build_optimizer_program
 from shardwise.model.recompute_policies import policy_for_layer
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import Spec
 
 MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and keeps only what it reads off them
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.layout.sharding_scheme import BATCH_AXES, CP_AXES, TP_AXES, ShardingScheme
+from shardwise.layout import BATCH_AXES, TP_AXES, ShardingScheme, get_cp_variant
+from shardwise.layout.sharding_scheme import CP_AXES
+from shardwise.model import Program, Role
 from shardwise.model.decoder_block import RECEIVED, RETURNED
 from shardwise.model.operations import Scan
-from shardwise.model.program import Program, Role
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.elementwise import ceil_div
+from shardwise.sharding import Axes, Mesh, Spec
+from shardwise.values import ceil_div
 
 # Axes that split a weight's dims where it is used. D is left to ZeRO: every matrix has it, so that ZeRO's axes and those of
 # tensor parallelism never compete for a dim.

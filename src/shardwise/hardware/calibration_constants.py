@@ -15,8 +15,7 @@ from typing import Literal, NamedTuple
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import raise_problems
+from shardwise.values import Value, raise_problems
 
 Owner = Literal["chip", "stack"]
 MODEL_KINDS = ("dense", "moe")  # kinds of model with a prediction interval each

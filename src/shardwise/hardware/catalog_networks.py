@@ -13,8 +13,7 @@ from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, Torus, is_twistable
 from shardwise.hardware.toml_tables import TomlTable
-from shardwise.values.errors import InputError, MissingValueError
-from shardwise.values.units import parse_quantity
+from shardwise.values import InputError, MissingValueError, parse_quantity
 
 
 def build_bare_chip_topology(name: str, shape: tuple[int, ...]) -> Topology:

@@ -12,7 +12,7 @@ from shardwise.hardware.chips import Chip
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.toml_tables import MAX_DEVICES
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

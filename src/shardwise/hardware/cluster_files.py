@@ -32,8 +32,7 @@ from shardwise.hardware.network.torus import TWISTABLE_SHAPES, WRAP_RULES, Torus
 from shardwise.hardware.published_constants import published_calibration
 from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.hardware.toml_tables import MAX_DEVICES, TableReader, TomlTable, short_repr
-from shardwise.values.errors import InputError, MissingValueError, raise_problems
-from shardwise.values.loss_kernels import LOSS_KERNELS
+from shardwise.values import LOSS_KERNELS, InputError, MissingValueError, raise_problems
 
 _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")

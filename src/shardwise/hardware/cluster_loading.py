@@ -12,7 +12,7 @@ from shardwise.hardware.cluster_files import MeasuredCluster, read_cluster_file
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.published_constants import with_calibration, with_published_constants
 from shardwise.hardware.stacks import Stack, get_stack
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 def is_cluster(text: str) -> bool:

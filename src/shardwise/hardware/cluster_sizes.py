@@ -8,7 +8,7 @@ from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.cluster import Cluster, Shorthand, parse_shorthand
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import with_calibration
-from shardwise.values.errors import InputError, MissingValueError
+from shardwise.values import InputError, MissingValueError
 
 MAX_GROWTH = 64  # times the devices
 

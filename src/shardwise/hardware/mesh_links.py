@@ -12,8 +12,8 @@ from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.topology import GroupLinks, Topology
 from shardwise.hardware.network.torus import Torus
-from shardwise.sharding.mesh import Mesh
-from shardwise.values.errors import InputError
+from shardwise.sharding import Mesh
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shardwise.hardware.calibration_constants import CONSTANTS, MODEL_KINDS, Cal
 from shardwise.hardware.chips import chip_names, load_chip, relative_clock
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.stacks import CATALOG, Stack, get_stack, stack_names
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 MODEL_KIND_WORDS: Mapping[str, str] = {"dense": "dense models", "moe": "mixtures of experts"}
 MIN_RUNS = 5  # runs of a kind of model by a stack on a chip, from which its spread is that of a known stack

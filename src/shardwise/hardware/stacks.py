@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
-from shardwise.values.errors import InputError, did_you_mean
-from shardwise.values.issue_policy import BUCKET_BYTES, Casts, IssuePolicy
+from shardwise.values import BUCKET_BYTES, InputError, IssuePolicy, did_you_mean
+from shardwise.values.issue_policy import Casts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

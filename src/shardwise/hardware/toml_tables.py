@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwise.values.errors import InputError, did_you_mean
-from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_quantity, unit_from_name
+from shardwise.values import InputError, did_you_mean, parse_quantity
+from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, unit_from_name
 
 TomlTable = Mapping[str, Any]
 

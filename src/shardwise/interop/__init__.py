@@ -11,3 +11,7 @@ Entry points: `launches.export_launch.export`, `launches.read_launch.parse_launc
 May import every room up to and with `run`; not `measure`, `book_formulas`, `verify` or `present`. Only `interop.weights`
 imports PyTorch: the others work without it.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,28 +13,19 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import with_published_constants
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware import Cluster, get_stack, with_published_constants
 from shardwise.interop.launches.launch import Launch, LaunchFields, cluster_machines
 from shardwise.interop.launches.target import LaunchFiles, Target
 from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
+from shardwise.layout import Layout, LayoutPayload, stack_of, violations
 from shardwise.layout.choices import stack_search_values
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload
-from shardwise.layout.rules.stack_abilities import stack_of
-from shardwise.layout.rules.table import violations
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.pipeline.registry import NATURAL, natural_schedule
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.search.layout_plan import plan_layout
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import layout_of_plan
-from shardwise.search.planner import make_plan
-from shardwise.values.errors import InputError, NothingFitsError
+from shardwise.model import Architecture, Job, ModelPayload, model_payload
+from shardwise.pipeline import NATURAL, natural_schedule
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
+from shardwise.search import Plan, layout_of_plan, make_plan, plan_layout
+from shardwise.values import InputError, NothingFitsError
 
 MAX_CHANGES = 5
 MIN_GAIN = 0.01  # part of the step time that a change must save

@@ -20,9 +20,8 @@ from shardwise.interop.launches.launch_scripts import process_count_notes
 from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import from_options
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.model.architecture import Architecture
-from shardwise.model.load import load_model, model_names
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.model import Architecture, load_model, model_names
+from shardwise.values import InputError, raise_problems
 
 # Fields that every launch has, and the options of `shardwise read` that give them if the files do not.
 USER_FIELDS: Mapping[str, str] = {

@@ -7,3 +7,7 @@ has the part of a layout that a derivation reads.
 Entry points: `layout.Layout.parse`, `sharding_scheme`, `rules.table.violations`, `rules.table.require_legal`. May import:
 values, sharding, hardware, model, pipeline.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

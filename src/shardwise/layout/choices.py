@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from shardwise.hardware.stacks import Stack
+from shardwise.hardware import Stack
 from shardwise.layout.context_parallel import CP_VARIANTS, cp_variant_names
 from shardwise.layout.layout import OFFLOADS, get_offload_targets
 from shardwise.layout.rules.engine import ENGINE_RULES, add_engine_pins
@@ -28,12 +28,11 @@ from shardwise.layout.rules.stack_abilities import (
 )
 from shardwise.layout.rules.table import MODE_RULES
 from shardwise.layout.sharding_scheme import ParallelMode
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import POLICIES, POLICY_FORMS, policies_to_search, policy_names, policy_problem
-from shardwise.pipeline.registry import NATURAL, SCHEDULES, default_searched_schedules, get_schedule, natural_schedule
-from shardwise.values.errors import InputError, describe_unknown, did_you_mean, raise_problems
-from shardwise.values.overrides import parse_like
+from shardwise.model import POLICIES, POLICY_FORMS, Architecture, Job, policy_names
+from shardwise.model.recompute_policies import policies_to_search, policy_problem
+from shardwise.pipeline import NATURAL, SCHEDULES, get_schedule, natural_schedule
+from shardwise.pipeline.registry import default_searched_schedules
+from shardwise.values import InputError, describe_unknown, did_you_mean, parse_like, raise_problems
 
 if TYPE_CHECKING:  # `estimate` loads no NumPy
     import numpy as np

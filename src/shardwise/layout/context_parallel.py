@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.elementwise import Value, ceil_div, gcd
+from shardwise.model import Architecture, Job
+from shardwise.values import Value, ceil_div
+from shardwise.values.elementwise import gcd
 
 Degrees = Mapping[str, Value]
 

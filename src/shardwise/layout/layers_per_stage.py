@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
+from shardwise.pipeline import get_schedule
 from shardwise.pipeline.actions import StagePlacement
-from shardwise.pipeline.registry import get_schedule
-from shardwise.values.elementwise import Value, minimum
+from shardwise.values import Value, minimum
 
 NO_END_WEIGHTS = (0, 0)  # ends that count their layers alone
 MAX_EMPTY_STAGES = 2  # virtual stages without a layer: the first and the last of all

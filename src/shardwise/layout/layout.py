@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_problem
-from shardwise.pipeline.registry import ALL_SCHEDULES, natural_schedule, schedule_names
-from shardwise.values.errors import InputError, did_you_mean, lookup, raise_problems
-from shardwise.values.overrides import parse_like
-from shardwise.values.units import parse_count
+from shardwise.pipeline import natural_schedule
+from shardwise.pipeline.registry import ALL_SCHEDULES, schedule_names
+from shardwise.values import InputError, did_you_mean, lookup, parse_count, parse_like, raise_problems
 
 Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")

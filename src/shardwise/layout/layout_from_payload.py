@@ -13,10 +13,9 @@ from shardwise.layout.layers_per_stage import (
 )
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.errors import InputError
-from shardwise.values.plain_data import known_fields, parse_dataclass
+from shardwise.model import Architecture, Job
+from shardwise.values import InputError, parse_dataclass
+from shardwise.values.plain_data import known_fields
 
 # Keys of a layout's payload that follow from the others; they are checked, not trusted.
 DERIVED_FIELDS = ("num_micro_batches", "max_seqs_per_replica")

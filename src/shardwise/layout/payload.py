@@ -7,14 +7,13 @@ from typing import Annotated, Any
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.network.topology import Topology
+from shardwise.hardware import Topology
 from shardwise.layout.degrees import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.payload_fields import MergedFields
+from shardwise.model import Architecture, Job
+from shardwise.values import MergedFields
 
 
 class PlacementCuts(TypedDict):

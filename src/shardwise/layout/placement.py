@@ -12,12 +12,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched
-from shardwise.hardware.network.topology import Topology
-from shardwise.values.elementwise import Value, gcd
-from shardwise.values.errors import InputError
+from shardwise.hardware import Cut, Pods, Switched, Topology
+from shardwise.values import InputError, Value
+from shardwise.values.elementwise import gcd
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
 ATOMIC_AXES: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from shardwise.layout.context_parallel import get_cp_variant
 from shardwise.layout.layout import Layout
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.sharding.spec import Axes
+from shardwise.model import DEFAULT_OPTIMIZER
+from shardwise.sharding import Axes
 
 BATCH_AXES: Axes = ("dp", "fsdp")  # sequences
 ZERO_AXES: Axes = ("fsdp", "cp")  # what ZeRO shards over

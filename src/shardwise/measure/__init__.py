@@ -1,3 +1,7 @@
 """What is measured, and what follows from it: micro-benchmarks, calibrated constants, and runs compared with their plans.
 
 Imports everything but `verify` and `present`. This file imports nothing."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,3 +8,7 @@ chooses the batch, the optimizer and the recompute policy.
 Entry points: `load.load_model`, the unit programs of `decoder`, `backward.transpose_program`,
 `optimizer_program.build_optimizer_program`, `parameters_and_flops.num_params`, `job.Job`. May import: values, sharding.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

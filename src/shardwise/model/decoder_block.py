@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Concatenate, Route, Scan
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")

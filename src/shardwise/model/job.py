@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
-from shardwise.values.errors import did_you_mean, raise_problems
-from shardwise.values.loss_kernels import LOSS_KERNELS
-from shardwise.values.precision import PRECISIONS
+from shardwise.values import LOSS_KERNELS, PRECISIONS, did_you_mean, raise_problems
 from shardwise.values.units import read_as_binary
 
 OverlapConvention = Literal["per_axis", "sum", "max"]

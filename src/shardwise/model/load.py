@@ -11,7 +11,7 @@ from typing import Any
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.config import add_numerics, load_config
-from shardwise.values.errors import InputError, did_you_mean
+from shardwise.values import InputError, did_you_mean
 
 
 @lru_cache(maxsize=1)

@@ -13,7 +13,8 @@ from shardwise.model.operations import Contract, Dims, Map, MatrixFunction, Oper
 from shardwise.model.optimizers.definition import GRADIENT, MASTER, Granularity, MatrixSizes, Optimizer
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
-from shardwise.values.symbolic import ElementPairs, FewestElements, LocalDim, multiply_symbols
+from shardwise.values import LocalDim, multiply_symbols
+from shardwise.values.symbolic import ElementPairs, FewestElements
 
 
 class WeightMatrix(NamedTuple):

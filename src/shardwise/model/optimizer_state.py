@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from shardwise.model.optimizers.definition import PAIR_GRANULARITIES, Granularity, Optimizer
 from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.precision import Precision
+from shardwise.values import Precision, bytes_per_element
 
 
 def bytes_per_parameter(precision: Precision) -> float:

@@ -11,8 +11,8 @@ from shardwise.model.operations import ATTENTION_OPERATIONS, Contract, Operation
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
-from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Polynomial, SymbolValues, multiply_symbols, sum_polynomials
+from shardwise.sharding import Spec
+from shardwise.values import Polynomial, SymbolValues, multiply_symbols, sum_polynomials
 
 
 def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:

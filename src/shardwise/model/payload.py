@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.parameters_and_flops import num_active_params, num_params
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import MergedFields
 
 
 class ParameterCounts(TypedDict):

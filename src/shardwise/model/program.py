@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from shardwise.model.operations import Contract, Map, Operation
-from shardwise.values.symbolic import Monomial, Polynomial, constant
+from shardwise.values import Monomial, Polynomial, constant
 
 
 class Role(StrEnum):

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shardwise.model.program import ModelPart, Program, Role, Tensor
-from shardwise.values.errors import InputError, describe_unknown, did_you_mean
-from shardwise.values.units import parse_quantity
+from shardwise.values import InputError, describe_unknown, did_you_mean, parse_quantity
 
 if TYPE_CHECKING:
     from shardwise.model.architecture import Architecture

@@ -17,3 +17,7 @@ Entry points:
 Schedules know neither model nor layout. May import: `values`. `layout` reads the closed forms, so this room is below it.
 Imports no NumPy and no framework.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from shardwise.pipeline.actions import BACKWARD_WEIGHT, FORWARD, KINDS, Action, ActionList, Slot
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 SlotIndex = tuple[int, int]  # rank, number of a slot
 

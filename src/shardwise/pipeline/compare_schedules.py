@@ -17,8 +17,7 @@ from shardwise.pipeline.registry import (
     min_virtual_stages,
 )
 from shardwise.pipeline.timeline import Durations, Timeline, play_actions
-from shardwise.values.errors import InputError
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import InputError, MergedFields
 
 SCHEMA = "shardwise.schedule/1"
 COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"

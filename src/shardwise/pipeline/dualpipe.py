@@ -20,7 +20,7 @@ from typing import Any
 
 from shardwise.pipeline.actions import ActionList, bidirectional_placement, slots_from_words, v_placement
 from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule, one_stage_each, two_stages_each
-from shardwise.values.elementwise import Value, maximum, minimum, where
+from shardwise.values import Value, maximum, minimum, where
 
 
 def dualpipe_actions(

@@ -31,8 +31,7 @@ from shardwise.pipeline.schedule import (
     many_stages_each,
     one_stage_each,
 )
-from shardwise.values.elementwise import Value, minimum, where
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Value, minimum, where
 
 
 def no_pipeline_actions(

@@ -15,8 +15,7 @@ from shardwise.pipeline import dualpipe, gpipe_1f1b, zero_bubble, zero_bubble_se
 from shardwise.pipeline.actions import ActionList
 from shardwise.pipeline.schedule import Schedule
 from shardwise.pipeline.timeline import Durations, peak_in_flight
-from shardwise.values.elementwise import Value, where
-from shardwise.values.errors import InputError, describe_unknown, lookup, raise_problems
+from shardwise.values import InputError, Value, describe_unknown, lookup, raise_problems, where
 
 __all__ = [
     "ALL_SCHEDULES", "MAX_PASSES", "MEMORY_TOLERANCE", "NATURAL", "SCHEDULES", "activation_share", "build_actions",

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
 from shardwise.pipeline.actions import ActionList, StagePlacement, bidirectional_placement, loop_placement
-from shardwise.values.elementwise import Value, minimum
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Value, minimum
 
 # Micro-batches that are held, and those of them that wait for weights' gradients, beside the one at work.
 PeakCandidates = tuple[tuple[Value, Value], ...]

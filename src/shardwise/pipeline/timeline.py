@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, ActionList, Order, Slot
 from shardwise.pipeline.clock import run_clock
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import Displayable, InputError, raise_problems
 
 StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
 

@@ -22,7 +22,7 @@ from shardwise.pipeline.actions import (
     v_placement,
 )
 from shardwise.pipeline.clock import check_actions
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 CELL = re.compile(rf"(\d+)([{''.join(KINDS)}])(\d+)")
 PAIR = re.compile(r"\((.*)\)OVERLAP_F_B")

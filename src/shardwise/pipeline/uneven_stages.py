@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems, get_schedule
 from shardwise.pipeline.schedule import PassSeconds
 from shardwise.pipeline.timeline import Durations, peak_layers, play_actions
-from shardwise.values.elementwise import Value, maximum
+from shardwise.values import Value, maximum
 
 # Ranks that are played: of more, so many from the first to the last (tests/unit/schedule/test_uneven.py: within 5%).
 MAX_RANKS_PLAYED = 16

@@ -31,7 +31,7 @@ from shardwise.pipeline.schedule import (
     one_stage_each,
     two_stages_each,
 )
-from shardwise.values.elementwise import Value, maximum, minimum, where
+from shardwise.values import Value, maximum, minimum, where
 
 
 def zb_h1_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limit: float | None = None) -> ActionList:

@@ -35,7 +35,7 @@ from shardwise.pipeline.actions import (
 )
 from shardwise.pipeline.schedule import Schedule, one_stage_each
 from shardwise.pipeline.timeline import Durations, Timeline, peak_in_flight, play_actions
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 def zb_auto_actions(

@@ -18,3 +18,7 @@ Entry points:
 May import: `step`, `hardware`, `batch_size` and what is below them. Imports no presentation but that of its own values, which
 `present` takes over, and neither NumPy nor a framework.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

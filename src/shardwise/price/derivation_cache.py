@@ -21,12 +21,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwise.values.symbolic import LocalDim, Monomial
+from shardwise.values import LocalDim, Monomial
 
 # Types only: a command that finds its file here must start without loading the model's modules.
 if TYPE_CHECKING:
-    from shardwise.model.architecture import ModelStructure
-    from shardwise.values.issue_policy import IssuePolicy
+    from shardwise.model import ModelStructure
+    from shardwise.values import IssuePolicy
 
 
 MAX_AGE_S = 30 * 86400.0  # seconds for which files of other sources stay

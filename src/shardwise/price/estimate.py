@@ -12,28 +12,25 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import GroupLinks
-from shardwise.layout.degrees import seqs_per_replica
-from shardwise.layout.layout import Layout
+from shardwise.hardware import Cluster, GroupLinks, Pods
+from shardwise.layout import Layout, ShardingScheme, seqs_per_replica
 from shardwise.layout.rules.table import require_legal
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.parameters_and_flops import model_flops_per_token
+from shardwise.model import Architecture, Job, model_flops_per_token
 from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
 from shardwise.price.unit_inputs import UnitCostInputs, priced_family
-from shardwise.values.displayable import Displayable
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import get_precision
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import (
+    COMMUNICATION_TERMS,
+    Displayable,
+    InputError,
+    IssuePolicy,
+    Value,
+    format_bytes,
+    format_seconds,
+    get_precision,
+)
 
 # Source: the 916 published runs with a prediction (docs/accuracy.md), each weighted 1/duplicates: the median of their step
 # times over the bound is 1.49, the geometric mean 1.54; 4% of them are below it.

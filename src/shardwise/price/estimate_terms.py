@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from shardwise.hardware.network import topology
-from shardwise.model.job import OverlapConvention
-from shardwise.pipeline.registry import get_schedule
+from shardwise.model import OverlapConvention
+from shardwise.pipeline import get_schedule
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.overlap import exposed_formula
 from shardwise.price.roofline import Rates
 from shardwise.price.step_time import StageStep
 from shardwise.price.term_inputs import Expressions, InputRecorder, TermInput, UnitExpression
-from shardwise.values.elementwise import Value
+from shardwise.values import Precision, Value
 from shardwise.values.loss_kernels import LossKernel
-from shardwise.values.precision import Precision
 
 
 class TermContext(NamedTuple):

@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.layout import ShardingScheme
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_inputs import UnitCostInputs
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.step.instructions import (
-    FreeTensors,
+from shardwise.sharding import CollectiveKind
+from shardwise.step import (
     Instruction,
     Kernel,
     KernelLaunch,
     LocalSlice,
     StartCollective,
     UnitCollective,
+    UnitInstructions,
     WaitCollective,
 )
-from shardwise.step.unit_instructions import UnitInstructions, lower_unit
-from shardwise.values.elementwise import Value, sum_values
+from shardwise.step.instructions import FreeTensors
+from shardwise.step.unit_instructions import lower_unit
+from shardwise.values import Value, sum_values
 
 # Why a tensor moves, where the derivation says no more than its kind.
 MOVE_REASONS: Mapping[CollectiveKind, str] = {

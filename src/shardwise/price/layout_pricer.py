@@ -7,16 +7,21 @@ from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.topology import GroupLinks, Topology
-from shardwise.layout.degrees import atomic_degrees, layout_degrees, num_micro_batches
-from shardwise.layout.layers_per_stage import dense_layers_by_stage, layers_by_virtual_stage, stage_placement
-from shardwise.layout.layout import Layout
-from shardwise.layout.placement import cuts_by_axis, default_placement
-from shardwise.layout.sharding_scheme import ShardingScheme, make_sharding_scheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, unit_counts
-from shardwise.model.job import Job
+from shardwise.hardware import Cluster, GroupLinks, Topology
+from shardwise.layout import (
+    Layout,
+    ShardingScheme,
+    atomic_degrees,
+    cuts_by_axis,
+    default_placement,
+    layers_by_virtual_stage,
+    layout_degrees,
+    make_sharding_scheme,
+    num_micro_batches,
+    stage_placement,
+)
+from shardwise.layout.layers_per_stage import dense_layers_by_stage
+from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
 from shardwise.model.parameters_and_flops import unit_training_flops
 from shardwise.pipeline.uneven_stages import uneven_bubble, uneven_in_flight
 from shardwise.price.device_memory import DeviceMemory, price_device_memory
@@ -34,10 +39,7 @@ from shardwise.price.stage_contents import (
 from shardwise.price.step_time import StageStep
 from shardwise.price.term_inputs import Expressions, TermInput, read_numbers
 from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, unit_values
-from shardwise.values.elementwise import Value, maximum
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.loss_kernels import get_loss_kernel
-from shardwise.values.precision import get_precision
+from shardwise.values import IssuePolicy, Value, get_loss_kernel, get_precision, maximum
 from shardwise.values.symbolic import RepricedSymbolValues
 
 TERM_NAMES = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)

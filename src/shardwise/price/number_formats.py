@@ -15,19 +15,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from shardwise.derive import ShardedUnit
 from shardwise.derive.low_precision_products import ProductOperand, product_operands, saved_tensor_readers
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.model.optimizer_state import element_moments, factor_bytes, moment_bytes
-from shardwise.model.optimizers.definition import Optimizer
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
-from shardwise.model.program import Role, density
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
-from shardwise.step.instructions import Kernel, UnitCollective
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.elementwise import Value
-from shardwise.values.precision import Precision
-from shardwise.values.symbolic import ZERO, Polynomial, SymbolValues
+from shardwise.model import DEFAULT_OPTIMIZER, Optimizer, Role, density, factor_bytes, get_optimizer, moment_bytes
+from shardwise.model.optimizer_state import element_moments
+from shardwise.sharding import CollectiveKind, Spec
+from shardwise.step import Kernel, UnitCollective
+from shardwise.values import ZERO, Polynomial, Precision, SymbolValues, Value, bytes_per_element
 
 
 class SavedElements(NamedTuple):

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping
 from typing import Any, NamedTuple
 
-from shardwise.model.job import OverlapConvention
-from shardwise.values.elementwise import Value, maximum, sum_values
-from shardwise.values.errors import lookup
+from shardwise.model import OverlapConvention
+from shardwise.values import Value, lookup, maximum, sum_values
 
 HIDEABLE = ("fsdp", "dp", "control")
 # Axes that also hide where a forward and a backward pass of different micro-batches run together (DualPipe).

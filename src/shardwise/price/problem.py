@@ -2,13 +2,12 @@
 
 from dataclasses import dataclass, replace
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware import Cluster, with_published_constants
 from shardwise.hardware.stacks import default_stack
-from shardwise.model.job import Job
+from shardwise.model import Job
 from shardwise.price.roofline import loss_kind
 from shardwise.price.training_run import Run
-from shardwise.values.units import SECONDS_PER_DAY
+from shardwise.values import SECONDS_PER_DAY
 
 
 def with_problem_defaults(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:

@@ -7,24 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwise.derive.expression import (
-    ShardedExpression,
-    derive_by_cases,
-    expression_program,
-    solve_expression,
-    strategy_program,
-)
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
+from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram
+from shardwise.derive.expression import derive_by_cases, expression_program, solve_expression, strategy_program
+from shardwise.derive.sharded_program import shard_program
+from shardwise.hardware import collective_s
 from shardwise.hardware.mesh_links import MeshOnChips
-from shardwise.hardware.network.topology import collective_s
 from shardwise.model.backward import transpose_program
-from shardwise.sharding.collectives import Collective, CollectiveKind, received_elements
+from shardwise.sharding import Axes, Collective, CollectiveKind, Spec
+from shardwise.sharding.collectives import received_elements
 from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, lookup
-from shardwise.values.symbolic import SymbolValues, constant
+from shardwise.values import InputError, SymbolValues, bytes_per_element, constant, lookup
 
 Objective = Literal["time", "bytes"]
 

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from shardwise.hardware.toml_tables import MAX_QUANTITY
-from shardwise.values.errors import raise_problems
+from shardwise.hardware import MAX_QUANTITY
+from shardwise.values import raise_problems
 
 LLAMA_3 = "Grattafiori et al., The Llama 3 Herd of Models, 2024, arXiv 2407.21783"
 # Where the default of each value of `Reliability` comes from.

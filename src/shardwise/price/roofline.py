@@ -15,14 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwise.hardware.calibration_constants import Calibration
-from shardwise.hardware.chips import Chip
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.stacks import Stack, get_stack
-from shardwise.model.job import Job
-from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import InputError
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.hardware import Calibration, Chip, Cluster, Stack, get_stack
+from shardwise.model import Job
+from shardwise.values import InputError, IssuePolicy, Value, maximum, where
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
 # the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.

@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from shardwise.hardware.chips import Chip
+from shardwise.hardware import Chip
 from shardwise.layout.layers_per_stage import num_recomputed_layers
 from shardwise.layout.layout import get_offload_targets
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
 from shardwise.model.decoder import has_untied_embedding_weights, mtp_unit_counts
-from shardwise.pipeline.registry import get_schedule
-from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule
+from shardwise.pipeline import PassSeconds, get_schedule
+from shardwise.pipeline.schedule import PeakCandidates, Schedule
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
-from shardwise.values.elementwise import Value, minimum
+from shardwise.values import Value, minimum
 
 RESIDENT_UNITS = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
 

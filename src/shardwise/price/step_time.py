@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from shardwise.model.job import OverlapConvention
-from shardwise.pipeline.schedule import PassSeconds
+from shardwise.model import OverlapConvention
+from shardwise.pipeline import PassSeconds
 from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.price.stage_contents import StageCosts
 from shardwise.price.unit_cost import ACTIVATION_AXES, SecondsByAxis, scale_by_count, sum_over_units
-from shardwise.values.elementwise import Value, maximum
+from shardwise.values import Value, maximum
 
 
 class StepSpan(NamedTuple):

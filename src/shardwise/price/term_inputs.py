@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.decoder import LAYER_UNITS
-from shardwise.model.program import Role
+from shardwise.layout import ShardingScheme
+from shardwise.model import LAYER_UNITS, Role
 from shardwise.price.stage_contents import HostOffload
 from shardwise.price.unit_cost import UnitPricer
 from shardwise.price.unit_inputs import time_term
 from shardwise.step.collectives import LAYER_COUNT_SYMBOLS
-from shardwise.values.symbolic import ZERO, ElementPairs, LocalDim, Polynomial, Symbol, SymbolValues
+from shardwise.values import ZERO, LocalDim, Polynomial, SymbolValues
+from shardwise.values.symbolic import ElementPairs, Symbol
 
 Record = TypeVar("Record")
 # Units of numbers by the suffix of their names.

@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shardwise.batch_size.batch_schedule import BatchSchedule, PhasedBatches, steps_per_phase
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.toml_tables import MAX_QUANTITY
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.optimizer_state import factor_bytes, state_bytes
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.hardware import MAX_QUANTITY, Cluster
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job, factor_bytes, get_optimizer
+from shardwise.model.optimizer_state import state_bytes
 from shardwise.model.parameters_and_flops import num_factored_state_elements, num_matrix_params, num_trained_params
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.reliability import (
@@ -32,9 +29,7 @@ from shardwise.price.reliability import (
     time_between_failures,
     young_interval,
 )
-from shardwise.values.errors import InputError, run_all
-from shardwise.values.precision import get_precision
-from shardwise.values.units import SECONDS_PER_DAY
+from shardwise.values import SECONDS_PER_DAY, InputError, get_precision, run_all
 
 FORMULAS: Mapping[str, str] = {
     "ideal_days": "tokens / batch · step time", "mtbf_s": "M = 3600 / (failures per device-hour · devices)",

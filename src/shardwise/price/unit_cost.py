@@ -12,13 +12,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
-from shardwise.derive.ring_attention_and_matmul import RING_AXES
-from shardwise.hardware.network.topology import GroupLinks, collective_s, ring_s
-from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.layout.sharding_scheme import BATCH_AXES, EXPERT_AXES, ShardingScheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
-from shardwise.model.program import Role
+from shardwise.derive import RING_AXES
+from shardwise.hardware import GroupLinks, collective_s
+from shardwise.hardware.network.topology import ring_s
+from shardwise.layout import BATCH_AXES, EXPERT_AXES, ShardingScheme, get_cp_variant
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Role, get_optimizer
 from shardwise.price.number_formats import TensorFormats
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.roofline import KernelWork, Rates
@@ -31,12 +29,10 @@ from shardwise.price.unit_inputs import (
     unit_cost_inputs,
 )
 from shardwise.price.unit_memory import UnitMemory
+from shardwise.step import Kernel, UnitCollective
 from shardwise.step.collectives import NUM_ROUTERS, layer_counts
-from shardwise.step.instructions import Kernel, UnitCollective
-from shardwise.values.elementwise import Value, maximum, minimum
-from shardwise.values.loss_kernels import get_loss_kernel
-from shardwise.values.precision import Precision
-from shardwise.values.symbolic import IdentityCache, LocalDim, Result, SymbolValues
+from shardwise.values import LocalDim, Precision, SymbolValues, Value, get_loss_kernel, maximum, minimum
+from shardwise.values.symbolic import IdentityCache, Result
 
 SecondsByAxis = Mapping[str, Value]  # seconds by parallel axis
 ACTIVATION_AXES = ("tp", "cp", "ep", "pp")  # whose collectives move activations

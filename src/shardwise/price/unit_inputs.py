@@ -14,16 +14,12 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
+from shardwise.derive import ComputeStep, ShardedUnit, weight_use_spec
 from shardwise.derive.low_precision_products import ProductOperand, product_weights
-from shardwise.derive.sharded_program import ComputeStep
-from shardwise.derive.sharded_unit import ShardedUnit, routes_tokens, scheme_for_unit
-from shardwise.derive.tensor_specs import state_resting_spec, weight_use_spec
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import ModelStructure
-from shardwise.model.operations import MatrixFunction
-from shardwise.model.optimizer_program import owning_weight, weight_matrices
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.model.program import Role
+from shardwise.derive.sharded_unit import routes_tokens, scheme_for_unit
+from shardwise.derive.tensor_specs import state_resting_spec
+from shardwise.layout import ShardingScheme
+from shardwise.model import MatrixFunction, ModelStructure, Role, get_optimizer, owning_weight, weight_matrices
 from shardwise.price.derivation_cache import CACHE, Interner
 from shardwise.price.number_formats import (
     ProductOperands,
@@ -33,15 +29,23 @@ from shardwise.price.number_formats import (
     read_products,
     weight_grad_inputs,
 )
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding import Axes, Spec
+from shardwise.step import Kernel, UnitCollective, UnitInstructions
 from shardwise.step.collectives import CONTROL_UNIT
 from shardwise.step.flat_arrays import FlatArrays, shard_fraction, weight_groups
-from shardwise.step.instructions import Kernel, UnitCollective
 from shardwise.step.liveness import LiveSet, live_sets
-from shardwise.step.unit_instructions import UnitInstructions, lower_unit
-from shardwise.values.elementwise import Value, maximum, minimum, where
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import ZERO, Polynomial, SymbolValues, sum_polynomials
+from shardwise.step.unit_instructions import lower_unit
+from shardwise.values import (
+    ZERO,
+    IssuePolicy,
+    Polynomial,
+    SymbolValues,
+    Value,
+    maximum,
+    minimum,
+    sum_polynomials,
+    where,
+)
 
 # Bytes of a score that the backward pass reads where attention is not fused: softmax's result and dropout's (2 each) and
 # dropout's mask (1). Source: Korthikanti et al. 2022, 4.1. What was read last has a gradient (2) by then.

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import ModelStructure
-from shardwise.model.optimizer_state import factor_bytes, moment_bytes
-from shardwise.model.program import Role
+from shardwise.layout import ShardingScheme
+from shardwise.model import ModelStructure, Role, factor_bytes, moment_bytes
 from shardwise.model.recompute_policies import get_recompute_policy
 from shardwise.price.number_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (
@@ -21,13 +19,9 @@ from shardwise.price.unit_inputs import (
     unit_cost_inputs,
     unit_live_sets,
 )
-from shardwise.step.instructions import UnitCollective
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.elementwise import Value, maximum, sum_values
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.step import UnitCollective
+from shardwise.values import IssuePolicy, Precision, SymbolValues, Value, bytes_per_element, maximum, sum_values
 from shardwise.values.loss_kernels import LossKernel
-from shardwise.values.precision import Precision
-from shardwise.values.symbolic import SymbolValues
 
 
 class UnitMemory:

@@ -4,3 +4,7 @@ Entry points: `run_folder.RunFolder` names the files of a run; `step_log`, `step
 `run_summary` read and write them; `logs` reads logs of torchtitan, Megatron-LM, NeMo, nanotron and MaxText, TensorBoard and
 W&B. Imports `values` and `sharding`, and no framework.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

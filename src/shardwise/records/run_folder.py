@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values.atomic_files import write_json_atomic
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, write_json_atomic
 
 SCHEMA = "shardwise.run/1"
 LOCK = "lock"

@@ -11,8 +11,7 @@ from typing import Any, Literal, NamedTuple
 from typing_extensions import TypedDict
 
 from shardwise.records.step_log import CHECKPOINT_EVENT, EVENT, SLOW_EVENT, MfuFormula, StepLog
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_bytes, format_percent, format_seconds, pluralize
+from shardwise.values import InputError, format_bytes, format_percent, format_seconds, pluralize
 
 SCHEMA = "shardwise.run_summary/1"
 

@@ -16,10 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from shardwise.values.atomic_files import name_path_in_errors, write_text_atomic
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.estimate_terms import TIME_TERMS
-from shardwise.values.units import format_quantity
+from shardwise.values import (
+    TIME_TERMS,
+    InputError,
+    format_quantity,
+    name_path_in_errors,
+    raise_problems,
+    write_text_atomic,
+)
 
 # Terms of an estimate, and two that no estimate has: the wait for data, and the rest.
 MEASURED_TERMS = (*TIME_TERMS, "data", "other")

@@ -13,10 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from shardwise.records.run_folder import RunFolder, read_json
-from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
-from shardwise.sharding.spec import Axes
-from shardwise.values.atomic_files import write_json_atomic
-from shardwise.values.errors import InputError
+from shardwise.sharding import Axes, CollectiveKind, IssuedCollective
+from shardwise.values import InputError, write_json_atomic
 
 INSPECTION_SCHEMA = "shardwise.measured/1"
 

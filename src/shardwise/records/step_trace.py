@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from shardwise.records.run_folder import RunFolder
-from shardwise.sharding.spec import Axes
-from shardwise.values.atomic_files import write_text_atomic
-from shardwise.values.errors import InputError
+from shardwise.sharding import Axes
+from shardwise.values import InputError, write_text_atomic
 
 SCHEMA = "shardwise.events/1"
 KERNEL: Final = "kernel"

@@ -13,3 +13,7 @@ loaded at import by `recipe`, `machine_resources`, `launcher`, `folder_lock`, `f
 `faults.stop_request`, `data`, or `trainer.{flags,preflight,batch_schedule,plan_for_engine}`: input is checked and
 threads are set before.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -16,7 +16,7 @@ from types import TracebackType
 
 from shardwise.records.run_folder import LOCK
 from shardwise.run.faults.rank_status import Peer, join_first
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks: flock(2)
 

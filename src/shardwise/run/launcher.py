@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any
 from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTART_REASON, LostRankError
 from shardwise.run.faults.stop_request import SIGNALS, exit_code
 from shardwise.run.trainer.preflight import replan_for
-from shardwise.search.plan import Plan
-from shardwise.values.errors import ShardwiseError
-from shardwise.values.units import pluralize
+from shardwise.search import Plan
+from shardwise.values import ShardwiseError, pluralize
 
 if TYPE_CHECKING:
     from shardwise.run.faults.torch_stores import Store

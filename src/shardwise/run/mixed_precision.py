@@ -10,8 +10,7 @@ import torch
 
 from shardwise.run.kernels.matmul import ProductFormats, product_formats
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.values.errors import InputError
-from shardwise.values.precision import Precision
+from shardwise.values import InputError, Precision
 
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Stored FP8 is E4M3 for weight gradients and first moments: nanotron, src/nanotron/fp8/constants. Squared gradients need

@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, assert_never
 
-from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.issue_policy import BUCKET_BYTES, GRADIENT_REDUCTIONS, GradientReduction
+from shardwise.model import get_optimizer
+from shardwise.model.optimizers.registry import optimizer_fields
+from shardwise.values import BUCKET_BYTES, InputError, parse_quantity, raise_problems
+from shardwise.values.issue_policy import GRADIENT_REDUCTIONS, GradientReduction
 from shardwise.values.precision import AmaxAlgorithm, DelayedScaling
-from shardwise.values.units import parse_quantity
 
 LearningRateSchedule = Literal["cosine", "wsd", "constant"]
 BalanceMethod = Literal["auxiliary", "bias", "none"]
@@ -234,7 +234,7 @@ def recipe_payload(recipe: TrainingRecipe, optimizer: str) -> dict[str, Any]:
 
 def parse_recipe(payload: Mapping[str, Any], label: str) -> TrainingRecipe:
     """Return the recipe of a payload. Raises `InputError` that names each wrong field after `label`."""
-    from shardwise.values.plain_data import parse_dataclass  # loads pydantic, which `train --help` does without
+    from shardwise.values import parse_dataclass  # loads pydantic, which `train --help` does without
 
     field_names = {recipe_field.name for recipe_field in fields(TrainingRecipe)} - {"optimizer"}
     settings = {name: value for name, value in payload.items() if name in field_names}

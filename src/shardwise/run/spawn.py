@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessRaisedException, spawn
 
 from shardwise.run.machine_resources import set_threads
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 TIMEOUT = timedelta(seconds=120)
 # Runs in each process, with rank, number of processes, device and arguments; reports of the first process are passed on.

@@ -13,3 +13,7 @@ May import `values`, `hardware`, `model`, `pipeline`, `records`, `batch_size`, `
 `book_formulas`; never `run`, `measure`, `present` or torch. Inside: `plan`, `vectorised` < `verdicts`, `balance_stages` <
 `planner` < `nearest_fitting_layout`, `loss_time`, `plan_sweep`, `explain` < `compare_clusters` < `plan_to_target_loss` <
 `payloads`."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

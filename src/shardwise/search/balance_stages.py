@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layers_per_stage import min_layers_per_stage, natural_layers_by_stage, stage_placement
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, stage_placement
+from shardwise.layout.layers_per_stage import min_layers_per_stage, natural_layers_by_stage
+from shardwise.model import Architecture, Job
+from shardwise.price import MEMORY, Pricing
 from shardwise.price.estimate import estimate
-from shardwise.price.estimate_terms import MEMORY
-from shardwise.price.layout_pricer import Pricing
 from shardwise.price.stage_contents import StageCosts
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult
 

@@ -7,21 +7,26 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.hardware.cluster import Cluster
+from shardwise.hardware import Cluster
 from shardwise.hardware.cluster_sizes import iterate_sizes
-from shardwise.layout.choices import Choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.problem import PRICE_FIELD, Limits
-from shardwise.price.reliability import Reliability
-from shardwise.price.training_run import Run
+from shardwise.layout import Choices
+from shardwise.model import Architecture, Job
+from shardwise.price import PRICE_FIELD, Limits, Reliability, Run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import MissingValueError, NothingFitsError
-from shardwise.values.progress import Progress, ignore_progress, prefix_progress
-from shardwise.values.units import SECONDS_PER_DAY, format_count, format_days, format_usd
+from shardwise.values import (
+    SECONDS_PER_DAY,
+    Displayable,
+    MissingValueError,
+    NothingFitsError,
+    Progress,
+    format_count,
+    format_days,
+    format_usd,
+    ignore_progress,
+    prefix_progress,
+)
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
 # device: more devices have less, and counts with large prime factors lay out badly. The next power of two comes last.

@@ -8,22 +8,14 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload, layout_payload
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import DEFAULT_SEQ_LEN, Job
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.pipeline.registry import get_schedule
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, LayoutPayload, layout_degrees, layout_payload, num_micro_batches
+from shardwise.model import DEFAULT_SEQ_LEN, Architecture, Job, ModelPayload, model_payload
+from shardwise.pipeline import get_schedule
+from shardwise.price import Pricing, with_problem_defaults
 from shardwise.price.estimate import stage_memories
-from shardwise.price.layout_pricer import Pricing
-from shardwise.price.problem import with_problem_defaults
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
-from shardwise.values.displayable import Displayable
-from shardwise.values.elementwise import ceil_div
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import format_bytes
+from shardwise.values import Displayable, InputError, ceil_div, format_bytes, raise_problems
 
 MEMORY_SCHEMA = "shardwise.memory/2"
 

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 from shardwise.book_formulas.rules import book_rules
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import without_calibration
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.problem import with_problem_defaults
-from shardwise.price.reliability import Reliability
+from shardwise.hardware import Cluster, without_calibration
+from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices
+from shardwise.model import Architecture, Job
+from shardwise.price import Estimate, Reliability, with_problem_defaults
+from shardwise.price.estimate import estimate
 from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import training_run
 from shardwise.search.plan import Plan, software_versions

@@ -8,18 +8,25 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from shardwise.batch_size.tradeoff import CriticalBatchSide, LossTarget
+from shardwise.batch_size import LossTarget
+from shardwise.batch_size.tradeoff import CriticalBatchSide
 from shardwise.hardware.cluster_sizes import double_cluster
-from shardwise.layout.choices import Choices
-from shardwise.price.problem import Limits
-from shardwise.price.reliability import Reliability
-from shardwise.price.training_run import Run, training_run
+from shardwise.layout import Choices
+from shardwise.price import Limits, Reliability, Run
+from shardwise.price.training_run import training_run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.progress import Progress, ignore_progress, prefix_progress
-from shardwise.values.units import SECONDS_PER_DAY, format_binary
+from shardwise.values import (
+    SECONDS_PER_DAY,
+    Displayable,
+    InputError,
+    MissingValueError,
+    NothingFitsError,
+    Progress,
+    format_binary,
+    ignore_progress,
+    prefix_progress,
+)
 
 DoublingKind = Literal["batch and devices", "batch", "devices"]
 

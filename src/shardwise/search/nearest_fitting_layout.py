@@ -8,18 +8,24 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import DEGREE_AXES, FACTORISED_AXES, LAYER_FRACTIONS, PINNABLE_CHOICES, Choices
-from shardwise.layout.layout import OFFLOADS, Layout, layout_from_fields
-from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.pipeline.registry import NATURAL, natural_schedule
+from shardwise.hardware import Cluster
+from shardwise.layout import (
+    DEGREE_AXES,
+    OFFLOADS,
+    Choices,
+    Layout,
+    layout_as_run,
+    layout_from_fields,
+    stack_of,
+    unsupported_choices,
+)
+from shardwise.layout.choices import FACTORISED_AXES, LAYER_FRACTIONS, PINNABLE_CHOICES
+from shardwise.model import Architecture, Job
+from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.search.planner import KEEP_ALL_LAYOUTS
 from shardwise.search.vectorised.search_layouts import PricedLayout, search_layouts
 from shardwise.search.verdicts import count_changes
-from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, NothingFitsError, Progress, ignore_progress
 
 UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layout that no search pins
 STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decide together with

@@ -12,11 +12,9 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload
-from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.batch_size import LossTarget
+from shardwise.layout import Layout, LayoutPayload, layout_degrees, num_micro_batches
+from shardwise.model import ModelPayload, model_payload
 from shardwise.search.compare_clusters import Comparison, Contender
 from shardwise.search.explain.explanation import Explanation, LayoutTerm
 from shardwise.search.explain.other_layouts import LayoutComparison, RejectedLayout
@@ -25,9 +23,7 @@ from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import PlanPayload, layout_of_plan, plan_payload
 from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
-from shardwise.values.payload_fields import MergedFields
-from shardwise.values.units import SECONDS_PER_DAY
+from shardwise.values import MEMORY_TERMS, SECONDS_PER_DAY, TIME_TERMS, MergedFields
 
 SWEEP_SCHEMA = "shardwise.sweep/2"
 ESTIMATE_FIELDS = (

@@ -10,16 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.book_formulas.rules import Rule
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.estimate import Estimate
-from shardwise.price.training_run import Run
-from shardwise.values.displayable import Displayable
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.batch_size import LossTarget
+from shardwise.book_formulas import Rule
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job
+from shardwise.price import Estimate, Run
+from shardwise.values import Displayable, IssuePolicy
 from shardwise.version import __version__
 
 

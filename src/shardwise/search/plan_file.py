@@ -14,32 +14,28 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.book_formulas.rules import Rule
-from shardwise.hardware.calibration_constants import Calibration, unscale_rates
-from shardwise.hardware.chips import Chip
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import TWISTABLE_SHAPES, Torus, is_twistable
-from shardwise.hardware.toml_tables import MAX_DEVICES, MAX_QUANTITY
-from shardwise.layout.layout import Layout
+from shardwise.batch_size import LossTarget
+from shardwise.book_formulas import Rule
+from shardwise.hardware import MAX_QUANTITY, Calibration, Chip, Cluster, Pods, Switched, Tier, Topology, Torus
+from shardwise.hardware.calibration_constants import unscale_rates
+from shardwise.hardware.network.torus import TWISTABLE_SHAPES, is_twistable
+from shardwise.hardware.toml_tables import MAX_DEVICES
+from shardwise.layout import Layout, LayoutPayload, layout_payload
 from shardwise.layout.layout_from_payload import parse_layout
-from shardwise.layout.payload import LayoutPayload, layout_payload
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.price.estimate import Estimate
+from shardwise.model import Architecture, Job, ModelPayload, get_optimizer, model_payload
+from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
-from shardwise.price.training_run import Run
 from shardwise.search.plan import Alternative, Plan, SearchSummary
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.payload_fields import MergedFields
-from shardwise.values.plain_data import known_fields, parse_dataclass
-from shardwise.values.precision import Precision, get_precision
+from shardwise.values import (
+    InputError,
+    IssuePolicy,
+    MergedFields,
+    Precision,
+    get_precision,
+    parse_dataclass,
+    raise_problems,
+)
+from shardwise.values.plain_data import known_fields
 
 PLAN_SCHEMA_1 = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 PLAN_SCHEMA_2 = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`

@@ -10,17 +10,14 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout.payload import LayoutPayload
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
-from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.layout import LayoutPayload
+from shardwise.model import LAYER_UNITS, MTP_UNITS, ModelPayload, model_payload
+from shardwise.price import NO_RECOMPUTE, Pricing
 from shardwise.price.instruction_prices import InstructionPricer, PricedInstruction
-from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
 from shardwise.step.unit_instructions import PHASES_OF_PASS
-from shardwise.values.errors import InputError, lookup
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import InputError, MergedFields, lookup
 
 INSTRUCTIONS_SCHEMA = "shardwise.instructions/2"
 CARRY = "carry"

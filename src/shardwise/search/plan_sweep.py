@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import Choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.estimate import Estimate
-from shardwise.price.reliability import SECONDS_PER_HOUR, Reliability
+from shardwise.hardware import Cluster
+from shardwise.layout import Choices
+from shardwise.model import Architecture, Job
+from shardwise.price import Estimate, Reliability
+from shardwise.price.reliability import SECONDS_PER_HOUR
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
 from shardwise.search.sweep_values import Sweep, SweepValue, format_value
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.progress import Progress, ignore_progress, prefix_progress
-from shardwise.values.units import format_seconds
+from shardwise.values import (
+    COMMUNICATION_TERMS,
+    Displayable,
+    InputError,
+    MissingValueError,
+    NothingFitsError,
+    Progress,
+    format_seconds,
+    ignore_progress,
+    prefix_progress,
+)
 
 SweptValues = Mapping[str, SweepValue]
 

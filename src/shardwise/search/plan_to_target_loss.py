@@ -9,20 +9,24 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import Choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.problem import PRICE_FIELD, Limits
-from shardwise.price.reliability import Reliability
+from shardwise.batch_size import LossTarget
+from shardwise.hardware import Cluster
+from shardwise.layout import Choices
+from shardwise.model import Architecture, Job
+from shardwise.price import PRICE_FIELD, Limits, Reliability
 from shardwise.search.compare_clusters import limit_names
 from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import RESOLUTION
-from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.progress import Progress, ignore_progress, prefix_progress
-from shardwise.values.units import format_binary
+from shardwise.values import (
+    InputError,
+    MissingValueError,
+    NothingFitsError,
+    Progress,
+    format_binary,
+    ignore_progress,
+    prefix_progress,
+)
 
 # On each side of the noise scale: beyond them the fewest tokens, or steps, are nearly reached (6% more).
 DOUBLINGS_AROUND = 4

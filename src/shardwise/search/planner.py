@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.switches import Switched
-from shardwise.layout.choices import BALANCED, DEGREE_AXES, Choices
-from shardwise.layout.degrees import layout_degrees
-from shardwise.layout.layout import OFFLOADS, Layout
+from shardwise.hardware import Cluster, Switched
+from shardwise.layout import (
+    DEGREE_AXES,
+    OFFLOADS,
+    Choices,
+    Layout,
+    layout_as_run,
+    layout_degrees,
+    stack_of,
+    unsupported_choices,
+)
+from shardwise.layout.choices import BALANCED
 from shardwise.layout.rules.legality import EVEN_BATCH
-from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import POLICIES, is_byte_budget
-from shardwise.pipeline.registry import NATURAL, SCHEDULES
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.problem import with_problem_defaults
-from shardwise.price.reliability import Reliability
+from shardwise.model import POLICIES, Architecture, Job, is_byte_budget
+from shardwise.pipeline import NATURAL, SCHEDULES
+from shardwise.price import Estimate, Reliability, with_problem_defaults
+from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.layout_plan import assemble_plan
 from shardwise.search.plan import Alternative, Plan, SearchSummary
@@ -36,9 +39,7 @@ from shardwise.search.verdicts import (
     explain_slowdown,
     price_leaner_losses,
 )
-from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.progress import Progress, ignore_progress
-from shardwise.values.units import format_bytes
+from shardwise.values import InputError, NothingFitsError, Progress, format_bytes, ignore_progress
 
 NUM_ALTERNATIVES = 6
 

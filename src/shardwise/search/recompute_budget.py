@@ -11,25 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from shardwise.derive import ShardedUnit, derived_unit
 from shardwise.derive.low_precision_products import product_operands
-from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.derive.tensor_specs import ulysses_specs
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.table import violations
-from shardwise.model.architecture import Architecture
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, violations
+from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
-from shardwise.model.decoder import LAYER_UNITS
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import budget_bytes, format_tensor_set, is_byte_budget
-from shardwise.price.layout_pricer import Pricing
+from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
+from shardwise.price import Pricing
 from shardwise.price.number_formats import SavedTensors
 from shardwise.price.unit_inputs import priced_family
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.kernel_fusion import unfused_kernels
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import format_bytes
+from shardwise.values import InputError, format_bytes, raise_problems
 
 # Sets that are priced as derived: those whose added-up seconds are at most so many times those of the best.
 NEAR_BEST, MAX_PRICED = 1.05, 4

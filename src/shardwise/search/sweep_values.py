@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any
 
 from shardwise.layout.choices import NAMED_CHOICES, NUMERIC_CHOICES, PINNABLE_CHOICES, example_value
-from shardwise.values.errors import InputError, describe_unknown, raise_problems, run_all
-from shardwise.values.overrides import parse_like
-from shardwise.values.units import parse_count, read_as_binary
+from shardwise.values import InputError, describe_unknown, parse_count, parse_like, raise_problems, run_all
+from shardwise.values.units import read_as_binary
 
 SweepValue = int | bool | str
 JOB_SWEEPS = ("gpus", "seq_len", "batch", "model")  # of cluster, job and model; the others are what --pin takes

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.roofline import loss_kind
-from shardwise.values.loss_kernels import LOSS_KERNELS, get_loss_kernel
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job
+from shardwise.price import Estimate, loss_kind
+from shardwise.price.estimate import estimate
+from shardwise.values import LOSS_KERNELS, format_bytes, format_seconds, get_loss_kernel
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
 # have not seen, and pairs of layouts of one model on one machine that differ by more than 10% are put in the right order

@@ -6,22 +6,6 @@ a partial sum. The notation is the scaling book's (S2, "Sharded matrices"). Entr
 passed in.
 """
 
-from shardwise.sharding.collectives import Collective, transpose_collective, transpose_contraction
-from shardwise.sharding.contraction import Contraction, contract
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import parse_expression, parse_tensor
-from shardwise.sharding.resharding import reshard
-from shardwise.sharding.spec import Spec
+import lazy_loader
 
-__all__ = [
-    "Collective",
-    "Contraction",
-    "Mesh",
-    "Spec",
-    "contract",
-    "parse_expression",
-    "parse_tensor",
-    "reshard",
-    "transpose_collective",
-    "transpose_contraction",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

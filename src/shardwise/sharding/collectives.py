@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.symbolic import Monomial, Polynomial, multiply_symbols
+from shardwise.values import Monomial, Polynomial, multiply_symbols
 
 
 class CollectiveKind(StrEnum):

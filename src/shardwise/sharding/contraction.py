@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import ShardingError
+from shardwise.values import ShardingError
 
 
 def remaining_dims(inside: Sequence[Axes], outside: Sequence[Axes], result: Axes) -> Axes:

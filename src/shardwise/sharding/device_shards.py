@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shardwise.sharding.collectives import Collective
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import ShardingError
+from shardwise.values import ShardingError
 
 
 def list_legal_shardings(dims: Sequence[str], axes: Sequence[str], *, ordered: bool = True) -> Iterator[Spec]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from shardwise.values.errors import ShardingError
+from shardwise.values import ShardingError
 
 
 @dataclass(frozen=True, slots=True)

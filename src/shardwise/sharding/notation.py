@@ -22,8 +22,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.sharding.spec import Axes, Spec
+from shardwise.values import InputError, ShardingError
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
-from shardwise.values.errors import InputError, NotationError, ShardingError, join_words
+from shardwise.values.errors import NotationError, join_words
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9']*")
 _NUMBER = re.compile(r"\d+")

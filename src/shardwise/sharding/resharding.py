@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from shardwise.sharding.collectives import Collective, CollectiveKind
 from shardwise.sharding.spec import Axes, Spec, num_shared_axes
-from shardwise.values.errors import ShardingError
+from shardwise.values import ShardingError
 
 
 def reshard(before: Spec, after: Spec) -> tuple[Collective, ...]:

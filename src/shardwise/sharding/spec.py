@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from shardwise.sharding.mesh import Mesh
-from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
+from shardwise.values import LocalDim, Polynomial, ShardingError, multiply_symbols
 
 Axes = tuple[str, ...]
 

@@ -18,3 +18,7 @@ Entry points:
 
 May import: `derive`, `layout`, `pipeline`, `model`, `sharding`, `values`. Imports no framework: engines bind the instructions.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

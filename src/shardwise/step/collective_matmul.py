@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.derive.sharded_program import ComputeStep
-from shardwise.layout.sharding_scheme import TP_AXES
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.derive import ComputeStep
+from shardwise.layout import TP_AXES
+from shardwise.sharding import CollectiveKind
 from shardwise.step.instructions import (
     Instruction,
     KernelLaunch,

@@ -16,24 +16,29 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, groupby
 
+from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, ShardedUnit, derived_unit, weight_use_spec
 from shardwise.derive.low_precision_products import block_products, feeds_only_products
 from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
-from shardwise.derive.sharded_unit import ShardedUnit, derived_unit, is_mean_reduction
-from shardwise.derive.tensor_specs import optimizer_resting_spec, weight_use_spec
-from shardwise.layout.sharding_scheme import BATCH_AXES, EXPERT_AXES, TP_AXES, ShardingScheme
-from shardwise.model.architecture import Architecture, ModelStructure
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS, unit_counts, units_of_structure
-from shardwise.model.operations import Route
-from shardwise.model.optimizer_program import owning_weight
-from shardwise.model.program import Role, density
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes
+from shardwise.derive.sharded_unit import is_mean_reduction
+from shardwise.derive.tensor_specs import optimizer_resting_spec
+from shardwise.layout import BATCH_AXES, EXPERT_AXES, TP_AXES, ShardingScheme
+from shardwise.model import (
+    LAYER_UNITS,
+    MTP_UNITS,
+    Architecture,
+    ModelStructure,
+    Role,
+    Route,
+    density,
+    owning_weight,
+    unit_counts,
+)
+from shardwise.model.decoder import units_of_structure
+from shardwise.sharding import Axes, CollectiveKind
 from shardwise.step.flat_arrays import WeightGroup, WeightMove, array_key, is_flat_move, weight_groups
 from shardwise.step.instructions import PIPELINE, UnitCollective
 from shardwise.step.parameters import unit_paths
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import LocalDim, Polynomial, constant, multiply_symbols, sum_polynomials
+from shardwise.values import IssuePolicy, LocalDim, Polynomial, constant, multiply_symbols, sum_polynomials
 
 
 def list_unit_collectives(

@@ -14,18 +14,22 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from shardwise.derive.sharded_program import CollectiveStep
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.derive.tensor_specs import weight_use_spec
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.optimizer_program import whole_matrix_inputs
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.model.program import Role
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes
-from shardwise.values.elementwise import Value, ceil_div, maximum, where
-from shardwise.values.errors import ShardingError
-from shardwise.values.symbolic import Monomial, Polynomial, SymbolValues, constant, sum_polynomials
+from shardwise.derive import CollectiveStep, ShardedUnit, weight_use_spec
+from shardwise.layout import ShardingScheme
+from shardwise.model import Role, get_optimizer, whole_matrix_inputs
+from shardwise.sharding import Axes, CollectiveKind
+from shardwise.values import (
+    Monomial,
+    Polynomial,
+    ShardingError,
+    SymbolValues,
+    Value,
+    ceil_div,
+    constant,
+    maximum,
+    sum_polynomials,
+    where,
+)
 
 # Parameters and parts begin at a multiple of so many elements, 16 bytes in the narrowest format that weights rest in (bf16).
 # Source: CUTLASS, functionality.md: operands of tensor core kernels are aligned to 128 bits.

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
-from shardwise.model.program import Role
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.derive import CollectiveStep, ComputeStep
+from shardwise.model import Role
+from shardwise.sharding import Axes, CollectiveKind, Spec
 from shardwise.step.flat_arrays import WEIGHT_ROLES, ArrayExtent, FlatArrays
-from shardwise.values.symbolic import ZERO, Polynomial, SymbolValues
+from shardwise.values import ZERO, Polynomial, SymbolValues
 
 COMPUTE = "compute"  # the stream of kernels
 KERNEL, START, WAIT = "kernel", "start", "wait"  # what an instruction is, for whoever watches it run

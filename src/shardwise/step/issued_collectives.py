@@ -10,19 +10,15 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS
-from shardwise.model.program import Role
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
-from shardwise.pipeline.messages import RankSlot
-from shardwise.sharding.collectives import ROWS, CollectiveKind, IssuedCollective
-from shardwise.sharding.spec import Axes
+from shardwise.model import BORROWED_WEIGHTS, MTP_UNITS, Role
+from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, RankSlot
+from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
 from shardwise.step.collectives import NUM_ROUTERS, control_collectives
 from shardwise.step.flat_arrays import FlatArrays
 from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, UnitCollective
 from shardwise.step.parameters import EMBEDDING, TIED_HEAD, ParameterGroup, PlacedUnit, unit_paths
 from shardwise.step.rank_program import RankProgram
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.symbolic import SymbolValues
+from shardwise.values import SymbolValues, bytes_per_element
 
 PassCounts = Counter[tuple[str, int]]  # how often a rank runs a pass of a kind through a stage
 CountedCollectives = Iterator[tuple[IssuedCollective, int]]

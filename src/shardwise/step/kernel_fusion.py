@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from shardwise.derive import ComputeStep, ProgramStep, ShardedUnit
 from shardwise.derive.low_precision_products import is_block_product
-from shardwise.derive.sharded_program import ComputeStep, ProgramStep
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.model.operations import Contract, Lookup, MatrixFunction, Scan, ScanGradient
-from shardwise.model.program import Role, density
-from shardwise.sharding.spec import Spec
+from shardwise.model import Contract, Lookup, MatrixFunction, Role, density
+from shardwise.model.operations import Scan, ScanGradient
+from shardwise.sharding import Spec
 from shardwise.step.instructions import Kernel, KernelShape
-from shardwise.values.symbolic import ZERO, FewestElements, LocalDim, Polynomial, multiply_symbols
+from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols
+from shardwise.values.symbolic import FewestElements
 
 BATCH_DIMS = ("B", "T")  # tokens: any number of rows, whose last tile is the only one that is not full
 

@@ -11,13 +11,10 @@ from collections.abc import Iterator, Sequence, Set
 from itertools import chain, groupby
 from typing import NamedTuple
 
-from shardwise.derive.sharded_program import ComputeStep
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.model.decoder import MTP_UNITS
+from shardwise.derive import ComputeStep, ShardedUnit
+from shardwise.model import MTP_UNITS, Role
 from shardwise.model.operations import ScanGradient
-from shardwise.model.program import Role
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding import Axes, CollectiveKind, Spec
 from shardwise.step.collective_matmul import CollectiveMatmul, fuse_collective_matmuls
 from shardwise.step.instructions import (
     KernelLaunch,

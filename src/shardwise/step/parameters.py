@@ -10,15 +10,20 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from shardwise.derive.sharded_unit import derived_unit
-from shardwise.derive.tensor_specs import pad_vocabulary, weight_use_spec
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_BLOCK_PREFIX, MTP_UNITS, unit_counts
-from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Spec
+from shardwise.derive import derived_unit, pad_vocabulary, weight_use_spec
+from shardwise.layout import ShardingScheme
+from shardwise.model import (
+    BORROWED_WEIGHTS,
+    LAYER_UNITS,
+    MTP_UNITS,
+    Architecture,
+    get_optimizer,
+    unit_counts,
+    weight_matrices,
+)
+from shardwise.model.decoder import MTP_BLOCK_PREFIX
+from shardwise.model.optimizer_program import WeightMatrix
+from shardwise.sharding import Mesh, Spec
 from shardwise.step.flat_arrays import (
     ALIGNMENT,
     WeightSync,

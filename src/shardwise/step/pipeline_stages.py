@@ -5,21 +5,20 @@ from __future__ import annotations
 import itertools
 from functools import lru_cache
 
-from shardwise.layout.layers_per_stage import layers_by_virtual_stage
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS
-from shardwise.pipeline.actions import (
+from shardwise.layout import Layout, layers_by_virtual_stage
+from shardwise.model import LAYER_UNITS, Architecture
+from shardwise.pipeline import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
     Action,
     ActionList,
-    forward_only_actions,
+    RankSlot,
+    build_actions,
 )
-from shardwise.pipeline.messages import RankSlot, order_messages, post_receives_early
-from shardwise.pipeline.registry import build_actions
+from shardwise.pipeline.actions import forward_only_actions
+from shardwise.pipeline.messages import order_messages, post_receives_early
 from shardwise.step.instructions import Instruction
 from shardwise.step.parameters import PlacedUnit, unit_paths
 from shardwise.step.unit_instructions import UnitInstructions

@@ -7,21 +7,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 
-from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
+from shardwise.derive import ShardedUnit, derived_unit
 from shardwise.derive.tensor_specs import WEIGHT_USE
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layers_per_stage import stage_placement
-from shardwise.layout.layout import Layout
+from shardwise.layout import (
+    Layout,
+    ShardingScheme,
+    atomic_degrees,
+    layout_degrees,
+    make_sharding_scheme,
+    stage_placement,
+)
 from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
-from shardwise.layout.sharding_scheme import ShardingScheme, make_sharding_scheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.model.program import Role
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
-from shardwise.pipeline.messages import RankSlot
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.model import DEFAULT_OPTIMIZER, LAYER_UNITS, MTP_UNITS, Architecture, Role
+from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, RankSlot
+from shardwise.sharding import Axes, Mesh, Spec
 from shardwise.step import pipeline_stages as pipeline
 from shardwise.step.collectives import (
     AXIS_ORDER,
@@ -46,10 +45,7 @@ from shardwise.step.parameters import (
 )
 from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
 from shardwise.step.unit_instructions import UnitInstructions, lower_unit
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import Precision
-from shardwise.values.symbolic import LocalDim, SymbolValues
+from shardwise.values import IssuePolicy, LocalDim, Precision, SymbolValues, bytes_per_element
 
 ROUTING_UNITS = ("block", *MTP_UNITS)
 

@@ -14,14 +14,11 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TypeGuard
 
-from shardwise.derive.sharded_program import CollectiveStep, ProgramStep
-from shardwise.derive.sharded_unit import MAX_CACHED_UNITS, ShardedUnit, derived_unit
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import ModelStructure
-from shardwise.model.optimizer_program import whole_matrix_inputs
-from shardwise.model.program import Role
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
+from shardwise.derive import CollectiveStep, ProgramStep, ShardedUnit, derived_unit
+from shardwise.derive.sharded_unit import MAX_CACHED_UNITS
+from shardwise.layout import ShardingScheme
+from shardwise.model import ModelStructure, Role, whole_matrix_inputs
+from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.collectives import CONTROL_UNIT, control_collectives, list_unit_collectives
 from shardwise.step.instructions import (
     FreeTensors,
@@ -38,7 +35,7 @@ from shardwise.step.instructions import (
     result_tensors,
 )
 from shardwise.step.kernel_fusion import fuse_kernels
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values import IssuePolicy
 
 # The phases of a derivation by the pass that they run in.
 PHASES_OF_PASS: Mapping[str, tuple[str, ...]] = {

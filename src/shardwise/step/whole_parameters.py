@@ -1,11 +1,10 @@
 """Names and shapes of a stored model: each whole parameter, and the biases of its routers. Loads no PyTorch."""
 
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import MTP_UNITS
+from shardwise.layout import Layout
+from shardwise.model import MTP_UNITS, Architecture
 from shardwise.step.parameters import Parameter, unit_paths
 from shardwise.step.rank_program import RankProgram
-from shardwise.values.precision import get_precision
+from shardwise.values import get_precision
 
 
 def balance_biases(architecture: Architecture) -> dict[str, str]:

@@ -17,27 +17,26 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from shardwise.model.architecture import Architecture
-from shardwise.records.run_folder import read_json
+from shardwise.model import Architecture
+from shardwise.records import read_json
 from shardwise.records.run_summary import format_summary
+from shardwise.run import TrainingRecipe, check_run
 from shardwise.run.faults.rank_status import end_with_parent
 from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, report_once_per_host
 from shardwise.run.folder_lock import require_free
 from shardwise.run.launcher import launch_elastic, run_ranks
 from shardwise.run.machine_resources import set_threads
-from shardwise.run.recipe import Device, TrainingRecipe
+from shardwise.run.recipe import Device
 from shardwise.run.trainer.flags import build_parser, parse_settings, to_command_line
 from shardwise.run.trainer.plan_for_engine import engine_instance
-from shardwise.run.trainer.preflight import check_run
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import load_plan
-from shardwise.values.errors import ShardwiseError, format_problems
+from shardwise.search import Plan, load_plan
+from shardwise.values import ShardwiseError, format_problems
 
 if TYPE_CHECKING:
     from shardwise.interop.weights.stored_model import StoredModel
+    from shardwise.run import TrainingEngine
     from shardwise.run.faults.agreement import RankGroup
     from shardwise.run.trainer.interfaces import CheckpointStore, RunComponents
-    from shardwise.run.trainer.training_engine import TrainingEngine
 
 
 def start_run(arguments: argparse.Namespace) -> Mapping[str, Any]:

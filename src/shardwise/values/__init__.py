@@ -5,3 +5,7 @@ Entry points: `errors` (`InputError`, `ShardwiseError`), `units` (`parse_quantit
 (`bytes_per_element`, `NumberFormat`), `precision` (`Precision`, `PRECISIONS`), `symbolic` (`Polynomial`). Imports nothing of
 Shardwise but its own modules; only `quantization` loads NumPy at import, and nothing here loads a framework.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.values.errors import InputError
+from shardwise.sharding import CollectiveKind
+from shardwise.values import InputError
 from shardwise.verify.hlo_graph import Groups, HloNode, inline_computations, permute_pairs, replica_groups, tuple_index
 
 

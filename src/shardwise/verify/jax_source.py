@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding import Axes, CollectiveKind, Spec
 from shardwise.verify.product_listing import CollectiveLine, EinsumLine, ProductListing, fill_template, tuple_text
 
 _HEADER = '''\

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 Array = NDArray[Any]
 Reduction = Literal["sum", "product", "max", "min"]

@@ -15,15 +15,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.derive.expression import ShardedExpression
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep, ShardedProgram
-from shardwise.model.operations import Contract
-from shardwise.sharding.collectives import Collective, CollectiveKind
+from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, ShardedExpression, ShardedProgram
+from shardwise.model import Contract
+from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
 from shardwise.sharding.device_shards import permute_sends, permute_split_factors
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import assign_letters, einsum_equation, einsum_subscripts
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import InputError
+from shardwise.sharding.notation import einsum_equation
+from shardwise.values import InputError
 
 TensorKey = tuple[str, Spec]  # a tensor in one of its shardings
 

@@ -22,10 +22,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardwise.derive.expression import ShardedExpression
-from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
+from shardwise.derive import ComputeStep, ShardedExpression, ShardedProgram
 from shardwise.run.numpy.devices import VirtualDevices
-from shardwise.values.errors import InputError, ShardwiseError
+from shardwise.values import InputError, ShardwiseError
 from shardwise.verify.jax_source import write_jax_source
 from shardwise.verify.product_listing import build_listing
 from shardwise.verify.torch_source import write_torch_source

@@ -6,8 +6,7 @@ the order of dims and members, so that the steps of `product` read like the nota
 
 from __future__ import annotations
 
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import CollectiveKind, Spec
 from shardwise.verify.product_listing import CollectiveLine, EinsumLine, ProductListing, fill_template, tuple_text
 
 _HEADER = '''\

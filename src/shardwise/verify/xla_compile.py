@@ -17,13 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from shardwise.derive.expression import ShardedExpression
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.mesh import Mesh
+from shardwise.derive import ShardedExpression
+from shardwise.sharding import Axes, CollectiveKind, Mesh
 from shardwise.sharding.notation import einsum_equation
-from shardwise.sharding.spec import Axes
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError, lookup, raise_problems
+from shardwise.values import InputError, bytes_per_element, lookup, raise_problems
 from shardwise.verify import xla_worker
 from shardwise.verify.hlo_graph import Groups
 from shardwise.verify.hlo_program import HloProgram

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from shardwise.book_formulas.rules import critical_intensity
-from shardwise.hardware.chips import Chip
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import make_sharding_scheme
-from shardwise.model.architecture import Architecture
+from shardwise.hardware import Chip
+from shardwise.layout import Layout, atomic_degrees, layout_degrees, make_sharding_scheme
+from shardwise.model import Architecture
 from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer, unit_values
-from shardwise.step.instructions import Kernel
-from shardwise.values.precision import get_precision
+from shardwise.step import Kernel
+from shardwise.values import get_precision
 
 PHASES = ("forward", "backward")
 

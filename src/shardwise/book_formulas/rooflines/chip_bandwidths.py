@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 
-from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip
-from shardwise.hardware.cluster_loading import is_cluster, load_cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus
-from shardwise.values.errors import lookup
-from shardwise.values.units import parse_quantity
+from shardwise.hardware import Chip, Pods, Topology, Torus, get_catalog_entry, load_chip, load_cluster
+from shardwise.hardware.cluster_loading import is_cluster
+from shardwise.values import lookup, parse_quantity
 
 Origin = Literal["host", "hbm", "vmem"]
 ORIGINS: tuple[Origin, ...] = get_args(Origin)

@@ -27,9 +27,8 @@ from shardwise.book_formulas.rules import (
     padding_efficiency,
     time_bounds,
 )
-from shardwise.hardware.chips import Chip
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.errors import InputError
+from shardwise.hardware import Chip
+from shardwise.values import InputError, bytes_per_element
 
 Sizes = Mapping[str, float]
 

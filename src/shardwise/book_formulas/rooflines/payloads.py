@@ -10,9 +10,8 @@ from typing_extensions import TypedDict
 
 from shardwise.book_formulas.rooflines.blocks import BlockRoofline
 from shardwise.book_formulas.rooflines.kernels import KernelRoofline
-from shardwise.hardware.chips import Chip
-from shardwise.model.architecture import Architecture
-from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.hardware import Chip
+from shardwise.model import Architecture, ModelPayload, model_payload
 
 SCHEMA = "shardwise.roofline/2"
 BLOCK_SCHEMA = "shardwise.roofline-block/2"

@@ -16,6 +16,7 @@ Sources: "the book" is Austin et al., How to Scale Your Model, 2025; "the note" 
 2026; "the playbook" is Tazi et al., The Ultra-Scale Playbook, 2025.
 """
 
+from shardwise.batch_size import BatchTradeoff
 from shardwise.batch_size.growing_batch import dynamic_batch_tokens
 from shardwise.batch_size.learning_rate import (
     linear_learning_rate,
@@ -26,7 +27,6 @@ from shardwise.batch_size.learning_rate import (
 from shardwise.batch_size.noise_estimators import GradientNoise, gradient_noise
 from shardwise.batch_size.noise_scale import critical_batch_of_loss
 from shardwise.batch_size.tradeoff import (
-    BatchTradeoff,
     StepsAndTokens,
     doubling_speedup_ratio,
     improvement_fraction,

@@ -17,17 +17,9 @@ from shardwise.book_formulas.rules.parallelism_bounds import (
     tp_max_degree,
 )
 from shardwise.book_formulas.rules.training_run import training_seconds
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched
-from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import without_calibration
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.parameters_and_flops import num_active_params
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.precision import get_precision
-from shardwise.values.units import SECONDS_PER_DAY
+from shardwise.hardware import Cluster, Pods, Switched, Torus, without_calibration
+from shardwise.model import Architecture, Job, num_active_params
+from shardwise.values import SECONDS_PER_DAY, bytes_per_element, get_precision
 
 BOOK = "Austin et al., How to Scale Your Model, 2025"
 NOTE = "Stratos, Compute-Bound Training, 2026"

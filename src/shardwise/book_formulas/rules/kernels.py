@@ -15,7 +15,7 @@ from fractions import Fraction
 from itertools import pairwise, zip_longest
 
 from shardwise.book_formulas.rules.roofline import TimeBounds, time_bounds
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

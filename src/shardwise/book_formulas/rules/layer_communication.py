@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap
 from shardwise.book_formulas.rules.roofline import ProductTimes
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

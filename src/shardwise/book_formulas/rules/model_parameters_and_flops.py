@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.model import parameters_and_flops
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture, parameters_and_flops
 from shardwise.model.program import ModelPart
 
 

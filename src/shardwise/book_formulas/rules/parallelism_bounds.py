@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 AxisOverlap = Literal["sum", "max"]
 

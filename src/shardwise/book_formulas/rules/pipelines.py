@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from shardwise.pipeline.registry import get_schedule, schedule_names_by_alias
-from shardwise.pipeline.schedule import PassSeconds, bubble_ratio
-from shardwise.values.errors import InputError, lookup
+from shardwise.pipeline import PassSeconds, get_schedule
+from shardwise.pipeline.registry import schedule_names_by_alias
+from shardwise.pipeline.schedule import bubble_ratio
+from shardwise.values import InputError, lookup
 
 
 def pipeline_busy_fraction(pp: float, num_micro_batches: float = 1) -> float:

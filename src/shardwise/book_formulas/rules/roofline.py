@@ -7,9 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwise.book_formulas.rules.parallelism_bounds import critical_intensity
-from shardwise.sharding.contraction import contract
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import Mesh, Spec, contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from shardwise.hardware.network.collective_times import CollectiveReport, collec
 from shardwise.hardware.network.links import CollectiveCost, Cut
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 from shardwise.hardware.network.torus import Torus, WrapRule
-from shardwise.values.errors import InputError, lookup
+from shardwise.values import InputError, lookup
 
 
 def axes_report(

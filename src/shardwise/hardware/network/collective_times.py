@@ -18,8 +18,7 @@ from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus, WrapRule, torus_collective_cost
-from shardwise.values.errors import raise_problems
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import MergedFields, raise_problems
 
 Bound = Literal["latency", "bandwidth"]
 SCHEMA = "shardwise.collective/1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.values.elementwise import Value, maximum
+from shardwise.values import Value, maximum
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.sharding import CollectiveKind
+from shardwise.values import InputError, raise_problems
 
 
 class ShardPiece(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Literal, NamedTuple, get_args
 
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send_recv"]
 COLLECTIVE_NAMES: tuple[CollectiveName, ...] = get_args(CollectiveName)

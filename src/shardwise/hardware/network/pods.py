@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
 from shardwise.hardware.network.torus import Torus, all_to_all_link, broadcast_link
-from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import lookup
+from shardwise.values import Value, lookup, maximum, where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,8 @@ from shardwise.hardware.network.nccl_bandwidths import nccl_factors
 from shardwise.hardware.network.pods import Pods, pods_all_to_all_link
 from shardwise.hardware.network.switches import Switched, all_to_all_seconds_per_byte
 from shardwise.hardware.network.torus import Torus, all_to_all_link
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes
-from shardwise.values.elementwise import Value, maximum
+from shardwise.sharding import Axes, CollectiveKind
+from shardwise.values import Value, maximum
 from shardwise.values.symbolic import IdentityCache
 
 Topology = Torus | Pods | Switched

@@ -22,8 +22,7 @@ from typing import Literal
 
 from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
-from shardwise.values.elementwise import Value, maximum, where
-from shardwise.values.errors import lookup
+from shardwise.values import Value, lookup, maximum, where
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]
 # True if an axis of this size wraps on a slice of this shape.

@@ -40,7 +40,7 @@ from shardwise.interop.launches.target import (
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.values import InputError, describe_unknown
 
 NUM_PROCESSES = "num_processes"
 DISTRIBUTED_TYPE, FSDP_VERSION = "distributed_type", "fsdp_config.fsdp_version"

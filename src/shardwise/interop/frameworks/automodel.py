@@ -24,8 +24,8 @@ from shardwise.interop.launches.target import (
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
-from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError
+from shardwise.model import Architecture
+from shardwise.values import InputError
 
 SECTION = "distributed"
 PIPELINE = f"{SECTION}.pipeline"

@@ -38,7 +38,7 @@ from shardwise.interop.launches.target import (
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_json, normalize_values, parse_json
 from shardwise.interop.text_formats.option_tables import Options, option_table
-from shardwise.values.errors import InputError, describe_unknown, raise_problems
+from shardwise.values import InputError, describe_unknown, raise_problems
 
 
 class GradientDtypes(NamedTuple):

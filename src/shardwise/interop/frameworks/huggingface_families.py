@@ -15,8 +15,7 @@ from typing import Any
 
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.layout.rules.engine import rotary_problem
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import MTP_UNITS
+from shardwise.model import MTP_UNITS, Architecture, Numerics, Rotary
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.huggingface.families import FAMILIES as RULES
 from shardwise.model.huggingface.numerics_reader import (
@@ -26,8 +25,8 @@ from shardwise.model.huggingface.numerics_reader import (
     YARN_MSCALE,
     RotaryRule,
 )
-from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX, Numerics, Rotary
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX
+from shardwise.values import InputError, raise_problems
 
 LAYER_PREFIX = TensorPattern("model.layers.{layer}.")  # multi-token prediction modules are numbered after the layers
 _ATTENTION = {

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.load import load_model, model_names
+from shardwise.model import Architecture, load_model, model_names
 
 _CONFIG = re.compile(r"^config\.json of (\S+/[\w.-]+?)[,;]?(?:\s|$)")
 # Hub names of models that the catalogue has from papers. Source: the cards of these repositories.

@@ -25,9 +25,8 @@ from shardwise.interop.launches.target import (
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
-from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.values.errors import InputError
+from shardwise.model import Architecture, get_optimizer
+from shardwise.values import InputError
 
 MODEL_CONFIG = "model.model_config"
 LLAMA, STARCODER = f"{MODEL_CONFIG}.is_llama_config", f"{MODEL_CONFIG}.is_starcoder2_config"

@@ -13,9 +13,9 @@ from shardwise.interop.launches.launch import Launch, launch_from_plan
 from shardwise.interop.launches.launch_scripts import skypilot_task, torchrun_command
 from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader, Requirement, Target
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.values.errors import InputError
+from shardwise.search import Plan, plan_payload
+from shardwise.search.plan_file import parse_plan
+from shardwise.values import InputError
 from shardwise.version import __version__
 
 PLAN_FILE, TASK_FILE = "plan.json", "task.yaml"

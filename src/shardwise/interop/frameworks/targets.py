@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware import get_stack
 from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanotron, shardwise_engine
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
@@ -12,9 +12,9 @@ from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.target import Target
 from shardwise.interop.launches.translate_launch import choose_precision, refusals
-from shardwise.layout.rules.stack_abilities import stack_of
-from shardwise.search.plan import Plan
-from shardwise.values.errors import lookup
+from shardwise.layout import stack_of
+from shardwise.search import Plan
+from shardwise.values import lookup
 
 _TARGETS = (
     launch_script.TARGET, bridge_recipe.TARGET, automodel.TARGET, launch_flags.TARGET, launch_toml.TARGET, deepspeed.TARGET,

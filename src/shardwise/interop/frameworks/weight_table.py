@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, MTP_BLOCK_PREFIX, MTP_UNITS
+from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.model.decoder import MTP_BLOCK_PREFIX
 from shardwise.step.parameters import Parameter
 
 

@@ -11,8 +11,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.published_constants import with_published_constants
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware import get_stack, with_published_constants
 from shardwise.interop.launches.launch import Launch, launch_from_plan
 from shardwise.interop.launches.launch_scripts import slurm_script
 from shardwise.interop.launches.target import BATCH_FILE, README_FILE, LaunchFiles, Target
@@ -25,16 +24,20 @@ from shardwise.interop.launches.translate_launch import (
     use_target_stages,
 )
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout.choices import choices_from_pins
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
-from shardwise.layout.rules.table import violations
+from shardwise.layout import (
+    Layout,
+    Placement,
+    atomic_degrees,
+    choices_from_pins,
+    cuts_by_axis,
+    default_placement,
+    layout_degrees,
+    violations,
+)
 from shardwise.price.estimate import estimate
-from shardwise.search.plan import Plan
-from shardwise.search.planner import make_plan as search
-from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.search import Plan
+from shardwise.search import make_plan as search
+from shardwise.values import InputError, NothingFitsError, format_bytes, format_seconds
 
 
 def build_files(target: Target, options: Options, launch: Launch) -> LaunchFiles:

@@ -6,16 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched
-from shardwise.layout.layers_per_stage import layers_by_virtual_stage, stage_placement
-from shardwise.layout.layout import Layout, layout_from_fields
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError
+from shardwise.hardware import Cluster, Pods, Switched
+from shardwise.layout import Layout, layers_by_virtual_stage, layout_from_fields, stage_placement
+from shardwise.model import Architecture, Gating, Job, Numerics, Rotary
+from shardwise.search import Plan
+from shardwise.values import InputError
 
 # Fields of a model that affect no cost.
 COSTLESS_FIELDS = ("name", "source", "nominal_num_params", "numerics", "max_positions")

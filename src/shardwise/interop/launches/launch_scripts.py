@@ -15,7 +15,7 @@ from shardwise.interop.launches.target import LaunchFiles, OptionMapping, Option
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.values import InputError, describe_unknown
 
 PORT = 29500  # torchrun's default rendezvous port. Source: PyTorch documentation, torchrun (Elastic Launch)
 # (option of nodes, option of processes per node, default nodes) of torchrun and of deepspeed, which takes nodes from its hostfile

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_problem, option_table
-from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, describe_unknown, did_you_mean
+from shardwise.model import Architecture
+from shardwise.values import InputError, describe_unknown, did_you_mean
 
 MAX_COUNT = 10**12  # steps, sequences, tokens or devices: far above any launch
 

@@ -11,17 +11,14 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware import get_stack
 from shardwise.interop.launches.launch import Launch, launch_from_fields, with_stages
 from shardwise.interop.launches.target import OptionReader, Target
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout.rules.stack_abilities import unsupported_choices
-from shardwise.model.architecture import Architecture
+from shardwise.layout import unsupported_choices
+from shardwise.model import Architecture, Optimizer, get_optimizer
 from shardwise.model.optimizer_state import state_parts
-from shardwise.model.optimizers.definition import Optimizer
-from shardwise.model.optimizers.registry import get_optimizer
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.precision import PRECISIONS, Precision, get_precision
+from shardwise.values import PRECISIONS, InputError, Precision, get_precision, raise_problems
 
 # Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.
 LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")

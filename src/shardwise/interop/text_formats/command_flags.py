@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.interop.text_formats.config_trees import parse_yaml, require_length
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 OptionTable = Mapping[str, FrameworkOption]
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
 MAX_CHARACTERS = 1_000_000  # of a script

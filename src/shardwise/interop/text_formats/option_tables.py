@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, NamedTuple
 
-from shardwise.values.errors import did_you_mean, raise_problems
+from shardwise.values import did_you_mean, raise_problems
 
 Options = Mapping[str, Any]  # by the target's name; names of nested files are dotted
 MAX_CHOICES_LISTED = 20  # choices in an error message

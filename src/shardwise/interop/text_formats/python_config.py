@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shardwise.interop.text_formats.config_trees import require_length
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 MAX_ELEMENTS = 100_000  # of a list that a sum or product makes
 MAX_SHOWN = 80  # characters of a statement in a report

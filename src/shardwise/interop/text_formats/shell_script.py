@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from shardwise.interop.text_formats.config_trees import require_length
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 MAX_EXPANDED_CHARACTERS = 1_000_000  # of a text with its variables replaced
 MAX_WORDS = 20_000

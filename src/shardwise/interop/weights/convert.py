@@ -19,14 +19,12 @@ from shardwise.interop.weights.weight_formats import (
     WeightFormat,
     detect_format,
 )
-from shardwise.model.architecture import Architecture
-from shardwise.model.load import load_model
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.records.run_folder import RunFolder
+from shardwise.model import Architecture, ModelPayload, load_model, model_payload
+from shardwise.records import RunFolder
 from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
-from shardwise.search.plan_file import is_plan_file, load_plan
-from shardwise.values.errors import InputError, lookup
+from shardwise.search import is_plan_file, load_plan
+from shardwise.values import InputError, lookup
 
 SCHEMA = "shardwise.convert/1"
 

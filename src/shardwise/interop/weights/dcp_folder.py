@@ -17,11 +17,10 @@ import torch
 from torch import Tensor
 
 from shardwise.interop.weights.stored_slices import OutputChunk, ReadBox, group_into_files
-from shardwise.run.checkpoints.dcp_reader import METADATA_FILE, DcpFolder, read_dcp
+from shardwise.run import METADATA_FILE
+from shardwise.run.checkpoints.dcp_reader import DcpFolder, read_dcp
 from shardwise.run.checkpoints.manifest import TensorChunk
-from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import flush_to_disk, write_synced
-from shardwise.values.errors import InputError
+from shardwise.values import Box, InputError, Shape, flush_to_disk, write_synced
 
 
 class DcpModelFolder:

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwise.values.boxes import Box, Shape, interval_boxes
+from shardwise.values import Box, Shape, interval_boxes
 
 _PART = re.compile(r"(?:[A-Za-z]~?)+|1|\{\w+\}")
 _LETTER = re.compile(r"([A-Za-z])(~?)")

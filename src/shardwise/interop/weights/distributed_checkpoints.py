@@ -49,10 +49,9 @@ from shardwise.interop.weights.stored_slices import (
     require_zero_biases,
     whole_shard,
 )
-from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
-from shardwise.values.boxes import Shape
-from shardwise.values.checksums import write_synced
+from shardwise.model import Architecture
+from shardwise.run import METADATA_FILE
+from shardwise.values import Shape, write_synced
 
 TORCHTITAN_FILES = ModelFiles(METADATA_FILE, DCP_FILES)
 # What the names of a model's tensors begin with; an optimizer's state begins otherwise.

@@ -40,11 +40,9 @@ from shardwise.interop.weights.stored_slices import (
     require_zero_biases,
     write_elements,
 )
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
 from shardwise.run.engine.model_builder import ModelWeights
-from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import flush_to_disk, write_synced
-from shardwise.values.errors import InputError
+from shardwise.values import Box, InputError, Shape, flush_to_disk, write_synced
 
 HUGGINGFACE_FILES = ModelFiles(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
 # Names of dtypes in a header. Source: the format's description.

@@ -50,11 +50,9 @@ from shardwise.interop.weights.stored_slices import (
     require_zero_biases,
     write_elements,
 )
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
 from shardwise.run.checkpoints.safe_pickle import SafeTensorPickle
-from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import flush_to_disk, write_synced
-from shardwise.values.errors import InputError, lookup, raise_problems
+from shardwise.values import Box, InputError, Shape, flush_to_disk, lookup, raise_problems, write_synced
 
 SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts
 VOCAB_MULTIPLE = 128  # default of --make-vocab-size-divisible-by (training/arguments.py)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwise.run.checkpoints.step_folders import sync_folder
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 DRAFT_FOLDER = ".model.writing"
 

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from shardwise.interop.weights.stored_slices import ReadBox, StoredSlice
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
 from shardwise.run.checkpoints.process_group import CheckpointGroup
 from shardwise.run.checkpoints.reader import BUFFER_PREFIX, MODEL_PREFIX, OpenCheckpoint, common_shape, open_checkpoint
 from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.step.whole_parameters import balance_biases, parameter_shapes
-from shardwise.values.boxes import Box, Shape
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.step import balance_biases
+from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.values import Box, InputError, Shape, raise_problems
 
 MAX_NAMES_SHOWN = 4  # tensor names in a message
 

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.interop.weights.dim_patterns import Arrangement, arrange, parse_pattern
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
-from shardwise.step.parameters import PlacedUnit, unit_paths
-from shardwise.step.whole_parameters import balance_biases, single_device_instance
-from shardwise.values.boxes import Box, Shape
+from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.step import balance_biases, unit_paths
+from shardwise.step.parameters import PlacedUnit
+from shardwise.step.whole_parameters import single_device_instance
+from shardwise.values import Box, InputError, Shape
 from shardwise.values.checksums import READ_BYTES
-from shardwise.values.errors import InputError
 
 ReadBox = Callable[[str, Box], Tensor]  # (name of a parameter or balance bias, box) → values
 BIAS_DIMS = ("E",)  # dims of a balance bias

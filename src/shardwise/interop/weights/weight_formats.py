@@ -18,9 +18,9 @@ from shardwise.interop.weights.megatron_rank_files import (
 )
 from shardwise.interop.weights.stored_model import StoredModel
 from shardwise.interop.weights.stored_slices import WeightSource
-from shardwise.model.architecture import Architecture
-from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
-from shardwise.values.errors import InputError
+from shardwise.model import Architecture
+from shardwise.run import METADATA_FILE
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,9 @@ from typing import Any
 from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import LayoutRule
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
-from shardwise.pipeline.registry import get_schedule
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import raise_problems
-from shardwise.values.precision import PRECISIONS, Precision, get_precision
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, get_optimizer
+from shardwise.pipeline import get_schedule
+from shardwise.values import PRECISIONS, Precision, Value, get_precision, raise_problems
 
 RecipeOfJob = Callable[[Job], Precision]
 

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from shardwise.layout.context_parallel import ContextParallelVariant, cp_variant_names, get_cp_variant
 from shardwise.layout.degrees import Degrees, num_micro_batches, seqs_per_replica
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES, has_equal_stages
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, result_names, unit_counts
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import is_byte_budget, is_tensor_set, parse_tensor_set
-from shardwise.pipeline.registry import get_schedule, natural_schedule
-from shardwise.values.elementwise import Value, maximum
-from shardwise.values.errors import describe_unknown
+from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget, unit_counts
+from shardwise.model.decoder import result_names
+from shardwise.model.recompute_policies import is_tensor_set, parse_tensor_set
+from shardwise.pipeline import get_schedule, natural_schedule
+from shardwise.values import Value, describe_unknown, maximum
 
 
 @dataclass(frozen=True, slots=True)

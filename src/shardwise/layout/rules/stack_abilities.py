@@ -11,20 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.stacks import Stack, get_stack
+from shardwise.hardware import Cluster, Stack, get_stack
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.legality import RULES, LayoutRule
 from shardwise.layout.rules.table import MODE_RULES
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import is_byte_budget, is_tensor_set, required_abilities
-from shardwise.pipeline.registry import SCHEDULES
-from shardwise.values.elementwise import Value
-from shardwise.values.precision import get_precision
+from shardwise.model import Architecture, Job, is_byte_budget
+from shardwise.model.recompute_policies import is_tensor_set, required_abilities
+from shardwise.pipeline import SCHEDULES
+from shardwise.values import Value, get_precision
 
 ENGINE_STACK = "shardwise"  # the stack whose rules are those of the engine too
 SPLITTING_AXES = ("tp", "cp", "pp", "ep")

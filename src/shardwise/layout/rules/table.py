@@ -10,10 +10,8 @@ from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placem
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import RULES, LayoutRule, tensor_set_problems
 from shardwise.layout.sharding_scheme import ParallelMode
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import InputError
+from shardwise.model import Architecture, Job
+from shardwise.values import InputError, Value
 
 MODE_RULES = (
     "sequence_by_cp",

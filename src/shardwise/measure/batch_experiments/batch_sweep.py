@@ -25,12 +25,19 @@ from shardwise.measure.batch_experiments.concurrent_runs import (
     require_flags,
 )
 from shardwise.records.loss_target import StepsToLoss, steps_to_loss
+from shardwise.run import check_run
 from shardwise.run.trainer.flags import build_parser, parse_settings, parse_whole_number
-from shardwise.run.trainer.preflight import check_run
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import load_plan
-from shardwise.values.errors import InputError, raise_problems, run_all
-from shardwise.values.units import format_count, format_quantity, parse_count, parse_quantity, pluralize
+from shardwise.search import Plan, load_plan
+from shardwise.values import (
+    InputError,
+    format_count,
+    format_quantity,
+    parse_count,
+    parse_quantity,
+    pluralize,
+    raise_problems,
+    run_all,
+)
 
 RATE_FACTOR = 2.0  # between neighbouring learning rates: one of them is within a factor of its root of the best rate
 FARTHEST_FACTOR = 3  # powers of RATE_FACTOR around the square-root rule's rate: 1/8 to 8 times

@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from shardwise.batch_size import BranchPoint
 from shardwise.batch_size.branch_losses import (
     BRANCH_KIND,
     BRANCH_SCHEMA,
     BRANCHES_FILE,
     MIN_STEPS,
     Branch,
-    BranchPoint,
     read_branch_point,
     read_branches,
     window_loss,
@@ -34,28 +34,17 @@ from shardwise.measure.batch_experiments.concurrent_runs import (
     parse_batches,
     require_flags,
 )
-from shardwise.records.run_folder import RunFolder, RunInputs
+from shardwise.records import RunFolder
+from shardwise.records.run_folder import RunInputs
+from shardwise.run import TrainingRecipe, check_run
 from shardwise.run.checkpoints.manifest import read_payload
 from shardwise.run.checkpoints.reader import checkpoint_files
 from shardwise.run.checkpoints.step_folders import list_complete, step_folder
-from shardwise.run.recipe import (
-    BATCH_LR_RULES,
-    BatchLrRule,
-    TrainingRecipe,
-    parse_recipe,
-    parse_source,
-    recipe_payload,
-    source_flags,
-)
+from shardwise.run.recipe import BATCH_LR_RULES, BatchLrRule, parse_recipe, parse_source, recipe_payload, source_flags
 from shardwise.run.trainer.batch_schedule import resume_ramp
 from shardwise.run.trainer.flags import RunSettings
-from shardwise.run.trainer.preflight import check_run
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import load_plan
-from shardwise.values.atomic_files import name_path_in_errors
-from shardwise.values.checksums import CHECKSUM_KEY
-from shardwise.values.errors import InputError, run_all
-from shardwise.values.units import format_quantity, parse_count
+from shardwise.search import Plan, load_plan
+from shardwise.values import CHECKSUM_KEY, InputError, format_quantity, name_path_in_errors, parse_count, run_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,15 +18,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
-from shardwise.records.run_folder import RunFolder, read_json
-from shardwise.records.step_log import StepLog, read_log
+from shardwise.records import RunFolder, StepLog, read_json, read_log
 from shardwise.run.faults.rank_status import end_with_parent
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.folder_lock import RunLock
 from shardwise.search.sweep_values import parse_sweep
-from shardwise.values.atomic_files import write_json_atomic, write_text_atomic
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.units import parse_count, pluralize
+from shardwise.values import InputError, parse_count, pluralize, raise_problems, write_json_atomic, write_text_atomic
 
 
 def require_flags(arguments: argparse.Namespace, required: Mapping[str, str]) -> None:

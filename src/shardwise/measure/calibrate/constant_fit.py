@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware import CONSTANTS
 from shardwise.measure.calibrate.observations import Observation
 
 Array = NDArray[np.float64]

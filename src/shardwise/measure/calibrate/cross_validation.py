@@ -27,8 +27,7 @@ from shardwise.measure.calibrate.constant_fit import (
     initial_fit,
 )
 from shardwise.measure.calibrate.observations import Observation
-from shardwise.values.errors import lookup
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import Progress, ignore_progress, lookup
 
 TENTHS, NUM_GIVEN, DRAWS = 10, 3, 3
 FOLDS = ("model", "source", "lab", "three")

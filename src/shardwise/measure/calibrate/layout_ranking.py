@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import Progress, ignore_progress
 
 LEAST_DIFFERENCE = 0.1  # smaller differences of measured times are noise
 RANKED_COLUMNS = ("software", "model", "chip", "n_devices", "seq_len", "dtype", "task")

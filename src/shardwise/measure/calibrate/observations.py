@@ -15,23 +15,18 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.hardware.calibration_constants import CONSTANTS, scale_rates
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.topology import GroupLinks, collective_s
-from shardwise.hardware.stacks import Stack
+from shardwise.hardware import CONSTANTS, Cluster, GroupLinks, Stack, collective_s
+from shardwise.hardware.calibration_constants import scale_rates
 from shardwise.hardware.toml_tables import TableReader
-from shardwise.layout.placement import ATOMIC_AXES, PLACED_AXES, cuts_by_axis, default_placement
+from shardwise.layout import cuts_by_axis, default_placement
+from shardwise.layout.placement import ATOMIC_AXES, PLACED_AXES
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
 from shardwise.model.operations.base import OperationSharding
 from shardwise.model.operations.matmul_and_attention import Scan, ScanGradient
-from shardwise.price.layout_pricer import Pricing
+from shardwise.price import Pricing
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Spec
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.symbolic import SymbolValues
+from shardwise.sharding import CollectiveKind, Spec
+from shardwise.values import InputError, SymbolValues, Value, bytes_per_element, raise_problems
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from typing_extensions import TypedDict
 
-from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.layout import LayoutPayload, layout_payload
 from shardwise.measure.calibrate.layout_ranking import (
     FEWEST_LAYOUTS,
     KEY_COLUMNS,
@@ -31,7 +31,7 @@ from shardwise.measure.calibrate.published_fit import STRATA, PublishedFit, fold
 from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.measure.calibrate.user_cluster_fit import ConstantShift, Residual, UserClusterFit
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import MergedFields
 
 CALIBRATE_SCHEMA = "shardwise.calibrate/1"
 VALIDATE_SCHEMA = "shardwise.validate/2"

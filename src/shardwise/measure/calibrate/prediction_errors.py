@@ -14,9 +14,8 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     find_instrument,
     instrument_reading,
 )
-from shardwise.price.roofline import loss_kind
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.price import loss_kind
+from shardwise.values import COMMUNICATION_TERMS, Progress, ignore_progress
 
 SCORED_QUALITIES = ("A", "A-", "")  # qualities that count: all known, all but recompute; users' own rows need none
 

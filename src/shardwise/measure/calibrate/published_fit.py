@@ -24,8 +24,7 @@ from shardwise.measure.calibrate.observations import Observation, run_observatio
 from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, EvaluatedRun, error_statistics, predict_rows
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
-from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, ignore_progress
 
 # The kind of fold whose errors are the spread of a prediction for a stack that is known, unknown, or calibrated.
 FOLD_OF_SPREAD = {"known": "model", "unknown": "lab", "calibrated": "three"}

@@ -9,12 +9,19 @@ from functools import cached_property
 
 import numpy as np
 
-from shardwise.hardware.calibration_constants import CONSTANTS, MODEL_KINDS, Calibration
-from shardwise.hardware.chips import relative_clock
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_files import MeasuredCluster
-from shardwise.hardware.published_constants import load_published_fit, published_calibration, with_calibration
-from shardwise.hardware.stacks import Stack, match_stack
+from shardwise.hardware import (
+    CONSTANTS,
+    Calibration,
+    Cluster,
+    MeasuredCluster,
+    Stack,
+    match_stack,
+    published_calibration,
+    relative_clock,
+    with_calibration,
+)
+from shardwise.hardware.calibration_constants import MODEL_KINDS
+from shardwise.hardware.published_constants import load_published_fit
 from shardwise.measure.calibrate.constant_fit import (
     SIGMA,
     SIGMA_FEW,
@@ -36,8 +43,7 @@ from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, error
 from shardwise.measure.calibrate.published_fit import TAILS
 from shardwise.measure.calibrate.published_runs.run_table import RunRow
 from shardwise.measure.calibrate.user_runs import CalibrationRun, PricedRun, select_runs
-from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, ignore_progress
 
 FEW_RUNS = 30  # below this number each run is fitted with `SIGMA_FEW`
 UNIDENTIFIED = 0.8  # of the prior's deviation: a constant whose deviation stays above it is still its prior

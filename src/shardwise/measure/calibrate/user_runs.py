@@ -15,19 +15,23 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardwise.hardware import (
+    Chip,
+    Cluster,
+    MeasuredCluster,
+    Pods,
+    Stack,
+    Switched,
+    Topology,
+    Torus,
+    get_catalog_entry,
+    load_chip,
+    relative_clock,
+    without_calibration,
+)
 from shardwise.hardware.catalog_networks import build_torus, resize_tiers
-from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip, relative_clock
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_files import MeasuredCluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import without_calibration
-from shardwise.hardware.stacks import Stack
-from shardwise.layout.layers_per_stage import layers_by_stage
-from shardwise.layout.layout import Layout, get_offload_targets
-from shardwise.layout.rules.stack_abilities import layout_as_run
+from shardwise.layout import Layout, layers_by_stage, layout_as_run
+from shardwise.layout.layout import get_offload_targets
 from shardwise.measure.calibrate.observations import Observation, run_observation
 from shardwise.measure.calibrate.prediction_errors import SCORED_QUALITIES
 from shardwise.measure.calibrate.published_runs.cluster_from_row import RowSoftware, catalogue_name
@@ -48,11 +52,9 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     build_row,
     duplicate_weights,
 )
-from shardwise.model.architecture import IS_GATED, Architecture
-from shardwise.model.job import Job
-from shardwise.values.errors import InputError
-from shardwise.values.precision import get_precision
-from shardwise.values.units import parse_quantity
+from shardwise.model import Architecture, Job
+from shardwise.model.architecture import IS_GATED
+from shardwise.values import InputError, get_precision, parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.program import Role
-from shardwise.price.layout_pricer import Pricing
-from shardwise.step.instructions import Kernel
+from shardwise.hardware import load_cluster
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job, Role
+from shardwise.price import Pricing
+from shardwise.step import Kernel
 
 COPY_BYTES = 2**27  # read and written, beyond any cache
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter")

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 BENCHMARK_KINDS = ("matmul", "memory", "attention", "collectives")
 # Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at

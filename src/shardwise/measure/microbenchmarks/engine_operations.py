@@ -17,8 +17,9 @@ from torch import Tensor
 
 from shardwise.measure.microbenchmarks.benchmark_layers import MATMUL_FORMS, MatmulShape, SampleLayer
 from shardwise.measure.microbenchmarks.timing import DTYPES
-from shardwise.model.numerics import DEFAULT_NUMERICS
-from shardwise.pipeline.actions import FULL_BACKWARD
+from shardwise.model import DEFAULT_NUMERICS
+from shardwise.pipeline import FULL_BACKWARD
+from shardwise.run import TrainingEngine, TrainingRecipe
 from shardwise.run.engine.call_builder import ANGLES, GRADIENTS, MASK
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import INITIAL_STD, initial_weights
@@ -31,11 +32,9 @@ from shardwise.run.kernels.norms import rms_backward, rms_forward
 from shardwise.run.kernels.rotary import rotate, rotate_back, rotation
 from shardwise.run.parallel.sharded_optimizer import NORM_EPSILON, sum_of_squares
 from shardwise.run.parallel.world import World
-from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.step.rank_program import RankProgram
+from shardwise.step import RankProgram
 from shardwise.step.whole_parameters import parameter_shapes
-from shardwise.values.precision import get_precision
+from shardwise.values import get_precision
 
 REPEATED_BYTES, MOST_REPEATS = 2**24, 4  # results that a run keeps
 

@@ -17,11 +17,8 @@ import torch
 import torch.distributed as dist
 from typing_extensions import TypedDict
 
-from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration
-from shardwise.hardware.chips import Chip
-from shardwise.hardware.cluster import Cluster
+from shardwise.hardware import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration, Chip, Cluster, Switched
 from shardwise.hardware.cluster_files import format_cluster_toml
-from shardwise.hardware.network.switches import Switched
 from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
@@ -42,8 +39,7 @@ from shardwise.measure.microbenchmarks.machine_fit import MachineFacts, MachineF
 from shardwise.measure.microbenchmarks.timing import describe_device, make_collective, make_copy
 from shardwise.run.machine_resources import device_bytes, keep_host_memory
 from shardwise.run.spawn import run_in_processes
-from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, ignore_progress
 
 ROUNDS = 5  # after one round of warm-up
 PAIRS = 5  # measurements per round of products alone and during a collective

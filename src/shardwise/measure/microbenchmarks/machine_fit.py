@@ -13,12 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration
-from shardwise.hardware.chips import Chip
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.published_constants import published_calibration, with_calibration
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware import (
+    BENCH_ONLY_CONSTANTS,
+    CONSTANTS,
+    Calibration,
+    Chip,
+    Cluster,
+    Switched,
+    Tier,
+    get_stack,
+    published_calibration,
+    with_calibration,
+)
 from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVE_BYTES,
     COLLECTIVES,

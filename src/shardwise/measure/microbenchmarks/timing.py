@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as functional
 
 from shardwise.run.spawn import run_in_processes
-from shardwise.values.errors import InputError, describe_unknown, lookup
+from shardwise.values import InputError, describe_unknown, lookup
 
 WARM_UPS = 2
 REPEATS = 9  # at least; more as long as there is time

@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_trace import (
-    COLLECTIVE,
-    KERNEL,
-    WAIT,
-    RankTrace,
-    TraceEvent,
-    list_traced_steps,
-    read_trace,
-    trace_path,
-)
-from shardwise.step.instructions import CONTROL, charged_axis
-from shardwise.values.errors import InputError
+from shardwise.records import COLLECTIVE, KERNEL, WAIT, RankTrace, RunFolder, TraceEvent
+from shardwise.records.step_trace import list_traced_steps, read_trace, trace_path
+from shardwise.step import CONTROL, charged_axis
+from shardwise.values import InputError
 
 Interval = tuple[float, float]
 

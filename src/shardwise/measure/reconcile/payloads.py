@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload
+from shardwise.layout import Layout, LayoutPayload
 from shardwise.measure.reconcile.rank_time import Occupancy, RankLateness, Stall, TrafficOverlap
 from shardwise.measure.reconcile.reconciliation import Reconciliation
 from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, is_judged
@@ -22,12 +21,11 @@ from shardwise.measure.reconcile.step_terms import (
     TimeTerm,
 )
 from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
-from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.model import ModelPayload, model_payload
+from shardwise.search import Plan, layout_of_plan
 from shardwise.search.explain.neighbour_layouts import Remedy
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import layout_of_plan
-from shardwise.sharding.collectives import IssuedCollective
-from shardwise.values.payload_fields import MergedFields
+from shardwise.sharding import IssuedCollective
+from shardwise.values import MergedFields
 
 RECONCILE_SCHEMA = "shardwise.reconcile/3"
 

@@ -24,8 +24,9 @@ from shardwise.measure.reconcile.aligned_traces import (
     total_length,
     union,
 )
-from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, WAIT
-from shardwise.sharding.spec import Axes
+from shardwise.records import COLLECTIVE, KERNEL, WAIT
+from shardwise.records.step_trace import PASS
+from shardwise.sharding import Axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

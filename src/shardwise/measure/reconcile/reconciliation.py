@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.hardware.chips import LOCAL, LOCAL_NOTE, Chip, chip_names
+from shardwise.hardware import LOCAL, LOCAL_NOTE, Chip, chip_names
 from shardwise.measure.reconcile.step_terms import (
     Attribution,
     CollectiveComparison,
@@ -24,18 +24,14 @@ from shardwise.measure.reconcile.step_terms import (
     compare_step_time,
     find_dependencies,
 )
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.records.run_folder import RunFolder, read_json
-from shardwise.records.step_log import StepLog, StepRecord, read_log
-from shardwise.records.step_memory_and_collectives import RunInspection, parse_inspection
-from shardwise.run.recipe import TrainingRecipe, parse_recipe
+from shardwise.model import DEFAULT_OPTIMIZER
+from shardwise.records import RunFolder, RunInspection, StepLog, StepRecord, read_json, read_log
+from shardwise.records.step_memory_and_collectives import parse_inspection
+from shardwise.run import TrainingRecipe
+from shardwise.run.recipe import parse_recipe
 from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import plan_payload
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.precision import get_precision
-from shardwise.values.units import format_bytes
+from shardwise.search import Plan, plan_payload
+from shardwise.values import Displayable, InputError, format_bytes, get_precision, raise_problems
 
 WARM_UP = 2  # steps after each start that do not count: allocators fill, kernels are chosen, caches are cold
 LEAST_STEPS = 3  # for a median

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.layout import layout_degrees, num_micro_batches
 from shardwise.measure.reconcile.reconciliation import cast_remarks
 from shardwise.measure.reconcile.step_terms import (
     GATHERED,
@@ -14,12 +14,12 @@ from shardwise.measure.reconcile.step_terms import (
     compare_collectives,
     compare_memory,
 )
-from shardwise.price.estimate_terms import MEMORY
-from shardwise.price.layout_pricer import Pricing
-from shardwise.records.step_memory_and_collectives import RehearsedRank, RunInspection
-from shardwise.run.recipe import TrainingRecipe
+from shardwise.price import MEMORY, Pricing
+from shardwise.records import RunInspection
+from shardwise.records.step_memory_and_collectives import RehearsedRank
+from shardwise.run import TrainingRecipe
 from shardwise.run.trainer.plan_for_engine import engine_policy
-from shardwise.search.plan import Plan
+from shardwise.search import Plan
 
 REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: bytes of tensors do not depend on the machine
 SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one moment and not at another that is as full

@@ -24,11 +24,12 @@ from shardwise.measure.reconcile.rank_time import (
     measure_occupancy,
     waits_for_late_ranks,
 )
-from shardwise.price.simulation.simulated_step import SimulatedStep
-from shardwise.price.simulation.streams import TimedKernel, Transfer
-from shardwise.records.step_trace import KERNEL
-from shardwise.step.instructions import START, UPDATE, WAIT
-from shardwise.values.units import format_percent, format_seconds
+from shardwise.price import SimulatedStep, TimedKernel
+from shardwise.price.simulation.streams import Transfer
+from shardwise.records import KERNEL
+from shardwise.step import START, UPDATE
+from shardwise.step.instructions import WAIT
+from shardwise.values import format_percent, format_seconds
 
 COPIES_AROUND_COLLECTIVES = "copies around collectives"  # kernels that run when collectives are started or awaited
 

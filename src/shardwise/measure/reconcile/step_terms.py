@@ -8,16 +8,17 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from shardwise.model.job import OVERLAP_CONVENTIONS
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.records.step_log import MEASURED_TERMS, StepRecord
-from shardwise.records.step_memory_and_collectives import MeasuredMemory, RunInspection
-from shardwise.run.recipe import TrainingRecipe
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
+from shardwise.records import MeasuredMemory, RunInspection, StepRecord
+from shardwise.records.step_log import MEASURED_TERMS
+from shardwise.run import TrainingRecipe
 from shardwise.run.trainer.plan_for_engine import comparable_counts, engine_instance
+from shardwise.search import Plan
 from shardwise.search.explain.constant_sensitivity import worsen_constants
-from shardwise.search.plan import Plan
-from shardwise.sharding.collectives import ROWS, IssuedCollective
-from shardwise.step.issued_collectives import count_collectives
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.sharding import ROWS, IssuedCollective
+from shardwise.step import count_collectives
+from shardwise.values import MEMORY_TERMS, TIME_TERMS
 
 TIME_TOLERANCE = 0.05  # relative: a step closer to its prediction has no attribution
 OTHER_TERM = "other"  # measured seconds that no other term has

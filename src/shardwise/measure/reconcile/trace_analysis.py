@@ -28,8 +28,9 @@ from shardwise.measure.reconcile.step_differences import (
     match_operations,
     rank_core_share,
 )
-from shardwise.price.simulation.result import Simulation, simulate
-from shardwise.records.run_folder import RunFolder
+from shardwise.price import Simulation, simulate
+from shardwise.records import RunFolder
+from shardwise.search import Plan, load_plan
 from shardwise.search.explain.neighbour_layouts import (
     AmountOfLayout,
     Remedy,
@@ -37,9 +38,7 @@ from shardwise.search.explain.neighbour_layouts import (
     num_layer_passes,
     seconds_of_terms,
 )
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import load_plan
-from shardwise.values.units import format_percent, format_seconds
+from shardwise.values import format_percent, format_seconds
 
 BottleneckKind = Literal["stall", "straggler", "exposed", "bubble", "launch gaps", "kernels", "update", "data"]
 LEAST_SHARE = 0.02  # of the step: less is no bottleneck

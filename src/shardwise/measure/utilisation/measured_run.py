@@ -9,18 +9,14 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, LayoutPayload, layout_payload
 from shardwise.measure.utilisation.step_breakdown import StepBreakdown, Utilisation, breakdown_payload
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.payload import ModelPayload, model_payload
+from shardwise.model import Architecture, Job, ModelPayload, model_payload
 from shardwise.records.logs.steady_state import RULE, SteadyState, measure_steady_state
 from shardwise.records.logs.training_log import TrainingLog, read_training_log
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import layout_of_plan
-from shardwise.values.payload_fields import MergedFields
+from shardwise.search import Plan, layout_of_plan
+from shardwise.values import MergedFields
 
 MFU_SCHEMA = "shardwise.mfu/2"
 

@@ -6,20 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.chips import LOCAL, LOCAL_NOTE
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.published_constants import with_calibration
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.parameters_and_flops import layer_training_flops, model_flops_per_token
-from shardwise.price.estimate import estimate, mfu_format
-from shardwise.price.layout_pricer import Pricing
-from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.precision import get_precision
+from shardwise.hardware import CONSTANTS, LOCAL, LOCAL_NOTE, Cluster, with_calibration
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job, model_flops_per_token
+from shardwise.model.parameters_and_flops import layer_training_flops
+from shardwise.price import Pricing, mfu_format
+from shardwise.price.estimate import estimate
+from shardwise.search import Plan
+from shardwise.values import COMMUNICATION_TERMS, InputError, get_precision
 
 COMPUTE_TERMS = ("forward", "backward", "recompute")
 # What keeps kernels from the peak, each with the constants that say so at their ideal: taken away one after the other, the time

@@ -16,7 +16,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.families import FAMILIES, FamilyRule
 from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, shorten
 from shardwise.model.huggingface.numerics_reader import read_numerics
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 def load_config(path: str | Path) -> Architecture:

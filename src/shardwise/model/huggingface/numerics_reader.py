@@ -15,7 +15,7 @@ from typing import Any
 
 from shardwise.model.huggingface.field_readers import shorten
 from shardwise.model.numerics import RAMP_OVER_INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 # Names of activations in a config, by those of `Architecture.mlp`.

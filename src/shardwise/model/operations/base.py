@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import Polynomial
+from shardwise.sharding import Spec
+from shardwise.values import Polynomial
 
 Dims = tuple[str, ...]
 OperationKind = Literal["contract", "map", "lookup", "scatter", "scan", "route", "carry", "of_matrix"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationKind, OperationSharding
-from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import LocalDim, Polynomial, multiply_symbols
+from shardwise.sharding import Spec
+from shardwise.values import LocalDim, Polynomial, multiply_symbols
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, LastInputShapeOnly, Operation, OperationKind, OperationSharding
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import Spec
 
 
 @dataclass(frozen=True, slots=True)

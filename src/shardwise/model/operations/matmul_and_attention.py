@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, Operation, OperationKind, OperationSharding
 from shardwise.model.operations.elementwise import Map
-from shardwise.sharding.contraction import contract, infer_product_spec
-from shardwise.sharding.spec import Spec
-from shardwise.values.symbolic import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
+from shardwise.sharding import Spec, contract
+from shardwise.sharding.contraction import infer_product_spec
+from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
 
 
 @dataclass(frozen=True, slots=True)

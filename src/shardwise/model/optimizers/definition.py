@@ -14,9 +14,8 @@ from enum import StrEnum
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
+from shardwise.values import ZERO, Polynomial, did_you_mean, raise_problems
 from shardwise.values.dtypes import BLOCK_SCALED_DTYPES
-from shardwise.values.errors import did_you_mean, raise_problems
-from shardwise.values.symbolic import ZERO, Polynomial
 
 Array = TypeVar("Array")
 MASTER, GRADIENT = "master", "gradient"

@@ -15,7 +15,7 @@ from shardwise.model.optimizers.definition import (
     StateUpdate,
     matrix_weight_decay,
 )
-from shardwise.values.symbolic import Polynomial
+from shardwise.values import Polynomial
 
 # Of a Newton-Schulz step X -> aX + (bA + cA²)X with A = XXᵀ. Source: Jordan et al. 2024, "Muon", and torch.optim.Muon.
 NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from shardwise.model.optimizers.definition import Optimizer
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 DEFAULT_OPTIMIZER = "adamw"  # the one that a job has by default
 PACKAGE, _, THIS_MODULE = __name__.rpartition(".")

@@ -15,7 +15,7 @@ from shardwise.model.optimizers.definition import (
     StateUpdate,
     matrix_weight_decay,
 )
-from shardwise.values.symbolic import Polynomial
+from shardwise.values import Polynomial
 
 # A side of more rows, or columns, is left as it is. Source: Vyas et al. 2024, SOAP, whose implementation has `max_precond_dim`.
 MAX_PRECONDITIONED_SIDE = 10_000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from shardwise.book_formulas.rules import Rule
-from shardwise.model.job import Job
+from shardwise.book_formulas import Rule
+from shardwise.model import Job
 from shardwise.present.api.given import Model, Where, resolved
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 if TYPE_CHECKING:
     from shardwise.book_formulas.named_rules import NamedRule, RuleValue
@@ -26,7 +26,8 @@ def rule(name: str, **values: Any) -> RuleValue:
     >>> sw.rule("fsdp_min_tokens_per_chip", alpha=found.value, num_axes=3).value
     850.0
     """
-    from shardwise.book_formulas.named_rules import evaluate_rule, get_rule
+    from shardwise.book_formulas import get_rule
+    from shardwise.book_formulas.named_rules import evaluate_rule
 
     return evaluate_rule(get_rule(name), values)
 
@@ -51,7 +52,7 @@ def rules(
     >>> round(found["tokens_per_chip"].value), found["tokens_per_chip"].unit
     (468, 'tokens/chip')
     """
-    from shardwise.book_formulas.named_rules import rules_by_name
+    from shardwise.book_formulas import rules_by_name
     from shardwise.book_formulas.rules import book_rules
 
     if model is None and cluster is None and job is None and not job_fields:

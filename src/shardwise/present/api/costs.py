@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shardwise.hardware.chips import Chip
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
+from shardwise.hardware import Chip
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job
 from shardwise.present.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
 from shardwise.present.api.given import stack_of as named_stack_of
-from shardwise.price.estimate import Estimate
-from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
-from shardwise.values.units import parse_count
+from shardwise.price import Estimate
+from shardwise.values import InputError, did_you_mean, parse_count, raise_problems, run_all
 
 if TYPE_CHECKING:
-    from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline, Origin
-    from shardwise.search.layout_memory import LayoutMemory
+    from shardwise.book_formulas import KernelRoofline
+    from shardwise.book_formulas.rooflines import BlockRoofline, Origin
+    from shardwise.search import LayoutMemory
 
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
 
@@ -42,7 +41,7 @@ def estimate(
     >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
     True
     """
-    from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of
+    from shardwise.layout import layout_as_run, stack_of
     from shardwise.price.estimate import estimate as price
     from shardwise.search.recompute_budget import fit_recompute_budget
 
@@ -73,7 +72,8 @@ def memory(
     >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
     2.01
     """
-    from shardwise.search.layout_memory import default_seq_len, layout_memory, smallest_full_job
+    from shardwise.search import default_seq_len, smallest_full_job
+    from shardwise.search.layout_memory import layout_memory
 
     architecture, where, chosen = run_all(
         lambda: architecture_of(model), lambda: cluster_of(cluster, None), lambda: layout_of(layout)
@@ -126,7 +126,7 @@ def roofline(
     >>> block.num_seqs, block.operations[1].bound
     (1, 'compute')
     """
-    from shardwise.book_formulas.rooflines import KERNEL_FORMS, block_roofline, kernel_roofline, load_chip_and_links
+    from shardwise.book_formulas import KERNEL_FORMS, block_roofline, kernel_roofline, load_chip_and_links
 
     one = chip if isinstance(chip, Chip) else load_chip_and_links(chip)[0]
     counts = {letter: parse_count(size, label=f"SIZES: {letter}") for letter, size in sizes.items()}

@@ -7,16 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from shardwise.batch_size.noise_scale import NoiseScale
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.stacks import default_precision, stack_names
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.load import load_model
-from shardwise.values.errors import InputError, did_you_mean, raise_problems, run_all
-from shardwise.values.units import parse_count, parse_quantity
+from shardwise.batch_size import NoiseScale
+from shardwise.hardware import Cluster, default_precision, load_cluster, stack_names
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job, load_model
+from shardwise.values import InputError, did_you_mean, parse_count, parse_quantity, raise_problems, run_all
 
 Model = str | os.PathLike[str] | Architecture
 Where = str | os.PathLike[str] | Cluster

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.present.api.given import Model, Where, architecture_of, cluster_of
-from shardwise.search.plan import Plan
+from shardwise.search import Plan
 
 if TYPE_CHECKING:
     from shardwise.interop.launch_advice import PricedLaunch
@@ -25,8 +25,7 @@ def export_plan(plan: Plan, target: str) -> ExportedLaunch:
     >>> launch.command, list(launch.files), launch.not_expressible
     ('bash launch.sh', ['launch.sh', 'launch.slurm', 'README.md'], ())
     """
-    from shardwise.interop.frameworks.targets import get_target
-    from shardwise.interop.launches.export_launch import export
+    from shardwise.interop import export, get_target
 
     return export(plan, get_target(target))
 
@@ -55,8 +54,8 @@ def read_launch(
     >>> found.plan.model.name, str(found.plan.layout)
     ('llama-3-8b', 'fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none')
     """
+    from shardwise.interop import read_files
     from shardwise.interop.launch_advice import price_launch
-    from shardwise.interop.read_launch import read_files
 
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = read_files([os.fspath(path) for path in paths])

@@ -8,12 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.noise_scale import NoiseScale, parse_noise_scale, published_noise_scale
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.model.job import DEFAULT_SEQ_LEN, Job
+from shardwise.batch_size import LossTarget, NoiseScale, parse_noise_scale
+from shardwise.batch_size.noise_scale import published_noise_scale
+from shardwise.model import DEFAULT_SEQ_LEN, Job
 from shardwise.present.api.given import Noise, job_of
-from shardwise.values.errors import InputError, run_all
-from shardwise.values.units import parse_count
+from shardwise.values import InputError, parse_count, run_all
 
 BATCH = "global_batch_tokens"
 

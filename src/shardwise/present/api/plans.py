@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwise.layout.layout import Layout
-from shardwise.model.job import Job
+from shardwise.layout import Layout
+from shardwise.model import Job
 from shardwise.present.api.given import (
     Model,
     Noise,
@@ -21,18 +21,15 @@ from shardwise.present.api.given import (
     resolved,
     stack_of,
 )
-from shardwise.price.reliability import Reliability
-from shardwise.search.plan import Plan
-from shardwise.values.errors import run_all
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.price import Reliability
+from shardwise.search import Plan
+from shardwise.values import Progress, ignore_progress, run_all
 
 if TYPE_CHECKING:
-    from shardwise.layout.choices import Choices
-    from shardwise.price.problem import Limits
-    from shardwise.price.simulation.result import Simulation
-    from shardwise.search.compare_clusters import Comparison
-    from shardwise.search.explain.explanation import Explanation
-    from shardwise.search.loss_time import Goal, LossSearch
+    from shardwise.layout import Choices
+    from shardwise.price import Limits, Simulation
+    from shardwise.search import Comparison, Explanation, LossSearch
+    from shardwise.search.loss_time import Goal
 
 
 def plan(
@@ -77,9 +74,8 @@ def plan(
         )  # fmt: skip
         assert found.plan is not None  # without limits one is chosen
         return found.plan
-    from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import job_for_engine
-    from shardwise.search.planner import make_plan as search_plan
+    from shardwise.layout import choices_from_pins, job_for_engine
+    from shardwise.search import make_plan as search_plan
 
     architecture, where, what = resolved(model, cluster, job, stack, job_fields)
     kept = choices_from_pins(
@@ -104,7 +100,7 @@ def plan_clusters(
     >>> found.plan.cluster.name, found.reason
     ('h100:8', 'the fastest')
     """
-    from shardwise.layout.choices import choices_from_pins
+    from shardwise.layout import choices_from_pins
     from shardwise.search.compare_clusters import plan_clusters as search_clusters
 
     architecture, what, *several = run_all(
@@ -141,10 +137,9 @@ def plan_to_loss(
     >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
     (1.5, 2.0, 2.0)
     """
-    from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import job_for_engine
+    from shardwise.layout import choices_from_pins, job_for_engine
     from shardwise.present.api.losses import loss_target
-    from shardwise.search.layout_memory import default_seq_len
+    from shardwise.search import default_seq_len
     from shardwise.search.plan_to_target_loss import plan_to_loss as search_to_loss
 
     architecture, *several = run_all(
@@ -182,11 +177,10 @@ def explain(
     >>> [term.layout for term in explanation.terms] == [str(found.layout), explanation.against.layout]
     True
     """
-    from shardwise.layout.layout import parse_fields
+    from shardwise.layout import parse_fields
+    from shardwise.search import find_nearest_fitting, load_plan, plan_doublings
     from shardwise.search.explain.explanation import explain_plan as explain_plan
-    from shardwise.search.loss_time import plan_doublings
-    from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout, find_nearest_fitting
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
 
     of = plan if isinstance(plan, Plan) else load_plan(os.fspath(plan))
     other, chosen = against, ""
@@ -220,6 +214,6 @@ def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) ->
     >>> abs(sum(part.seconds for part in found.critical_path) / found.step_time_s - 1) < 1e-9
     True
     """
-    from shardwise.price.simulation.result import simulate
+    from shardwise.price import simulate
 
     return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=overlap, contention=contention)

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from shardwise.present.pictures.payload_schemas import json_schema
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 # Where the type of each payload of a verb is. The errors of all verbs are `ERROR`.
 PAYLOADS: Mapping[str, tuple[str, ...]] = {

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from shardwise.model.job import Job
+from shardwise.model import Job
 from shardwise.present.api.given import Model, Pins, Where, pins_of, resolved
-from shardwise.price.reliability import Reliability
-from shardwise.values.errors import InputError, run_all
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.price import Reliability
+from shardwise.values import InputError, Progress, ignore_progress, run_all
 
 if TYPE_CHECKING:
-    from shardwise.layout.choices import Choices
-    from shardwise.search.plan_sweep import SweepCase, Swept, SweptValues
+    from shardwise.layout import Choices
+    from shardwise.search import SweepCase, Swept
+    from shardwise.search.plan_sweep import SweptValues
 
 
 def sweep(
@@ -39,8 +39,9 @@ def sweep(
       gpus=8: step ..., MFU ...%, fsdp=8 ...
       gpus=16: step ..., MFU ...%, fsdp=16 ...
     """
-    from shardwise.search.plan_sweep import Swept, plan_cases
-    from shardwise.search.sweep_values import grid_points, parse_sweeps
+    from shardwise.search import Swept, grid_points
+    from shardwise.search.plan_sweep import plan_cases
+    from shardwise.search.sweep_values import parse_sweeps
 
     sweeps = parse_sweeps([over] if isinstance(over, str) else over, "over")
     fixed, most = pins_of(pins, "pins"), pins_of(maxima, "maxima")
@@ -58,9 +59,9 @@ def _case(
     maxima: Mapping[str, Any], choices: Choices | None, at: SweptValues,
 ) -> SweepCase:  # fmt: skip
     """The inputs of the plan at one point."""
-    from shardwise.hardware.cluster import Cluster
-    from shardwise.layout.choices import choices_from_pins
-    from shardwise.search.plan_sweep import SweepCase
+    from shardwise.hardware import Cluster
+    from shardwise.layout import choices_from_pins
+    from shardwise.search import SweepCase
     from shardwise.search.sweep_values import JOB_FIELDS, JOB_SWEEPS, resize_shorthand
 
     if "gpus" in at and isinstance(cluster, Cluster):

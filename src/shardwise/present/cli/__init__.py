@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from shardwise.present.cli.verbs import CommandLine, VerbParser, add_verbs, listed
-from shardwise.values.argument_parser import EXIT_USAGE, Parser, wants_json, write_error, write_text
-from shardwise.values.errors import EXIT_INTERRUPTED, ShardwiseError, format_problems
+from shardwise.values import Parser, ShardwiseError, format_problems, write_error, write_text
+from shardwise.values.argument_parser import EXIT_USAGE, wants_json
+from shardwise.values.errors import EXIT_INTERRUPTED
 
 READER_LEFT = 0  # `| head` has all that it wanted
 

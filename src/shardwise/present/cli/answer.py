@@ -11,7 +11,7 @@ from shardwise.present.cli.section import Marked, Report, Section, short_form
 from shardwise.present.cli.terminal import console_of, drawn
 from shardwise.present.cli.working import Working
 from shardwise.price.derivation_cache import use_derivation_cache
-from shardwise.values.argument_parser import write_error, write_text
+from shardwise.values import write_error, write_text
 
 SHOW_THEMSELVES = ("train", "explore")  # verbs with lines of their own for what is being done
 

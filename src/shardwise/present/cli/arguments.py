@@ -9,21 +9,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardwise.model.optimizers.registry import optimizer_names
-from shardwise.values.errors import InputError, run_all
-from shardwise.values.overrides import apply_overrides, parse_overrides
-from shardwise.values.units import parse_count, parse_quantity
+from shardwise.model import optimizer_names
+from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, parse_quantity, run_all
 
 if TYPE_CHECKING:
-    from shardwise.hardware.chips import Chip
-    from shardwise.hardware.cluster import Cluster
-    from shardwise.hardware.cluster_files import MeasuredCluster
-    from shardwise.hardware.stacks import Stack
-    from shardwise.layout.layout import Layout
-    from shardwise.model.architecture import Architecture
-    from shardwise.model.job import Job
-    from shardwise.price.reliability import Reliability
-    from shardwise.values.argument_parser import ArgumentGroup, Parser
+    from shardwise.hardware import Chip, Cluster, MeasuredCluster, Stack
+    from shardwise.layout import Layout
+    from shardwise.model import Architecture, Job
+    from shardwise.price import Reliability
+    from shardwise.values import Parser
+    from shardwise.values.argument_parser import ArgumentGroup
 
 MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
 PLAN = "a file that `shardwise plan --out` wrote"
@@ -31,14 +26,14 @@ PLAN = "a file that `shardwise plan --out` wrote"
 
 def policies() -> Collection[str]:
     """Names of the recompute policies."""
-    from shardwise.model.recompute_policies import policy_names
+    from shardwise.model import policy_names
 
     return policy_names()
 
 
 def layout_help() -> str:
     """What a layout on the command line may look like."""
-    from shardwise.model.recompute_policies import POLICY_FORMS
+    from shardwise.model import POLICY_FORMS
     from shardwise.pipeline.registry import schedule_names
 
     return (
@@ -124,9 +119,8 @@ def resolve_several(
     arguments: argparse.Namespace, clusters: Iterable[str]
 ) -> tuple[Architecture, tuple[Cluster, ...], Job]:
     """Model, clusters and job; `--set chip.NAME` holds for the chips of all. Raises `InputError` with all that is wrong."""
-    from shardwise.hardware.cluster_loading import load_measured_cluster
-    from shardwise.hardware.stacks import get_stack
-    from shardwise.model.load import load_model
+    from shardwise.hardware import get_stack, load_measured_cluster
+    from shardwise.model import load_model
 
     changes = parse_overrides(arguments.set)
     clusters = [text.strip() for text in clusters]
@@ -150,7 +144,7 @@ def resolve_several(
 
 def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
     """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
-    from shardwise.price.reliability import Reliability
+    from shardwise.price import Reliability
 
     reliability: Reliability = apply_overrides(Reliability(), parse_overrides(arguments.set)["run"], "run")
     return reliability
@@ -159,10 +153,10 @@ def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
 def _reached(own: MeasuredCluster, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:
     """The cluster as it is planned on, with values of its chip replaced; a fraction of a peak that is set takes the place of
     what was measured. Raises `InputError`."""
-    from shardwise.hardware.calibration_constants import CONSTANTS
+    from shardwise.hardware import CONSTANTS
     from shardwise.hardware.catalog_networks import replace_chip
     from shardwise.hardware.cluster_loading import apply_stack
-    from shardwise.price.problem import with_problem_defaults
+    from shardwise.price import with_problem_defaults
 
     nominal = replace_chip(own.nominal, _changed_chip(own.nominal.chip, changes))
     cluster, _ = with_problem_defaults(apply_stack(own._replace(nominal=nominal), stack), job)
@@ -194,7 +188,7 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
     >>> _batch_tokens("4Mi", ["h100:64"]), _batch_tokens("32Ki/device", ["h100:64"])
     (4194304, 2097152)
     """
-    from shardwise.hardware.cluster_loading import load_measured_cluster
+    from shardwise.hardware import load_measured_cluster
 
     if text is None:
         return None
@@ -215,8 +209,8 @@ def _batch_tokens(text: str | None, clusters: Sequence[str]) -> int | None:
 
 
 def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mapping[str, str]) -> Job:
-    from shardwise.hardware.stacks import default_precision
-    from shardwise.model.job import Job
+    from shardwise.hardware import default_precision
+    from shardwise.model import Job
 
     batch, seq_len, tokens = run_all(
         lambda: _batch_tokens(arguments.batch_tokens, clusters),
@@ -237,8 +231,8 @@ def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mappin
 
 def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--layout") -> Layout:
     """The layout of a flag's text: `Layout.parse`, and what follows from it for a model and job may be said too."""
-    from shardwise.layout.layout import layout_from_fields, parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED_FIELDS, check_derived_fields
+    from shardwise.layout import DERIVED_FIELDS, layout_from_fields, parse_fields
+    from shardwise.layout.layout_from_payload import check_derived_fields
 
     found = parse_fields(text, prefix=flag, extra_counts=DERIVED_FIELDS)
     given = {key: found.pop(key) for key in DERIVED_FIELDS if key in found}
@@ -249,7 +243,7 @@ def write_file(flag: str, target: str, text: str) -> None:
     """Write what a flag asks for. Raises `InputError` where that cannot be."""
     from pathlib import Path
 
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     try:
         Path(target).write_text(text, encoding="utf-8")

@@ -11,8 +11,7 @@ from typing import Any
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import InputError, Parser, raise_problems
 
 DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `sweep` trains a plan's model
 at several batches to one loss. `branch` goes on from a run's checkpoint at several batches, over the same samples, and finds the

@@ -12,11 +12,11 @@ from shardwise.present.cli import batch_runs
 from shardwise.present.cli.pictures import write_picture
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
 from shardwise.run.recipe import BATCH_LR_RULES
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_count, format_quantity, pluralize
+from shardwise.values import InputError, format_count, format_quantity, pluralize
 
 if TYPE_CHECKING:
-    from shardwise.batch_size.branch_losses import Branch, BranchPoint, ComparedBranches
+    from shardwise.batch_size import BranchPoint
+    from shardwise.batch_size.branch_losses import Branch, ComparedBranches
 
 SOURCE = "the folder of a run with a checkpoint, or of branches that were made"
 PICTURE = "the losses of the branches by batch, and the tolerance"
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.batch_size.payloads import branches_payload
     from shardwise.present.draw.charts import draw_chart
     from shardwise.present.pictures.batch_branches_chart import branches_chart
-    from shardwise.values.units import parse_quantity
+    from shardwise.values import parse_quantity
 
     tolerance = parse_quantity(arguments.tolerance, label="--tolerance", unit="")
     require_tolerance(tolerance)

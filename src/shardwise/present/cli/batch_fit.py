@@ -40,14 +40,14 @@ def fit_report(found: TradeoffFit, source: str) -> Report:
 
 
 def _counts(found: TradeoffFit) -> str:
-    from shardwise.values.units import pluralize
+    from shardwise.values import pluralize
 
     loss = "" if found.target_loss is None else f" of {found.target_loss:g}"
     return f"{pluralize(len(found.runs), 'run')} to the loss{loss}, {len(found.batches)} batches"
 
 
 def _head(found: TradeoffFit) -> Iterator[Block]:
-    from shardwise.values.units import format_count
+    from shardwise.values import format_count
 
     law = found.tradeoff
     rows = (

@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def noise_report(found: RunNoise) -> Report:
     """The noise scale with its interval, what the batch is beside it, and the run in parts."""
-    from shardwise.values.units import pluralize
+    from shardwise.values import pluralize
 
     title = f"{found.path}: {pluralize(found.num_measured, 'step')} measured the noise scale"
     return [Section(list(_head(found)), title=title), Section([_table(found)])]
@@ -40,7 +40,7 @@ def noise_report(found: RunNoise) -> Report:
 
 def _head(found: RunNoise) -> Iterator[str]:
     from shardwise.present.pictures.run_noise_scale_chart import said
-    from shardwise.values.units import format_percent
+    from shardwise.values import format_percent
 
     yield f"  noise scale: {said(found.late)}, over the last half of these steps"
     yield (
@@ -51,7 +51,7 @@ def _head(found: RunNoise) -> Iterator[str]:
 
 
 def _table(found: RunNoise) -> Table:
-    from shardwise.values.units import format_count
+    from shardwise.values import format_count
 
     rows: list[Row] = [("steps", "tokens seen", "loss", "noise scale", "90% interval", "|G|²", "tr(Sigma)")]
     for one in found.parts:
@@ -69,6 +69,6 @@ def _table(found: RunNoise) -> Table:
 def _count(tokens: float) -> str:
     from math import inf
 
-    from shardwise.values.units import format_count
+    from shardwise.values import format_count
 
     return "∞" if tokens == inf else format_count(tokens)

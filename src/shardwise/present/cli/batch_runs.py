@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "--batches": {"metavar": "RANGE", "help": "tokens of the batches, such as 4Ki:256Ki:x2 or 4Ki,16Ki,64Ki"},

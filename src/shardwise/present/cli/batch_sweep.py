@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli import batch_runs
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.values.units import format_count, format_quantity, pluralize
+from shardwise.values import format_count, format_quantity, pluralize
 
 if TYPE_CHECKING:
     from shardwise.batch_size.batch_sweep_fit import BatchRun

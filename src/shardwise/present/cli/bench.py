@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure.microbenchmarks.timing import Timing
@@ -59,7 +59,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """Measure, keep the lines, and say what came out."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if importlib.util.find_spec("torch") is None:
         raise InputError("bench: PyTorch is not installed; pip install shardwise[train]")
@@ -95,8 +95,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
     """Measure the whole machine, write its cluster file, and say what came out."""
     from shardwise.measure.microbenchmarks.machine_benchmark import DTYPES, measure_machine, write_cluster_file
     from shardwise.present.cli.bench_report import machine_report
-    from shardwise.values.atomic_files import require_writable
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError, require_writable
 
     if arguments.dtype:
         raise InputError(
@@ -123,7 +122,7 @@ def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
 
 def _processes(arguments: argparse.Namespace, device: str) -> int:
     from shardwise.measure.microbenchmarks.timing import num_gpus
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     if arguments.processes is not None:
         return parse_count(arguments.processes, label="--processes")
@@ -132,7 +131,7 @@ def _processes(arguments: argparse.Namespace, device: str) -> int:
 
 def _require_processes(processes: int, device: str, *, least: int, what: str) -> None:
     from shardwise.measure.microbenchmarks.timing import num_gpus
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if not least <= processes <= (num_gpus() if device == "cuda" else MOST_PROCESSES):
         most = f"the {num_gpus()} GPUs of this machine" if device == "cuda" else MOST_PROCESSES
@@ -144,7 +143,7 @@ def _require_processes(processes: int, device: str, *, least: int, what: str) ->
 def _lines(arguments: argparse.Namespace, device: str) -> Iterator[Mapping[str, Any]]:
     from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
     from shardwise.measure.microbenchmarks.timing import DTYPES
-    from shardwise.values.errors import InputError, describe_unknown
+    from shardwise.values import InputError, describe_unknown
 
     dtypes = tuple(arguments.dtype or (("bf16",) if device == "cuda" else ("fp32",)))
     strange = [name for name in dtypes if name not in DTYPES]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS
+from shardwise.hardware import BENCH_ONLY_CONSTANTS, CONSTANTS
 from shardwise.measure.microbenchmarks.benchmark_lines import describe_line, format_rate
 from shardwise.measure.microbenchmarks.machine_benchmark import MachineResult
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import format_bytes, format_seconds
 
 
 def bench_report(lines: Sequence[Mapping[str, Any]], machine: str, before: int, out: str | None) -> Report:

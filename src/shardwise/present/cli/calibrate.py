@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure.calibrate.user_cluster_fit import UserClusterFit
@@ -71,13 +71,12 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the file is written first."""
-    from shardwise.hardware.cluster_loading import load_measured_cluster
-    from shardwise.hardware.stacks import get_stack
+    from shardwise.hardware import get_stack, load_measured_cluster
     from shardwise.measure.calibrate.payloads import calibrate_payload
     from shardwise.measure.calibrate.published_runs.run_table import read_rows
     from shardwise.measure.calibrate.user_cluster_fit import fit_user_cluster
     from shardwise.present.cli.calibrate_report import calibrate_report
-    from shardwise.values.errors import InputError, run_all
+    from shardwise.values import InputError, run_all
 
     if arguments.runs is None and arguments.bench is None and not arguments.own:
         raise InputError("calibrate: found neither --runs nor --run nor --bench; one of them, or several, is required")
@@ -102,18 +101,18 @@ def _logged(given: Sequence[Sequence[str]], cluster: str) -> list[PricedRun]:
     """Runs by their launches and logs. Raises `InputError` with what is wrong with any of them."""
     from functools import partial
 
-    from shardwise.values.errors import run_all
+    from shardwise.values import run_all
 
     return run_all(*(partial(_run_of, files, cluster) for files in given))
 
 
 def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
     """A run: what ran, and behind it its log; or the folder of a run, which holds both."""
-    from shardwise.hardware.stacks import match_stack
+    from shardwise.hardware import match_stack
     from shardwise.measure.calibrate.user_runs import run_from_log
     from shardwise.measure.utilisation.measured_run import read_measured_log
     from shardwise.present.cli.ran import ran_files
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     *what, log = files
     if not what and not (Path(log) / "plan.json").is_file():
@@ -128,7 +127,7 @@ def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
 
 def _out(text: str | None) -> Path | None:
     """The file to write. Raises `InputError` for one that no verb would read as a cluster."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if text is not None and not text.strip().lower().endswith(".toml"):
         raise InputError(f"--out: found {text!r}; a name that ends in .toml is required, such as my-cluster.toml")
@@ -136,7 +135,7 @@ def _out(text: str | None) -> Path | None:
 
 
 def _source(found: UserClusterFit, arguments: argparse.Namespace) -> str:
-    from shardwise.values.units import pluralize
+    from shardwise.values import pluralize
 
     files = [Path(name).name for name in (arguments.runs, *(run[-1] for run in arguments.own)) if name is not None]
     parts = [f"{pluralize(len(found.runs), 'run')} of {', '.join(files)}"] if files else []
@@ -149,7 +148,7 @@ def _write(out: Path, found: UserClusterFit, name: str, source: str) -> None:
     from dataclasses import replace
 
     from shardwise.hardware.cluster_files import format_cluster_toml
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     remarks = {
         one.name: f"± {one.after_deviation:.2g}" + ("" if one.identified else ", not identified")

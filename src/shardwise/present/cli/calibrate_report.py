@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.hardware.calibration_constants import CONSTANTS
+from shardwise.hardware import CONSTANTS
 from shardwise.measure.calibrate.user_cluster_fit import UserClusterFit
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.units import format_seconds
+from shardwise.values import format_seconds
 
 MOST_SHOWN = 20  # residuals; --json has all
 UNIDENTIFIED = "not identified by these measurements"

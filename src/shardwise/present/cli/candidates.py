@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from shardwise.present.cli.verbs import GROUPS, add_verbs
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 
 class Candidate(NamedTuple):

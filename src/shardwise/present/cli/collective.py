@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
+    from shardwise.hardware import Cut, Topology
     from shardwise.hardware.network.collective_times import CollectiveReport
-    from shardwise.hardware.network.links import Cut
     from shardwise.hardware.network.nccl_bandwidths import CollectiveName
-    from shardwise.hardware.network.topology import Topology
 
 DESCRIPTION = """How long a collective takes on a chip's network, what bounds it, and how else it could be carried out.
 
@@ -80,7 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def parse_operation(text: str) -> CollectiveName:
     """The operation that OP names, with "-" or "_"."""
     from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES
-    from shardwise.values.errors import InputError, describe_unknown
+    from shardwise.values import InputError, describe_unknown
 
     for operation in COLLECTIVE_NAMES:
         if text.lower().replace("-", "_") == operation:
@@ -93,9 +92,7 @@ def array_bytes(text: str, dtype: str) -> float:
     import math
     import re
 
-    from shardwise.values.dtypes import bytes_per_element
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_quantity
+    from shardwise.values import InputError, bytes_per_element, parse_quantity
 
     width = bytes_per_element(dtype)
     if re.fullmatch(r"\s*\d+(x\d+)+\s*", text):
@@ -110,7 +107,7 @@ def array_bytes(text: str, dtype: str) -> float:
 
 def parse_axes(text: str) -> tuple[int, ...]:
     """The sizes of `--axes`."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     parts = text.replace("x", ",").split(",")
     if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
@@ -120,11 +117,9 @@ def parse_axes(text: str) -> tuple[int, ...]:
 
 def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
     """The network, and the part of each of its levels that the group spans."""
+    from shardwise.hardware import Cut, Switched, Torus, load_cluster
     from shardwise.hardware.catalog_networks import build_bare_chip_topology
-    from shardwise.hardware.cluster_loading import is_cluster, load_cluster
-    from shardwise.hardware.network.links import Cut
-    from shardwise.hardware.network.switches import Switched
-    from shardwise.hardware.network.torus import Torus
+    from shardwise.hardware.cluster_loading import is_cluster
 
     if is_cluster(on):
         topology = load_cluster(on).sustained_topology
@@ -144,7 +139,7 @@ def place_group(on: str, axes: tuple[int, ...]) -> tuple[Topology, list[Cut]]:
 
 def _on_pods(on: str, axes: tuple[int, ...], shape: tuple[int, ...], num_pods: int) -> list[int]:
     """The sizes on the torus, and last the pods: 1 where only axes of the torus are given."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     inside, pods = (axes[:-1], axes[-1]) if len(axes) == len(shape) + 1 else (axes, 1)
     if pods > num_pods:
@@ -156,8 +151,8 @@ def _check_sold(chip: str, axes: tuple[int, ...]) -> None:
     """Refuse axes that no slice of the chip has: the catalogue takes the shape, filled up with axes of 1, or it does not."""
     from contextlib import suppress
 
-    from shardwise.hardware.cluster_loading import load_cluster
-    from shardwise.values.errors import InputError
+    from shardwise.hardware import load_cluster
+    from shardwise.values import InputError
 
     for num_axes in range(len(axes), 4):
         with suppress(InputError):
@@ -173,7 +168,7 @@ def _on_torus(on: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> list[in
     """The sizes in the order of the physical axes: a whole axis each if there is one, else the shortest that it divides."""
     from itertools import permutations
 
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if len(axes) <= len(shape):
         wanted = axes + (1,) * (len(shape) - len(axes))
@@ -189,7 +184,7 @@ def _on_torus(on: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> list[in
 
 def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[int]:
     """The sizes by tier, from the inside out; one number fills the inner tier first."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     inner = tiers[0]
     if len(axes) == 1 and axes[0] > inner and axes[0] % inner == 0:
@@ -207,8 +202,8 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     from shardwise.hardware.network.message_simulation import SIMULATED_KINDS, simulate_collective
     from shardwise.present.draw.strip import draw_strip
     from shardwise.present.pictures.collective_frames import MOST_DEVICES, strip_of
-    from shardwise.sharding.collectives import CollectiveKind
-    from shardwise.values.errors import InputError
+    from shardwise.sharding import CollectiveKind
+    from shardwise.values import InputError
 
     if report.network == "pods":
         raise InputError("--draw: found a group over several pods; one inside a pod is drawn, such as --axes 4,4")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from shardwise.hardware import Pods, Topology, Torus
 from shardwise.hardware.network.collective_times import Algorithm, CollectiveReport
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.values.units import format_bytes, format_quantity, format_seconds
+from shardwise.values import format_bytes, format_quantity, format_seconds
 
 RULES = {
     "only_16": "an axis wraps only at 16",

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.interval import INTERVAL, span_text
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.search.compare_clusters import Comparison, Contender, describe_missed_limits, suggest_remedies
-from shardwise.values.progress import Progress, ignore_progress
-from shardwise.values.units import format_count, format_days, format_energy, format_seconds, format_usd
+from shardwise.search import Comparison, describe_missed_limits
+from shardwise.search.compare_clusters import Contender, suggest_remedies
+from shardwise.values import Progress, format_count, format_days, format_seconds, format_usd, ignore_progress
+from shardwise.values.units import format_energy
 
 if TYPE_CHECKING:
-    from shardwise.layout.choices import Choices
-    from shardwise.search.plan import Plan
+    from shardwise.layout import Choices
+    from shardwise.search import Plan
 
 ABSENT = "-"
 Column = Callable[[Contender], str]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.pictures.shell_completion_scripts import SCRIPTS
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 DESCRIPTION = """Print the script with which a shell completes verbs, flags, choices, and names of models, clusters, stacks,
 targets and rules."""

@@ -8,8 +8,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Parser
 
 if TYPE_CHECKING:
     from shardwise.interop.weights.convert import ConvertedModel
@@ -75,7 +74,7 @@ def _choices(arguments: argparse.Namespace) -> ConvertOptions:
     """Raises `InputError` for flags that the format does not ask for."""
     from shardwise.interop.weights.megatron_rank_files import RankDegrees
     from shardwise.interop.weights.weight_formats import ConvertOptions
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     given = {name: getattr(arguments, name) for name in (*DEGREES, "make_vocab_size_divisible_by", "transformer_impl")}
     given = {name: value for name, value in given.items() if value is not None}
@@ -94,8 +93,8 @@ def _choices(arguments: argparse.Namespace) -> ConvertOptions:
 
 
 def _text(found: ConvertedModel) -> str:
-    from shardwise.model.parameters_and_flops import num_params
-    from shardwise.values.units import format_count
+    from shardwise.model import num_params
+    from shardwise.values import format_count
 
     model = f"{found.architecture.name} ({format_count(num_params(found.architecture))} parameters)"
     return f"{model} of {found.source}, in {found.dtype}: {found.format.title} in {found.folder}\nbegin with it: {found.begin}"

@@ -15,12 +15,12 @@ from shardwise.present.cli.arguments import (
     resolve_reliability,
 )
 from shardwise.present.cli.schedule_of_batches import add_schedule_argument, with_schedule
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.present.cli.section import Report
-    from shardwise.search.plan import Plan
-    from shardwise.values.progress import Progress
+    from shardwise.search import Plan
+    from shardwise.values import Progress
 
 DESCRIPTION = "Price one layout of a training job on a cluster: seconds of a step, bytes of a device, what bounds it."
 EXAMPLES = (
@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
     from shardwise.present.cli.plan_report import plan_report
-    from shardwise.search.layout_plan import plan_layout
+    from shardwise.search import plan_layout
     from shardwise.search.plan_file import estimate_payload
 
     model, cluster, job = resolve(arguments)
@@ -55,8 +55,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _smallest_change(found: Plan, progress: Progress) -> str:
     """What to change so that the layout fits; only here is something searched."""
+    from shardwise.search import find_nearest_fitting
     from shardwise.search.explain.other_layouts import describe_smallest_change
-    from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 
     return describe_smallest_change(
         found,

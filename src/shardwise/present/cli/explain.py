@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.html import add_report_argument, write_report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.layout.layout import Layout
+    from shardwise.layout import Layout
     from shardwise.present.cli.section import Report
+    from shardwise.search import Plan
     from shardwise.search.loss_time import Doubling
-    from shardwise.search.plan import Plan
-    from shardwise.values.progress import Progress
+    from shardwise.values import Progress
 
 DESCRIPTION = "Say why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput."
 EXAMPLES = (
@@ -42,10 +42,9 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The explanation, as text or as JSON."""
     from shardwise.present.cli.explain_report import explain_report
+    from shardwise.search import find_nearest_fitting, load_plan
     from shardwise.search.explain.explanation import explain_plan
-    from shardwise.search.nearest_fitting_layout import find_nearest_fitting
     from shardwise.search.payloads import explanation_payload
-    from shardwise.search.plan_file import load_plan
 
     plan = _with_noise(load_plan(arguments.plan), arguments.noise_scale)
     against = arguments.against
@@ -64,8 +63,7 @@ def _with_noise(plan: Plan, given: str | None) -> Plan:
     """The plan with a noise scale that is given: its tokens are then those to the loss with its batch."""
     from dataclasses import replace
 
-    from shardwise.batch_size.noise_scale import parse_noise_scale
-    from shardwise.batch_size.tradeoff import LossTarget
+    from shardwise.batch_size import LossTarget, parse_noise_scale
 
     if given is None:
         return plan
@@ -75,17 +73,17 @@ def _with_noise(plan: Plan, given: str | None) -> Plan:
 
 
 def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
-    from shardwise.search.loss_time import plan_doublings
+    from shardwise.search import plan_doublings
 
     return plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else ()
 
 
 def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
-    from shardwise.layout.layout import parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED_FIELDS, check_derived_fields
+    from shardwise.layout import DERIVED_FIELDS, parse_fields
+    from shardwise.layout.layout_from_payload import check_derived_fields
     from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     said = parse_fields(text, prefix="--against", extra_counts=DERIVED_FIELDS)
     if not said:

@@ -13,7 +13,8 @@ from shardwise.present.cli.summary import overlap_text
 from shardwise.present.cli.to_loss_report import doublings_table, noise_text
 from shardwise.price.estimate import caveats as caveats_of
 from shardwise.price.term_inputs import TermInput
-from shardwise.search.explain.explanation import Explanation, LayoutTerm
+from shardwise.search import Explanation
+from shardwise.search.explain.explanation import LayoutTerm
 from shardwise.search.explain.other_layouts import (
     BATCH_STEP,
     FIT_STEP,
@@ -24,7 +25,7 @@ from shardwise.search.explain.other_layouts import (
 )
 from shardwise.search.explain.playbook_steps import TermShare
 from shardwise.search.verdicts import RESOLUTION
-from shardwise.values.units import format_bytes, format_quantity, format_seconds, pluralize
+from shardwise.values import format_bytes, format_quantity, format_seconds, pluralize
 
 BEYOND = "rejected at step {}"  # options that end there
 MOST_NAMED = 1  # of runners-up and constants, in the short form

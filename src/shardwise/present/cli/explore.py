@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Report, Section
-from shardwise.values.argument_parser import Parser, write_text
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Parser, write_text
 
 if TYPE_CHECKING:
     from shardwise.present.explore.known import Known
@@ -70,7 +69,7 @@ def _known(arguments: argparse.Namespace) -> Known:
     from pathlib import Path
 
     from shardwise.present.explore.known import Known, known_of
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
 
     if arguments.plan is None:
         if arguments.of_run is not None:
@@ -82,7 +81,7 @@ def _known(arguments: argparse.Namespace) -> Known:
 
 
 def _serve(arguments: argparse.Namespace, known: Known, query: str) -> Report:
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     try:
         from shardwise.present.explore.serving import bound, serve

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Report, Section
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.interop.launches.export_launch import ExportedLaunch
-    from shardwise.search.plan import Plan
+    from shardwise.search import Plan
 
 DESCRIPTION = """Write a plan as the launch of a framework: its configuration, a script that starts it, a batch script for SLURM
 and a page that says what they are. What the framework cannot run is refused with the nearest layout that it can; what it has
@@ -42,9 +42,8 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """What was written, or the files themselves."""
-    from shardwise.interop.frameworks.targets import get_target
-    from shardwise.interop.launches.export_launch import export
-    from shardwise.search.plan_file import load_plan
+    from shardwise.interop import export, get_target
+    from shardwise.search import load_plan
 
     found = export(load_plan(arguments.plan), get_target(arguments.to))
     if arguments.out:
@@ -54,9 +53,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def write_launch(plan: Plan, folder: str) -> None:
     """Write the launch of the framework that a plan's stack is. Raises `InputError` where no framework runs the plan."""
-    from shardwise.interop.frameworks.targets import TARGETS, find_target
-    from shardwise.interop.launches.export_launch import export
-    from shardwise.values.errors import InputError
+    from shardwise.interop import TARGETS, export
+    from shardwise.interop.frameworks.targets import find_target
+    from shardwise.values import InputError
 
     target = find_target(plan)
     if target is None:
@@ -69,7 +68,7 @@ def write_launch(plan: Plan, folder: str) -> None:
 
 def write_folder(folder: str, files: Any) -> None:
     """Write texts by name into a folder, which is made. Raises `InputError` for one that cannot be written."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import ending_of, write_picture
 from shardwise.present.cli.section import Report, Section
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from shardwise.present.api.figures import Figure
-    from shardwise.values.progress import Progress
+    from shardwise.values import Progress
 
 DESCRIPTION = """Draw figures of "How to Scale Your Model" and of "The Ultra-Scale Playbook" from the functions
 that plans are made with, beside what the originals show. Without --out they are listed."""
@@ -43,7 +43,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list of figures, or where they were drawn to."""
     from shardwise.present.api.figures import FIGURES, figure, figure_payload, figures_payload
-    from shardwise.values.errors import run_all
+    from shardwise.values import run_all
 
     chosen = run_all(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
     written = _write(chosen, arguments.out, arguments.progress) if arguments.out else []
@@ -69,7 +69,7 @@ def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[s
 
     from shardwise.present.api.figures import figures_page
     from shardwise.present.cli.arguments import write_file
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     folder = Path(target)
     try:
@@ -84,7 +84,7 @@ def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[s
 
 
 def _write_one(figures: Sequence[Figure], target: str) -> str:
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if len(figures) > 1:
         raise InputError(f"--out: found {target!r} for {len(figures)} figures; a folder, or one NAME, is required")

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import write_file
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.present.explore.report import Kind
-    from shardwise.search.plan import Plan
+    from shardwise.search import Plan
 
 FLAG = "--report"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.price.instruction_prices import PricedInstruction
@@ -37,7 +37,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list, as text or as JSON."""
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
     from shardwise.search.plan_instructions import instructions_payload, list_instructions
 
     plan = load_plan(arguments.plan)
@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _segment(found: Segment, *, whole: bool) -> Section:
-    from shardwise.values.units import format_seconds
+    from shardwise.values import format_seconds
 
     times = [
         f"{found.layers} layers" * (found.layers > 1),
@@ -65,7 +65,7 @@ def _segment(found: Segment, *, whole: bool) -> Section:
 
 
 def _row(one: PricedInstruction) -> Row:
-    from shardwise.values.units import format_bytes, format_seconds
+    from shardwise.values import format_bytes, format_seconds
 
     what = " ".join(_words(one))
     takes = "" if one.seconds is None else format_seconds(one.seconds)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from shardwise.price.estimate import Estimate
-from shardwise.values.units import format_seconds
+from shardwise.price import Estimate
+from shardwise.values import format_seconds
 
 INTERVAL = "90% prediction interval"
 

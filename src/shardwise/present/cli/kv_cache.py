@@ -7,8 +7,7 @@ import json
 
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
-from shardwise.values.overrides import apply_overrides, parse_overrides
+from shardwise.values import Parser, apply_overrides, parse_overrides
 
 MOST = 10**18  # of tokens and sequences
 DESCRIPTION = """What the keys and values of a model take: a token, a sequence, a batch; with --on how many sequences fit on a
@@ -48,11 +47,10 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from dataclasses import replace
 
     from shardwise.book_formulas.kv_cache import KvCache, cache_payload
-    from shardwise.hardware.cluster_loading import load_cluster
-    from shardwise.model.load import load_model
+    from shardwise.hardware import load_cluster
+    from shardwise.model import load_model
     from shardwise.present.cli.kv_cache_report import cache_report
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_count
+    from shardwise.values import InputError, parse_count
 
     changes = parse_overrides(arguments.set, ("model", "chip"))
     if changes["chip"] and not arguments.on:

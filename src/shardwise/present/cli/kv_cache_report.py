@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table
-from shardwise.values.units import format_bytes
+from shardwise.values import format_bytes
 
 LINE = "  {:<18}{:>9}   {}"
 

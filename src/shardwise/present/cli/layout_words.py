@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.layout.layout import Layout
+from shardwise.layout import Layout
 
 # By ZeRO stage. Names of Megatron-LM and of PyTorch's FSDP2, whose weights stay gathered or not after a forward pass.
 SHARDED = {

@@ -6,7 +6,7 @@ import argparse
 
 from shardwise.present.cli.product import add_product_arguments, answer
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 DESCRIPTION = (
     "Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it. "

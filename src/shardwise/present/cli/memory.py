@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from shardwise.model.job import DEFAULT_SEQ_LEN
+from shardwise.model import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import (
     add_job_arguments,
     add_output_arguments,
@@ -16,13 +16,12 @@ from shardwise.present.cli.arguments import (
     resolve,
 )
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.hardware.cluster import Cluster
-    from shardwise.layout.layout import Layout
-    from shardwise.model.architecture import Architecture
-    from shardwise.model.job import Job
+    from shardwise.hardware import Cluster
+    from shardwise.layout import Layout
+    from shardwise.model import Architecture, Job
     from shardwise.present.cli.section import Report
 
 BATCH = "micro-batches that fill the pipeline, for every replica"
@@ -56,7 +55,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.present.cli.memory_report import memory_report
-    from shardwise.search.layout_memory import memory_payload
+    from shardwise.search import memory_payload
 
     defaults = [name for name in ("seq_len", "batch_tokens") if not _is_given(arguments, name)]
     model, cluster, job = _resolve(arguments)
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:
     """Model, cluster and job; a sequence that is left out has the usual length."""
-    from shardwise.search.layout_memory import default_seq_len
+    from shardwise.search import default_seq_len
 
     asked = arguments.seq_len
     arguments.seq_len = str(DEFAULT_SEQ_LEN) if asked is None else asked
@@ -92,7 +91,7 @@ def parse_layouts(
     texts: Sequence[str], model: Architecture, job: Job, *, full_batch: bool = False
 ) -> list[tuple[Job, Layout]]:
     """Every layout with its job. Raises `InputError` with the problems of all."""
-    from shardwise.values.errors import InputError, raise_problems
+    from shardwise.values import InputError, raise_problems
 
     layouts: list[tuple[Job, Layout]] = []
     problems: list[str] = []
@@ -108,9 +107,8 @@ def parse_layouts(
 
 def _filling_job(text: str, job: Job) -> Job:
     """The job with the smallest batch that fills a layout, whatever its text says that follows from the batch."""
-    from shardwise.layout.layout import layout_from_fields, parse_fields
-    from shardwise.layout.layout_from_payload import DERIVED_FIELDS
-    from shardwise.search.layout_memory import smallest_full_job
+    from shardwise.layout import DERIVED_FIELDS, layout_from_fields, parse_fields
+    from shardwise.search import smallest_full_job
 
     found = parse_fields(text, prefix="--layout", extra_counts=DERIVED_FIELDS)
     return smallest_full_job(
@@ -122,7 +120,7 @@ def _plot_kept(model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Jo
     from shardwise.present.draw.lines import draw_lines
     from shardwise.present.pictures.recompute_chart import kept_chart
     from shardwise.search.layout_memory import layout_memory
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if len(layouts) > 1:
         raise InputError(f"--plot-kept: found {len(layouts)} layouts; one --layout is required")

@@ -7,7 +7,7 @@ from typing import Any
 
 from shardwise.present.cli.recompute_report import recompute_tables
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table, bar
-from shardwise.values.units import format_bytes
+from shardwise.values import format_bytes
 
 # Terms of an estimate by what they are for, in the order of `values.estimate_terms.MEMORY_TERMS`.
 GROUPS = {

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
+    from shardwise.measure import MeasuredStep, RunSetup, UtilisationReport
     from shardwise.measure.calibrate.user_runs import RunAsRow
-    from shardwise.measure.utilisation.measured_run import MeasuredStep, RunSetup, UtilisationReport
 
 DESCRIPTION = """The model FLOPs utilisation and tokens/s of a measured training run. With a layout, also where the rest of the
 step goes according to the prediction for its software, and how much of it nothing predicts. The measurement is given, or read
@@ -87,11 +87,10 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def find(arguments: argparse.Namespace) -> UtilisationReport:
     """What ran and what was measured of it, against the prediction. Raises `InputError` with what is missing."""
-    from shardwise.measure.utilisation.measured_run import UtilisationReport
+    from shardwise.measure import UtilisationReport
     from shardwise.measure.utilisation.step_breakdown import break_down_step, compute_utilisation
     from shardwise.present.cli.ran import ran_of
-    from shardwise.search.layout_plan import plan_layout
-    from shardwise.search.planner import make_plan
+    from shardwise.search import make_plan, plan_layout
 
     arguments = _with_plan(arguments)
     require_one_measurement(arguments)
@@ -108,8 +107,8 @@ def find(arguments: argparse.Namespace) -> UtilisationReport:
 
 def _with_plan(arguments: argparse.Namespace) -> argparse.Namespace:
     """The arguments with a plan's file that stands where logs do as their `--plan`. Raises `InputError` for a second plan."""
-    from shardwise.search.plan_file import is_plan_file
-    from shardwise.values.errors import InputError
+    from shardwise.search import is_plan_file
+    from shardwise.values import InputError
 
     plans = [path for path in arguments.logs if is_plan_file(path)]
     if not plans:
@@ -125,7 +124,7 @@ def _with_plan(arguments: argparse.Namespace) -> argparse.Namespace:
 
 def require_one_measurement(arguments: argparse.Namespace) -> None:
     """Raise `InputError` unless there is one of logs, a rate, a time."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     given = {"LOG": arguments.logs, "--tokens-per-s": arguments.tokens_per_s, "--step-time": arguments.step_time}
     names = [name for name, value in given.items() if value]
@@ -135,9 +134,9 @@ def require_one_measurement(arguments: argparse.Namespace) -> None:
 
 def measure(arguments: argparse.Namespace, ran: RunSetup) -> tuple[RunSetup, MeasuredStep]:
     """What was measured of a run; its batch is then known where the log says it."""
-    from shardwise.measure.utilisation.measured_run import MeasuredStep, read_measured_log
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_duration
+    from shardwise.measure import MeasuredStep
+    from shardwise.measure.utilisation.measured_run import read_measured_log
+    from shardwise.values import InputError, parse_duration
 
     devices = ran.cluster.num_devices
     if arguments.logs:
@@ -154,8 +153,7 @@ def measure(arguments: argparse.Namespace, ran: RunSetup) -> tuple[RunSetup, Mea
 
 def _rate(text: str, devices: int) -> float:
     """Tokens/s of one device: given as such, or of all."""
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_quantity
+    from shardwise.values import InputError, parse_quantity
 
     number, slash, unit = text.partition("/")
     value = parse_quantity(number, label="--tokens-per-s", unit="")
@@ -178,8 +176,8 @@ def row_of_run(ran: RunSetup, measured: MeasuredStep, name: str) -> RunAsRow:
     from dataclasses import replace
 
     from shardwise.measure.calibrate.user_runs import run_to_row
-    from shardwise.price.roofline import loss_kind
-    from shardwise.values.errors import InputError
+    from shardwise.price import loss_kind
+    from shardwise.values import InputError
 
     if ran.layout is None or measured.step_time_s is None:
         raise InputError("row: a run without a layout or the time of a step; --layout, --plan or --launch is required")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.section import STEPS, Bar, Line, Marked, Report, Row, Section, Table
-from shardwise.values.units import format_bytes, format_quantity, format_seconds, pluralize
+from shardwise.values import format_bytes, format_quantity, format_seconds, pluralize
 
 if TYPE_CHECKING:
-    from shardwise.measure.utilisation.measured_run import MeasuredStep, UtilisationReport
+    from shardwise.measure import MeasuredStep, UtilisationReport
     from shardwise.measure.utilisation.step_breakdown import StepBreakdown
     from shardwise.records.logs.training_log import TrainingLog
-    from shardwise.search.plan import Plan
+    from shardwise.search import Plan
 
 VERDICTS = {
     "inside": "inside the interval",
@@ -122,7 +122,7 @@ def _prediction(found: UtilisationReport, plan: Plan, account: StepBreakdown) ->
 def _memory(found: UtilisationReport, plan: Plan) -> Iterator[str]:
     """The measured peak beside what the same instrument would read of the prediction."""
     from shardwise.measure.calibrate.published_runs.run_table import instrument_reading
-    from shardwise.price.roofline import loss_kind
+    from shardwise.price import loss_kind
 
     log = found.measured.log
     if log is None or log.memory_bytes is None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def picture_name(text: str) -> str:
     """The name of a picture. Raises `ArgumentTypeError` for an ending that no picture has, or that needs matplotlib."""
     from shardwise.present.draw.figure import ENDINGS, require_matplotlib
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     ending = ending_of(text)
     if ending not in ENDINGS:
@@ -42,7 +42,7 @@ def write_picture(flag: str, target: str, drawing: Drawing) -> None:
     from pathlib import Path
 
     from shardwise.present.draw.figure import encoded
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     try:
         Path(target).write_bytes(encoded(drawing, ending_of(target)))

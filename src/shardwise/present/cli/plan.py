@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from shardwise.model.job import DEFAULT_SEQ_LEN
+from shardwise.model import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import (
     add_job_arguments,
     add_output_arguments,
@@ -20,16 +20,15 @@ from shardwise.present.cli.schedule_of_batches import add_schedule_argument, wit
 from shardwise.present.cli.section import Report, Section
 from shardwise.present.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.present.cli.to_loss import add_to_loss_arguments, is_to_loss, require_sizes, run_to_loss
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, MissedLimitError, MissingValueError, NothingFitsError, run_all
-from shardwise.values.units import parse_duration, parse_usd
+from shardwise.values import InputError, MissingValueError, NothingFitsError, Parser, parse_duration, run_all
+from shardwise.values.errors import MissedLimitError
+from shardwise.values.units import parse_usd
 
 if TYPE_CHECKING:
-    from shardwise.layout.choices import Choices
-    from shardwise.price.problem import Limits
-    from shardwise.search.compare_clusters import Comparison
-    from shardwise.search.plan import Plan
-    from shardwise.values.progress import Progress
+    from shardwise.layout import Choices
+    from shardwise.price import Limits
+    from shardwise.search import Comparison, Plan
+    from shardwise.values import Progress
 
 DESCRIPTION = (
     "Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
@@ -49,7 +48,7 @@ AROUND = "with --noise-scale, doublings around it"  # of the batch that is left 
 
 def configure(parser: Parser) -> None:
     """Declare the arguments."""
-    from shardwise.model.recompute_policies import POLICY_FORMS
+    from shardwise.model import POLICY_FORMS
 
     add_job_arguments(parser, several=True, sizes=(AROUND, f"with --noise-scale, {DEFAULT_SEQ_LEN}"))
     add_schedule_argument(parser.group("job"))
@@ -88,13 +87,12 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
     from shardwise.hardware.cluster import expand_sizes
-    from shardwise.layout.choices import choices_from_pins, parse_pins
-    from shardwise.layout.rules.engine import job_for_engine
+    from shardwise.layout import choices_from_pins, job_for_engine
+    from shardwise.layout.choices import parse_pins
     from shardwise.present.cli.export import write_launch
+    from shardwise.search import dump_plan, make_plan
     from shardwise.search.compare_clusters import plan_clusters
-    from shardwise.search.plan_file import dump_plan
-    from shardwise.search.planner import make_plan
-    from shardwise.values.atomic_files import require_writable
+    from shardwise.values import require_writable
 
     pins, maxima = parse_pins(arguments.pin, "--pin"), parse_pins(arguments.max, "--max")
     arguments.cluster = [one for text in arguments.cluster for one in expand_sizes(text)]
@@ -136,7 +134,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     """The deadline and the budget. Raises `InputError` with what is wrong with both."""
-    from shardwise.price.problem import Limits
+    from shardwise.price import Limits
 
     deadline, budget = run_all(
         lambda: None if arguments.deadline is None else parse_duration(arguments.deadline, label="--deadline"),
@@ -169,7 +167,8 @@ def _require_within(found: Plan, limits: Limits, choices: Choices | None, progre
 
     A budget without a price is wrong input: `MissingValueError` names the value.
     """
-    from shardwise.search.compare_clusters import describe_missed_limits, suggest_remedies
+    from shardwise.search import describe_missed_limits
+    from shardwise.search.compare_clusters import suggest_remedies
 
     if not limits or limits.met(found.run):
         return
@@ -182,7 +181,7 @@ def _require_within(found: Plan, limits: Limits, choices: Choices | None, progre
 
 
 def _no_price(chips: Iterable[str]) -> MissingValueError:
-    from shardwise.price.problem import PRICE_FIELD
+    from shardwise.price import PRICE_FIELD
 
     return MissingValueError(
         f"--budget: no sourced {PRICE_FIELD} of {', '.join(sorted(set(chips)))}; give one with --set chip.{PRICE_FIELD}=VALUE"
@@ -190,9 +189,8 @@ def _no_price(chips: Iterable[str]) -> MissingValueError:
 
 
 def _json(found: Plan | Comparison) -> str:
-    from shardwise.search.compare_clusters import Comparison
+    from shardwise.search import Comparison, plan_payload
     from shardwise.search.payloads import comparison_payload
-    from shardwise.search.plan_file import plan_payload
 
     return json.dumps(comparison_payload(found) if isinstance(found, Comparison) else plan_payload(found), indent=2)
 
@@ -201,7 +199,7 @@ def _report(found: Plan | Comparison, limits: Limits) -> Report:
     from shardwise.present.cli.comparison import comparison_report
     from shardwise.present.cli.plan_report import plan_report
     from shardwise.present.cli.run_report import spare_lines
-    from shardwise.search.compare_clusters import Comparison
+    from shardwise.search import Comparison
 
     if isinstance(found, Comparison):
         return comparison_report(found)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layers_per_stage import layers_by_stage
+from shardwise.layout import Placement, atomic_degrees, layers_by_stage, layout_degrees
 from shardwise.layout.layout import AXES
-from shardwise.layout.placement import Placement, degrees_across_pods
-from shardwise.model.job import Job
+from shardwise.layout.placement import degrees_across_pods
+from shardwise.model import Job
 from shardwise.present.cli.interval import rate_text
 from shardwise.present.cli.run_report import run_lines
 from shardwise.present.cli.section import Block, Report, Row, Section, Table, bar
 from shardwise.present.cli.summary import summary
-from shardwise.price.estimate import Estimate, mfu_format
-from shardwise.search.plan import Plan
-from shardwise.values.precision import get_precision
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.price import Estimate, mfu_format
+from shardwise.search import Plan
+from shardwise.values import format_bytes, format_seconds, get_precision
 
 OFFLOADED = {
     "optimizer": "moments and master weights",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report, Section, Table
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.values.dtypes import NumberFormat
+    from shardwise.values import NumberFormat
 
 DESCRIPTION = """Floating-point formats: bits, largest and smallest numbers, resolution. --plot draws the distance between
 numbers at every size, and 10,000 points between 1 and 2 rounded to each format. Recipes made of formats: show precisions."""
@@ -37,8 +37,8 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The table of formats, as text or as JSON."""
     from shardwise.present.pictures.number_format_payload import formats_payload
+    from shardwise.values import run_all
     from shardwise.values.dtypes import NUMBER_FORMATS, get_number_format
-    from shardwise.values.errors import run_all
 
     names = list(dict.fromkeys(arguments.formats)) or list(NUMBER_FORMATS)
     formats = run_all(*(partial(get_number_format, name) for name in names))

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name_or_dash, write_picture
 from shardwise.present.cli.section import Fitted, Report, Section
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_bytes, format_quantity, parse_count
+from shardwise.values import InputError, Parser, format_bytes, format_quantity, parse_count
 
 if TYPE_CHECKING:
-    from shardwise.derive.expression import ShardedExpression
-    from shardwise.price.product import ProductReport, ProgramCost
+    from shardwise.derive import ShardedExpression
+    from shardwise.price import ProductReport, ProgramCost
     from shardwise.sharding.notation import EinsumExpression
     from shardwise.verify.xla_compile import XlaReport
 
@@ -86,8 +84,7 @@ def answer(
 
 def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression:
     from shardwise.derive.expression import shard_expression
-    from shardwise.sharding.mesh import Mesh
-    from shardwise.sharding.notation import parse_expression
+    from shardwise.sharding import Mesh, parse_expression
 
     expression = parse_expression(arguments.expression)
     if one_operand and not _is_reshard(expression):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from shardwise.present.cli.section import Block, Row, Section, Table
-from shardwise.price.product import ProductReport, ProgramCost, StepCost, TensorFacts
+from shardwise.price import ProductReport, ProgramCost
+from shardwise.price.product import StepCost, TensorFacts
 from shardwise.sharding.notation import explain_sums
-from shardwise.values.units import format_bytes, format_quantity, format_seconds
+from shardwise.values import format_bytes, format_quantity, format_seconds
 
 
 def product_report(report: ProductReport) -> list[Section]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwise.hardware.cluster import Cluster
-    from shardwise.measure.utilisation.measured_run import RunSetup
-    from shardwise.search.plan import Plan
+    from shardwise.hardware import Cluster
+    from shardwise.measure import RunSetup
+    from shardwise.search import Plan
 
 # What a plan and a launch say themselves.
 OF_PLAN = ("model", "cluster", "batch_tokens", "seq_len", "layout", "precision", "launch", "set")
@@ -19,7 +19,7 @@ REQUIRED = ("model", "cluster", "seq_len")
 
 def ran_of(arguments: argparse.Namespace) -> RunSetup:
     """What ran. Raises `InputError` with what is missing, or said twice."""
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
 
     plan = arguments.plan or _plan_of_folder(arguments)
     if plan is not None:
@@ -41,9 +41,8 @@ def _plan_of_folder(arguments: argparse.Namespace) -> Path | None:
 
 def ran_plan(plan: Plan, stack: str | None) -> RunSetup:
     """What a plan says; a stack takes the place of the plan's."""
-    from shardwise.hardware.published_constants import with_published_constants, without_calibration
-    from shardwise.hardware.stacks import get_stack
-    from shardwise.measure.utilisation.measured_run import RunSetup
+    from shardwise.hardware import get_stack, with_published_constants, without_calibration
+    from shardwise.measure import RunSetup
 
     cluster = (
         plan.cluster if stack is None else with_published_constants(without_calibration(plan.cluster), get_stack(stack))
@@ -56,14 +55,15 @@ def ran_plan(plan: Plan, stack: str | None) -> RunSetup:
 
 def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: str | None) -> RunSetup:
     """What the launch of a framework says."""
-    from shardwise.hardware.cluster_loading import apply_stack, load_measured_cluster
-    from shardwise.hardware.stacks import get_stack
+    from shardwise.hardware import get_stack, load_measured_cluster
+    from shardwise.hardware.cluster_loading import apply_stack
+    from shardwise.interop import read_files
     from shardwise.interop.launches.launch import cluster_machines
-    from shardwise.interop.read_launch import parse_launch, read_files
-    from shardwise.measure.utilisation.measured_run import RunSetup
-    from shardwise.model.load import load_model
-    from shardwise.price.problem import with_problem_defaults
-    from shardwise.values.errors import InputError
+    from shardwise.interop.read_launch import parse_launch
+    from shardwise.measure import RunSetup
+    from shardwise.model import load_model
+    from shardwise.price import with_problem_defaults
+    from shardwise.values import InputError
 
     if cluster is None:
         raise InputError("--cluster: missing; what the launch ran on is required, such as h100:64")
@@ -80,7 +80,7 @@ def ran_launch(files: list[str], cluster: str | None, model: str | None, stack: 
 
 def ran_files(files: list[str], cluster: str) -> RunSetup:
     """What a plan, or the files of a launch, say."""
-    from shardwise.search.plan_file import is_plan_file, load_plan
+    from shardwise.search import is_plan_file, load_plan
 
     if len(files) == 1 and is_plan_file(files[0]):
         return ran_plan(load_plan(files[0]), None)
@@ -88,9 +88,9 @@ def ran_files(files: list[str], cluster: str) -> RunSetup:
 
 
 def _ran_flags(arguments: argparse.Namespace) -> RunSetup:
-    from shardwise.measure.utilisation.measured_run import RunSetup
+    from shardwise.measure import RunSetup
     from shardwise.present.cli.arguments import parse_layout_text, resolve
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     missing = [name for name in REQUIRED if not getattr(arguments, name)]
     if missing:
@@ -107,7 +107,7 @@ def _ran_flags(arguments: argparse.Namespace) -> RunSetup:
 
 def _require_unsaid(arguments: argparse.Namespace, names: tuple[str, ...], by: str) -> None:
     """Raise `InputError` for flags beside what says the same."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     said = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     if said:

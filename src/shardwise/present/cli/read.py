@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.present.cli.section import Report
@@ -46,13 +46,13 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.hardware.cluster_loading import load_cluster
+    from shardwise.hardware import load_cluster
+    from shardwise.interop import read_files
     from shardwise.interop.launch_advice import price_launch
-    from shardwise.interop.read_launch import read_files
-    from shardwise.model.load import load_model
+    from shardwise.model import load_model
     from shardwise.present.cli.read_report import verdict_report
-    from shardwise.search.plan_file import dump_plan
-    from shardwise.values.atomic_files import require_writable
+    from shardwise.search import dump_plan
+    from shardwise.values import require_writable
 
     cluster = load_cluster(arguments.cluster)
     model = load_model(arguments.model) if arguments.model else None
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def _beside(arguments: argparse.Namespace) -> dict[str, int]:
     """Parts of the launch that the command says."""
     from shardwise.interop.read_launch import USER_FIELDS
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     said = {
         part: (option, getattr(arguments, option.strip("-").replace("-", "_"))) for part, option in USER_FIELDS.items()

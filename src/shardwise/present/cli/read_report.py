@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.interop.launch_advice import PricedLaunch
-from shardwise.model.parameters_and_flops import num_params
+from shardwise.model import num_params
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.section import Cell, Marked, Report, Row, Section, Table, lines_table
 from shardwise.present.cli.summary import fit_cell
-from shardwise.values.units import format_bytes, format_count, format_seconds
+from shardwise.values import format_bytes, format_count, format_seconds
 
 
 def verdict_report(found: PricedLaunch) -> Report:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.present.cli.section import Block, Row, Table
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import format_bytes, format_seconds
 
 MOST_NAMED = 3  # tensors of one kernel
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.html import add_report_argument, write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.measure.reconcile.reconciliation import Reconciliation
+    from shardwise.measure import Reconciliation
     from shardwise.present.cli.section import Report
-    from shardwise.search.plan import Plan
+    from shardwise.search import Plan
 
 DESCRIPTION = """Compare a run of `shardwise train` with its plan: every term of the step time and of the memory, predicted and
 measured; the part that no term explains; the term that the error is attributed to; and the collectives that were issued, with
@@ -41,10 +41,10 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the picture is written first."""
     from pathlib import Path
 
-    from shardwise.measure.reconcile.payloads import reconcile_payload
-    from shardwise.measure.reconcile.reconciliation import read_run, reconcile
+    from shardwise.measure import read_run, reconcile_payload
+    from shardwise.measure.reconcile.reconciliation import reconcile
     from shardwise.present.cli.reconcile_report import reconcile_report
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)
     found = reconcile(plan, read_run(plan, folder))

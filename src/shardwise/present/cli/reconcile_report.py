@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from shardwise.measure.reconcile.reconciliation import LARGEST_REST, Reconciliation
+from shardwise.measure import Reconciliation
+from shardwise.measure.reconcile.reconciliation import LARGEST_REST
 from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE as MEMORY_CLOSE
 from shardwise.measure.reconcile.step_terms import (
     TIME_TOLERANCE,
@@ -17,8 +18,8 @@ from shardwise.measure.reconcile.step_terms import (
 )
 from shardwise.present.cli.interval import INTERVAL, span_text
 from shardwise.present.cli.section import STEPS, Bar, Report, Row, Section, Table
-from shardwise.search.plan import Plan
-from shardwise.values.units import format_bytes, format_seconds, pluralize
+from shardwise.search import Plan
+from shardwise.values import format_bytes, format_seconds, pluralize
 
 BARS = Table(
     rows=((Bar("#"), "predicted and measured", Bar("+"), "measured only", Bar("-"), "predicted only"),),

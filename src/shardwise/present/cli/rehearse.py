@@ -8,8 +8,7 @@ import json
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Parser
 
 DESCRIPTION = """Run a step of one rank of a plan's world, of any size, in this process: the engine of `train` on tensors without
 data, over process groups whose other ranks are absent. The collectives that it issues are compared with the plan's list, and its
@@ -37,15 +36,14 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON. Raises `InputError` for a plan that the engine does not run."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("rehearse: PyTorch is not installed; pip install shardwise[train]")
-    from shardwise.layout.rules.engine import require_runnable
+    from shardwise.layout import require_runnable
     from shardwise.measure.reconcile.payloads import rehearsal_payload
     from shardwise.measure.reconcile.rehearsal import compare_rehearsal
     from shardwise.present.cli.rehearse_report import rehearsal_report
-    from shardwise.run.recipe import TrainingRecipe
+    from shardwise.run import TrainingRecipe
     from shardwise.run.trainer.flags import apply_changes
-    from shardwise.search.plan_file import load_plan
-    from shardwise.values.overrides import parse_overrides
-    from shardwise.values.precision import get_precision
+    from shardwise.search import load_plan
+    from shardwise.values import get_precision, parse_overrides
 
     plan = load_plan(arguments.plan)
     recipe = apply_changes(TrainingRecipe(steps=1), parse_overrides(arguments.set, rooms=("recipe",))["recipe"])

@@ -8,8 +8,8 @@ from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal
 from shardwise.measure.reconcile.step_terms import MemoryTerm
 from shardwise.present.cli.reconcile_report import collective_lines
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table
-from shardwise.search.plan import Plan
-from shardwise.values.units import format_bytes
+from shardwise.search import Plan
+from shardwise.values import format_bytes
 
 
 def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:

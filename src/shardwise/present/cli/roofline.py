@@ -10,16 +10,14 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments, add_set_argument
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import did_you_mean
-from shardwise.values.overrides import apply_overrides, parse_overrides
+from shardwise.values import Parser, apply_overrides, did_you_mean, parse_overrides
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from shardwise.book_formulas.rooflines import KernelRoofline
-    from shardwise.hardware.chips import Chip
-    from shardwise.model.architecture import Architecture
+    from shardwise.book_formulas import KernelRoofline
+    from shardwise.hardware import Chip
+    from shardwise.model import Architecture
 
 MOST = 10**18  # of any size: products of six of them stay finite
 EXAMPLE = "B=240,D=8192,F=28672"
@@ -83,7 +81,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.book_formulas.rooflines import KERNEL_FORMS, load_chip_and_links
+    from shardwise.book_formulas import KERNEL_FORMS, load_chip_and_links
 
     changes = parse_overrides(arguments.set, ("chip",))
     chip, links = load_chip_and_links(arguments.chip)
@@ -93,13 +91,13 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
-    from shardwise.book_formulas.rooflines import link_bandwidths
+    from shardwise.book_formulas import link_bandwidths
     from shardwise.book_formulas.rooflines.payloads import kernel_label, kernels_payload
     from shardwise.present.cli.roofline_report import kernel_report, kernels_report
     from shardwise.present.draw.line_chart import Point
     from shardwise.present.draw.lines import draw_lines
     from shardwise.present.pictures.book_figures import roofline_chart
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if arguments.layout is not None:
         raise InputError("--layout is of a model's block; a kernel has its sizes")
@@ -116,7 +114,8 @@ def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[st
 
 def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
     """The kernel and those beside it; an option reaches the kernels that have it, or the only one."""
-    from shardwise.book_formulas.rooflines import get_kernel_form, kernel_roofline
+    from shardwise.book_formulas import kernel_roofline
+    from shardwise.book_formulas.rooflines import get_kernel_form
 
     texts = [f"{arguments.kernel} {','.join(arguments.sizes)}", *arguments.others]
     found = []
@@ -135,9 +134,9 @@ def _kernels(arguments: argparse.Namespace, chip: Chip) -> list[KernelRoofline]:
 
 
 def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
-    from shardwise.book_formulas.rooflines import block_roofline
+    from shardwise.book_formulas import block_roofline
     from shardwise.book_formulas.rooflines.payloads import block_payload
-    from shardwise.layout.layout import Layout
+    from shardwise.layout import Layout
     from shardwise.present.cli.roofline_report import block_report
     from shardwise.present.draw.lines import draw_lines
     from shardwise.present.pictures.book_figures import block_chart
@@ -153,10 +152,10 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
 
 def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[str, int]]:
     """The model that KERNEL names, B and T. Raises `InputError` with everything that a model's block does not have."""
-    from shardwise.book_formulas.rooflines import KERNEL_FORMS
-    from shardwise.model.load import load_model
+    from shardwise.book_formulas import KERNEL_FORMS
+    from shardwise.model import load_model
     from shardwise.present.api.costs import block_problems
-    from shardwise.values.errors import InputError, raise_problems
+    from shardwise.values import InputError, raise_problems
 
     try:
         model = load_model(arguments.kernel)
@@ -181,8 +180,7 @@ def _model_and_sizes(arguments: argparse.Namespace) -> tuple[Architecture, dict[
 
 def parse_sizes(text: str) -> dict[str, int]:
     """Sizes by letter. Raises `InputError` with everything that is wrong."""
-    from shardwise.values.errors import InputError, raise_problems
-    from shardwise.values.units import parse_count
+    from shardwise.values import InputError, parse_count, raise_problems
 
     problems: list[str] = []
     sizes: dict[str, int] = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
-from shardwise.values.units import format_bytes, format_quantity, format_seconds
+from shardwise.values import format_bytes, format_quantity, format_seconds
 
 
 def kernel_report(payload: Mapping[str, Any]) -> Report:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import raise_problems
+from shardwise.values import Parser, raise_problems
 
 DESCRIPTION = """Work out one of the books' rules: its value and unit, its formula and its source. The name alone says what the
 rule takes; `show rules` lists all."""
@@ -34,7 +33,7 @@ def configure(parser: Parser) -> None:
 
 def _keys(before: Sequence[str]) -> list[str]:
     """What the rule that was named takes beside the values that it has, each with its sign of equality."""
-    from shardwise.book_formulas.named_rules import rules_by_name
+    from shardwise.book_formulas import rules_by_name
 
     rule, given = rules_by_name().get(before[0]), {word.partition("=")[0] for word in before[1:]}
     return [f"{one.name}=" for one in rule.parameters if one.name not in given] if rule else []
@@ -42,7 +41,8 @@ def _keys(before: Sequence[str]) -> list[str]:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """What the rule is, or with values what it gives; as text or as JSON."""
-    from shardwise.book_formulas.named_rules import evaluate_rule, get_rule, rule_payload
+    from shardwise.book_formulas import get_rule
+    from shardwise.book_formulas.named_rules import evaluate_rule, rule_payload
     from shardwise.present.cli.rule_report import rule_report, value_report
 
     rule, values = get_rule(arguments.name.strip()), parse_values(arguments.values)

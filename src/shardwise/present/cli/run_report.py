@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from shardwise.price.problem import Limits
-from shardwise.price.training_run import Run
-from shardwise.values.units import (
+from shardwise.price import Limits, Run
+from shardwise.values import (
     SECONDS_PER_DAY,
     format_bytes,
     format_count,
     format_days,
-    format_energy,
     format_seconds,
     format_usd,
     pluralize,
 )
+from shardwise.values.units import format_energy
 
 
 def run_text(run: Run) -> str:

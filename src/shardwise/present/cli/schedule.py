@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments, at_least, write_file
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.pipeline.compare_schedules import PassTimes
-    from shardwise.pipeline.timeline import Timeline
+    from shardwise.pipeline import PassTimes, Timeline
 
 COMPARE = "compare"
 TIMES = ("f", "b", "w", "p2p", "fb")
@@ -81,7 +80,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def _compare(arguments: argparse.Namespace) -> str | Report:
     from shardwise.pipeline.compare_schedules import compare_schedules, comparison_payload
     from shardwise.present.cli.schedule_report import comparison_report
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     given = [flag for flag in ("draw", "trace", "csv", "round_size") if getattr(arguments, flag)]
     if given:
@@ -98,7 +97,7 @@ def _compare(arguments: argparse.Namespace) -> str | Report:
 def _timeline(arguments: argparse.Namespace) -> Timeline:
     """What is asked for, played. Raises `InputError`."""
     from shardwise.pipeline.compare_schedules import play_schedule
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if arguments.name.casefold().endswith(".csv"):
         return _from_file(arguments)
@@ -119,7 +118,7 @@ def _from_file(arguments: argparse.Namespace) -> Timeline:
     from shardwise.pipeline.registry import check_memory_limit
     from shardwise.pipeline.timeline import play_actions
     from shardwise.pipeline.torch_csv import from_csv
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     own = [flag for flag in ("stages", "micro_batches", "virtual_stages", "round_size") if getattr(arguments, flag)]
     if own:
@@ -135,8 +134,7 @@ def _from_file(arguments: argparse.Namespace) -> Timeline:
 
 
 def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_count
+    from shardwise.values import InputError, parse_count
 
     missing = [flag for flag in ("stages", "micro_batches") if not getattr(arguments, flag)]
     if missing:
@@ -147,7 +145,7 @@ def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
 
 
 def _count(arguments: argparse.Namespace, name: str) -> int | None:
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     text = getattr(arguments, name)
     return None if text is None else parse_count(text, label=f"--{name.replace('_', '-')}")
@@ -163,8 +161,8 @@ def parse_times(text: str | None) -> PassTimes:
     >>> parse_times("f=1,b=2,p2p=0.1")
     PassTimes(forward_s=1.0, input_s=1.0, weight_s=1.0, together_s=None, message_s=0.1)
     """
-    from shardwise.pipeline.compare_schedules import PassTimes
-    from shardwise.values.errors import InputError, describe_unknown
+    from shardwise.pipeline import PassTimes
+    from shardwise.values import InputError, describe_unknown
 
     given: dict[str, float] = {}
     for part in (text or "").split(",") if text else ():

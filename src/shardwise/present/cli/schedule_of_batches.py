@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from shardwise.values.argument_parser import ArgumentGroup
 
 if TYPE_CHECKING:
-    from shardwise.price.reliability import Reliability
-    from shardwise.search.plan import Plan
+    from shardwise.price import Reliability
+    from shardwise.search import Plan
 
 
 def add_schedule_argument(group: ArgumentGroup) -> None:
@@ -24,7 +24,7 @@ def add_schedule_argument(group: ArgumentGroup) -> None:
 
 def with_schedule(arguments: argparse.Namespace, plan: Plan, reliability: Reliability) -> Plan:
     """The plan whose run has the phases of the schedule; the same without one. Raises `InputError`."""
-    from shardwise.batch_size.batch_schedule import parse_batch_schedule
+    from shardwise.batch_size import parse_batch_schedule
     from shardwise.price.training_run import price_scheduled_run
 
     if arguments.batch_schedule is None:

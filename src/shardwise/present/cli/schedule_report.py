@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Slot
+from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Slot, Timeline
 from shardwise.pipeline.compare_schedules import ScheduleFigures
 from shardwise.pipeline.messages import count_messages
-from shardwise.pipeline.timeline import Timeline
 from shardwise.present.cli.section import Fitted, Report, Row, Section, Table
 from shardwise.present.pictures.pipeline_schedule_timeline import bubble_text, title_of
-from shardwise.values.units import format_percent
+from shardwise.values import format_percent
 
 WIDEST = 116  # columns, where there is no terminal
 IDLE, PAIR = ".", "&"

@@ -13,9 +13,7 @@ from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.present.cli.show_values import first_words, shown
 from shardwise.present.pictures.catalogue.sourced_entries import catalogue_payload
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import InputError, Parser, SourcedValue
 
 DESCRIPTION = "List what the catalogues have. With a name: every value of it with its source."
 EXAMPLES = (
@@ -150,15 +148,14 @@ def _model_entry(name: str, values: Sequence[SourcedValue]) -> Report:
 
 
 def _model_names() -> tuple[str, ...]:
-    from shardwise.model.load import model_names
+    from shardwise.model import model_names
 
     return model_names()
 
 
 def _models(names: Sequence[str]) -> Report:
-    from shardwise.model.load import load_model
-    from shardwise.model.parameters_and_flops import num_active_params, num_params
-    from shardwise.values.units import format_count
+    from shardwise.model import load_model, num_active_params, num_params
+    from shardwise.values import format_count
 
     rows: list[Row] = [
         ("model", "parameters", "active", "experts", "layers", "d_model", "d_ff", "heads", "kv heads", "vocabulary")
@@ -173,14 +170,14 @@ def _models(names: Sequence[str]) -> Report:
 
 
 def _precision_names() -> tuple[str, ...]:
-    from shardwise.values.precision import PRECISIONS
+    from shardwise.values import PRECISIONS
 
     return tuple(PRECISIONS)
 
 
 def _precisions(names: Sequence[str]) -> Report:
     from shardwise.model.optimizer_state import bytes_per_parameter
-    from shardwise.values.precision import PRECISIONS
+    from shardwise.values import PRECISIONS
 
     rows: list[Row] = [
         (

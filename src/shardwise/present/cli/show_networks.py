@@ -10,13 +10,13 @@ from shardwise.present.cli.show_values import shown
 
 
 def chip_names() -> tuple[str, ...]:
-    from shardwise.hardware.chips import chip_names as names
+    from shardwise.hardware import chip_names as names
 
     return names()
 
 
 def chips_table(names: Sequence[str]) -> Report:
-    from shardwise.hardware.chips import load_chip
+    from shardwise.hardware import load_chip
 
     rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
     for name in names:
@@ -44,7 +44,7 @@ def cluster_names() -> tuple[str, ...]:
 
 def _known_clusters() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each chip with the shorthands of one host or node and of the largest that has one shape."""
-    from shardwise.hardware.chips import get_catalog_entry
+    from shardwise.hardware import get_catalog_entry
 
     for name in chip_names():
         entry = get_catalog_entry(name)
@@ -81,7 +81,7 @@ FORMS: tuple[Row, ...] = (
 
 
 def clusters_table(names: Sequence[str]) -> Report:
-    from shardwise.hardware.cluster_loading import load_cluster
+    from shardwise.hardware import load_cluster
 
     rows: list[Row] = [("cluster", "devices", "network")]
     for form in names:
@@ -92,8 +92,7 @@ def clusters_table(names: Sequence[str]) -> Report:
 
 def _network(network: Any) -> str:
     """A network in a few words."""
-    from shardwise.hardware.network.pods import Pods
-    from shardwise.hardware.network.torus import Torus
+    from shardwise.hardware import Pods, Torus
 
     if isinstance(network, Pods):
         rate = shown("bytes_per_s", network.bytes_per_s)

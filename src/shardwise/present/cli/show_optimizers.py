@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
 from shardwise.present.cli.show_values import first_words
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import SourcedValue
 
 if TYPE_CHECKING:
-    from shardwise.model.optimizers.definition import Hyperparameter, Optimizer
-    from shardwise.values.precision import Precision
+    from shardwise.model import Optimizer
+    from shardwise.model.optimizers.definition import Hyperparameter
+    from shardwise.values import Precision
 
 
 def optimizer_names() -> tuple[str, ...]:
-    from shardwise.model.optimizers.registry import optimizer_names as names
+    from shardwise.model import optimizer_names as names
 
     return names()
 
 
 def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
     """State and bytes of a parameter, of matrices and of all else where these differ, and every field."""
-    from shardwise.model.optimizer_state import factor_bytes
-    from shardwise.model.optimizers.registry import get_optimizer
+    from shardwise.model import factor_bytes, get_optimizer
 
     one, recipe = get_optimizer(name), _recipe(precision)
     found: list[SourcedValue] = [
@@ -56,7 +56,7 @@ def _values_of_field(field: Hyperparameter) -> dict[str, object]:
 
 
 def _recipe(precision: str | None) -> Precision:
-    from shardwise.values.precision import get_precision
+    from shardwise.values import get_precision
 
     return get_precision(precision or "bf16")
 
@@ -80,8 +80,8 @@ def _others(name: str, one: Optimizer) -> str | None:
 def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
     """The number format of each tensor of the state; no master copy where the weights are their own, and the gradient where the
     update has a copy of its own."""
+    from shardwise.model import GRADIENT, MASTER
     from shardwise.model.optimizer_state import moment_formats
-    from shardwise.model.optimizers.definition import GRADIENT, MASTER
 
     own = {MASTER: recipe.master, **moment_formats(recipe, one), GRADIENT: recipe.update_gradients}
     return {name: format for name, format in own.items() if format is not None}
@@ -94,13 +94,13 @@ def _is_own(one: Optimizer, tensor: str) -> bool:
 
 
 def _bytes(one: Optimizer, recipe: Precision) -> float:
-    from shardwise.model.optimizer_state import moment_bytes
+    from shardwise.model import moment_bytes
 
     return recipe.master_bytes + moment_bytes(recipe, one)
 
 
 def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
-    from shardwise.model.optimizer_state import factor_bytes
+    from shardwise.model import factor_bytes
 
     factor = factor_bytes(recipe, one)
     return f"{_bytes(one, recipe):g}" + (f", {factor:g}/{' and '.join(_sides(one))}" if factor else "")
@@ -108,7 +108,8 @@ def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
 
 def _sides(one: Optimizer) -> tuple[str, ...]:
     """What moments that are no elements' have a number for, each once."""
-    from shardwise.model.optimizers.definition import PAIR_GRANULARITIES, Granularity
+    from shardwise.model import Granularity
+    from shardwise.model.optimizers.definition import PAIR_GRANULARITIES
 
     every = (one.granularity(name) for name in one.moments)
     return tuple(
@@ -122,7 +123,7 @@ def _sides(one: Optimizer) -> tuple[str, ...]:
 
 def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
     """Optimizers with their state and its bytes."""
-    from shardwise.model.optimizers.registry import get_optimizer
+    from shardwise.model import get_optimizer
 
     recipe = _recipe(precision)
     rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
@@ -134,7 +135,7 @@ def optimizers_table(names: Sequence[str], precision: str | None = None) -> Repo
 
 
 def _remark(recipe: Precision) -> str:
-    from shardwise.values.dtypes import bytes_per_element
+    from shardwise.values import bytes_per_element
 
     further = bytes_per_element(recipe.weights) + recipe.gradient_bytes
     return (
@@ -145,8 +146,7 @@ def _remark(recipe: Precision) -> str:
 
 def optimizer_entry(name: str, precision: str | None = None) -> Report:
     """The state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
-    from shardwise.model.optimizer_state import factor_bytes
-    from shardwise.model.optimizers.registry import get_optimizer
+    from shardwise.model import factor_bytes, get_optimizer
 
     one, recipe = get_optimizer(name), _recipe(precision)
     blocks: list[Block] = []
@@ -166,7 +166,7 @@ def optimizer_entry(name: str, precision: str | None = None) -> Report:
 
 
 def _state_table(one: Optimizer, recipe: Precision) -> Table:
-    from shardwise.values.dtypes import bytes_per_element
+    from shardwise.values import bytes_per_element
 
     rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
     rows += [

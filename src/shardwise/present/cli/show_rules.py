@@ -6,24 +6,25 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from shardwise.present.cli.section import Report, Section, Table
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import SourcedValue
 
 
 def rule_names() -> tuple[str, ...]:
-    from shardwise.book_formulas.named_rules import rules_by_name
+    from shardwise.book_formulas import rules_by_name
 
     return tuple(rules_by_name())
 
 
 def values_of(name: str) -> list[SourcedValue]:
-    from shardwise.book_formulas.named_rules import get_rule, rule_values
+    from shardwise.book_formulas import get_rule
+    from shardwise.book_formulas.named_rules import rule_values
 
     return rule_values(get_rule(name))
 
 
 def rules_table(names: Sequence[str]) -> Report:
     """The rules by topic, a line for each."""
-    from shardwise.book_formulas.named_rules import get_rule
+    from shardwise.book_formulas import get_rule
 
     groups = groupby(map(get_rule, names), key=lambda one: one.topic)
     sections = [
@@ -34,7 +35,7 @@ def rules_table(names: Sequence[str]) -> Report:
 
 
 def rule_entry(name: str) -> Report:
-    from shardwise.book_formulas.named_rules import get_rule
+    from shardwise.book_formulas import get_rule
     from shardwise.present.cli.rule_report import rule_report
 
     return rule_report(get_rule(name))

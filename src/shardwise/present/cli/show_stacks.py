@@ -8,14 +8,14 @@ from shardwise.present.cli.section import Block, Report, Row, Section, Table
 
 
 def stack_names() -> tuple[str, ...]:
-    from shardwise.hardware.stacks import stack_names as names
+    from shardwise.hardware import stack_names as names
 
     return names()
 
 
 def stack_entry(name: str, chip: str | None = None) -> Report:
     """A line for each constant and for each ability, each source once."""
-    from shardwise.hardware.stacks import get_stack
+    from shardwise.hardware import get_stack
     from shardwise.present.pictures.catalogue.sourced_stacks import stack_constants
 
     stack, found = get_stack(name), list(stack_constants(name, chip))
@@ -51,8 +51,8 @@ def _values(values: bool | Sequence[object]) -> str:
 
 def stacks_table(names: Sequence[str]) -> Report:
     """Stacks and kinds with their four constants."""
+    from shardwise.hardware import get_stack
     from shardwise.hardware.published_constants import is_measured, load_published_fit
-    from shardwise.hardware.stacks import get_stack
     from shardwise.present.pictures.catalogue.sourced_stacks import stack_constants
 
     every = {name: list(stack_constants(name, None)) for name in names}

@@ -8,14 +8,14 @@ from shardwise.present.cli.section import Report, Row, Section, Table
 
 
 def target_names() -> tuple[str, ...]:
-    from shardwise.interop.frameworks.targets import TARGETS
+    from shardwise.interop import TARGETS
 
     return tuple(TARGETS)
 
 
 def targets_table(names: Sequence[str]) -> Report:
     """Targets with their releases and stacks."""
-    from shardwise.interop.frameworks.targets import get_target
+    from shardwise.interop import get_target
 
     rows: list[Row] = [("target", "framework", "release", "stack", "says the model", "options")]
     for name in names:

@@ -15,7 +15,7 @@ WIDEST_SOURCE = 100  # of a table
 
 def shown(key: str, value: Any) -> str:
     """A value in the unit that its name says."""
-    from shardwise.values.units import format_count, format_quantity, format_seconds
+    from shardwise.values import format_count, format_quantity, format_seconds
 
     if value is None or value == () or value == []:
         return "none"

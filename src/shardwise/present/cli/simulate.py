@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments, at_least, write_file
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.present.cli.section import Report
-    from shardwise.price.simulation.result import Simulation
-    from shardwise.search.plan import Plan
+    from shardwise.price import Simulation
+    from shardwise.search import Plan
 
 DESCRIPTION = """A plan's step, instruction by instruction: kernels on the compute stream, collectives on a stream for each axis,
 waited for where the list has it, and the schedule of its passes. Says what is exposed of each axis, what the stages wait for one
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.present.cli.simulate_report import simulation_report
     from shardwise.price.simulation.result import simulation_payload
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
 
     plan = load_plan(arguments.plan)
     found = _simulation(arguments, plan)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _simulation(arguments: argparse.Namespace, plan: Plan) -> Simulation:
-    from shardwise.price.simulation.result import simulate
+    from shardwise.price import simulate
     from shardwise.price.simulation.streams import CONTENTION
 
     given = arguments.contention

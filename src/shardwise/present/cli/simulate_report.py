@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.present.cli.summary import overlap_text
 from shardwise.present.pictures.pipeline_schedule_timeline import title_of
+from shardwise.price import Simulation
 from shardwise.price.simulation.critical_path import CriticalPart, critical_passes
-from shardwise.price.simulation.result import Simulation, split_by_rank
+from shardwise.price.simulation.result import split_by_rank
 from shardwise.price.simulation.stage_passes import LIST
-from shardwise.search.plan import Plan
-from shardwise.values.units import format_bytes, format_percent, format_seconds
+from shardwise.search import Plan
+from shardwise.values import format_bytes, format_percent, format_seconds
 
 MOST_PARTS = 8  # of the critical path, in text
 

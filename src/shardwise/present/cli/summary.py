@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwise.hardware.chips import LOCAL, LOCAL_NOTE
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.model.parameters_and_flops import num_params
+from shardwise.hardware import LOCAL, LOCAL_NOTE
+from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.model import DEFAULT_OPTIMIZER, num_params
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.layout_words import layout_words
 from shardwise.present.cli.run_report import run_text
 from shardwise.present.cli.section import Cell, Marked, Section, lines_table
-from shardwise.price.estimate import Estimate
-from shardwise.search.plan import Plan
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.units import format_bytes, format_count, format_seconds, pluralize
+from shardwise.price import Estimate
+from shardwise.search import Plan
+from shardwise.values import COMMUNICATION_TERMS, format_bytes, format_count, format_seconds, pluralize
 
 
 def summary(plan: Plan, smallest_change: str | None = None) -> Section:

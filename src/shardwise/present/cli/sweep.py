@@ -12,20 +12,22 @@ from shardwise.present.cli.arguments import resolve, resolve_reliability, write_
 from shardwise.present.cli.html import write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report
-from shardwise.values.argument_parser import Parser, write_error
-from shardwise.values.errors import (
-    EXIT_INTERRUPTED,
+from shardwise.values import (
     InputError,
     NothingFitsError,
+    Parser,
     format_problems,
+    parse_overrides,
     raise_problems,
     run_all,
+    write_error,
 )
-from shardwise.values.overrides import parse_overrides
+from shardwise.values.errors import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from shardwise.layout.choices import Choices
-    from shardwise.search.plan_sweep import SweepCase, SweepPoint, Swept, SweptValues
+    from shardwise.layout import Choices
+    from shardwise.search import SweepCase, SweepPoint, Swept
+    from shardwise.search.plan_sweep import SweptValues
 
 OF_ONE_PLAN = ("out", "export", "deadline", "budget")
 OF_SWEEPS = ("draw", "csv")
@@ -62,9 +64,9 @@ def run_sweep(arguments: argparse.Namespace, pins: Mapping[str, Any], maxima: Ma
 
     Raises what kept the points from a plan where none has one.
     """
-    from shardwise.search.plan_sweep import Swept
-    from shardwise.search.sweep_values import grid_points, parse_sweeps
-    from shardwise.values.atomic_files import require_writable
+    from shardwise.search import Swept, grid_points
+    from shardwise.search.sweep_values import parse_sweeps
+    from shardwise.values import require_writable
 
     sweeps = parse_sweeps(arguments.sweep)
     _require_alone(arguments, pins, [sweep.name for sweep in sweeps])
@@ -114,9 +116,8 @@ def _case(
     arguments: argparse.Namespace, at: SweptValues, pins: Mapping[str, Any], maxima: Mapping[str, Any]
 ) -> SweepCase:
     """What the command line stands for with the values of a point in it."""
-    from shardwise.layout.choices import choices_from_pins
-    from shardwise.layout.rules.engine import job_for_engine
-    from shardwise.search.plan_sweep import SweepCase
+    from shardwise.layout import choices_from_pins, job_for_engine
+    from shardwise.search import SweepCase
     from shardwise.search.sweep_values import JOB_SWEEPS, resize_shorthand
 
     given = {name: str(value) for name, value in at.items() if name in JOB_SWEEPS}

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from shardwise.present.cli.interval import INTERVAL
 from shardwise.present.cli.section import Report, Row, Section, Table
 from shardwise.present.pictures.sweep_charts import BILLION, absent, what_is_planned
-from shardwise.price.estimate import Estimate
-from shardwise.price.problem import PRICE_FIELD
-from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts, waiting_share
-from shardwise.search.sweep_values import format_value, grid_points
-from shardwise.values.units import format_bytes, format_days, format_percent, format_seconds, format_usd, pluralize
+from shardwise.price import PRICE_FIELD, Estimate
+from shardwise.search import SweepPoint, Swept, grid_points
+from shardwise.search.plan_sweep import find_knee, step_time_parts, waiting_share
+from shardwise.search.sweep_values import format_value
+from shardwise.values import format_bytes, format_days, format_percent, format_seconds, format_usd, pluralize
 
 ABSENT = "-"
 LOST = (0.9, 0.5)  # efficiencies whose loss is said: a tenth, and half; a choice

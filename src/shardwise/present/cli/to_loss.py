@@ -7,22 +7,21 @@ import json
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from shardwise.model.job import DEFAULT_SEQ_LEN
+from shardwise.model import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import resolve_reliability, resolve_several
 from shardwise.present.cli.html import write_plan_report
 from shardwise.present.cli.pictures import write_picture
 from shardwise.present.cli.section import Report, Section
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, MissedLimitError, raise_problems, run_all
+from shardwise.values import InputError, Parser, raise_problems, run_all
+from shardwise.values.errors import MissedLimitError
 
 if TYPE_CHECKING:
-    from shardwise.batch_size.tradeoff import LossTarget
-    from shardwise.hardware.cluster import Cluster
-    from shardwise.layout.choices import Choices
-    from shardwise.model.architecture import Architecture
-    from shardwise.model.job import Job
-    from shardwise.price.problem import Limits
-    from shardwise.search.loss_time import LossSearch
+    from shardwise.batch_size import LossTarget
+    from shardwise.hardware import Cluster
+    from shardwise.layout import Choices
+    from shardwise.model import Architecture, Job
+    from shardwise.price import Limits
+    from shardwise.search import LossSearch
 
 GOALS = ("time", "usd")
 OF_GIVEN_BATCHES = ("sweep", "csv", "export", "batch_schedule")  # flags that have no meaning where the batch is chosen
@@ -73,9 +72,9 @@ def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: 
     """The search, as a report or as JSON, and its files. Raises `MissedLimitError` where nothing meets the limits."""
     from shardwise.present.cli.to_loss_report import to_loss_report
     from shardwise.present.pictures.plan_to_target_loss_charts import search_chart
+    from shardwise.search import dump_plan
     from shardwise.search.payloads import to_loss_payload
-    from shardwise.search.plan_file import dump_plan
-    from shardwise.values.atomic_files import require_writable
+    from shardwise.values import require_writable
 
     _require_alone(arguments)
     target, batches, (model, clusters, job) = _asked(arguments)
@@ -105,7 +104,7 @@ def _searched(
     arguments: argparse.Namespace, target: LossTarget, batches: tuple[int, ...],
     asked: tuple[Architecture, tuple[Cluster, ...], Job], choices: Choices | None, limits: Limits,
 ) -> LossSearch:  # fmt: skip
-    from shardwise.layout.rules.engine import job_for_engine
+    from shardwise.layout import job_for_engine
     from shardwise.search.plan_to_target_loss import plan_to_loss
 
     model, clusters, job = asked
@@ -116,7 +115,7 @@ def _searched(
 
 
 def _doublings(found: LossSearch, choices: Choices | None, arguments: argparse.Namespace) -> tuple[Any, ...]:
-    from shardwise.search.loss_time import plan_doublings
+    from shardwise.search import plan_doublings
 
     assert found.plan is not None
     return plan_doublings(found.plan, found.target, choices=choices, progress=arguments.progress)
@@ -142,9 +141,9 @@ def _asked(
     arguments: argparse.Namespace,
 ) -> tuple[LossTarget, tuple[int, ...], tuple[Architecture, tuple[Cluster, ...], Job]]:
     """The target, the batches, and model, clusters and job. Raises `InputError` with what is wrong with all."""
-    from shardwise.batch_size.tradeoff import LossTarget
+    from shardwise.batch_size import LossTarget
     from shardwise.search.plan_to_target_loss import batches_around
-    from shardwise.values.units import parse_count
+    from shardwise.values import parse_count
 
     seq_len = _seq_len(arguments)
     (noise, loss), given, length = run_all(
@@ -175,8 +174,8 @@ def _seq_len(arguments: argparse.Namespace) -> str:
     """What is given; else the usual length, or the model's where that is less."""
     if arguments.seq_len is not None:
         return str(arguments.seq_len)
-    from shardwise.model.load import load_model
-    from shardwise.search.layout_memory import default_seq_len
+    from shardwise.model import load_model
+    from shardwise.search import default_seq_len
 
     try:
         return str(default_seq_len(load_model(arguments.model)))
@@ -186,8 +185,9 @@ def _seq_len(arguments: argparse.Namespace) -> str:
 
 def _noise(arguments: argparse.Namespace) -> tuple[Any, float | None]:
     """The noise scale, and the loss; a loss alone has the noise scale of the published law."""
-    from shardwise.batch_size.noise_scale import parse_noise_scale, published_noise_scale
-    from shardwise.values.units import parse_quantity
+    from shardwise.batch_size import parse_noise_scale
+    from shardwise.batch_size.noise_scale import published_noise_scale
+    from shardwise.values import parse_quantity
 
     loss = None if arguments.to_loss is None else parse_quantity(arguments.to_loss, label="--to-loss", unit="")
     published = None if loss is None else published_noise_scale(loss, "--to-loss")
@@ -211,9 +211,9 @@ def _batches(arguments: argparse.Namespace) -> tuple[int, ...] | None:
 
 def _missed(found: LossSearch) -> Iterable[str]:
     """What no point meets, and by how much the nearest misses it."""
-    from shardwise.search.compare_clusters import describe_missed_limits
+    from shardwise.search import describe_missed_limits
     from shardwise.search.loss_time import training_run_to_loss
-    from shardwise.values.units import format_binary
+    from shardwise.values import format_binary
 
     yield found.reason
     runs = [(point, training_run_to_loss(point.plan, found.target)) for point in found.points if point.plan]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from shardwise.batch_size.noise_scale import NoiseScale
-from shardwise.batch_size.tradeoff import LossTarget
+from shardwise.batch_size import LossTarget, NoiseScale
 from shardwise.present.cli.section import Block, Marked, Report, Row, Section, Table
 from shardwise.present.cli.summary import summary
+from shardwise.search import LossSearch
 from shardwise.search.explain.explanation import critical_batch_text
-from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, NoiseSensitivity
-from shardwise.values.units import format_binary, format_count, format_seconds, format_usd
+from shardwise.search.loss_time import Doubling, LossPoint, LossTime, NoiseSensitivity
+from shardwise.values import format_binary, format_count, format_seconds, format_usd
 
 ABSENT = "-"
 HEAD = ("batch", "of B_crit", "step", "MFU", "token time", "tokens to loss", "loss time", "chip-hours", "cost")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.run.data.documents import TextFile
@@ -59,8 +59,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; the shards are written first."""
     from shardwise.run.data.corpus_writer import DEFAULT_VOCAB, write_corpus
     from shardwise.run.data.shard_index import corpus_payload
-    from shardwise.values.errors import run_all
-    from shardwise.values.units import parse_count, parse_quantity
+    from shardwise.values import parse_count, parse_quantity, run_all
 
     sources, tokenizer, vocab_size, held_out = run_all(
         lambda: _sources(arguments),
@@ -77,8 +76,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _sources(arguments: argparse.Namespace) -> tuple[TextFile, ...]:
     from shardwise.run.data.documents import GLOBS, find_text_files, python_library
-    from shardwise.values.errors import InputError
-    from shardwise.values.units import parse_quantity
+    from shardwise.values import InputError, parse_quantity
 
     if not arguments.sources and arguments.python_library is None:
         raise InputError("tokenize: found no text; a folder, a file or --python-library SIZE is required")
@@ -91,7 +89,7 @@ def _sources(arguments: argparse.Namespace) -> tuple[TextFile, ...]:
 
 def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     from shardwise.run.data.tokenizer import load_tokenizer
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     if arguments.tokenizer is None:
         if arguments.end_of_document is not None:
@@ -104,7 +102,7 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
 
 def _report(index: ShardIndex, *, trained: bool) -> Report:
     from shardwise.run.data.shard_index import SPLITS
-    from shardwise.values.units import format_bytes, pluralize
+    from shardwise.values import format_bytes, pluralize
 
     rows: list[Row] = []
     for name in SPLITS:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments, write_file
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure.reconcile.trace_analysis import TraceAnalysis
     from shardwise.present.cli.section import Report
-    from shardwise.records.run_folder import RunFolder
+    from shardwise.records import RunFolder
 
 DESCRIPTION = """What the ranks of a run did in a step that `train --profile` recorded: kernels, waits and collectives under the
 names of the planned step. Says how long each rank was busy, what communication was exposed on each axis and what was hidden
@@ -54,8 +54,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.measure.reconcile.payloads import trace_payload
     from shardwise.measure.reconcile.trace_analysis import load_trace_analysis
     from shardwise.present.cli.trace_report import trace_report
-    from shardwise.records.run_folder import RunFolder
-    from shardwise.values.units import parse_count
+    from shardwise.records import RunFolder
+    from shardwise.values import parse_count
 
     folder = RunFolder(Path(arguments.folder))
     folder.require_run_to_trace()

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from shardwise.measure.reconcile.rank_time import Occupancy
 from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE, Bottleneck, TraceAnalysis
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.units import format_percent, format_seconds, pluralize
+from shardwise.values import COMMUNICATION_TERMS, format_percent, format_seconds, pluralize
 
 MOST = 5  # bottlenecks and stalls in text, and differences in the short form
 AXES = (*COMMUNICATION_TERMS, "control")

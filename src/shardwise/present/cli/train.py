@@ -7,8 +7,7 @@ import importlib.util
 
 from shardwise.present.cli.section import Report, paragraphs
 from shardwise.run.trainer.flags import DESCRIPTION, EXAMPLES, add_train_arguments
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
+from shardwise.values import InputError, Parser
 
 __all__ = ["DESCRIPTION", "EXAMPLES", "configure", "run"]
 

@@ -11,11 +11,11 @@ from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.html import add_report_argument, write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.present.cli.section import Report, paragraphs
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure.calibrate.published_runs.run_table import RunRow
-    from shardwise.values.progress import Progress
+    from shardwise.values import Progress
 
 DESCRIPTION = """Predict the step time and the peak memory of published training runs, and compare. What was measured is
 never read by a prediction. Runs of quality A and A- count, each 1 over the number of runs of the same configuration."""
@@ -102,7 +102,7 @@ def _groups(arguments: argparse.Namespace) -> str | Report:
     """How well layouts are ranked. Raises `InputError` beside options that choose rows: the groups are those of the package."""
     from shardwise.measure.calibrate.layout_ranking import groups_report, published_groups
     from shardwise.measure.calibrate.payloads import groups_payload
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     others = ("chip", "source", "rows", "plot", "bound", "folds")
     given = [f"--{name}" for name in others if getattr(arguments, name) not in (None, False)]
@@ -114,7 +114,7 @@ def _groups(arguments: argparse.Namespace) -> str | Report:
 
 def _chosen(rows: Sequence[RunRow], chip: str | None, source: str | None) -> list[RunRow]:
     """The rows of a chip and of a source. Raises `InputError` when none is left."""
-    from shardwise.values.errors import InputError
+    from shardwise.values import InputError
 
     def has(row: RunRow) -> bool:
         where = " ".join((row.family, row.source, row.cell("software"))).lower()

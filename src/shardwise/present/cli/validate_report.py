@@ -16,7 +16,7 @@ from shardwise.measure.calibrate.prediction_errors import (
 )
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.values.units import format_seconds
+from shardwise.values import format_seconds
 
 WORST = 10
 

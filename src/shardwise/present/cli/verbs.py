@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from shardwise.values.argument_parser import Parser
+from shardwise.values import Parser
 
 
 class Verb(NamedTuple):

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table
-from shardwise.step.issued_collectives import count_collectives
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError
+from shardwise.step import count_collectives
+from shardwise.values import InputError, Parser
 
 if TYPE_CHECKING:
     from shardwise.verify.training.plan_verification import MeshVerification, PlanVerification
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """What was found, as text or as JSON."""
     if importlib.util.find_spec("torch") is None:
         raise InputError("verify: PyTorch is not installed; pip install shardwise[train]")
-    from shardwise.search.plan_file import load_plan
+    from shardwise.search import load_plan
     from shardwise.verify.training.plan_verification import verify_payload, verify_plan
     from shardwise.verify.training.small_case import small_recipe
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.present.draw.scales import even_ticks, log_place, round_ends, ticks
-from shardwise.values.units import format_bytes, format_quantity, format_seconds, format_usd
+from shardwise.values import format_bytes, format_quantity, format_seconds, format_usd
 
 MOST_TICKS = 8  # of a linear axis
 HEADROOM = 1.05  # of a linear axis over the largest value

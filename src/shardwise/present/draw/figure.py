@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shardwise.present.draw.drawing import Area, Circle, Drawing, Mark, Path, Rect, Text
 from shardwise.present.draw.palette import PAPER, Colour
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

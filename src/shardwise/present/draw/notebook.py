@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 if TYPE_CHECKING:
     from shardwise.present.draw.charts import Chart

@@ -11,7 +11,7 @@ from shardwise.present.draw.drawing import SIZE, Drawing
 from shardwise.present.draw.palette import EMPTY, FAINT, INK, PAPER, Colour, text_on
 from shardwise.present.draw.scales import even_ticks
 from shardwise.present.draw.text import text_width
-from shardwise.values.units import format_seconds
+from shardwise.values import format_seconds
 
 ROW_HEIGHT, ROW_GAP = 30.0, 6.0
 THIN_HEIGHT, THIN_GAP = 12.0, 2.0

@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.table import violations
-from shardwise.measure.reconcile.reconciliation import Reconciliation, read_run, reconcile
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, violations
+from shardwise.measure import Reconciliation, read_run
+from shardwise.measure.reconcile.reconciliation import reconcile
+from shardwise.model import Architecture, Job
 from shardwise.present.explore.known import Known
 from shardwise.present.explore.state import State
-from shardwise.search.layout_plan import plan_layout
-from shardwise.search.plan import Plan
-from shardwise.values.errors import ShardwiseError, raise_problems
+from shardwise.search import Plan, plan_layout
+from shardwise.values import ShardwiseError, raise_problems
 
 WORKED_OUT = ("plan", "problems", "measured")  # of a layout, whatever the view
 

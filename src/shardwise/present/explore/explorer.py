@@ -24,7 +24,7 @@ from shardwise.present.explore.views.run import run
 from shardwise.present.explore.views.schedule import schedule
 from shardwise.present.explore.views.timeline import timeline
 from shardwise.present.explore.views.why import why
-from shardwise.values.errors import ShardwiseError, lookup
+from shardwise.values import ShardwiseError, lookup
 
 KEPT = 32  # layouts with their plans, some 100 KB each
 

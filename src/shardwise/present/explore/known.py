@@ -11,17 +11,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TypeVar
 
-from shardwise.hardware.cluster import Cluster, parse_shorthand
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.load import load_model, model_names
+from shardwise.hardware import Cluster, load_cluster
+from shardwise.hardware.cluster import parse_shorthand
+from shardwise.model import Architecture, Job, load_model, model_names
 from shardwise.present.explore.state import ROOMS, State
-from shardwise.price.problem import with_problem_defaults
-from shardwise.price.roofline import loss_kind
-from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError, ShardwiseError, describe_unknown, raise_problems
-from shardwise.values.overrides import apply_overrides, parse_overrides
+from shardwise.price import loss_kind, with_problem_defaults
+from shardwise.search import Plan
+from shardwise.values import (
+    InputError,
+    ShardwiseError,
+    apply_overrides,
+    describe_unknown,
+    parse_overrides,
+    raise_problems,
+)
 
 OPENED = "@plan"  # behind the name of a model or a cluster of the opened plan that the catalogue has otherwise
 # What is answered while something is dragged; what is larger belongs on the command line.

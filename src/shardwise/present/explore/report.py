@@ -17,9 +17,8 @@ from shardwise.present.explore.pages import pages
 from shardwise.present.explore.searching import searched
 from shardwise.present.explore.views.numbers import NUMBERS
 from shardwise.present.explore.views.why import explained
-from shardwise.search.plan import Plan
-from shardwise.values.errors import ShardwiseError
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.search import Plan
+from shardwise.values import MEMORY_TERMS, TIME_TERMS, ShardwiseError
 
 SCHEMA = "shardwise.report/1"
 Kind = Literal["plan", "explain", "reconcile", "validate", "sweep"]

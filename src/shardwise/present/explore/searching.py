@@ -11,18 +11,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import Choices
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import stack_of
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
+from shardwise.hardware import Cluster
+from shardwise.layout import Choices, Layout, stack_of
+from shardwise.model import Architecture, Job
 from shardwise.present.explore.state import layout_text
-from shardwise.price.problem import with_problem_defaults
-from shardwise.search.plan import Plan
-from shardwise.search.planner import make_plan
+from shardwise.price import with_problem_defaults
+from shardwise.search import Plan, make_plan
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 MOST_POINTS = 300  # layouts beside the front: more are no picture
 

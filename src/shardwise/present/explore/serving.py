@@ -12,7 +12,7 @@ import uvicorn
 from shardwise.present.explore.explorer import Explorer
 from shardwise.present.explore.guard import allowed_hosts, is_loopback
 from shardwise.present.explore.server import application
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 LOG = "critical"  # a request leaves no line
 MOST_CONNECTIONS = 64
@@ -63,7 +63,7 @@ def serve(explorer: Explorer, address: Address) -> None:
 
 def _warmed(explorer: Explorer) -> None:
     """Have the first answer ready before it is asked for: the derivation of a model's block takes a tenth of a second."""
-    from shardwise.values.errors import ShardwiseError
+    from shardwise.values import ShardwiseError
 
     try:
         explorer.answer("overview", "")

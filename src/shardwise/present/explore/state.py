@@ -11,10 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from shardwise.layout.layout import Layout
-from shardwise.values.errors import InputError, did_you_mean, raise_problems
-from shardwise.values.overrides import parse_overrides
-from shardwise.values.units import format_binary, parse_count, parse_quantity
+from shardwise.layout import Layout
+from shardwise.values import (
+    InputError,
+    did_you_mean,
+    format_binary,
+    parse_count,
+    parse_overrides,
+    parse_quantity,
+    raise_problems,
+)
 
 VIEWS = ("overview", "notation", "memory", "schedule", "batch", "run")
 # What a view, or a question beside the views, is asked with.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from shardwise.batch_size.branch_losses import BranchPoint, ComparedBranches
+from shardwise.batch_size import BranchPoint
+from shardwise.batch_size.branch_losses import ComparedBranches
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Marker
-from shardwise.values.units import format_count
+from shardwise.values import format_count
 
 
 def branches_chart(point: BranchPoint, found: ComparedBranches) -> LineChart:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from shardwise.batch_size import BatchTradeoff
 from shardwise.batch_size.batch_sweep_fit import TradeoffFit
-from shardwise.batch_size.tradeoff import BatchTradeoff
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Cloud, Line, LineChart, Marker, Point
-from shardwise.values.units import format_count
+from shardwise.values import format_count
 
 NUM_POINTS = 65  # of the curve
 BEYOND = 2.0  # how far the curve goes beyond the runs, and at least beyond the critical batch, as a factor

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from shardwise.hardware.network.message_simulation import CollectiveSimulation, DeviceStates, RingGrid, ShardPiece
 from shardwise.present.draw.strip import Cell, Frame, Strip
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_bytes
+from shardwise.sharding import CollectiveKind
+from shardwise.values import InputError, format_bytes
 
 MOST_DEVICES = 16
 NAMES = {

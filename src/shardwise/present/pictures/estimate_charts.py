@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.notebook import Shown, Table
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import InputError, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.price.estimate import Estimate
+    from shardwise.price import Estimate
 
 Charts = tuple[BarChart, BarChart]
 

@@ -8,8 +8,8 @@ from typing import Any
 from shardwise.measure.reconcile.aligned_traces import TracedStep, event_axis
 from shardwise.present.draw.trace import Event, chrome_trace
 from shardwise.present.pictures.simulated_step_timeline import planned_events
-from shardwise.price.simulation.simulated_step import SimulatedStep
-from shardwise.records.step_trace import COLLECTIVE, WAIT, TraceEvent
+from shardwise.price import SimulatedStep
+from shardwise.records import COLLECTIVE, WAIT, TraceEvent
 
 ABOUT = ("path", "unit", "action", "role", "num_bytes")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Band, Line, LineChart, Marker
 from shardwise.records.step_memory_and_collectives import MemoryTrace
-from shardwise.values.units import format_bytes
+from shardwise.values import format_bytes
 
 GAP = 0.02  # between two steps, of the time of all
 

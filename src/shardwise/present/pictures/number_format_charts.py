@@ -8,7 +8,7 @@ import numpy as np
 
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart
-from shardwise.values.dtypes import NumberFormat
+from shardwise.values import NumberFormat
 from shardwise.values.quantization import round_to_format
 
 NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed precision training

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.values.dtypes import NumberFormat
+from shardwise.values import NumberFormat
 
 SCHEMA = "shardwise.precision/1"
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, ActionList, Slot
+from shardwise.pipeline import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    Action,
+    ActionList,
+    Slot,
+    Timeline,
+)
 from shardwise.pipeline.messages import remote_dependencies
-from shardwise.pipeline.timeline import Timeline
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.draw.palette import TERM_COLOURS, Colour
 from shardwise.present.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.draw.trace import Arrow, Event, chrome_trace
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_percent, pluralize
+from shardwise.values import InputError, format_percent, pluralize
 
 MOST_DRAWN = 8192  # slots: more are no picture that a browser shows well
 TERMS = {

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.pictures.estimate_charts import estimate_charts, estimate_facts
-from shardwise.values.units import format_bytes, format_days, format_seconds, format_usd
+from shardwise.values import format_bytes, format_days, format_seconds, format_usd
 
 if TYPE_CHECKING:
-    from shardwise.search.compare_clusters import Comparison, Contender
-    from shardwise.search.explain.explanation import Explanation
-    from shardwise.search.layout_memory import LayoutMemory
-    from shardwise.search.plan import Plan
+    from shardwise.search import Comparison, Explanation, LayoutMemory, Plan
+    from shardwise.search.compare_clusters import Contender
 
 MOST_BARS = 6  # the chosen one, and the nearest of the others
 

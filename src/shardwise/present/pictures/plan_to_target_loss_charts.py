@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Marker
 from shardwise.present.draw.notebook import Shown, Table
-from shardwise.search.loss_time import LossPoint, LossSearch, LossTime
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_binary, format_count, format_seconds, format_usd
+from shardwise.search import LossSearch
+from shardwise.search.loss_time import LossPoint, LossTime
+from shardwise.values import InputError, format_binary, format_count, format_seconds, format_usd
 
 
 def search_chart(found: LossSearch) -> LineChart:

@@ -9,7 +9,7 @@ from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.drawing import Drawing, below
 from shardwise.present.draw.line_chart import Band, Cloud, Line, LineChart
 from shardwise.present.draw.lines import draw_lines
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 WITHIN = 0.1  # of what was measured: the band that is drawn
 RESIDUAL_HEIGHT = 220.0

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import POLICIES
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout
+from shardwise.model import POLICIES, Architecture, Job
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Point
-from shardwise.price.layout_pricer import Pricing
-from shardwise.price.problem import with_problem_defaults
+from shardwise.price import Pricing, with_problem_defaults
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
 
 

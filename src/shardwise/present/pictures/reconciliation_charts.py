@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.records.step_log import MEASURED_TERMS
-from shardwise.values.estimate_terms import MEMORY_TERMS
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import MEMORY_TERMS, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.measure.reconcile.reconciliation import Reconciliation
+    from shardwise.measure import Reconciliation
 
 
 def shown_reconciliation(found: Reconciliation) -> Shown:

@@ -8,8 +8,7 @@ from shardwise.batch_size.noise_estimators import MeasuredNoise
 from shardwise.batch_size.run_noise import RunNoise
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Band, Line, LineChart
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_count
+from shardwise.values import InputError, format_count
 
 
 def run_noise_chart(found: RunNoise) -> LineChart:

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shardwise.present.draw.grids import Grid, GridChart
+from shardwise.sharding import Mesh, Spec
 from shardwise.sharding.device_shards import shard_holders
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Spec
 
 MOST_SUMMANDS = 4  # that are written out
 

@@ -7,7 +7,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from shardwise.price.product import Objective, ProductReport, ProgramCost, StepCost, TensorFacts
+from shardwise.price import ProductReport, ProgramCost
+from shardwise.price.product import Objective, StepCost, TensorFacts
 from shardwise.sharding.notation import explain_sums
 
 SCHEMA = "shardwise.matmul/1"

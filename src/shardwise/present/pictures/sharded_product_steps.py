@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.derive.expression import ShardedExpression
-from shardwise.derive.sharded_program import CollectiveStep, ShardedProgram
+from shardwise.derive import CollectiveStep, ShardedExpression, ShardedProgram
 from shardwise.present.pictures.shard_holder_grids import Moment
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.values.errors import lookup
+from shardwise.values import lookup
 
 SCHEMA = "shardwise.completion/1"
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from shardwise.pipeline.actions import Action
+from shardwise.pipeline import Action
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.draw.palette import INK, TERM_COLOURS, Colour
 from shardwise.present.draw.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.draw.trace import Event, chrome_trace
 from shardwise.present.pictures.pipeline_schedule_timeline import arrows_of, legend_of, parts_of, title_of
-from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve, Simulation
-from shardwise.price.simulation.simulated_step import SimulatedStep
+from shardwise.price import SimulatedStep, Simulation, TimedKernel
+from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve
 from shardwise.price.simulation.streams import StreamEvent as Done
-from shardwise.price.simulation.streams import TimedKernel
-from shardwise.step.instructions import COMPUTE
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_bytes, format_percent, format_seconds
+from shardwise.step import COMPUTE
+from shardwise.values import InputError, format_bytes, format_percent, format_seconds
 
 MOST_DRAWN = 4096  # passes: a browser does not show more well
 MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB

@@ -10,13 +10,11 @@ from shardwise.layout.layout import AXES
 from shardwise.present.draw.heat_map import HeatMap
 from shardwise.present.draw.notebook import Shown, Table
 from shardwise.present.draw.panels import Column, Panel, PanelChart
+from shardwise.search import Plan, SweepPoint, Swept
 from shardwise.search.payloads import accumulation_steps
-from shardwise.search.plan import Plan
-from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
+from shardwise.search.plan_sweep import find_knee, step_time_parts
 from shardwise.search.sweep_values import format_value
-from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import MEMORY_TERMS
-from shardwise.values.units import format_bytes, format_seconds
+from shardwise.values import MEMORY_TERMS, InputError, format_bytes, format_seconds
 
 WIDTH = 18  # characters of a line under a column
 BILLION = 1e9  # tokens that dollars are shown for

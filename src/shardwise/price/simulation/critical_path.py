@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardwise.pipeline.actions import BACKWARD_WEIGHT, FORWARD, Slot
+from shardwise.pipeline import BACKWARD_WEIGHT, FORWARD, Slot
 from shardwise.price.simulation.simulated_step import SimulatedStep, TrailingTransfer
 from shardwise.price.simulation.streams import StreamTimeline, TimedKernel
 

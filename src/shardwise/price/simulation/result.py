@@ -16,14 +16,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.layout import Layout
-from shardwise.layout.payload import LayoutPayload, layout_payload
+from shardwise.hardware import Cluster
+from shardwise.layout import Layout, LayoutPayload, layout_payload
 from shardwise.layout.rules.table import require_legal
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.pipeline.actions import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
+from shardwise.model import Architecture, Job, ModelPayload, model_payload
+from shardwise.pipeline import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
 from shardwise.price.estimate_terms import MEMORY
@@ -33,10 +30,14 @@ from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_st
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
 from shardwise.price.simulation.timed_instructions import VirtualStage
-from shardwise.values.displayable import Displayable
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
-from shardwise.values.payload_fields import MergedFields
-from shardwise.values.units import format_bytes, format_percent, format_seconds
+from shardwise.values import (
+    COMMUNICATION_TERMS,
+    Displayable,
+    MergedFields,
+    format_bytes,
+    format_percent,
+    format_seconds,
+)
 
 WORKING_TERMS = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
 ACTIVATIONS_TERM = "activations"

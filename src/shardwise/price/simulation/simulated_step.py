@@ -15,15 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwise.pipeline.actions import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, ActionList, Slot
+from shardwise.pipeline import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action, ActionList, Slot, build_actions
 from shardwise.pipeline.clock import ScheduleClock, run_clock
-from shardwise.pipeline.registry import build_actions
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER
 from shardwise.price.simulation.stage_passes import LIST, OVERLAP_CHOICES, PassLists, StagePass
 from shardwise.price.simulation.streams import CONTENTION, StreamTimeline, TimedInstruction, Transfer, play_streams
 from shardwise.price.simulation.timed_instructions import UnitTimings, VirtualStage, build_virtual_stages
-from shardwise.values.errors import lookup, raise_problems
+from shardwise.values import lookup, raise_problems
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwise.pipeline.actions import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
+from shardwise.pipeline import BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD
 from shardwise.price.overlap import HIDEABLE
 from shardwise.price.simulation.streams import (
     HOST,
@@ -27,7 +27,7 @@ from shardwise.price.simulation.streams import (
     started_transfers,
 )
 from shardwise.price.simulation.timed_instructions import UnitTimings, VirtualStage
-from shardwise.step.instructions import CONTROL, GATHER, GRADIENT, UPDATE
+from shardwise.step import CONTROL, GATHER, GRADIENT, UPDATE
 
 LIST = "list"  # starts and waits as in the list
 LINKS = "links"  # the single stream of all communication that adds up

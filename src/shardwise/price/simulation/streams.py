@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from shardwise.step.instructions import ACTIVATION, COMPUTE
+from shardwise.step import ACTIVATION, COMPUTE
 
 HOST = "host"  # the axis of copies to and from the host
 

@@ -7,18 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
-from shardwise.model.program import Role
-from shardwise.pipeline.actions import BACKWARD_WEIGHT, StagePlacement
+from shardwise.derive import ShardedUnit
+from shardwise.model import LAYER_UNITS, MTP_UNITS, Role
+from shardwise.pipeline import BACKWARD_WEIGHT
+from shardwise.pipeline.actions import StagePlacement
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.streams import TimedInstruction, TimedKernel, Transfer, WaitTransfer, start_transfer
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
 from shardwise.price.unit_inputs import UnitCostInputs, chunked_groups, time_term
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.step.instructions import (
+from shardwise.sharding import CollectiveKind
+from shardwise.step import (
     ACTIVATION,
     CONTROL,
     GATHER,
@@ -30,7 +30,7 @@ from shardwise.step.instructions import (
     UnitCollective,
     WaitCollective,
 )
-from shardwise.step.instructions import Kernel as Launched
+from shardwise.step import Kernel as Launched
 from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
 from shardwise.step.unit_instructions import payload_tensors
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 LONGEST_VARINT = 10  # bytes of 7 bits each that 64 bits take
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # wire types; 3 and 4 are groups, no longer in use

@@ -9,7 +9,7 @@ from statistics import median
 
 from shardwise.records.logs.logged_steps import LoggedStep
 from shardwise.records.logs.training_log import TrainingLog
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 # The first tenth of a run's lines, at least 3 and at most 50, is its warm-up: compilation, autotuning, allocators, caches.
 # Benchmark recipes leave out as much (NVIDIA's DGX Cloud ones take steps 25 to 50 of 50, MaxText's the last ones).

@@ -17,7 +17,7 @@ from typing import BinaryIO
 
 from shardwise.records.logs.logged_steps import TaggedValues
 from shardwise.records.logs.protobuf import checksum_error, parse_fields
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 CASTAGNOLI = 0x82F63B78  # the polynomial, lowest bit first. Source: RFC 3720, appendix B.4
 MASK = 0xA282EAD8

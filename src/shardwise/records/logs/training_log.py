@@ -33,7 +33,7 @@ from shardwise.records.logs.wandb_history import (
     read_wandb_file,
 )
 from shardwise.records.run_folder import RunFolder
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 LONGEST_LINE = 1 << 16  # bytes kept of a line: lines of steps are a few hundred long

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from shardwise.records.logs.logged_steps import CLOCK_COLUMNS, STEP_COLUMNS, TaggedValues, row_to_values
 from shardwise.records.logs.protobuf import checksum_error, parse_fields
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 WANDB_SUFFIX, IDENTITY, HEADER_BYTES = ".wandb", b":W&B", 7
 BLOCK, FRAME = 1 << 15, struct.Struct("<IHB")  # checksum, length, kind

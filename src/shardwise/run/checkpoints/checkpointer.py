@@ -25,8 +25,7 @@ from shardwise.run.checkpoints.tensor_shards import CheckpointState, TensorShard
 from shardwise.run.checkpoints.writer import write_checkpoint
 from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
 from shardwise.run.transport.interface import TIMEOUT
-from shardwise.values.checksums import DamagedFileError
-from shardwise.values.errors import InputError
+from shardwise.values import DamagedFileError, InputError
 
 
 @dataclass(frozen=True, slots=True)

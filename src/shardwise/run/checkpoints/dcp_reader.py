@@ -32,7 +32,7 @@ from shardwise.run.checkpoints.manifest import (
 )
 from shardwise.run.checkpoints.safe_pickle import SAFE_CALLABLES, InertObject, KnownCallables, SafeUnpickler, join_path
 from shardwise.run.faults.rank_status import first_line
-from shardwise.values.checksums import DamagedFileError, FileChecksum
+from shardwise.values import DamagedFileError, FileChecksum
 
 METADATA_FILE = ".metadata"
 

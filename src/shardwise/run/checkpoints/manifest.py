@@ -25,17 +25,19 @@ import torch
 from torch import Tensor
 
 from shardwise.run.checkpoints.tensor_shards import dtype_name, view_shape
-from shardwise.values.boxes import Box, Shape, tiles
-from shardwise.values.checksums import (
+from shardwise.values import (
     CHECKSUM_KEY,
+    Box,
     DamagedFileError,
     FileChecksum,
-    add_checksum,
+    InputError,
+    Shape,
     describe_checksum_problem,
+    parse_dataclass,
     write_synced,
 )
-from shardwise.values.errors import InputError
-from shardwise.values.plain_data import parse_dataclass
+from shardwise.values.boxes import tiles
+from shardwise.values.checksums import add_checksum
 
 AnyManifest = TypeVar("AnyManifest")
 MANIFEST = "checkpoint.json"

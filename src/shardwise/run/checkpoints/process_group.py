@@ -16,8 +16,7 @@ from torch import Tensor
 from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import TIMEOUT, CollectiveGroup
-from shardwise.values.checksums import DamagedFileError
-from shardwise.values.errors import InputError
+from shardwise.values import DamagedFileError, InputError
 
 Result = TypeVar("Result")
 LENGTH_BYTES = 8  # the length of a message, before its bytes

@@ -35,9 +35,16 @@ from shardwise.run.checkpoints.tensor_shards import (
     split_state,
     view_shape,
 )
-from shardwise.values.boxes import Box, Shape
-from shardwise.values.checksums import CHECKSUM_KEY, DamagedFileError, FileChecksum, describe_checksum_problem
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import (
+    CHECKSUM_KEY,
+    Box,
+    DamagedFileError,
+    FileChecksum,
+    InputError,
+    Shape,
+    describe_checksum_problem,
+    raise_problems,
+)
 
 
 class CheckpointFiles(Protocol):

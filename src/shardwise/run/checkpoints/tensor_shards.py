@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from shardwise.values.boxes import Box, Shape, interval_boxes
+from shardwise.values import Box, Shape, interval_boxes
 
 Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 

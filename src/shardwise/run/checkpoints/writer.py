@@ -34,10 +34,8 @@ from shardwise.run.checkpoints.step_folders import (
 )
 from shardwise.run.checkpoints.tensor_shards import TensorShard, dtype_name
 from shardwise.run.faults.rank_status import LostRankError
-from shardwise.values.atomic_files import name_path_in_errors
-from shardwise.values.boxes import Shape
-from shardwise.values.checksums import READ_BYTES, FileChecksum, flush_to_disk
-from shardwise.values.errors import InputError
+from shardwise.values import FileChecksum, InputError, Shape, flush_to_disk, name_path_in_errors
+from shardwise.values.checksums import READ_BYTES
 
 WrittenTensors = tuple[dict[str, StoredTensor], dict[str, FileChecksum]]  # the tensors, and the checksums of the files
 

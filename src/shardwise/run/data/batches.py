@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwise.batch_size.batch_schedule import BatchRamp
+from shardwise.batch_size import BatchRamp
 from shardwise.run.data.sample_order import Int64s, Mixture, sequence_numbers
 from shardwise.run.data.token_shards import TokenShards, require_one_tokenizer
-from shardwise.values.errors import InputError, raise_problems, run_all
+from shardwise.values import InputError, raise_problems, run_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 # Bytes with one CRC-32: the size of a few sequences, so that reading one verifies few other bytes; sums add 0.006%.
 BLOCK_BYTES = 2**16

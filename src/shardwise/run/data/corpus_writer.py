@@ -31,9 +31,7 @@ from shardwise.run.data.shard_index import (
     index_payload,
 )
 from shardwise.run.data.tokenizer import Tokenizer, train_tokenizer
-from shardwise.values.checksums import flush_to_disk, write_synced
-from shardwise.values.errors import InputError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, flush_to_disk, ignore_progress, write_synced
 
 DEFAULT_VOCAB = 8192
 DEFAULT_HELD_OUT = 0.01

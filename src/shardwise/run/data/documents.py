@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import InputError, raise_problems
 
 GLOBS = ("*.txt", "*.md", "*.rst", "*.py", "*.jsonl")
 # Installed packages (PEP 370, Debian's Python policy), tests and caches.

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import InputError, raise_problems
 
 MAX_PERIOD = 100_000  # samples, for weights of five digits; computed once in less than a second
 

@@ -23,10 +23,15 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from shardwise.run.data.block_checksums import SUMS_DTYPE, num_blocks
-from shardwise.values.checksums import CHECKSUM_KEY, add_checksum, describe_checksum_problem
-from shardwise.values.errors import InputError, raise_problems
-from shardwise.values.payload_fields import MergedFields
-from shardwise.values.plain_data import parse_dataclass
+from shardwise.values import (
+    CHECKSUM_KEY,
+    InputError,
+    MergedFields,
+    describe_checksum_problem,
+    parse_dataclass,
+    raise_problems,
+)
+from shardwise.values.checksums import add_checksum
 
 SCHEMA = "shardwise.tokens/2"
 IDENTITY = "shardwise.tokens/1"  # hashed into fingerprints: unchanged in later schemas, so that runs can go on

@@ -15,7 +15,7 @@ from shardwise.run.data.block_checksums import SUMS_DTYPE, Array, VerifiedBlocks
 from shardwise.run.data.sample_order import Int64s
 from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, ShardIndex, TokenShard, read_index
 from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
-from shardwise.values.errors import InputError, raise_problems
+from shardwise.values import InputError, raise_problems
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine

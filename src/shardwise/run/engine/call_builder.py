@@ -11,18 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.derive import CollectiveStep, ComputeStep, ShardedUnit, pad_vocabulary, weight_use_spec
 from shardwise.derive.low_precision_products import is_block_product
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
-from shardwise.derive.sharded_unit import ShardedUnit
-from shardwise.derive.tensor_specs import pad_vocabulary, weight_use_spec
-from shardwise.model.architecture import Architecture
-from shardwise.model.operations import Route
-from shardwise.model.program import Role
+from shardwise.model import Architecture, Role, Route
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.matmul import ProductFormats, QuantizedMatmul
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import UnitCollective
+from shardwise.sharding import Axes, Spec
+from shardwise.step import UnitCollective
 from shardwise.step.kernel_fusion import BATCH_DIMS
 
 # What a call may read besides the tensors of the program.

@@ -8,12 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwise.derive.sharded_program import CollectiveStep
+from shardwise.derive import CollectiveStep
 from shardwise.run.engine.call_builder import CallBuilder, KernelCall
 from shardwise.run.engine.rank_coordinates import CollectiveHandle
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import LocalSlice, StartCollective, UnitCollective, WaitCollective
+from shardwise.sharding import Axes, CollectiveKind, Spec
+from shardwise.step import LocalSlice, StartCollective, UnitCollective, WaitCollective
 
 CollectiveInstruction = StartCollective | WaitCollective | LocalSlice
 MOVING_PREFIX = "@moving"  # begins the slot names of `ArrivingTensor`s

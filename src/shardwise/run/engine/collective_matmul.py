@@ -15,7 +15,7 @@ from shardwise.run.engine.call_builder import NO_TARGET, OutputTarget
 from shardwise.run.engine.rank_coordinates import CollectiveOps
 from shardwise.run.engine.ring_attention import RingTransfer
 from shardwise.run.kernels.matmul import Einsum, Matmul
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes
 
 
 @dataclass(frozen=True)

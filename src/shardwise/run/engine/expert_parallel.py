@@ -25,9 +25,8 @@ from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOp
 from shardwise.run.kernels import experts
 from shardwise.run.kernels.device_dispatch import on_host
 from shardwise.run.kernels.experts import ExpertRows
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import LocalSlice, StartCollective, UnitCollective
+from shardwise.sharding import Axes, CollectiveKind, Spec
+from shardwise.step import LocalSlice, StartCollective, UnitCollective
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from shardwise.derive.sharded_program import ComputeStep
-from shardwise.model.operations import Accumulate, Contract, Map, Operation
-from shardwise.model.program import Program, Role
+from shardwise.derive import ComputeStep
+from shardwise.model import Accumulate, Contract, Map, Operation, Program, Role
 from shardwise.run.engine.call_builder import TRAINS, CallBuilder, KernelCall
 from shardwise.run.engine.collective_calls import CollectiveInstruction, build_collective_calls
 from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
@@ -22,8 +21,8 @@ from shardwise.run.engine.kernel_calls import build_call
 from shardwise.run.engine.ring_calls import RingStep, build_ring_call, ring_outputs
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
 from shardwise.run.kernels.norms import NORMS, NormKernels
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import LocalSlice
+from shardwise.sharding import Axes
+from shardwise.step import LocalSlice
 
 
 class FusedCall(NamedTuple):

@@ -12,21 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.derive.sharded_program import ComputeStep
-from shardwise.model.operations import (
-    Accumulate,
-    Concatenate,
-    ConcatenateGradient,
-    Contract,
-    Lookup,
-    Map,
-    Operation,
-    Route,
-    RouteGradient,
-    Scan,
-    ScanGradient,
-    Scatter,
-)
+from shardwise.derive import ComputeStep
+from shardwise.model import Accumulate, Contract, Lookup, Map, Operation, Route
+from shardwise.model.operations import Concatenate, ConcatenateGradient, RouteGradient, Scan, ScanGradient, Scatter
 from shardwise.run.engine.call_builder import (
     ANGLES,
     BALANCE_BIAS,
@@ -43,7 +31,7 @@ from shardwise.run.kernels.elementwise import FUNCTIONS, ElementwiseFunction
 from shardwise.run.kernels.experts import ExpertRows
 from shardwise.run.kernels.matmul import Einsum, OperandScales, as_matmul
 from shardwise.run.kernels.rotary import rotate, rotate_back
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import Spec
 
 
 def build_call(builder: CallBuilder, step: ComputeStep, phase: str) -> KernelCall:

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.numerics import Rotary
+from shardwise.model import Architecture, Rotary
 from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.engine.call_builder import MASK, RING_MASKS
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.kernels.attention_mask import AttentionMask, PositionRange
 from shardwise.run.kernels.rotary import Rotation, document_positions, rotation
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes
 
 
 @dataclass(frozen=True, slots=True)

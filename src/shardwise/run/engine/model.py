@@ -11,10 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from shardwise.model.architecture import Architecture
+from shardwise.model import MTP_UNITS, Architecture
 from shardwise.model.backward import gradient_name
-from shardwise.model.decoder import MTP_UNITS
-from shardwise.pipeline.actions import BACKWARD_WEIGHT, FULL_BACKWARD
+from shardwise.pipeline import BACKWARD_WEIGHT, FULL_BACKWARD
 from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.engine.call_builder import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTER_STATISTICS, TRAINS
 from shardwise.run.engine.call_rewrites import GradientSink
@@ -24,7 +23,7 @@ from shardwise.run.engine.unit_passes import SlotCall, Slots, TorchUnit, run_cal
 from shardwise.run.kernels.cross_entropy import cap_logits
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.matmul import SCALES_INPUT, OperandScales
-from shardwise.sharding.spec import Spec
+from shardwise.sharding import Spec
 
 Timer = Callable[[], AbstractContextManager[None]]
 

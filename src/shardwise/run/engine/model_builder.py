@@ -18,19 +18,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, MTP_UNITS
+from shardwise.layout import ShardingScheme
+from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
 from shardwise.run.engine.call_builder import CallBuilder
 from shardwise.run.engine.call_rewrites import GradientSink
 from shardwise.run.engine.model import ModelOptions, ModelUnit, ResidentWeights, Timer, TorchModel, WeightMovement
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit
 from shardwise.run.kernels.matmul import OperandScales, product_formats
-from shardwise.step.parameters import Parameter, list_parameters, unit_paths
+from shardwise.step import RankProgram, balance_biases, unit_paths
+from shardwise.step.parameters import Parameter, list_parameters
 from shardwise.step.pipeline_stages import SPLIT_UNITS
-from shardwise.step.rank_program import RankProgram
-from shardwise.step.whole_parameters import balance_biases, shape_of, single_device_instance
+from shardwise.step.whole_parameters import shape_of, single_device_instance
 
 
 class UnitTensors(NamedTuple):

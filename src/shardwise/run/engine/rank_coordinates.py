@@ -9,8 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from shardwise.run.kernels.attention_mask import PositionRange
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding import Axes, Mesh, Spec
 
 
 class CollectiveHandle(Protocol):

@@ -27,7 +27,7 @@ from shardwise.run.kernels.attention import (
     to_query_layout,
 )
 from shardwise.run.kernels.attention_mask import AttentionMask
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes
 
 
 class RingTransfer:

@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from shardwise.derive.ring_attention_and_matmul import RING_AXES
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
+from shardwise.derive import RING_AXES, CollectiveStep, ComputeStep
 from shardwise.model.operations import Scan
 from shardwise.run.engine.call_builder import RING_MASKS, CallBuilder, KernelCall
 from shardwise.run.engine.collective_matmul import BlockMatmul, GatherMatmul, MatmulScatter, RingBlocks
 from shardwise.run.engine.ring_attention import RingAttention
 from shardwise.run.kernels.attention import Attention
 from shardwise.run.kernels.matmul import matmul_or_einsum
+from shardwise.step import Instruction, KernelLaunch, StartCollective, UnitCollective, WaitCollective
 from shardwise.step.collective_matmul import CollectiveMatmul, fuse_collective_matmuls, operand_tensors
-from shardwise.step.instructions import (
-    Instruction,
-    KernelLaunch,
-    ShardedTensor,
-    StartCollective,
-    UnitCollective,
-    WaitCollective,
-)
+from shardwise.step.instructions import ShardedTensor
 
 
 class RingAttentionStep(NamedTuple):

@@ -7,28 +7,26 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from shardwise.derive.sharded_program import ComputeStep
+from shardwise.derive import ComputeStep
+from shardwise.model import Program, Role
 from shardwise.model.backward import gradient_name
-from shardwise.model.program import Program, Role
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
+from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
 from shardwise.run.engine.call_builder import MASK, ROUTER_STATISTICS, TRAINS, CallBuilder, KernelCall
 from shardwise.run.engine.call_rewrites import compile_runs, deliver_gradients, write_gradients, write_gradients_last
 from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction
 from shardwise.run.engine.fused_calls import PhaseSteps, build_phase_calls
 from shardwise.run.engine.ring_calls import RingAttentionStep, RingStep, substitute_rings
-from shardwise.step.collective_matmul import CollectiveMatmul
-from shardwise.step.instructions import (
-    KERNEL,
+from shardwise.step import (
     START,
-    WAIT,
     Instruction,
-    InstructionId,
     KernelLaunch,
     LocalSlice,
     StartCollective,
+    UnitInstructions,
     WaitCollective,
 )
-from shardwise.step.unit_instructions import UnitInstructions
+from shardwise.step.collective_matmul import CollectiveMatmul
+from shardwise.step.instructions import KERNEL, WAIT, InstructionId
 
 Slots = list[Any]  # the tensors of a unit for one micro-batch, by slot number
 BACKWARD_PHASES = ("recompute", "backward")

@@ -10,7 +10,7 @@ import torch
 from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
 from shardwise.run.faults.rendezvous import Rendezvous
 from shardwise.run.transport.interface import Transport
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 Value = TypeVar("Value")
 

@@ -19,7 +19,7 @@ from shardwise.run.faults.rendezvous import LEFT_KEY, MISSING_KEY, Rendezvous, e
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.run.faults.torch_stores import Store
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.values.errors import InputError, ShardwiseError
+from shardwise.values import InputError, ShardwiseError
 
 Found = TypeVar("Found")
 

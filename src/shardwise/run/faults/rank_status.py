@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 MAX_SHOWN = 3  # ranks that a message describes
 PREFIX = "shardwise"  # of our keys in the run's store

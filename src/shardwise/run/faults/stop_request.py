@@ -15,7 +15,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from shardwise.run.faults.rank_status import LostRankError
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Seconds that a rank may take to end when it is stopped before its first step: less than the 30 s until torchrun's SIGKILL

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.numerics import Numerics
+from shardwise.model import Numerics
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.device_dispatch import at_least_fp32

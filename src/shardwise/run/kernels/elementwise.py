@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, SWIGLU_CLAMP
+from shardwise.model import SWIGLU_CLAMP
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE
 
 ElementwiseFunction = Callable[..., Tensor]
 aten = torch.ops.aten

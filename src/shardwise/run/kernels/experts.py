@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.model.numerics import DEFAULT_NUMERICS, SOFTMAX, Gating
+from shardwise.model import DEFAULT_NUMERICS, Gating
+from shardwise.model.numerics import SOFTMAX
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.device_dispatch import at_least_fp32, on_host
 from shardwise.run.kernels.matmul import QuantizedMatmul

@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from shardwise.model.program import Role
-from shardwise.model.program import Tensor as Named
+from shardwise.model import Role
+from shardwise.model import Tensor as Named
 from shardwise.run.kernels.device_dispatch import on_gpu
 from shardwise.run.kernels.quantization import (
     QuantizedTensor,
@@ -27,10 +27,10 @@ from shardwise.run.kernels.quantization import (
     scaled_product,
     tensor_core_product,
 )
-from shardwise.sharding.notation import assign_letters, einsum_subscripts
+from shardwise.sharding import assign_letters, einsum_subscripts
 from shardwise.step.kernel_fusion import BATCH_DIMS
-from shardwise.values.dtypes import NumberFormat, get_number_format
-from shardwise.values.precision import Precision
+from shardwise.values import NumberFormat, Precision
+from shardwise.values.dtypes import get_number_format
 from shardwise.values.quantization import WHOLE_MATRIX, ScaleBlock, Scaling, get_scaling
 
 Dims = tuple[str, ...]

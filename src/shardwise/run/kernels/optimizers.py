@@ -16,8 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Optimizer, StateUpdate, formula_values
-from shardwise.model.optimizers.registry import OPTIMIZERS, get_optimizer
+from shardwise.model import GRADIENT, MASTER, Optimizer, formula_values, get_optimizer
+from shardwise.model.optimizers.definition import StateUpdate
+from shardwise.model.optimizers.registry import OPTIMIZERS
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.values.quantization import get_dynamic_tree_format
 

@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shardwise.values.dtypes import NUMBER_FORMATS, NumberFormat
+from shardwise.values import NumberFormat
+from shardwise.values.dtypes import NUMBER_FORMATS
 from shardwise.values.quantization import MIN_AMAX, ScaleBlock, ScaleKind, Scaling
 
 CASTS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

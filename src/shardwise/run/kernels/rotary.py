@@ -7,7 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX, Rotary
+from shardwise.model import Rotary
+from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of the rotated pairs, at most H/2: [T, H/2] or [B, T, H/2]

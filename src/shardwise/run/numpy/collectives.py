@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive.ring_attention_and_matmul import RING_AXES, find_overlapped_collectives
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
-from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.derive import RING_AXES, CollectiveStep, ComputeStep, ProgramStep
+from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
+from shardwise.layout import ShardingScheme
+from shardwise.model import Program
 from shardwise.model.operations import Scan, ScanGradient
-from shardwise.model.program import Program
 from shardwise.run.numpy import kernels
-from shardwise.sharding.collectives import Collective, CollectiveKind
-from shardwise.sharding.spec import Spec
-from shardwise.values.errors import lookup
+from shardwise.sharding import Collective, CollectiveKind, Spec
+from shardwise.values import lookup
 
 if TYPE_CHECKING:
     from shardwise.run.numpy.devices import VirtualDevices

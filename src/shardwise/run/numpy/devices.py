@@ -13,44 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.derive.ring_attention_and_matmul import RING_AXES
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep
-from shardwise.derive.tensor_specs import pad_vocabulary
-from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.operations import (
-    Accumulate,
-    Concatenate,
-    ConcatenateGradient,
-    Contract,
-    Lookup,
-    Map,
-    MatrixFunction,
-    Operation,
-    Route,
-    RouteGradient,
-    Scan,
-    ScanGradient,
-    Scatter,
-)
-from shardwise.model.program import Program, Role
+from shardwise.derive import RING_AXES, CollectiveStep, ComputeStep, ProgramStep, pad_vocabulary
+from shardwise.layout import ShardingScheme
+from shardwise.model import Accumulate, Contract, Lookup, Map, MatrixFunction, Operation, Program, Role, Route
+from shardwise.model.operations import Concatenate, ConcatenateGradient, RouteGradient, Scan, ScanGradient, Scatter
 from shardwise.run.numpy import kernels
 from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
-from shardwise.sharding.collectives import Collective, CollectiveKind
+from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
 from shardwise.sharding.device_shards import permute_sends, permute_split_factors
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import assign_letters, einsum_subscripts
-from shardwise.sharding.spec import Axes, Spec
-from shardwise.step.instructions import (
-    FreeTensors,
-    Instruction,
-    KernelLaunch,
-    LocalSlice,
-    StartCollective,
-    WaitCollective,
-)
-from shardwise.values.errors import lookup
-from shardwise.values.symbolic import SymbolValues
+from shardwise.step import Instruction, KernelLaunch, LocalSlice, StartCollective, WaitCollective
+from shardwise.step.instructions import FreeTensors
+from shardwise.values import SymbolValues, lookup
 
 MovedElements = Counter[tuple[CollectiveKind, Axes]]
 

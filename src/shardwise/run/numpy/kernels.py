@@ -16,18 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model.numerics import (
-    CLAMPED_SWIGLU_SLOPE,
-    DEFAULT_NUMERICS,
-    NORM_EPSILON,
-    ROTARY_BASE,
-    SOFTMAX,
-    SWIGLU_CLAMP,
-    Gating,
-    Numerics,
-)
-from shardwise.model.optimizers.definition import Optimizer, formula_values
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model import DEFAULT_NUMERICS, SWIGLU_CLAMP, Gating, Numerics, Optimizer, formula_values, get_optimizer
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, NORM_EPSILON, ROTARY_BASE, SOFTMAX
 
 Array = NDArray[Any]
 

@@ -11,20 +11,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive.sharded_program import CollectiveStep
-from shardwise.derive.sharded_unit import ShardedUnit
+from shardwise.derive import CollectiveStep, ShardedUnit
 from shardwise.derive.tensor_specs import state_resting_spec
-from shardwise.model.optimizer_program import owning_weight
-from shardwise.model.program import Role
+from shardwise.model import Role, owning_weight
 from shardwise.run.numpy.collectives import ring_positions
 from shardwise.run.numpy.devices import MovedElements, VirtualDevices
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
-from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Spec
-from shardwise.step.unit_instructions import UnitInstructions, lower_derived_unit
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.symbolic import SymbolValues
+from shardwise.sharding import CollectiveKind, Mesh, Spec
+from shardwise.step import UnitInstructions
+from shardwise.step.unit_instructions import lower_derived_unit
+from shardwise.values import IssuePolicy, SymbolValues
 
 Array = NDArray[Any]
 

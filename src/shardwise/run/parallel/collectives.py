@@ -13,9 +13,9 @@ from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.parallel.world import World
 from shardwise.run.step_clock import StepClock
 from shardwise.run.transport.interface import IssuedWork, PeerTensor
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import CONTROL, charged_axis
-from shardwise.values.units import format_bytes
+from shardwise.sharding import Axes
+from shardwise.step import CONTROL, charged_axis
+from shardwise.values import format_bytes
 
 IssueCollective = Callable[[], Sequence[IssuedWork]]
 

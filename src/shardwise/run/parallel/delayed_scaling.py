@@ -17,9 +17,8 @@ from shardwise.run.kernels.matmul import product_formats
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
+from shardwise.step import RankProgram, unit_paths
 from shardwise.step.collectives import operands_by_path
-from shardwise.step.parameters import unit_paths
-from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import DelayedScaling
 
 

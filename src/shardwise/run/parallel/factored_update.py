@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.model.optimizer_program import WeightMatrix
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.optimizers import block_elements
 from shardwise.run.parallel.collectives import MeshCollectives, TrafficLabel
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
-from shardwise.step.instructions import CONTROL, UnitCollective
-from shardwise.step.parameters import GroupMember
-from shardwise.values.boxes import Box, Shape, interval_boxes
+from shardwise.step import CONTROL, GroupMember, UnitCollective
+from shardwise.values import Box, Shape, interval_boxes
 
 
 class FactoredWeight:

@@ -17,12 +17,11 @@ from shardwise.run.kernels.quantization import TiledWeight
 from shardwise.run.mixed_precision import TrainingDtypes
 from shardwise.run.parallel.collectives import MeshCollectives, PendingWork, TrafficLabel
 from shardwise.run.parallel.world import World
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes
+from shardwise.step import GATHER, GRADIENT, GroupMember, RankProgram
 from shardwise.step.flat_arrays import WeightSync
-from shardwise.step.instructions import GATHER, GRADIENT
-from shardwise.step.parameters import GroupMember, ParameterGroup
-from shardwise.step.rank_program import RankProgram
-from shardwise.values.boxes import Box, Shape, interval_boxes
+from shardwise.step.parameters import ParameterGroup
+from shardwise.values import Box, Shape, interval_boxes
 
 
 class ParameterShard(NamedTuple):

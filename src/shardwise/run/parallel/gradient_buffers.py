@@ -15,9 +15,8 @@ from torch import Tensor
 from shardwise.run.kernels.optimizers import ScaledTensor
 from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import MIRROR_RANKS
-from shardwise.step.parameters import GroupMember
+from shardwise.sharding import Axes
+from shardwise.step import MIRROR_RANKS, GroupMember
 
 
 class GradientBuffer:

@@ -21,10 +21,9 @@ from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup
 from shardwise.run.parallel.gradient_buffers import GradientBuffer
 from shardwise.run.parallel.sharded_optimizer import sum_of_squares
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import MIRROR_RANKS
+from shardwise.sharding import Axes
+from shardwise.step import MIRROR_RANKS, RankProgram
 from shardwise.step.issued_collectives import partial_gradient_names
-from shardwise.step.rank_program import RankProgram
 
 UnitPaths = tuple[str, ...]
 WeightNames = Mapping[str, Mapping[str, str]]  # by unit path: the full parameter name of each trained weight it uses

@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
-from shardwise.model.program import Role
+from shardwise.model import DEFAULT_OPTIMIZER, Role, get_optimizer
 from shardwise.run.checkpoints.reader import PARTIAL_SCALES
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.optimizers import (
@@ -36,10 +35,9 @@ from shardwise.run.parallel.factored_update import FactoredUpdate, FactoredWeigh
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
 from shardwise.run.parallel.whole_matrix_update import WholeMatrixUpdate
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import UnitCollective
-from shardwise.step.parameters import GroupMember
-from shardwise.values.boxes import Box, Shape
+from shardwise.sharding import Axes
+from shardwise.step import GroupMember, UnitCollective
+from shardwise.values import Box, Shape
 
 NORM_EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it
 NORM_BLOCK = 2**8  # elements summed in float32, a few in each vector lane; block sums are added in float64

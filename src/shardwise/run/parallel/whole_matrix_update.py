@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.model.optimizers.definition import GRADIENT, MASTER, Granularity, Optimizer, formula_values
+from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
-from shardwise.step.parameters import GroupMember
-from shardwise.values.boxes import Box
+from shardwise.step import GroupMember
+from shardwise.values import Box
 
 
 class WholeMatrixUpdate:

@@ -16,10 +16,9 @@ from shardwise.run.machine_resources import keep_host_memory
 from shardwise.run.recipe import Device
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import TIMEOUT, CollectiveGroup, Transport
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import MIRROR_RANKS
-from shardwise.values.errors import InputError
+from shardwise.sharding import Axes, Mesh
+from shardwise.step import MIRROR_RANKS
+from shardwise.values import InputError
 
 RENDEZVOUS_TIMEOUT = timedelta(minutes=10)  # between the starts of the first and the last rank
 

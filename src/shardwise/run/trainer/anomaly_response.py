@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shardwise.records.step_log import StepLog
+from shardwise.records import StepLog
 from shardwise.run.faults.agreement import (
     RankGroup,
     all_gather_texts,
@@ -26,8 +26,7 @@ from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.interfaces import CheckpointStore, EarlierLog, StepTrainer
 from shardwise.run.trainer.run_reporter import RunReporter
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.values.errors import InputError
-from shardwise.values.units import pluralize
+from shardwise.values import InputError, pluralize
 
 
 def agree_on_anomaly(

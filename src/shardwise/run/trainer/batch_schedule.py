@@ -6,19 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.batch_size.batch_schedule import (
-    BatchRamp,
-    NoiseScaleBatches,
-    PhasedBatches,
-    parse_batch_schedule,
-    ramp_from_phases,
-)
-from shardwise.layout.layout import Layout
+from shardwise.batch_size import BatchRamp, parse_batch_schedule
+from shardwise.batch_size.batch_schedule import NoiseScaleBatches, PhasedBatches, ramp_from_phases
+from shardwise.layout import Layout
 from shardwise.pipeline.registry import ALL_SCHEDULES, find_problems
 from shardwise.run.checkpoints.reader import BATCH_RAMP_KEY
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError
+from shardwise.search import Plan
+from shardwise.values import InputError
 
 NEAREST_RANGE = 64  # micro-batches searched in both directions for a batch that the schedule runs
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.layout.layout import Layout
+from shardwise.layout import Layout
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.read_ahead import ReadAhead
 from shardwise.run.data.sample_order import Int64s

@@ -10,7 +10,7 @@ from torch import Tensor
 from shardwise.run.kernels.experts import expert_capacity
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.sharding.spec import Axes
+from shardwise.sharding import Axes
 
 
 class ExpertBalancer:

@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.batch_schedule import parse_batch_ramp, parse_batch_schedule
+from shardwise.batch_size import parse_batch_schedule
+from shardwise.batch_size.batch_schedule import parse_batch_ramp
 from shardwise.model.optimizers.registry import optimizer_fields
-from shardwise.records.run_folder import RunFolder
+from shardwise.records import RunFolder
 from shardwise.run.recipe import (
     BATCH_LR_RULES,
     DEVICES,
@@ -27,11 +28,17 @@ from shardwise.run.recipe import (
     require_distinct_sources,
     source_flags,
 )
-from shardwise.values.argument_parser import Parser
-from shardwise.values.errors import InputError, run_all
+from shardwise.values import (
+    InputError,
+    Parser,
+    apply_overrides,
+    parse_count,
+    parse_like,
+    parse_overrides,
+    parse_quantity,
+    run_all,
+)
 from shardwise.values.issue_policy import GRADIENT_REDUCTIONS
-from shardwise.values.overrides import apply_overrides, parse_like, parse_overrides
-from shardwise.values.units import parse_count, parse_quantity
 
 DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
 

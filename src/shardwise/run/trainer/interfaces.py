@@ -7,16 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardwise.batch_size.batch_schedule import BatchRamp
-from shardwise.records.step_log import StepLog, StepRecord
-from shardwise.records.step_memory_and_collectives import StepInspection
-from shardwise.records.step_trace import RankTrace
+from shardwise.batch_size import BatchRamp
+from shardwise.records import RankTrace, StepInspection, StepLog, StepRecord
 from shardwise.run.checkpoints.checkpointer import RestoreResult, SaveResult
 from shardwise.run.data.batches import Batches
 from shardwise.run.faults.agreement import RankGroup
 from shardwise.run.recipe import Device, TrainingRecipe
 from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
-from shardwise.search.plan import Plan
+from shardwise.search import Plan
 
 TrainerState = Mapping[str, Any]
 EarlierLog = Callable[[], StepLog | None]  # the log of a run that goes on; None on all ranks but the first

@@ -10,17 +10,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from shardwise.records import StepLog, StepRecord, read_log
 from shardwise.records.loss_target import StepsToLoss
-from shardwise.records.step_log import (
-    CHECKPOINT_EVENT,
-    EPOCHS_PREFIX,
-    INSPECTED,
-    TARGET_EVENT,
-    StepLog,
-    StepRecord,
-    read_log,
-    truncate_log,
-)
+from shardwise.records.step_log import CHECKPOINT_EVENT, EPOCHS_PREFIX, INSPECTED, TARGET_EVENT, truncate_log
 from shardwise.records.step_memory_and_collectives import NUM_RECORDED_STEPS as MEMORY_STEPS
 from shardwise.records.step_memory_and_collectives import build_memory_trace, write_memory_trace
 from shardwise.records.step_trace import write_trace
@@ -38,9 +30,8 @@ from shardwise.run.trainer.noise_scale import BatchResizer
 from shardwise.run.trainer.preflight import RunData, describe_run
 from shardwise.run.trainer.run_reporter import RunReporter, write_summary
 from shardwise.run.trainer.stragglers import StragglerDetector
-from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError
-from shardwise.values.units import pluralize
+from shardwise.search import Plan
+from shardwise.values import InputError, pluralize
 
 
 @dataclass(frozen=True, slots=True)

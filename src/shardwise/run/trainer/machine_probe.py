@@ -14,24 +14,14 @@ from statistics import median
 
 import torch
 
-from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import (
-    MeasuredMemory,
-    ProcessMemory,
-    RunInspection,
-    StepInspection,
-    inspection_payload,
-)
+from shardwise.records import MeasuredMemory, RunFolder, RunInspection, StepInspection, StepRecord
+from shardwise.records.step_memory_and_collectives import ProcessMemory, inspection_payload
 from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.mixed_precision import training_dtypes
 from shardwise.run.trainer.step_inspector import process_memory
-from shardwise.search.plan import Plan
-from shardwise.values.atomic_files import write_json_atomic
-from shardwise.values.issue_policy import BUCKET_BYTES
-from shardwise.values.precision import get_precision
-from shardwise.values.units import pluralize
+from shardwise.search import Plan
+from shardwise.values import BUCKET_BYTES, get_precision, pluralize, write_json_atomic
 
 
 def describe_machine(device: torch.device) -> str:

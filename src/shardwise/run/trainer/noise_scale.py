@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 from shardwise.batch_size.batch_schedule import NoiseScaleBatches
 from shardwise.batch_size.noise_estimators import NoiseSample, RunningNoise, noise_sample_of_parts
 from shardwise.batch_size.run_noise import noise_sample_of
-from shardwise.layout.layout import Layout
-from shardwise.records.step_log import BATCH_EVENT, StepRecord
+from shardwise.layout import Layout
+from shardwise.records import StepRecord
+from shardwise.records.step_log import BATCH_EVENT
 from shardwise.run.data.batches import Batches
 from shardwise.run.faults.agreement import RankGroup, broadcast_from_first
 from shardwise.run.trainer.batch_schedule import complete_schedule
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.interfaces import EarlierLog, StepTrainer
 from shardwise.run.trainer.run_reporter import RunReporter
-from shardwise.search.plan import Plan
+from shardwise.search import Plan
 
 
 def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSample | None:

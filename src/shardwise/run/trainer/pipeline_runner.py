@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action
+from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action
 from shardwise.pipeline.messages import StageMessage
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model import InFlightPass, TorchModel
@@ -19,8 +19,7 @@ from shardwise.run.parallel.flat_parameters import WeightGatherer
 from shardwise.run.parallel.gradient_reducer import GradientReducer
 from shardwise.run.step_clock import StepClock
 from shardwise.run.trainer.expert_balance import ExpertBalancer
-from shardwise.step.instructions import PIPELINE
-from shardwise.step.rank_program import RankProgram
+from shardwise.step import PIPELINE, RankProgram
 
 StageMicroBatch = tuple[int, int]  # a stage and a micro-batch
 

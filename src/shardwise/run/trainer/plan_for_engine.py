@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Set
 
-from shardwise.price.layout_pricer import Pricing
+from shardwise.price import Pricing
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.plan import Plan
-from shardwise.sharding.collectives import ROWS, IssuedCollective
-from shardwise.step.rank_program import RankProgram
-from shardwise.values.issue_policy import IssuePolicy, RouterStatistics
-from shardwise.values.precision import get_precision
+from shardwise.search import Plan
+from shardwise.sharding import ROWS, IssuedCollective
+from shardwise.step import RankProgram
+from shardwise.values import IssuePolicy, get_precision
+from shardwise.values.issue_policy import RouterStatistics
 
 ROUTER_STATISTICS: Mapping[str, RouterStatistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
 

@@ -17,27 +17,31 @@ from itertools import combinations, product
 from typing import Any
 
 from shardwise.hardware.cluster_loading import resize_cluster
-from shardwise.layout.choices import choices_from_pins
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.engine import pin_flags, require_runnable
-from shardwise.layout.rules.table import violations
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.model.recompute_policies import POLICIES
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.records.run_folder import RunFolder, RunInputs
+from shardwise.layout import Layout, choices_from_pins, require_runnable, violations
+from shardwise.layout.rules.engine import pin_flags
+from shardwise.model import DEFAULT_OPTIMIZER, POLICIES
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
+from shardwise.records import RunFolder
+from shardwise.records.run_folder import RunInputs
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shards import TokenShards
 from shardwise.run.recipe import TrainingRecipe, recipe_payload, source_names
 from shardwise.run.trainer.batch_schedule import batch_ramp, require_batches
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
-from shardwise.search.plan import Plan, software_versions
-from shardwise.search.plan_file import plan_payload
-from shardwise.search.planner import make_plan as search_plan
-from shardwise.values.errors import InputError, NothingFitsError, raise_problems, run_all
-from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import get_precision
-from shardwise.values.units import format_bytes
+from shardwise.search import Plan, plan_payload
+from shardwise.search import make_plan as search_plan
+from shardwise.search.plan import software_versions
+from shardwise.values import (
+    InputError,
+    IssuePolicy,
+    NothingFitsError,
+    format_bytes,
+    get_precision,
+    raise_problems,
+    run_all,
+)
 
 # fields that a batch schedule replaces
 SCHEDULED_FIELDS = ("job.global_batch_tokens", "recipe.batch_ramp", "recipe.batch_schedule")

@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from shardwise.records.step_log import StepRecord
-from shardwise.records.step_trace import RankTrace
+from shardwise.records import RankTrace, StepRecord
 from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.run.trainer.training_engine import TrainingEngine

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.layout import layout_degrees, num_micro_batches
 from shardwise.records.step_memory_and_collectives import RehearsedRank
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
@@ -21,9 +21,9 @@ from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.step_inspector import inspect_step
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.lone_rank import LoneRank
-from shardwise.search.plan import Plan
-from shardwise.sharding.mesh import Mesh
-from shardwise.values.errors import InputError
+from shardwise.search import Plan
+from shardwise.sharding import Mesh
+from shardwise.values import InputError
 
 DEVICE = "meta"
 # Three micro-batches differ: the first writes gradients, others add to them, and the last one reduces them.

@@ -12,13 +12,11 @@ from typing import Any, TextIO
 
 from shardwise.batch_size.noise_scale import noise_payload
 from shardwise.batch_size.run_noise import estimate_run_noise, noise_sample_of
-from shardwise.hardware.chips import LOCAL, Chip
-from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
-from shardwise.price.estimate import mfu_format
-from shardwise.price.layout_pricer import Pricing
-from shardwise.price.reliability import Reliability
+from shardwise.hardware import LOCAL, Chip
+from shardwise.model import model_flops_per_token, num_params
+from shardwise.price import Pricing, Reliability, mfu_format
 from shardwise.price.training_run import checkpoint_bytes, checkpoint_seconds
-from shardwise.records.run_folder import RunFolder
+from shardwise.records import RunFolder, StepLog, StepRecord, read_log
 from shardwise.records.run_summary import SourceUsage, summarise_run
 from shardwise.records.step_log import (
     EVENT,
@@ -27,18 +25,21 @@ from shardwise.records.step_log import (
     VALIDATION_LOSS,
     LogWriter,
     MfuFormula,
-    StepLog,
-    StepRecord,
     format_step_line,
-    read_log,
 )
 from shardwise.run.faults.rank_status import restart_reason
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.preflight import RunData
-from shardwise.search.plan import Plan, software_versions
-from shardwise.values.atomic_files import write_json_atomic
-from shardwise.values.errors import MissingValueError
-from shardwise.values.units import format_count, format_percent, format_seconds, pluralize
+from shardwise.search import Plan
+from shardwise.search.plan import software_versions
+from shardwise.values import (
+    MissingValueError,
+    format_count,
+    format_percent,
+    format_seconds,
+    pluralize,
+    write_json_atomic,
+)
 
 SECONDS_BETWEEN = 10.0  # seconds between progress lines if there is no terminal, on which one is rewritten
 RECENT_STEPS = 20  # steps from which the remaining time is estimated

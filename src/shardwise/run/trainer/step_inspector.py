@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.records.step_memory_and_collectives import MeasuredMemory, MemorySample, ProcessMemory, StepInspection
+from shardwise.records import MeasuredMemory, StepInspection
+from shardwise.records.step_memory_and_collectives import MemorySample, ProcessMemory
 from shardwise.run.dispatch_mode import DispatchMode
 from shardwise.run.machine_resources import RSS_UNIT
 from shardwise.run.memory_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, TERMS, WORKSPACE
@@ -29,8 +30,8 @@ from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import CollectiveGroup
-from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
-from shardwise.step.instructions import PIPELINE
+from shardwise.sharding import CollectiveKind, IssuedCollective
+from shardwise.step import PIPELINE
 
 SAMPLES = 400  # points of a step's memory curve: as many as a chart shows
 

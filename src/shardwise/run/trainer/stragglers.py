@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import median, median_low
 
-from shardwise.price.layout_pricer import Pricing
-from shardwise.price.stage_contents import NO_RECOMPUTE
-from shardwise.records.step_log import SLOW_EVENT, StepRecord
+from shardwise.price import NO_RECOMPUTE, Pricing
+from shardwise.records import StepRecord
+from shardwise.records.step_log import SLOW_EVENT
 from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.faults.rank_status import Peer, join_first
 from shardwise.run.trainer.run_reporter import RunReporter
-from shardwise.search.plan import Plan
-from shardwise.values.units import format_seconds
+from shardwise.search import Plan
+from shardwise.values import format_seconds
 
 STEPS_BETWEEN = 10  # steps between two exchanges of two numbers per rank
 # Terms of a step in which a rank works by itself; in the others it waits for ranks.

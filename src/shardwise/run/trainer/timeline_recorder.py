@@ -15,14 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from shardwise.pipeline.actions import Action
-from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, TraceEvent, TraceEventKind
+from shardwise.pipeline import Action
+from shardwise.records import COLLECTIVE, KERNEL, WAIT, TraceEvent
+from shardwise.records.step_trace import PASS, PASSES, TraceEventKind
 from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.parallel.collectives import TrafficLabel
 from shardwise.run.step_clock import DeviceTimer, Timestamp
-from shardwise.sharding.spec import Axes
-from shardwise.step.instructions import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, InstructionId, charged_axis
+from shardwise.sharding import Axes
+from shardwise.step import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, charged_axis
 from shardwise.step.instructions import KERNEL as LAUNCH
+from shardwise.step.instructions import InstructionId
 
 # Clock terms that are work on the compute stream outside units, and their phases; waits are recorded as such.
 SPANS = {"optimizer": UPDATE, "data": "data"}

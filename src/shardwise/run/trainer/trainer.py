@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shardwise.batch_size.batch_schedule import BatchRamp
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import StepInspection
-from shardwise.records.step_trace import RankTrace
+from shardwise.batch_size import BatchRamp
+from shardwise.layout import Layout
+from shardwise.model import Architecture
+from shardwise.records import RankTrace, StepInspection, StepRecord
 from shardwise.run.checkpoints.reader import BUFFER_PREFIX, NUM_LEFT_OUT
 from shardwise.run.checkpoints.tensor_shards import Json, TensorShard
 from shardwise.run.data.batches import Batches
@@ -31,7 +29,7 @@ from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.step_inspector import inspect_step
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
-from shardwise.search.plan import Plan
+from shardwise.search import Plan
 
 LOSS_SCALE_KEY = "loss_scale"  # value in a checkpoint
 SCALES_PREFIX = "scales."  # of the names of FP8 scales from earlier steps, in a checkpoint

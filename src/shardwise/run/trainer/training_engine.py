@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shardwise.layout.context_parallel import get_cp_variant
+from shardwise.layout import get_cp_variant
 from shardwise.run.engine.micro_batch import MicroBatch, positions_read
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
@@ -27,9 +27,7 @@ from shardwise.run.step_clock import StepClock
 from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
-from shardwise.step.instructions import PIPELINE
-from shardwise.step.rank_program import RankProgram
-from shardwise.step.whole_parameters import balance_biases
+from shardwise.step import PIPELINE, RankProgram, balance_biases
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
 # Returns whether to update the weights, from this process's part of the loss, the loss, and the norm of all reduced gradients.

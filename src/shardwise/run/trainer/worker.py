@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
-from shardwise.layout.rules.engine import require_runnable
+from shardwise.layout import require_runnable
 from shardwise.run.checkpoints import latest
 from shardwise.run.faults.agreement import RankGroup, all_gather_texts, require_on_all_ranks
 from shardwise.run.faults.exit_report import guard_run
@@ -20,10 +20,8 @@ from shardwise.run.trainer.interfaces import RunComponents
 from shardwise.run.trainer.loop import RunEnd, TrainingLoop
 from shardwise.run.trainer.machine_probe import RunMeasurement
 from shardwise.run.trainer.preflight import RunData, check_run, describe_run, replan_for, require_memory, require_world
-from shardwise.search.plan import Plan
-from shardwise.search.plan_file import load_plan
-from shardwise.values.errors import InputError
-from shardwise.values.precision import get_precision
+from shardwise.search import Plan, load_plan
+from shardwise.values import InputError, get_precision
 
 
 def run_rank(settings: RunSettings, components: RunComponents, stop: StopRequest | None = None) -> RunEnd:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding import CollectiveKind
 
 TIMEOUT = timedelta(minutes=10)
 

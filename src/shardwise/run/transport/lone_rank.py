@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from shardwise.run.transport.interface import TIMEOUT, Observer, PeerTensor
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding import CollectiveKind
 
 
 class DoneWork:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shardwise.run.dispatch_mode import DispatchMode
 from shardwise.run.transport.interface import TIMEOUT, IssuedWork, Observer, PeerTensor
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding import CollectiveKind
 
 REDUCTIONS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 # Which operation of c10d is which collective, and which of its arguments has the payload (`Collective.payload_elements`).

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes  # no documented
 
 from shardwise.run.transport.interface import TIMEOUT, Observer, PeerTensor
 from shardwise.run.transport.thread_scheduler import ThreadScheduler
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding import CollectiveKind
 
 REDUCTIONS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum": Tensor.add_,

@@ -5,16 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.switches import Switched, Tier
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus
-from shardwise.hardware.published_constants import with_calibration
+from shardwise.hardware import (
+    BENCH_ONLY_CONSTANTS,
+    CONSTANTS,
+    Calibration,
+    Cluster,
+    Pods,
+    Switched,
+    Tier,
+    Topology,
+    Torus,
+    with_calibration,
+)
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
-from shardwise.values.precision import get_precision
+from shardwise.values import get_precision
 
 SCALE = 0.9
 CALIBRATED_CONSTANTS = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}

@@ -7,15 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.layout.layout import Layout
-from shardwise.layout.placement import default_placement
-from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of
-from shardwise.price.estimate import Estimate, estimate
+from shardwise.batch_size import LossTarget
+from shardwise.layout import Layout, default_placement, layout_as_run, stack_of
+from shardwise.price import Estimate, Pricing, Run
+from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import DerivedExpression
-from shardwise.price.layout_pricer import TERM_NAMES, Pricing
+from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.price.term_inputs import TermInput
-from shardwise.price.training_run import Run, training_run
+from shardwise.price.training_run import training_run
 from shardwise.search.explain.constant_sensitivity import ConstantSensitivity, rank_constants
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.explain.other_layouts import (
@@ -42,9 +41,7 @@ from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import Plan
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
-from shardwise.values.displayable import Displayable
-from shardwise.values.errors import InputError, describe_unknown
-from shardwise.values.units import format_count, format_seconds
+from shardwise.values import Displayable, InputError, describe_unknown, format_count, format_seconds
 
 PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 

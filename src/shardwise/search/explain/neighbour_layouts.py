@@ -7,18 +7,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from shardwise.layout import (
+    Layout,
+    Placement,
+    atomic_degrees,
+    cuts_by_axis,
+    layout_degrees,
+    require_runnable,
+    stack_of,
+    violations,
+)
 from shardwise.layout.choices import stack_recompute_policies
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layout import Layout
-from shardwise.layout.placement import Placement, cuts_by_axis, searched_placements
-from shardwise.layout.rules.engine import require_runnable
-from shardwise.layout.rules.stack_abilities import stack_of
-from shardwise.layout.rules.table import violations
-from shardwise.pipeline.registry import natural_schedule
-from shardwise.price.estimate import Estimate, estimate
+from shardwise.layout.placement import searched_placements
+from shardwise.pipeline import natural_schedule
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
-from shardwise.values.errors import InputError
-from shardwise.values.precision import get_precision
+from shardwise.values import InputError, get_precision
 
 REPLACED_AXES = ("tp", "cp", "pp")
 MIN_SAVED_SHARE = 0.01  # of the plan's step: a smaller gain is no advice

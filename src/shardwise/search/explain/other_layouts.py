@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.table import violations
-from shardwise.pipeline.registry import get_schedule, natural_schedule, pipeline_schedule_names
-from shardwise.price.estimate import Estimate, estimate
+from shardwise.layout import Layout, violations
+from shardwise.pipeline import get_schedule, natural_schedule
+from shardwise.pipeline.registry import pipeline_schedule_names
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest, plan_recompute_policies, single_changes
 from shardwise.search.plan import Plan
 from shardwise.search.verdicts import (
@@ -23,7 +24,7 @@ from shardwise.search.verdicts import (
     fitting_loss_flag,
     price_leaner_losses,
 )
-from shardwise.values.units import format_bytes
+from shardwise.values import format_bytes
 
 FindNearest = Callable[[Layout], Layout | None]
 

@@ -9,18 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches, seqs_per_replica
-from shardwise.model.parameters_and_flops import num_params, num_trained_params
+from shardwise.layout import layout_degrees, num_micro_batches, seqs_per_replica
+from shardwise.model import num_params
+from shardwise.model.parameters_and_flops import num_trained_params
+from shardwise.price import MEMORY
 from shardwise.price.estimate import estimate
-from shardwise.price.estimate_terms import MEMORY, TIME, TermRules
+from shardwise.price.estimate_terms import TIME, TermRules
 from shardwise.price.layout_pricer import term_context
 from shardwise.price.training_run import trained_bytes
 from shardwise.search.explain.neighbour_layouts import larger_memory_neighbours
 from shardwise.search.plan import Plan
 from shardwise.search.verdicts import MEMORY_RESERVE, compare_steps
-from shardwise.values.dtypes import bytes_per_element
-from shardwise.values.precision import get_precision
-from shardwise.values.units import format_bytes
+from shardwise.values import bytes_per_element, format_bytes, get_precision
 
 MIN_GAIN = 0.01  # of the step's time, for which memory counts as what holds a layout back
 

@@ -14,17 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.topology import GroupLinks, Topology
-from shardwise.layout.choices import DEGREE_AXES, FACTORISED_AXES, GRID_CHOICES, Choices
-from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.placement import Placement, cuts_by_axis, searched_placements
+from shardwise.hardware import Cut, GroupLinks, Topology
+from shardwise.layout import DEGREE_AXES, EXPERT_AXES, TP_AXES, Choices, Placement, cp_variant_names, cuts_by_axis
+from shardwise.layout.choices import FACTORISED_AXES, GRID_CHOICES
+from shardwise.layout.placement import searched_placements
 from shardwise.layout.rules.legality import EVEN_BATCH, LayoutRule, no_experts_problem
-from shardwise.layout.sharding_scheme import EXPERT_AXES, TP_AXES, ZERO_AXES
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.elementwise import Value
-from shardwise.values.errors import NothingFitsError, raise_problems
+from shardwise.layout.sharding_scheme import ZERO_AXES
+from shardwise.model import Architecture, Job
+from shardwise.values import NothingFitsError, Value, raise_problems
 
 Ints = NDArray[np.int64]
 

@@ -13,20 +13,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.layout.degrees import atomic_degrees
+from shardwise.hardware import Cluster
+from shardwise.layout import EXPERT_AXES, TP_AXES, ShardingScheme, atomic_degrees, get_cp_variant
 from shardwise.layout.rules.table import legal_modes
-from shardwise.layout.sharding_scheme import EXPERT_AXES, TP_AXES, ParallelMode, ShardingScheme, make_scheme_of_mode
-from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, unit_counts
-from shardwise.model.job import Job
-from shardwise.pipeline.registry import get_schedule
+from shardwise.layout.sharding_scheme import ParallelMode, make_scheme_of_mode
+from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
+from shardwise.pipeline import get_schedule
 from shardwise.pipeline.uneven_stages import UnevenBubble
+from shardwise.price import NO_RECOMPUTE, StateCost, loss_kind
 from shardwise.price.overlap import exposed_s
-from shardwise.price.roofline import chip_rates, exposed_share, loss_kind
-from shardwise.price.stage_contents import NO_RECOMPUTE, ModelEnds
-from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, merge_costs, unit_values
+from shardwise.price.roofline import chip_rates, exposed_share
+from shardwise.price.stage_contents import ModelEnds
+from shardwise.price.unit_cost import ActivationCost, UnitPricer, merge_costs, unit_values
 from shardwise.price.unit_inputs import UnitCostInputs, priced_family
 from shardwise.search.vectorised.candidates import FamilyKey, PlacementTable, Space
 from shardwise.search.vectorised.table_columns import (
@@ -38,10 +36,8 @@ from shardwise.search.vectorised.table_columns import (
     number_distinct_rows,
 )
 from shardwise.search.vectorised.worst_stages import WorstStage, worst_stages
-from shardwise.values.elementwise import Value, sum_values
-from shardwise.values.precision import get_precision
-from shardwise.values.progress import Progress, ignore_progress
-from shardwise.values.symbolic import CachedSymbolValues, SymbolValues
+from shardwise.values import Progress, SymbolValues, Value, get_precision, ignore_progress, sum_values
+from shardwise.values.symbolic import CachedSymbolValues
 
 
 class TableInputs:

@@ -12,20 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.hardware.cluster import Cluster
-from shardwise.layout.choices import Choices, RecomputeOffload
-from shardwise.layout.degrees import atomic_degrees, num_micro_batches
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.pipeline.registry import NATURAL, natural_schedule
+from shardwise.hardware import Cluster
+from shardwise.layout import Choices, Layout, atomic_degrees, num_micro_batches
+from shardwise.layout.choices import RecomputeOffload
+from shardwise.model import Architecture, Job
+from shardwise.pipeline import NATURAL, natural_schedule
+from shardwise.price import MEMORY, StateCost, loss_kind
 from shardwise.price.device_memory import price_device_memory
-from shardwise.price.estimate_terms import MEMORY
-from shardwise.price.roofline import exposed_share, loss_kind
+from shardwise.price.roofline import exposed_share
 from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
 from shardwise.price.stage_contents import StageCosts as PricedStage
 from shardwise.price.step_time import StageStep
-from shardwise.price.unit_cost import StateCost
 from shardwise.search.vectorised.best_rows import BestRows, Floats, Ints, RankedRow, RowBlock
 from shardwise.search.vectorised.candidates import (
     FamilyKey,
@@ -38,10 +35,7 @@ from shardwise.search.vectorised.candidates import (
 from shardwise.search.vectorised.cost_tables import CostTables, TableInputs, build_cost_tables
 from shardwise.search.vectorised.table_columns import GatheredColumns
 from shardwise.search.vectorised.worst_stages import WorstStage
-from shardwise.values.elementwise import sum_values
-from shardwise.values.errors import NothingFitsError
-from shardwise.values.loss_kernels import get_loss_kernel
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import NothingFitsError, Progress, get_loss_kernel, ignore_progress, sum_values
 
 BLOCK_ROWS = 131072  # rows priced at once: enough to amortise NumPy's calls, few enough for the cache
 BOUND_SLACK = 1 - 1e-12  # of a bound: parts that are zero change the rounding of sums

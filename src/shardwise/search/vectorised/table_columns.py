@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.model.job import OverlapConvention
+from shardwise.model import OverlapConvention
+from shardwise.price import StateCost
 from shardwise.price.overlap import get_convention
-from shardwise.price.unit_cost import ActivationCost, SecondsByAxis, StateCost
-from shardwise.values.elementwise import Value, sum_values
+from shardwise.price.unit_cost import ActivationCost, SecondsByAxis
+from shardwise.values import Value, sum_values
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -13,12 +13,12 @@ from shardwise.layout.layers_per_stage import (
     even_layers_by_virtual_stage,
     even_layers_on_placement,
 )
-from shardwise.model.architecture import Architecture
-from shardwise.pipeline.registry import NATURAL, get_schedule, natural_schedule
+from shardwise.model import Architecture
+from shardwise.pipeline import NATURAL, get_schedule, natural_schedule
 from shardwise.pipeline.uneven_stages import NO_UNEVEN_BUBBLE, UnevenBubble, uneven_bubble, uneven_in_flight
 from shardwise.search.vectorised.candidates import FamilyKey, Space
 from shardwise.search.vectorised.table_columns import Floats, Ints
-from shardwise.values.elementwise import Value
+from shardwise.values import Value
 
 PipelineSizes = tuple[int, int]  # pp, virtual stages of a rank
 

@@ -29,7 +29,7 @@ from shardwise.sharding.matmul_search.local_products import LocalProducts
 from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, NumberedShardings
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.spec import Axes, Spec
-from shardwise.values.errors import ShardingError
+from shardwise.values import ShardingError
 
 PriceProduct = Callable[[float], CostVector]  # FLOPs on one device
 

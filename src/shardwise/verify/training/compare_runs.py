@@ -16,17 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shardwise.derive.ring_attention_and_matmul import RING_AXES
+from shardwise.derive import RING_AXES
+from shardwise.run import TrainingEngine
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.plan_for_engine import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
-from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
-from shardwise.sharding.collectives import ROWS, CollectiveKind, IssuedCollective
-from shardwise.sharding.spec import Axes
-from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
+from shardwise.run.trainer.training_engine import StepResult
+from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
+from shardwise.step import count_collectives
+from shardwise.step.issued_collectives import ordered_activation_collectives
 from shardwise.verify.training.small_case import Ids, TrainingCase
 
 Values = NDArray[np.float64]

@@ -8,16 +8,12 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout.payload import LayoutPayload, layout_payload
-from shardwise.layout.rules.engine import require_runnable
-from shardwise.model.job import Job
-from shardwise.model.payload import ModelPayload, model_payload
-from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.plan import Plan
-from shardwise.step.issued_collectives import count_collectives
-from shardwise.values.errors import InputError
-from shardwise.values.precision import get_precision
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.layout import LayoutPayload, layout_payload, require_runnable
+from shardwise.model import Job, ModelPayload, model_payload
+from shardwise.run import TrainingRecipe
+from shardwise.search import Plan
+from shardwise.step import count_collectives
+from shardwise.values import InputError, Progress, get_precision, ignore_progress
 from shardwise.verify.training.compare_runs import (
     ERROR_LIMITS,
     RelativeErrors,

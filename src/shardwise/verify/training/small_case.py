@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER
-from shardwise.run.recipe import TrainingRecipe
+from shardwise.layout import Layout
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture
+from shardwise.run import TrainingRecipe
 from shardwise.run.trainer.flags import apply_changes, parse_whole_number
 from shardwise.run.trainer.plan_for_engine import issue_policy
-from shardwise.search.plan import Plan
-from shardwise.step.rank_program import RankProgram
-from shardwise.values.errors import InputError
-from shardwise.values.overrides import parse_overrides
-from shardwise.values.precision import Precision
+from shardwise.search import Plan
+from shardwise.step import RankProgram
+from shardwise.values import InputError, Precision, parse_overrides
 
 Ids = NDArray[np.int64]
 FP64 = Precision(

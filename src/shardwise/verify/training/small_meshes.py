@@ -8,14 +8,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from shardwise.layout.context_parallel import cp_variant_names, get_cp_variant
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.table import violations
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.numerics import Gating
-from shardwise.pipeline.registry import natural_schedule
+from shardwise.layout import Layout, atomic_degrees, cp_variant_names, get_cp_variant, layout_degrees, violations
+from shardwise.model import Architecture, Gating, Job
+from shardwise.pipeline import natural_schedule
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks

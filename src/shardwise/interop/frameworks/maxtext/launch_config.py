@@ -41,8 +41,8 @@ from shardwise.interop.launches.target import (
 from shardwise.interop.text_formats.command_flags import parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
-from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.values.errors import InputError
+from shardwise.layout import get_cp_variant
+from shardwise.values import InputError
 
 NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not update
 

@@ -16,8 +16,8 @@ from typing import Any
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader
 from shardwise.interop.text_formats.option_tables import Options, option_table, read_option_file
-from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, did_you_mean
+from shardwise.model import Architecture
+from shardwise.values import InputError, did_you_mean
 
 ACTIVATIONS: Mapping[str, list[str]] = {
     "swiglu": ["silu", "linear"], "geglu": ["gelu", "linear"], "gelu": ["gelu"], "relu": ["relu"],

@@ -21,7 +21,7 @@ from shardwise.interop.frameworks.maxtext.model_options import (
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.launches.target import OptionMapping, OptionReader
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 AXES = ("data", "fsdp", "tensor", "tensor_sequence", "context", "pipeline", "expert")  # readable ones
 UNREADABLE_AXES = (

@@ -21,10 +21,9 @@ from shardwise.interop.launches.target import README_FILE, LaunchFiles, OptionMa
 from shardwise.interop.launches.translate_launch import from_options, to_options
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.python_config import CallExpr, NameExpr, parse_python_config
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.values.errors import InputError
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job
+from shardwise.values import InputError
 
 OPTIONS_FILE = "megatron_bridge"
 SECTIONS = ("model", "train", "ddp", "optimizer", "checkpoint")

@@ -29,7 +29,7 @@ from shardwise.interop.text_formats.command_flags import format_flags, parse_fla
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.model.recompute_policies import MODULES, parse_modules
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 SCRIPT = "launch.sh"
 PRECISIONS: Mapping[str, Options] = {

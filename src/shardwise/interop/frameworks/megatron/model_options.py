@@ -10,8 +10,8 @@ from shardwise.interop.frameworks.megatron.weight_names import default_biases
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, map_flag, map_names, map_required, map_value
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.model.numerics import SWIGLU_CLAMP
-from shardwise.values.errors import InputError
+from shardwise.model import SWIGLU_CLAMP
+from shardwise.values import InputError
 
 # The options of each MLP. The clamp and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py).
 ACTIVATIONS: Mapping[str, Options] = {

@@ -14,9 +14,9 @@ from typing import Any
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, add_options, map_flag, map_value
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout.layers_per_stage import layers_by_virtual_stage
+from shardwise.layout import layers_by_virtual_stage
 from shardwise.model.recompute_policies import MODULES, join_modules, parse_modules
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 MAX_LAYOUT_CHARACTERS = 100_000  # of a pipeline layout with repeats expanded
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")

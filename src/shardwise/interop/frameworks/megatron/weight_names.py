@@ -21,9 +21,9 @@ from shardwise.interop.frameworks.weight_table import (
     WeightTable,
     rotary_scaling,
 )
-from shardwise.model.architecture import Architecture
+from shardwise.model import Architecture
 from shardwise.model.numerics import SIGMOID
-from shardwise.values.errors import raise_problems
+from shardwise.values import raise_problems
 
 TITLE = "GPTModel of Megatron-Core"
 

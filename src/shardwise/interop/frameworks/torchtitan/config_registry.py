@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from shardwise.interop.frameworks.torchtitan.models import default_attention
 from shardwise.interop.text_formats.option_tables import Options, read_option_file
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 MODELS_PACKAGE = "torchtitan.models."
 RUN_MODULE = "run_config"  # file of the run's own config function

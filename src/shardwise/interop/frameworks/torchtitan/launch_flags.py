@@ -46,7 +46,7 @@ from shardwise.interop.launches.target import (
 from shardwise.interop.text_formats.command_flags import format_tyro, parse_tyro
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 NAME, TITLE, MODELS_FILE = "torchtitan", "torchtitan 0.3.0", "torchtitan_models"
 SCRIPT, SUBCOMMANDS = "launch.sh", ("activation_checkpoint",)

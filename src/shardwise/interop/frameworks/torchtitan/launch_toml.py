@@ -38,8 +38,8 @@ from shardwise.interop.text_formats.command_flags import parse_tyro
 from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.layout.layers_per_stage import layers_by_stage
-from shardwise.values.errors import InputError
+from shardwise.layout import layers_by_stage
+from shardwise.values import InputError
 
 NAME, TITLE = "torchtitan-toml", "torchtitan 0.2.2"
 OPTIONS_FILE, MODELS_FILE = "torchtitan_toml", "torchtitan_toml_models"

@@ -29,8 +29,8 @@ from shardwise.interop.frameworks.weight_table import (
 from shardwise.interop.launches.launch import COSTLESS_FIELDS, Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement
 from shardwise.interop.text_formats.option_tables import Options, read_option_file
-from shardwise.model.architecture import Architecture
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.model import Architecture
+from shardwise.values import InputError, describe_unknown
 
 
 class Flavor(NamedTuple):

@@ -14,8 +14,8 @@ from shardwise.interop.frameworks.torchtitan.models import read_flavor
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement, add_options
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout.layers_per_stage import layers_by_virtual_stage
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.layout import layers_by_virtual_stage
+from shardwise.values import InputError, describe_unknown
 
 SECTION = "parallelism"
 REPLICATE, SHARD = f"{SECTION}.data_parallel_replicate_degree", f"{SECTION}.data_parallel_shard_degree"

@@ -7,14 +7,22 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from shardwise.hardware.calibration_constants import Calibration
+from shardwise.hardware import (
+    Calibration,
+    Chip,
+    Cluster,
+    Stack,
+    Switched,
+    Topology,
+    chip_names,
+    get_catalog_entry,
+    load_chip,
+    match_stack,
+    published_calibration,
+    relative_clock,
+)
 from shardwise.hardware.catalog_networks import build_shorthand_topology, resize_tiers
-from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry, load_chip, relative_clock
-from shardwise.hardware.cluster import Cluster, Shorthand
-from shardwise.hardware.network.switches import Switched
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.published_constants import published_calibration
-from shardwise.hardware.stacks import Stack, match_stack
+from shardwise.hardware.cluster import Shorthand
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 
 # Memory kinds of which a chip's name tells another bandwidth than the catalogue's.

@@ -25,14 +25,13 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from shardwise.layout import Layout
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES
-from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.recompute_policies import POLICIES
-from shardwise.pipeline.registry import get_schedule, natural_schedule, schedule_names_by_alias
-from shardwise.values.precision import PRECISIONS
+from shardwise.model import POLICIES, Architecture, Job
+from shardwise.pipeline import get_schedule, natural_schedule
+from shardwise.pipeline.registry import schedule_names_by_alias
+from shardwise.values import PRECISIONS
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.1

@@ -18,7 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
-from shardwise.model.architecture import IS_GATED, Architecture
+from shardwise.model import Architecture
+from shardwise.model.architecture import IS_GATED
 
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
 MOST_WIDTH = 10**6  # likewise; numbers of heads are tried one by one

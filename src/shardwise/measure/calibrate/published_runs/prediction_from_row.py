@@ -6,13 +6,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from shardwise.hardware.chips import relative_clock
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.published_constants import with_calibration
-from shardwise.layout.layers_per_stage import layers_by_stage
-from shardwise.layout.layout import Layout
-from shardwise.layout.rules.stack_abilities import layout_as_run
+from shardwise.hardware import Cluster, Pods, relative_clock, with_calibration
+from shardwise.layout import Layout, layers_by_stage, layout_as_run
 from shardwise.measure.calibrate.published_runs.cluster_from_row import RowSoftware, read_cluster, read_software
 from shardwise.measure.calibrate.published_runs.layout_from_row import (
     REFUTED,
@@ -25,11 +20,10 @@ from shardwise.measure.calibrate.published_runs.layout_from_row import (
 )
 from shardwise.measure.calibrate.published_runs.model_from_row import read_architecture
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.price.layout_pricer import Pricing
-from shardwise.values.errors import ShardwiseError
+from shardwise.model import Architecture, Job
+from shardwise.price import Estimate, Pricing
+from shardwise.price.estimate import estimate
+from shardwise.values import ShardwiseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

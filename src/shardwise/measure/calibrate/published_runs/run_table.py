@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.model.architecture import MAX_SIZE
-from shardwise.values.errors import InputError
-from shardwise.values.loss_kernels import get_loss_kernel
+from shardwise.values import InputError, get_loss_kernel
 
 # Columns that a prediction may read. What was measured is not among them.
 INPUT_COLUMNS = (

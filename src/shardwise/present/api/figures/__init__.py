@@ -7,7 +7,7 @@ from shardwise.present.api.figures.figure import Figure
 from shardwise.present.api.figures.page import figures_page
 from shardwise.present.api.figures.payload import figure_payload, figures_payload
 from shardwise.present.api.figures.playbook import FIGURES as _PLAYBOOK
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.values import InputError, describe_unknown
 
 __all__ = ["FIGURES", "Figure", "figure", "figure_payload", "figures_page", "figures_payload"]
 

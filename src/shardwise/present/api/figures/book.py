@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
-from shardwise.book_formulas.rooflines import kernel_roofline, link_bandwidths, load_chip_and_links
-from shardwise.hardware.chips import load_chip
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.model.load import load_model
+from shardwise.book_formulas import kernel_roofline, link_bandwidths, load_chip_and_links
+from shardwise.hardware import load_chip, load_cluster
+from shardwise.model import load_model
 from shardwise.present.api.figures.figure import BOOK, Figure
 from shardwise.present.draw.line_chart import LineChart, Point
 from shardwise.present.pictures.book_figures.communication_charts import strategy_ratios, strategy_times

@@ -15,7 +15,7 @@ from shardwise.present.draw.line_chart import LineChart
 from shardwise.present.draw.panels import PanelChart
 from shardwise.present.draw.strip import Strip
 from shardwise.present.draw.timeline import TimelineChart
-from shardwise.values.payload_fields import MergedFields
+from shardwise.values import MergedFields
 
 if TYPE_CHECKING:
     from shardwise.present.api.figures.figure import Figure

@@ -12,7 +12,7 @@ from shardwise.present.draw.strip import Strip
 from shardwise.present.pictures.book_figures import memory_charts, scaling_charts
 from shardwise.present.pictures.book_figures.pipeline_charts import bubbles, pipeline_timeline, ring_work
 from shardwise.present.pictures.collective_frames import strip_of
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding import CollectiveKind
 
 RING = 5  # devices of the playbook's animations
 

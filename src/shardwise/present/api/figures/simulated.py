@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from shardwise.model.job import Job
-from shardwise.model.load import load_model
+from shardwise.model import Job, load_model
 from shardwise.present.api.given import cluster_of, layout_of
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart
 from shardwise.present.draw.palette import TERM_COLOURS
 from shardwise.present.draw.timeline import TimelineChart
 from shardwise.present.pictures.simulated_step_timeline import step_chart
-from shardwise.price.simulation.result import Simulation, simulate
+from shardwise.price import Simulation, simulate
 
 NODE = "h100:8"
 SEQ_LEN = 4096

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.layout import Layout
-from shardwise.pipeline.registry import natural_schedule
+from shardwise.layout import Layout, cp_variant_names
+from shardwise.pipeline import natural_schedule
 
 DEGREES = ("tp", "cp", "pp", "ep", "dp", "fsdp")
 

@@ -6,17 +6,15 @@ import math
 from collections.abc import Iterator
 from functools import lru_cache
 
-from shardwise.hardware.chips import chip_names
-from shardwise.hardware.stacks import get_stack, stack_names
-from shardwise.model.load import model_names
+from shardwise.hardware import chip_names, get_stack, stack_names
+from shardwise.model import model_names
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Edit, Option, select, slider
 from shardwise.present.explore.controls.moved import refilled
 from shardwise.present.explore.controls.presets import preset_control
 from shardwise.present.explore.controls.sizes import doublings, has_shorthand, num_devices_of, on_chip, other_sizes
 from shardwise.present.explore.state import layout_text
-from shardwise.values.precision import PRECISIONS
-from shardwise.values.units import format_binary
+from shardwise.values import PRECISIONS, format_binary
 
 GROUP = "job"
 UNKNOWN, BOUND = "unknown", "a bound"  # where no stack is named

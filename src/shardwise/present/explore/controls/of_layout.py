@@ -6,19 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.degrees import layout_degrees, seqs_per_replica
-from shardwise.layout.layout import OFFLOADS
-from shardwise.model.recompute_policies import policy_names
+from shardwise.layout import OFFLOADS, cp_variant_names, layout_degrees, seqs_per_replica
+from shardwise.model import policy_names
 from shardwise.pipeline.registry import pipeline_schedule_names
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Option, checkbox, select, shown, slider
 from shardwise.present.explore.controls.moved import with_fields
 from shardwise.present.explore.controls.sizes import MOST_SLIDER, divisors
 from shardwise.present.explore.state import layout_text
-from shardwise.search.layout_memory import smallest_full_job
-from shardwise.values.errors import ShardwiseError
-from shardwise.values.units import format_binary
+from shardwise.search import smallest_full_job
+from shardwise.values import ShardwiseError, format_binary
 
 GROUP = "layout"
 AXES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "cp": "context (cp)", "ep": "expert (ep)"}

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import optimizer_names
+from shardwise.model import Architecture, optimizer_names
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Option, select, slider
 from shardwise.present.explore.controls.sizes import doublings
 from shardwise.present.explore.state import MOST_CHANGES
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 GROUP = "model"
 TIMES = 8  # a slider goes to so many times what the model has

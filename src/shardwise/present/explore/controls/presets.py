@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls.control import Control, Edit, Option, select
-from shardwise.values.units import format_binary
+from shardwise.values import format_binary
 
 OWN = "none"  # the name of a job that is no preset
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from shardwise.hardware.chips import get_catalog_entry
+from shardwise.hardware import get_catalog_entry
 from shardwise.hardware.cluster import parse_shorthand
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 MOST_OPTIONS = 24  # of a slider
 MOST_SLIDER = 1 << 14  # devices, and what else doubles

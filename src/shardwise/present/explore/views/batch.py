@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from shardwise.batch_size import BatchTradeoff
 from shardwise.batch_size.noise_scale import critical_batch_of_loss
-from shardwise.batch_size.tradeoff import BatchTradeoff
 from shardwise.book_formulas.rules import tokens_per_param_optimal
-from shardwise.model.parameters_and_flops import num_params
+from shardwise.model import num_params
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.controls.sizes import doublings
@@ -16,8 +16,7 @@ from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payloa
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.head import head
 from shardwise.price.estimate import estimate
-from shardwise.values.errors import InputError, ShardwiseError
-from shardwise.values.units import format_binary, parse_quantity
+from shardwise.values import InputError, ShardwiseError, format_binary, parse_quantity
 
 LOSS = 2.5  # nats a token: what a small model reaches; a choice, the noise scale's default
 SMALLEST, LARGEST = 1 << 16, 1 << 26  # tokens of the batches that are compared

@@ -6,16 +6,14 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.hardware.stacks import default_precision
-from shardwise.interop.frameworks.targets import TARGETS, get_target
-from shardwise.interop.launches.export_launch import export
+from shardwise.hardware import default_precision
+from shardwise.interop import TARGETS, export, get_target
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.known import OPENED
 from shardwise.present.explore.state import layout_text
-from shardwise.values.errors import ShardwiseError
-from shardwise.values.units import format_binary
+from shardwise.values import ShardwiseError, format_binary
 
 TEXTS = ("command", "python")
 

@@ -12,8 +12,8 @@ from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.controls.control import Edit
 from shardwise.present.explore.views.head import head
-from shardwise.search.layout_memory import memory_payload
-from shardwise.values.errors import ShardwiseError
+from shardwise.search import memory_payload
+from shardwise.values import ShardwiseError
 
 # Those of the widget that the catalogue has; the smallest Llama 3.2 in place of a tiny one.
 PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")

@@ -8,27 +8,21 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
-from shardwise.derive.sharded_unit import derived_unit
+from shardwise.derive import derived_unit, pad_vocabulary, weight_use_spec
 from shardwise.derive.tensor_specs import (
     gradient_resting_spec,
     hidden_spec,
     optimizer_resting_spec,
-    pad_vocabulary,
     weight_resting_spec,
-    weight_use_spec,
 )
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
-from shardwise.layout.layout import Layout
-from shardwise.layout.placement import default_placement
-from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
-from shardwise.model.decoder import unit_counts
+from shardwise.layout import TP_AXES, Layout, ShardingScheme, atomic_degrees, default_placement, layout_degrees
+from shardwise.model import unit_counts
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payload
 from shardwise.present.explore.views.head import head
-from shardwise.price.layout_pricer import Pricing
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Spec
+from shardwise.price import Pricing
+from shardwise.sharding import Mesh, Spec
 
 ATOMS = {"tp": TP_AXES, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
 RULE = "Austin et al., How to Scale Your Model, 2025, chapter 3: A[I_X, J_Y] on a mesh; derive/tensor_specs.py"

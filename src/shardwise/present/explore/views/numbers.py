@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
-from shardwise.model.parameters_and_flops import model_flops_per_token
+from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.model import model_flops_per_token
 from shardwise.present.explore.asked import Asked
-from shardwise.price.estimate import mfu_format
+from shardwise.price import mfu_format
 
 Inputs = Mapping[str, float]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.measure.reconcile.payloads import reconcile_payload
+from shardwise.measure import reconcile_payload
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.fields import EXACT, OWN, Field, Fields, fields_payload
@@ -13,9 +13,9 @@ from shardwise.present.explore.state import layout_text
 from shardwise.present.explore.views.head import head
 from shardwise.present.explore.views.numbers import bubble
 from shardwise.present.explore.views.run import run_fields
-from shardwise.search.layout_memory import memory_payload
+from shardwise.search import memory_payload
 from shardwise.search.plan_file import estimate_payload
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 
 def overview(asked: Asked) -> dict[str, Any]:

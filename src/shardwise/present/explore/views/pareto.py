@@ -8,7 +8,7 @@ from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.searches import SEARCHING
-from shardwise.values.errors import ShardwiseError
+from shardwise.values import ShardwiseError
 
 
 def pareto(asked: Asked) -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.book_formulas.rooflines import block_roofline, link_bandwidths
+from shardwise.book_formulas import block_roofline, link_bandwidths
 from shardwise.book_formulas.rooflines.payloads import block_payload
-from shardwise.hardware.chips import Chip
+from shardwise.hardware import Chip
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.fields import EXACT, OWN, Field, Fields, fields_payload
 

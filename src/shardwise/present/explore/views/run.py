@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.measure.reconcile.payloads import reconcile_payload
-from shardwise.measure.reconcile.reconciliation import read_run, reconcile
+from shardwise.measure import read_run, reconcile_payload
+from shardwise.measure.reconcile.reconciliation import reconcile
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.fields import EXACT, MEASURED, Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.head import head
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 def run(asked: Asked) -> dict[str, Any]:

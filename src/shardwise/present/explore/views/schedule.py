@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
-from shardwise.pipeline.compare_schedules import PassTimes, compare_schedules, play_schedule, timeline_payload
+from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.pipeline import PassTimes
+from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.controls import controls
 from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.head import head
 from shardwise.present.explore.views.timeline import require_few_passes
-from shardwise.values.errors import InputError, ShardwiseError
+from shardwise.values import InputError, ShardwiseError
 
 MOST_COMPARED = 256  # slots of a schedule: every schedule is built and played
 

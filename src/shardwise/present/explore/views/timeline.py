@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from shardwise.layout.degrees import layout_degrees, num_micro_batches
+from shardwise.layout import layout_degrees, num_micro_batches
 from shardwise.present.explore.asked import Asked
 from shardwise.present.explore.fields import Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.pictures.simulated_step_timeline import events
-from shardwise.price.simulation.result import PHASES, MemoryCurve, simulate, simulation_payload
-from shardwise.price.simulation.simulated_step import SimulatedStep
-from shardwise.price.simulation.streams import StreamEvent, TimedKernel
-from shardwise.step.instructions import COMPUTE
-from shardwise.values.errors import InputError
+from shardwise.price import SimulatedStep, TimedKernel, simulate
+from shardwise.price.simulation.result import PHASES, MemoryCurve, simulation_payload
+from shardwise.price.simulation.streams import StreamEvent
+from shardwise.step import COMPUTE
+from shardwise.values import InputError
 
 MOST_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
 MOST_RANKS = 16  # rows

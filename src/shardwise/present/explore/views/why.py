@@ -10,7 +10,7 @@ from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.numbers import MEMORY, NUMBERS
 from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.search.explain.explanation import explain_term
-from shardwise.values.errors import InputError, describe_unknown
+from shardwise.values import InputError, describe_unknown
 
 
 def why(asked: Asked) -> dict[str, Any]:

@@ -13,13 +13,11 @@ from shardwise.book_formulas.rules import (
     mixed_min_tokens_per_chip,
     mlp_layer_times,
 )
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.network.torus import Torus
+from shardwise.hardware import Cluster, Torus
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Marker
 from shardwise.present.pictures.book_figures.axes import BATCH, spread
-from shardwise.values.errors import InputError
-from shardwise.values.units import format_quantity
+from shardwise.values import InputError, format_quantity
 
 
 class Strategies:

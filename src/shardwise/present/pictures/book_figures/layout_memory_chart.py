@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shardwise.hardware.chips import Chip
+from shardwise.hardware import Chip
 from shardwise.present.draw.bars import Bar, BarChart
-from shardwise.values.units import format_bytes
+from shardwise.values import format_bytes
 
 
 def memory_chart(title: str, subtitle: str, bars: Iterable[tuple[str, Mapping[str, float]]], chip: Chip) -> BarChart:

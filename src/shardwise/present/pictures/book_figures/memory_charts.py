@@ -6,17 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.book_formulas.rules import zero_state_bytes
-from shardwise.hardware.cluster import Cluster
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.layout.layout import Layout
-from shardwise.model.architecture import Architecture
-from shardwise.model.job import Job
-from shardwise.model.load import load_model
+from shardwise.hardware import Cluster, load_cluster
+from shardwise.layout import Layout
+from shardwise.model import Architecture, Job, load_model
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
 from shardwise.price.estimate import stage_memories
-from shardwise.values.estimate_terms import MEMORY_TERMS
-from shardwise.values.units import format_quantity
+from shardwise.values import MEMORY_TERMS, format_quantity
 
 CHIP = "h100"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.book_formulas.rules import attended_pairs
-from shardwise.layout.context_parallel import get_cp_variant
-from shardwise.pipeline.registry import build_actions
+from shardwise.layout import get_cp_variant
+from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
 from shardwise.present.draw.bars import Bar, BarChart

@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.book_formulas.rooflines import BlockRoofline, KernelRoofline, kernel_roofline, link_bandwidths
+from shardwise.book_formulas import KernelRoofline, kernel_roofline, link_bandwidths
+from shardwise.book_formulas.rooflines import BlockRoofline
 from shardwise.book_formulas.rules import attainable_flops_per_s, critical_intensity
-from shardwise.hardware.chips import Chip
-from shardwise.model.architecture import Architecture
+from shardwise.hardware import Chip
+from shardwise.model import Architecture
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Marker, Point
 from shardwise.present.pictures.book_figures.axes import INTENSITY, RATE, spread
-from shardwise.values.units import format_quantity
+from shardwise.values import format_quantity
 
 
 def roofline_chart(chip: Chip, links: Mapping[str, float], kernels: Sequence[Point], dtype: str = "bf16") -> LineChart:

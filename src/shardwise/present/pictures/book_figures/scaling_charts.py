@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware import Cut, load_cluster
 from shardwise.hardware.network.collective_times import collective_report
-from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName
-from shardwise.layout.layout import Layout
-from shardwise.model.job import Job
-from shardwise.model.load import load_model
+from shardwise.layout import Layout
+from shardwise.model import Job, load_model
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
 from shardwise.present.pictures.book_figures.memory_charts import CHIP, fullest
-from shardwise.price.estimate import Estimate, estimate
-from shardwise.values.estimate_terms import MEMORY_TERMS
-from shardwise.values.units import format_bytes
+from shardwise.price import Estimate
+from shardwise.price.estimate import estimate
+from shardwise.values import MEMORY_TERMS, format_bytes
 
 SEQ_LEN = 4096
 DEVICES_OF_NODE = 8

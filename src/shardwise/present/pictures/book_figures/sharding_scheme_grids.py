@@ -8,8 +8,7 @@ from shardwise.derive.expression import derive_by_cases, shard_expression
 from shardwise.present.draw.grids import GridChart
 from shardwise.present.pictures.shard_holder_grids import shards_chart
 from shardwise.present.pictures.sharded_product_steps import moments
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.notation import parse_expression
+from shardwise.sharding import Mesh, parse_expression
 
 SIZES = {"B": 64, "D": 64, "F": 256}
 # Both products of the book's MLP. Source: the book, "Training", its table of four schemes.

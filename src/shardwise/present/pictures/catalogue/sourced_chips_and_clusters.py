@@ -6,13 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.pods import Pods
-from shardwise.hardware.network.topology import Topology
-from shardwise.hardware.network.torus import Torus, hop_distances
-from shardwise.values.sourced_value import SourcedValue
-from shardwise.values.units import parse_quantity
+from shardwise.hardware import Chip, Pods, Topology, Torus, get_catalog_entry, load_chip, load_cluster
+from shardwise.hardware.network.torus import hop_distances
+from shardwise.values import SourcedValue, parse_quantity
 
 
 def chip_values(name: str) -> list[SourcedValue]:

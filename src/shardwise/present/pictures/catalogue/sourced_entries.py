@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import SourcedValue
 
 SCHEMA = "shardwise.show/1"
 

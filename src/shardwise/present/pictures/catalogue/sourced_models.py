@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from shardwise.model.architecture import Architecture
-from shardwise.model.load import load_model
-from shardwise.model.numerics import DEFAULT_NUMERICS
-from shardwise.model.parameters_and_flops import num_active_params, num_mtp_params, num_params
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.model import DEFAULT_NUMERICS, Architecture, load_model, num_active_params, num_params
+from shardwise.model.parameters_and_flops import num_mtp_params
+from shardwise.values import SourcedValue
 
 
 def model_values(name: str) -> list[SourcedValue]:

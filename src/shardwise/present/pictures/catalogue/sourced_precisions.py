@@ -3,8 +3,7 @@
 from dataclasses import asdict
 
 from shardwise.model.optimizer_state import bytes_per_parameter
-from shardwise.values.precision import get_precision
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import SourcedValue, get_precision
 
 
 def precision_values(name: str) -> list[SourcedValue]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.chips import load_chip
+from shardwise.hardware import CONSTANTS, get_stack, load_chip
 from shardwise.hardware.published_constants import constants_with_sources
-from shardwise.hardware.stacks import get_stack
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.values import SourcedValue
 
 OWN = "hardware/catalog/stacks.toml"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.interop.frameworks.targets import get_target
-from shardwise.values.sourced_value import SourcedValue
+from shardwise.interop import get_target
+from shardwise.values import SourcedValue
 
 OWN = "interop/frameworks/options"
 

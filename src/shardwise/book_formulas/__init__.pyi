@@ -1,0 +1,9 @@
+from .named_rules import get_rule as get_rule
+from .named_rules import rules_by_name as rules_by_name
+from .rooflines import KERNEL_FORMS as KERNEL_FORMS
+from .rooflines import KernelRoofline as KernelRoofline
+from .rooflines import block_roofline as block_roofline
+from .rooflines import kernel_roofline as kernel_roofline
+from .rooflines import link_bandwidths as link_bandwidths
+from .rooflines import load_chip_and_links as load_chip_and_links
+from .rules import Rule as Rule

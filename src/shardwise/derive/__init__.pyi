@@ -1,0 +1,10 @@
+from .expression import ShardedExpression as ShardedExpression
+from .ring_attention_and_matmul import RING_AXES as RING_AXES
+from .sharded_program import CollectiveStep as CollectiveStep
+from .sharded_program import ComputeStep as ComputeStep
+from .sharded_program import ProgramStep as ProgramStep
+from .sharded_program import ShardedProgram as ShardedProgram
+from .sharded_unit import ShardedUnit as ShardedUnit
+from .sharded_unit import derived_unit as derived_unit
+from .tensor_specs import pad_vocabulary as pad_vocabulary
+from .tensor_specs import weight_use_spec as weight_use_spec

@@ -1,0 +1,13 @@
+from .run_folder import RunFolder as RunFolder
+from .run_folder import read_json as read_json
+from .step_log import StepLog as StepLog
+from .step_log import StepRecord as StepRecord
+from .step_log import read_log as read_log
+from .step_memory_and_collectives import MeasuredMemory as MeasuredMemory
+from .step_memory_and_collectives import RunInspection as RunInspection
+from .step_memory_and_collectives import StepInspection as StepInspection
+from .step_trace import COLLECTIVE as COLLECTIVE
+from .step_trace import KERNEL as KERNEL
+from .step_trace import WAIT as WAIT
+from .step_trace import RankTrace as RankTrace
+from .step_trace import TraceEvent as TraceEvent
