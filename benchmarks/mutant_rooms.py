@@ -42,7 +42,6 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
                "train/test_verify_small.py", "train/test_verify_judge.py", "train/test_verify.py"),
     "measure/reconcile": ("unit/reconcile", "cli/test_reconcile.py", "cli/test_rehearse.py", "train/test_rehearsals.py"),
     "values/symbolic.py": ("unit/test_symbolic.py", "unit/layout", "unit/cost"),
-    "values/elementwise.py": ("unit/test_symbolic.py", "unit/layout", "unit/cost"),
     "values/precision.py": ("unit/cost", "unit/test_choices.py", "train/test_memory.py"),
     "values/loss_kernels.py": ("unit/cost", "planning", "unit/test_choices.py"),
     "values/issue_policy.py": ("unit/test_choices.py", "unit/lowering", "unit/cost"),

@@ -21,8 +21,8 @@ from typing import NamedTuple
 from shardwise.derive import sharded_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.choices import FACTORISED_AXES, Choices
-from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
+from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import natural_schedule

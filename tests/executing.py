@@ -16,7 +16,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model import Timer
 from shardwise.run.engine.model_builder import ModelWeights, UnitTensors, build_torch_model
-from shardwise.step.whole_parameters import parameter_shapes, single_device_instance
+from shardwise.step.rank_program import parameter_shapes, single_device_instance
 
 CPU = torch.device("cpu")
 

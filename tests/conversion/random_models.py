@@ -12,7 +12,7 @@ import torch
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics, Rotary
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
-from shardwise.step.whole_parameters import balance_biases
+from shardwise.step.rank_program import balance_biases
 from shardwise.values.errors import InputError
 
 ROTARIES = (

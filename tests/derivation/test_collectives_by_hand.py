@@ -26,10 +26,9 @@ from typing import Any
 
 import pytest
 
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
-from shardwise.layout.sharding_scheme import make_sharding_scheme
+from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, make_sharding_scheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.program import Role

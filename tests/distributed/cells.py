@@ -11,10 +11,10 @@ from typing import Any
 from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED, WINDOWED, Case
 
 from shardwise.layout.context_parallel import CP_VARIANTS
-from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.table import violations
+from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model.job import Job
 
 MOST_DEVICES = {5: 16}  # by how many axes a cell has; 8 for fewer

@@ -12,10 +12,10 @@ from thinned import part_of
 import shardwise as sw
 from shardwise.hardware.network.switches import Switched
 from shardwise.layout.choices import Choices
-from shardwise.layout.degrees import layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import EVEN_BATCH
 from shardwise.layout.rules.stack_abilities import stack_of
+from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.cli import main

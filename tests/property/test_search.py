@@ -15,12 +15,11 @@ from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.topology import GroupLinks
 from shardwise.layout.choices import LAYER_FRACTIONS, Choices
-from shardwise.layout.degrees import atomic_degrees, layout_degrees
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.layout.placement import cuts_by_axis, searched_placements
 from shardwise.layout.rules.legality import RULES
 from shardwise.layout.rules.table import violations
-from shardwise.layout.sharding_scheme import TP_AXES, ZERO_AXES
+from shardwise.layout.sharding_scheme import TP_AXES, ZERO_AXES, atomic_degrees, layout_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model

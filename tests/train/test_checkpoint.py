@@ -29,7 +29,7 @@ from shardwise.run.checkpoints import (
     writer,
 )
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
-from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.step.rank_program import parameter_shapes
 from shardwise.values.checksums import DamagedFileError, add_checksum
 from shardwise.values.errors import InputError
 

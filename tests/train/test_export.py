@@ -17,7 +17,7 @@ from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
 from shardwise.model.architecture import Architecture
 from shardwise.run.checkpoints.reader import OpenCheckpoint
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
-from shardwise.step.whole_parameters import balance_biases
+from shardwise.step.rank_program import balance_biases
 from shardwise.values.boxes import Box
 from shardwise.values.errors import InputError
 

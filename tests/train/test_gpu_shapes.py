@@ -14,7 +14,7 @@ from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model
 from shardwise.run.kernels import device_dispatch
 from shardwise.run.kernels.attention import LSE_PADDING
-from shardwise.step.whole_parameters import parameter_shapes, single_device_instance
+from shardwise.step.rank_program import parameter_shapes, single_device_instance
 
 SMALL: dict[str, Any] = {
     "name": "small", "num_layers": 2, "d_model": 16, "d_ff": 24, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8,

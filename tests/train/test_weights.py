@@ -23,7 +23,7 @@ from shardwise.run.engine.model_builder import initial_weights
 from shardwise.sharding import Mesh
 from shardwise.step.flat_arrays import WeightSync
 from shardwise.step.parameters import list_parameters
-from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.step.rank_program import parameter_shapes
 
 FAMILIES = [ShardingScheme(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
 

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.values.elementwise import ceil_div, gcd, maximum, minimum, where
 from shardwise.values.symbolic import (
     ZERO,
     LocalDim,
     Monomial,
     Polynomial,
     SymbolValues,
+    ceil_div,
     constant,
+    gcd,
+    maximum,
+    minimum,
     multiply_symbols,
     sum_polynomials,
+    where,
 )
 
 SYMBOLS = ("D", "F", "X", "Y", LocalDim("D", ("X",)), LocalDim("D", ("X", "Y")), LocalDim("F", ()))

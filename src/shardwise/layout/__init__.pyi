@@ -3,10 +3,6 @@ from .choices import Choices as Choices
 from .choices import choices_from_pins as choices_from_pins
 from .context_parallel import cp_variant_names as cp_variant_names
 from .context_parallel import get_cp_variant as get_cp_variant
-from .degrees import atomic_degrees as atomic_degrees
-from .degrees import layout_degrees as layout_degrees
-from .degrees import num_micro_batches as num_micro_batches
-from .degrees import seqs_per_replica as seqs_per_replica
 from .layers_per_stage import layers_by_stage as layers_by_stage
 from .layers_per_stage import layers_by_virtual_stage as layers_by_virtual_stage
 from .layers_per_stage import stage_placement as stage_placement
@@ -14,7 +10,7 @@ from .layout import OFFLOADS as OFFLOADS
 from .layout import Layout as Layout
 from .layout import layout_from_fields as layout_from_fields
 from .layout import parse_fields as parse_fields
-from .layout_from_payload import DERIVED_FIELDS as DERIVED_FIELDS
+from .payload import DERIVED_FIELDS as DERIVED_FIELDS
 from .payload import LayoutPayload as LayoutPayload
 from .payload import layout_payload as layout_payload
 from .placement import Placement as Placement
@@ -30,4 +26,8 @@ from .sharding_scheme import BATCH_AXES as BATCH_AXES
 from .sharding_scheme import EXPERT_AXES as EXPERT_AXES
 from .sharding_scheme import TP_AXES as TP_AXES
 from .sharding_scheme import ShardingScheme as ShardingScheme
+from .sharding_scheme import atomic_degrees as atomic_degrees
+from .sharding_scheme import layout_degrees as layout_degrees
 from .sharding_scheme import make_sharding_scheme as make_sharding_scheme
+from .sharding_scheme import num_micro_batches as num_micro_batches
+from .sharding_scheme import seqs_per_replica as seqs_per_replica

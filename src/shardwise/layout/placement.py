@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from shardwise.hardware import Cut, Pods, Switched, Topology
 from shardwise.values import InputError, Value
-from shardwise.values.elementwise import gcd
+from shardwise.values.symbolic import gcd
 
 PLACED_AXES = ("tp", "cp", "fsdp", "dp", "pp")
 ATOMIC_AXES: Mapping[str, tuple[str, ...]] = {"tp": ("tp_kv", "tp_rep"), "fsdp": ("ep", "fsdp")}  # innermost first

@@ -1,18 +1,17 @@
-"""The part of a layout that the derivation depends on: its choices without its degrees, and its axes.
-
-Atomic axes: `dp`, `fsdp`, `ep`, `cp`, `tp_kv`, `tp_rep`, `pp`. `tp` is the ordered group (tp_kv, tp_rep): `tp_kv` splits the
-key-value heads, and when `tp` is larger than their number `tp_rep` splits the query heads of each group further.
-"""
+"""The degrees of a layout's mesh axes, and the scheme by which tensors are sharded over them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from shardwise.layout.context_parallel import get_cp_variant
+from shardwise.layout.context_parallel import cp_variant_names, get_cp_variant
 from shardwise.layout.layout import Layout
-from shardwise.model import DEFAULT_OPTIMIZER
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job
 from shardwise.sharding import Axes
+from shardwise.values import Value, ceil_div
+from shardwise.values.symbolic import gcd
 
 BATCH_AXES: Axes = ("dp", "fsdp")  # sequences
 ZERO_AXES: Axes = ("fsdp", "cp")  # what ZeRO shards over
@@ -89,3 +88,38 @@ def make_scheme_of_mode(zero_stage: int, sequence_parallel: bool, recompute: str
         zero_stage, sequence_parallel, recompute, cp_variant=get_cp_variant(mode.cp_variant).structure, async_tp=mode.async_tp,
         whole_experts=mode.whole_experts,
     )  # fmt: skip
+
+
+Degrees = Mapping[str, Value]
+
+
+def seqs_per_replica(job: Job, degrees: Degrees) -> Value:
+    """Return sequences of the fullest replica in one step."""
+    return ceil_div(job.num_seqs, degrees["dp"] * degrees["fsdp"])
+
+
+def num_micro_batches(job: Job, degrees: Degrees) -> Value:
+    """Return micro-batches of the fullest replica in one step."""
+    return ceil_div(seqs_per_replica(job, degrees), degrees["micro_batch_seqs"])
+
+
+def layout_degrees(layout: Layout) -> dict[str, Any]:
+    """Return the numbers of a layout that rules and costs read. `cp_variant` is an index, flags are 0 or 1."""
+    names = ("dp", "fsdp", "tp", "cp", "pp", "ep", "num_virtual_stages", "zero_stage", "micro_batch_seqs")
+    flags = {"sequence_parallel": int(layout.sequence_parallel), "async_tp": int(layout.async_tp)}
+    flags |= {"cp_variant": cp_variant_names().index(layout.cp_variant), "etp": layout.expert_tp}
+    return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
+
+
+def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the degrees (numbers or arrays) with each compound axis as its two atomic parts.
+
+    `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Expert parallelism borrows `ep`
+    from `fsdp`, which keeps the quotient. With whole experts (etp = 1) it is taken from `tp` first, and from `fsdp` only what
+    exceeds it.
+    """
+    tp = degrees["tp"]
+    tp_kv = gcd(tp, architecture.num_kv_heads)
+    ep = degrees["ep"] * degrees.get("etp", tp) // tp
+    parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "ep": ep, "fsdp": degrees["fsdp"] // ep}
+    return {**degrees, **parts}

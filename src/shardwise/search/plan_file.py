@@ -21,7 +21,7 @@ from shardwise.hardware.calibration_constants import unscale_rates
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, is_twistable
 from shardwise.hardware.toml_tables import MAX_DEVICES
 from shardwise.layout import Layout, LayoutPayload, layout_payload
-from shardwise.layout.layout_from_payload import parse_layout
+from shardwise.layout.payload import parse_layout
 from shardwise.model import Architecture, Job, ModelPayload, get_optimizer, model_payload
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy

@@ -19,5 +19,5 @@ from .issued_collectives import count_collectives as count_collectives
 from .parameters import GroupMember as GroupMember
 from .parameters import unit_paths as unit_paths
 from .rank_program import RankProgram as RankProgram
+from .rank_program import balance_biases as balance_biases
 from .unit_instructions import UnitInstructions as UnitInstructions
-from .whole_parameters import balance_biases as balance_biases

@@ -1,4 +1,7 @@
-"""Everything that one rank holds and runs, in numbers: units, parameters, flat arrays, collectives with dtype and bytes."""
+"""Everything that one rank holds and runs, in numbers: units, parameters, flat arrays, collectives with dtype and bytes.
+
+Names and shapes of a stored model: each whole parameter, and the biases of its routers. Loads no PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ from shardwise.step.parameters import (
 )
 from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
 from shardwise.step.unit_instructions import UnitInstructions, lower_unit
-from shardwise.values import IssuePolicy, LocalDim, Precision, SymbolValues, bytes_per_element
+from shardwise.values import IssuePolicy, LocalDim, Precision, SymbolValues, bytes_per_element, get_precision
 
 ROUTING_UNITS = ("block", *MTP_UNITS)
 
@@ -327,3 +330,30 @@ class RankProgram:
     def control_dtype(self) -> str:
         """Format of the loss, the norm and the routers' statistics: fp32, or fp64 for a model in fp64."""
         return "fp64" if self.precision.activations == "fp64" else "fp32"
+
+
+def balance_biases(architecture: Architecture) -> dict[str, str]:
+    """Return the name of each router's balance bias, by the path of its unit."""
+    routed = ("block", *MTP_UNITS) if architecture.num_experts else ()
+    return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if kind in routed}
+
+
+def single_device_instance(architecture: Architecture) -> RankProgram:
+    """Return the program of the whole model on one device."""
+    return RankProgram(architecture=architecture, layout=Layout(), precision=get_precision("fp32"))
+
+
+def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every parameter by its full name.
+
+    >>> tiny = Architecture(name="tiny", num_layers=1, d_model=4, d_ff=6, num_heads=2, num_kv_heads=1, head_dim=2, vocab_size=7)
+    >>> parameter_shapes(tiny)["layers.0.wq"]
+    (1, 2, 2, 4)
+    """
+    program = single_device_instance(architecture)
+    return {parameter.name: shape_of(parameter, architecture) for parameter in program.parameters}
+
+
+def shape_of(parameter: Parameter, architecture: Architecture) -> tuple[int, ...]:
+    """Return the shape of a whole parameter."""
+    return tuple(architecture.dims[dim] for dim in parameter.use.dims)

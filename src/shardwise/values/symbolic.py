@@ -3,16 +3,19 @@
 A derivation does not know the sizes. It says that a device holds `ceil(D / (fsdp*cp)) * ceil(F / tp)` elements: a
 `Polynomial`, which `evaluate` turns into the number for one layout (Python integers) or for thousands (NumPy arrays), from
 the same expression. Nothing here imports NumPy.
+
+Elementwise arithmetic on numbers or NumPy arrays, from the same expressions.
+
+NumPy is imported by the first call that has an array, so that `import shardwise` does not load it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
-
-from shardwise.values.elementwise import Value, minimum, where
 
 Result = TypeVar("Result")
 
@@ -90,6 +93,9 @@ class IdentityCache:
             self._cache[cache_key] = objects, make()
         result: Result = self._cache[cache_key][1]
         return result
+
+
+Value = Any  # an int, a float, or a NumPy array of them
 
 
 class SymbolValues(dict[Symbol, Value]):
@@ -245,3 +251,56 @@ def sum_polynomials(polynomials: Iterable[Polynomial]) -> Polynomial:
         for monomial in polynomial.monomials:
             merged[monomial.factors] = merged.get(monomial.factors, 0.0) + monomial.coefficient
     return Polynomial(tuple(Monomial(c, f) for f, c in merged.items() if c))
+
+
+def _numpy() -> Any:
+    import numpy as np  # not at the top: `import shardwise` must not load NumPy
+
+    return np
+
+
+def maximum(first: Value, *operands: Value) -> Value:
+    """Return the elementwise maximum of numbers or arrays."""
+    result = first
+    for operand in operands:
+        if hasattr(result, "dtype") or hasattr(operand, "dtype"):
+            result = _numpy().maximum(result, operand)
+        else:
+            result = max(result, operand)
+    return result
+
+
+def sum_values(terms: Iterable[Value]) -> Value:
+    """Return the sum of numbers or arrays. Plain zeros are skipped: adding each would cost an operation on an array."""
+    result: Value = None
+    for term in terms:
+        if not (isinstance(term, float) and term == 0.0):
+            result = term if result is None else result + term
+    return 0.0 if result is None else result
+
+
+def minimum(first: Value, second: Value) -> Value:
+    """Return the elementwise minimum of numbers or arrays."""
+    return -maximum(-first, -second)
+
+
+def where(condition: Value, if_true: Value, if_false: Value) -> Value:
+    """Choose elementwise between numbers or arrays."""
+    if any(hasattr(operand, "dtype") for operand in (condition, if_true, if_false)):
+        return _numpy().where(condition, if_true, if_false)
+    return if_true if condition else if_false
+
+
+def ceil_div(numerator: Value, denominator: Value) -> Value:
+    """Return the integer quotient rounded up, of numbers or arrays. Floating-point operands must be below 2^53."""
+    if getattr(getattr(numerator, "dtype", None), "kind", "") == "f":
+        # Below 2^53 the quotient is exact enough: none is rounded up or down to an integer that it is not.
+        return _numpy().ceil(numerator / denominator)
+    return -(-numerator // denominator)
+
+
+def gcd(first: Value, second: Value) -> Value:
+    """Return the greatest common divisor of integers or arrays of them."""
+    if hasattr(first, "dtype") or hasattr(second, "dtype"):
+        return _numpy().gcd(first, second)
+    return math.gcd(first, second)

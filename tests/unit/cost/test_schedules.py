@@ -8,10 +8,9 @@ import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.topology import GroupLinks
-from shardwise.layout.degrees import atomic_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cuts_by_axis, default_placement
-from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.layout.sharding_scheme import ShardingScheme, atomic_degrees
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import min_virtual_stages, pipeline_schedule_names

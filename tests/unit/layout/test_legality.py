@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from shardwise.layout.context_parallel import CP_VARIANTS
-from shardwise.layout.degrees import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import RULES
 from shardwise.layout.rules.table import require_legal, violations
+from shardwise.layout.sharding_scheme import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.pipeline.registry import NATURAL, natural_schedule, schedule_names

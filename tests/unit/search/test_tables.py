@@ -25,8 +25,7 @@ from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.spec import Axes
 from shardwise.step.instructions import Kernel
-from shardwise.values.elementwise import Value
-from shardwise.values.symbolic import SymbolValues
+from shardwise.values.symbolic import SymbolValues, Value
 
 MODEL, CLUSTER = load_model("tiny-moe-19m"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=2**18, seq_len=512)

@@ -22,7 +22,7 @@ from shardwise.run.checkpoints.reader import BUFFER_PREFIX, MODEL_PREFIX, OpenCh
 from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.step import balance_biases
-from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.step.rank_program import parameter_shapes
 from shardwise.values import Box, InputError, Shape, raise_problems
 
 MAX_NAMES_SHOWN = 4  # tensor names in a message

@@ -17,7 +17,7 @@ from shardwise.interop.weights.dim_patterns import Arrangement, arrange, parse_p
 from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
 from shardwise.step import balance_biases, unit_paths
 from shardwise.step.parameters import PlacedUnit
-from shardwise.step.whole_parameters import single_device_instance
+from shardwise.step.rank_program import single_device_instance
 from shardwise.values import Box, InputError, Shape
 from shardwise.values.checksums import READ_BYTES
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import LayoutRule
+from shardwise.layout.sharding_scheme import Degrees, layout_degrees
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, get_optimizer
 from shardwise.pipeline import get_schedule
 from shardwise.values import PRECISIONS, Precision, Value, get_precision, raise_problems

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardwise.layout.context_parallel import ContextParallelVariant, cp_variant_names, get_cp_variant
-from shardwise.layout.degrees import Degrees, num_micro_batches, seqs_per_replica
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES, has_equal_stages
+from shardwise.layout.sharding_scheme import Degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget, unit_counts
 from shardwise.model.decoder import result_names
 from shardwise.model.recompute_policies import is_tensor_set, parse_tensor_set

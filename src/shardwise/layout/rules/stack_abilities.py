@@ -13,11 +13,11 @@ from typing import Any
 
 from shardwise.hardware import Cluster, Stack, get_stack
 from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.legality import RULES, LayoutRule
 from shardwise.layout.rules.table import MODE_RULES
+from shardwise.layout.sharding_scheme import Degrees, layout_degrees
 from shardwise.model import Architecture, Job, is_byte_budget
 from shardwise.model.recompute_policies import is_tensor_set, required_abilities
 from shardwise.pipeline import SCHEDULES

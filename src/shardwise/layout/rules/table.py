@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.degrees import Degrees, layout_degrees
 from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placement
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.legality import RULES, LayoutRule, tensor_set_problems
-from shardwise.layout.sharding_scheme import ParallelMode
+from shardwise.layout.sharding_scheme import Degrees, ParallelMode, layout_degrees
 from shardwise.model import Architecture, Job
 from shardwise.values import InputError, Value
 

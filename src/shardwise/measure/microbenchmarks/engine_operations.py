@@ -33,7 +33,7 @@ from shardwise.run.kernels.rotary import rotate, rotate_back, rotation
 from shardwise.run.parallel.sharded_optimizer import NORM_EPSILON, sum_of_squares
 from shardwise.run.parallel.world import World
 from shardwise.step import RankProgram
-from shardwise.step.whole_parameters import parameter_shapes
+from shardwise.step.rank_program import parameter_shapes
 from shardwise.values import get_precision
 
 REPEATED_BYTES, MOST_REPEATS = 2**24, 4  # results that a run keeps

@@ -232,7 +232,7 @@ def _job(arguments: argparse.Namespace, clusters: Sequence[str], changes: Mappin
 def parse_layout_text(text: str, model: Architecture, job: Job, flag: str = "--layout") -> Layout:
     """The layout of a flag's text: `Layout.parse`, and what follows from it for a model and job may be said too."""
     from shardwise.layout import DERIVED_FIELDS, layout_from_fields, parse_fields
-    from shardwise.layout.layout_from_payload import check_derived_fields
+    from shardwise.layout.payload import check_derived_fields
 
     found = parse_fields(text, prefix=flag, extra_counts=DERIVED_FIELDS)
     given = {key: found.pop(key) for key in DERIVED_FIELDS if key in found}

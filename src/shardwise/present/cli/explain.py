@@ -81,7 +81,7 @@ def _doubled(plan: Plan, progress: Progress) -> tuple[Doubling, ...]:
 def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     """The other layout, with the choices that its text leaves out as a search makes them; and these choices."""
     from shardwise.layout import DERIVED_FIELDS, parse_fields
-    from shardwise.layout.layout_from_payload import check_derived_fields
+    from shardwise.layout.payload import check_derived_fields
     from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
     from shardwise.values import InputError
 

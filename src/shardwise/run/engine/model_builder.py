@@ -29,7 +29,7 @@ from shardwise.run.kernels.matmul import OperandScales, product_formats
 from shardwise.step import RankProgram, balance_biases, unit_paths
 from shardwise.step.parameters import Parameter, list_parameters
 from shardwise.step.pipeline_stages import SPLIT_UNITS
-from shardwise.step.whole_parameters import shape_of, single_device_instance
+from shardwise.step.rank_program import shape_of, single_device_instance
 
 
 class UnitTensors(NamedTuple):
@@ -87,7 +87,7 @@ def _block_numbers(architecture: Architecture) -> dict[str, int]:
 @dataclass(frozen=True)
 class ModelWeights:
     """Full tensors in one dtype by parameter name, and the balance biases of routers [E] by name
-    (`step.whole_parameters.balance_biases`), zero where absent."""
+    (`step.rank_program.balance_biases`), zero where absent."""
 
     architecture: Architecture
     tensors: Mapping[str, Tensor]

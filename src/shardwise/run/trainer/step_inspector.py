@@ -25,13 +25,13 @@ from shardwise.records import MeasuredMemory, StepInspection
 from shardwise.records.step_memory_and_collectives import MemorySample, ProcessMemory
 from shardwise.run.dispatch_mode import DispatchMode
 from shardwise.run.machine_resources import RSS_UNIT
-from shardwise.run.memory_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, TERMS, WORKSPACE
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import CollectiveGroup
 from shardwise.sharding import CollectiveKind, IssuedCollective
 from shardwise.step import PIPELINE
+from shardwise.values.estimate_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, MEASURED_MEMORY_TERMS, WORKSPACE
 
 SAMPLES = 400  # points of a step's memory curve: as many as a chart shows
 
@@ -99,7 +99,7 @@ class MemoryTracker(DispatchMode):
 
     def memory(self) -> MeasuredMemory:
         """Return the peak and the largest bytes of each term, by the terms that storages have by now."""
-        current, largest = dict.fromkeys(TERMS, 0), dict.fromkeys(TERMS, 0)
+        current, largest = dict.fromkeys(MEASURED_MEMORY_TERMS, 0), dict.fromkeys(MEASURED_MEMORY_TERMS, 0)
         total, peak, at_peak = 0, 0, dict(current)
         ends = set(self._forwards)
         for index, (storage, change, _) in enumerate(self._changes, start=1):
@@ -118,7 +118,7 @@ class MemoryTracker(DispatchMode):
         """Return the bytes held over time by term: the fullest moment of each of `SAMPLES` intervals."""
         if not self._changes:
             return ()
-        current, samples = dict.fromkeys(TERMS, 0), dict[int, MemorySample]()
+        current, samples = dict.fromkeys(MEASURED_MEMORY_TERMS, 0), dict[int, MemorySample]()
         begin, end = self._changes[0][2], self._changes[-1][2]
         for storage, change, time_ns in self._changes:
             current[storage.term or WORKSPACE] += change

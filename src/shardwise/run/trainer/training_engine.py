@@ -14,7 +14,6 @@ from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, i
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.kernels.attention_mask import PositionRange
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.run.memory_terms import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 from shardwise.run.mixed_precision import LossScaler, training_dtypes
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.delayed_scaling import SharedAmaxScaler
@@ -28,6 +27,7 @@ from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.step import PIPELINE, RankProgram, balance_biases
+from shardwise.values.estimate_terms import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
 # Returns whether to update the weights, from this process's part of the loss, the loss, and the norm of all reduced gradients.
