@@ -113,7 +113,7 @@ def test_the_help_of_all_verbs_loads_none_of_them() -> None:
     assert set(loaded()) == {
         "shardwise", "shardwise.present",
         "shardwise.present.cli", "shardwise.present.cli.verbs", "shardwise.values",
-        "shardwise.values.argument_parser", "shardwise.values.errors",
+        "shardwise.values.argument_parser", "shardwise.values.displayable", "shardwise.values.errors",
     }  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class Design:
     and double) are tried until the best lies between them. A rate that needs more steps than the best so far is stopped
     there.
 
-    Raises `InputError` for a rate that is no number above 0.
+    Raises `InputError` for a rate that is not a number above 0.
     """
 
     batches: tuple[int, ...]

@@ -185,7 +185,7 @@ def waits_for_late_ranks(step: TracedStep) -> dict[int, list[tuple[TraceSpan, in
         waits = waits_by_rank.setdefault(rank.trace.rank, [])
         for span in rank.spans_of_kind(WAIT):
             arrivals = None if is_message(span.event) else arrivals_by_key.get(_collective_key(step, rank, span))
-            # Messages between stages have no group, so nobody is late to them.
+            # Messages between stages have no group, so no rank is late to them.
             if arrivals is None or arrivals.last_rank == rank.trace.rank:
                 waits.append((span, rank.trace.rank, 0.0))
             else:

@@ -57,7 +57,7 @@ def nearest_config(options: Options) -> RegisteredConfig:
 def _config_distance(options: Options, base: RegisteredConfig) -> tuple[Any, ...]:
     """Return the distance of a function from some options, as a tuple to compare."""
     adds_converters = "model.converters" in base.options and "model.converters" not in options
-    # Converters that nobody asked for would change the precision, so they weigh most; then statements, as flags are simpler.
+    # Converters that the plan lacks would change the precision, so they weigh most; then statements, as flags are simpler.
     num_statements = len(list(_changing_statements(options, base)))
     return adds_converters, num_statements, base.options.get("model.flavor") != options["model.flavor"]
 

@@ -227,7 +227,7 @@ def _pipeline(
             1 if is_complete else typical_virtual_stages(architecture.num_layers, degrees.pp, num_micro_batches)
         )
     num_virtual_stages = min(num_virtual_stages, max((architecture.num_layers + MAX_EMPTY_STAGES) // degrees.pp, 1))
-    stands_for_both = schedule in ("", plain_schedule, interleaved_schedule)
+    stands_for_both = not schedule or schedule in (plain_schedule, interleaved_schedule)
     return natural_schedule(degrees.pp, num_virtual_stages) if stands_for_both else schedule, num_virtual_stages
 
 

@@ -1,6 +1,6 @@
 """The table of published runs, or a user's file with the same columns: rows, cells, and instruments that read memory.
 
-A blank cell is None; a cell that is no number where one is required skips the row. An estimate is what a device must
+A blank cell is None; a cell that is not a number where one is required skips the row. An estimate is what a device must
 hold, with the runtime. A counter of allocated bytes does not see the runtime, one of reserved bytes also sees what the
 caching allocator keeps, and the driver sees all of a process: `instrument_reading` converts the terms of an estimate.
 """
