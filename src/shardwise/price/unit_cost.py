@@ -356,7 +356,7 @@ class UnitPricer:
 
         def make() -> Value:
             compute, format_key = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
-            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, at=format_key)
+            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, key=format_key)
             num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)
