@@ -16,6 +16,7 @@ from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.noise_scale import targets_of_parts
 from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.sharding.collectives import CollectiveKind
+from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.errors import InputError
 
 
@@ -24,7 +25,7 @@ def test_every_nth_step_measures_and_issues_what_that_takes() -> None:
     assert [step for step in range(9) if recipe.measures_noise_at(step)] == [2, 5, 8]
     assert not any(TrainingRecipe(steps=9).measures_noise_at(step) for step in range(9))
     plan = small_plan(2)
-    usual, measuring = (engine_instance(plan, recipe.for_step(step)).issued(4) for step in (1, 2))
+    usual, measuring = (count_collectives(engine_instance(plan, recipe.for_step(step)), 4) for step in (1, 2))
     more = measuring - usual
     assert not usual - measuring
     assert [(one.kind, one.axes, one.num_bytes, count) for one, count in more.items()] == [

@@ -258,6 +258,9 @@ def steps_per_phase(phases: Sequence[Phase], tokens: float, seq_len: int) -> tup
     return tuple(phase_steps)
 
 
+BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: pairs of a step and the sequences of the batch from it on
+
+
 @dataclass(frozen=True, slots=True)
 class BatchRamp:
     """Sequences of the global batch by step: `((0, 64), (1000, 128))` is 64 from step 0 and 128 from step 1000 on."""

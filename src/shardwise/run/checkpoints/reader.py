@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from shardwise.batch_size.batch_schedule import BATCH_RAMP_KEY
 from shardwise.run.checkpoints import dcp_reader
 from shardwise.run.checkpoints.manifest import (
     DAMAGE_FIX,
@@ -157,7 +158,6 @@ MAX_NAMES_SHOWN = 4  # names of tensors in a message
 MODEL_PREFIX = "model."  # of the names of a model's weights
 BUFFER_PREFIX = "buffer."  # of the names of its buffers (`TrainingEngine.buffers`)
 NUM_LEFT_OUT = "num_left_out"  # steps that did not update the weights
-BATCH_RAMP_KEY = "batch_ramp"  # in a checkpoint: pairs of a step and the sequences of the batch from it on
 ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY})  # values that checkpoints of earlier versions lack
 LOAD_FIX = "load it with the plan and the optimizer that it was saved with"
 # In names of scales of a parameter's parts, followed by the number of parts (`run.parallel.sharded_optimizer`).

@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.batch_size import BatchRamp, parse_batch_schedule
-from shardwise.batch_size.batch_schedule import NoiseScaleBatches, PhasedBatches, ramp_from_phases
+from shardwise.batch_size.batch_schedule import BATCH_RAMP_KEY, NoiseScaleBatches, PhasedBatches, ramp_from_phases
 from shardwise.layout import Layout
 from shardwise.pipeline.registry import ALL_SCHEDULES, find_problems
-from shardwise.run.checkpoints.reader import BATCH_RAMP_KEY
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search import Plan
 from shardwise.values import InputError
