@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 
 from random_expressions import random_expressions
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, split_axes_into_primes, strategy_program
-from shardwise.derive.expression import solve_expression as solve_product
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, split_axes_into_primes, strategy_program
+from shardwise.derive.sharded_einsum import solve_expression as solve_product
 from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective

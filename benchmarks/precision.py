@@ -34,7 +34,7 @@ from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import python_library
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels import matmul, norms
 from shardwise.run.parallel.world import World

@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from shardwise.derive.expression import ShardedExpression, shard_expression
+from shardwise.derive.sharded_einsum import ShardedExpression, shard_expression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import EinsumExpression, ParsedTensor
 from shardwise.sharding.spec import Spec

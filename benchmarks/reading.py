@@ -18,7 +18,7 @@ from shardwise.run.data.batches import Batch, Batches
 from shardwise.run.data.corpus_writer import SplitWriter, replace_folder, write_index
 from shardwise.run.data.read_ahead import ReadAhead
 from shardwise.run.data.shard_index import ShardIndex
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 
 SEQ_LEN, BATCH_SEQS, MICRO_BATCH_SEQS = 1024, 16, 4
 SHARD_TOKENS, VOCAB = 100_000, 50_000

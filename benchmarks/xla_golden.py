@@ -22,7 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from shardwise.derive.expression import shard_expression
+from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.model.load import load_model
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression

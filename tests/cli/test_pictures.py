@@ -17,7 +17,7 @@ import shardwise as sw
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.present.cli import memory, memory_report, roofline
 from shardwise.values.errors import InputError, MissingValueError
-from shardwise.values.estimate_terms import MEMORY_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS
 
 MATMUL = ["matmul", "B=240,D=8192,F=28672", "tpu-v5e"]
 JOB = ["--batch-tokens", "512Ki", "--seq-len", "8192"]

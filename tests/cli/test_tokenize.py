@@ -12,7 +12,7 @@ import pytest
 from shardwise.present.cli import main
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 
 
 @pytest.fixture

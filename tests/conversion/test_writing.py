@@ -18,11 +18,12 @@ import torch
 from conversion.random_models import random_weights
 from train.writers import Alive, Killed, dies, saved
 
+from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, detect_format
 from shardwise.interop.weights.dcp_folder import torch_save
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.replace_model_folder import DRAFT_FOLDER
 from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_weights
-from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, detect_format
+from shardwise.interop.weights.stored_slices import WeightSource
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import SIGMOID, Gating, Numerics
 from shardwise.run.checkpoints.reader import OpenCheckpoint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
 from shardwise.values.dtypes import bytes_per_element

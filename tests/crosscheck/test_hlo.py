@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.expression import shard_expression
+from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression

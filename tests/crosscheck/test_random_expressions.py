@@ -7,7 +7,7 @@ from expressions import LARGEST_ERROR, largest_error, multiplications, received_
 from random_expressions import LARGEST_MESH, random_expressions
 from thinned import part_of
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases
 from shardwise.sharding.notation import parse_expression
 from shardwise.verify.product_runs import run_products
 

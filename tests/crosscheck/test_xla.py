@@ -9,7 +9,7 @@ import pytest
 from expressions import for_xla, solve, verdict
 from random_expressions import random_expressions
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.price.product import price_product
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.mesh import Mesh

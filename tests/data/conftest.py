@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from train.shard_files import Documents, write_shards
 
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 
 WriteShards = Callable[..., TokenShards]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.run.data.batches import IGNORE_INDEX, Batch, Batches
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]
@@ -98,7 +98,7 @@ def test_a_run_that_resumes_goes_on_as_if_it_had_not_stopped(shards: TokenShards
         "import sys\n"
         "from shardwise.run.data.batches import Batches\n"
         "from shardwise.batch_size.batch_schedule import BatchRamp\n"
-        "from shardwise.run.data.token_shards import TokenShards\n"
+        "from shardwise.run.data.token_shard_reader import TokenShards\n"
         f"batches = Batches(TokenShards({str(shards.folder)!r}), seq_len=5, batch=BatchRamp({RAMP.values}), seed=3)\n"
         "print([batches.batch(step).inputs_BT.tolist() for step in range(4, 12)])\n"
         "assert not {'torch', 'jax', 'tokenizers'} & set(sys.modules)\n"

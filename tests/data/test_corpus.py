@@ -18,7 +18,7 @@ from shardwise.run.data import corpus_writer
 from shardwise.run.data.corpus_writer import unigram_entropy, write_corpus
 from shardwise.run.data.documents import TextFile, find_text_files, python_library, read_documents
 from shardwise.run.data.shard_index import read_index
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.data.tokenizer import END_OF_DOCUMENT, load_tokenizer, train_tokenizer
 from shardwise.values.errors import InputError
 

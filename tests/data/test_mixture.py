@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.sample_order import Mixture
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]

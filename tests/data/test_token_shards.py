@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.run.data.block_checksums import BLOCK_BYTES, SUMS_DTYPE, BlockChecksums
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.values.checksums import add_checksum
 from shardwise.values.errors import InputError
 

@@ -32,7 +32,7 @@ from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, mak
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.program import Role
-from shardwise.price.number_formats import TensorFormats
+from shardwise.price.tensor_formats import TensorFormats
 from shardwise.price.unit_cost import unit_values
 from shardwise.price.unit_inputs import unit_cost_inputs
 from shardwise.values.issue_policy import IssuePolicy

@@ -17,7 +17,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.checkpoints import Checkpointer, latest
 from shardwise.run.data.batches import Batches
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe

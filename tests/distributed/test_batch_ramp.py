@@ -16,7 +16,7 @@ from shardwise.run.checkpoints import Checkpointer
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe

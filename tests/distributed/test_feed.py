@@ -15,7 +15,8 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.records.step_log import StepRecord
 from shardwise.run.data.batches import Batches
-from shardwise.run.data.token_shards import Int64s, TokenShards
+from shardwise.run.data.sample_order import Int64s
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe

@@ -19,7 +19,7 @@ from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.step_inspector import MemoryTracker
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.step.rank_program import RankProgram
-from shardwise.values import estimate_terms
+from shardwise.values import estimate_term_names
 from shardwise.values.precision import get_precision
 
 ARCHITECTURE = Architecture(
@@ -47,7 +47,7 @@ def step_of(layout: str, policy: str) -> MeasuredMemory:
     tracker = MemoryTracker(ARCHITECTURE.vocab_size)
     for term, tensor in list(engine.stored_tensors()):
         tracker.name(term, [tensor])
-    engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_terms.GATHERED, [whole]))
+    engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_term_names.GATHERED, [whole]))
     with tracker:
         engine.step([MicroBatch(IDS, IDS)], instance.layout.num_replicas * IDS.numel(), 1, 0)
     return tracker.memory()
@@ -57,8 +57,8 @@ def alone(policy: str) -> MeasuredMemory:
     """What a step holds whose weights and gradients are tensors of their own."""
     executor = Executor(initial_weights(ARCHITECTURE, 0), policy)
     with MemoryTracker(ARCHITECTURE.vocab_size) as tracker:
-        tracker.name(estimate_terms.PARAMETERS, executor.weights.tensors.values())
-        tracker.name(estimate_terms.GRADIENTS, executor.gradients.tensors.values())
+        tracker.name(estimate_term_names.PARAMETERS, executor.weights.tensors.values())
+        tracker.name(estimate_term_names.GRADIENTS, executor.gradients.tensors.values())
         passes = executor.model.forward(batch_of(IDS, IDS), IDS.numel(), trains=True)
         tracker.forward_ended()
         executor.model.backward(passes)

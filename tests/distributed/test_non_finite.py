@@ -13,7 +13,7 @@ from training import gathered
 
 from shardwise.run.checkpoints import Checkpointer
 from shardwise.run.data.batches import Batches
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe

@@ -14,10 +14,11 @@ from training import MODELS, gathered
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.huggingface_families import require_same_model
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
+from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, open_stored_model
 from shardwise.interop.weights.huggingface_folder import SafetensorsFolder
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.stored_model import boxes_of_weights
-from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, open_stored_model
+from shardwise.interop.weights.stored_slices import WeightSource
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.numerics import Numerics, Rotary
@@ -27,7 +28,7 @@ from shardwise.run.checkpoints.reader import load_tensors
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads

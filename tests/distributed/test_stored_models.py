@@ -18,10 +18,10 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardwise.interop.frameworks.megatron.weight_names import RELEASE_FOLDER
 from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
+from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, open_stored_model
 from shardwise.interop.weights.megatron_rank_files import RANK_FILE, RankDegrees
 from shardwise.interop.weights.stored_model import boxes_of_weights
-from shardwise.interop.weights.stored_slices import list_slices, output_chunks
-from shardwise.interop.weights.weight_formats import WEIGHT_FORMATS, ConvertOptions, WeightSource, open_stored_model
+from shardwise.interop.weights.stored_slices import WeightSource, list_slices, output_chunks
 from shardwise.model.architecture import Architecture
 from shardwise.run.checkpoints.dcp_reader import METADATA_FILE
 from shardwise.run.engine.model_builder import ModelWeights

@@ -32,8 +32,8 @@ from shardwise.sharding.collectives import IssuedCollective
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import Precision
 from shardwise.verify.training.compare_runs import to_micro_batch
-from shardwise.verify.training.small_case import FP64
-from shardwise.verify.training.small_case import TrainingCase as Small
+from shardwise.verify.training.training_case import FP64
+from shardwise.verify.training.training_case import TrainingCase as Small
 
 DENSE = Architecture(
     name="dense", num_layers=3, d_model=12, d_ff=20, num_heads=4, num_kv_heads=2, head_dim=4, vocab_size=24

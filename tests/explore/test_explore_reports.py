@@ -16,7 +16,7 @@ from shardwise.present.explore.bundle import EXPORT, IMPORT, bundled
 from shardwise.present.explore.colours import stylesheet
 from shardwise.present.explore.pages import pages
 from shardwise.present.explore.report import report
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 PLAN = ["plan", "llama-3.2-1b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "4096"]
 MODULES = {path[1:-3]: page.text for path, page in pages().items() if path.endswith(".js")}

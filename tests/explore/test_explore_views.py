@@ -20,7 +20,7 @@ from shardwise.present.explore.searching import found_for
 from shardwise.present.explore.server import dumped
 from shardwise.present.explore.views.numbers import NUMBERS
 from shardwise.search.layout_plan import plan_layout
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 JOB = "model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192"
 LAYOUTS = ["tp=2 pp=4 fsdp=8 zero_stage=1", "fsdp=64", "tp=8 cp=2 fsdp=4 recompute=full"]

@@ -25,7 +25,7 @@ from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.payloads import explanation_payload
 from shardwise.search.plan import Plan
 from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, compare_steps, explain_slowdown
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 from shardwise.values.units import format_bytes
 
 JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, overlap="per_axis")

@@ -13,9 +13,9 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.cli import main
 from shardwise.price.estimate import estimate
+from shardwise.search.instruction_listing import list_instructions
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_instructions import list_instructions
 from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values.errors import InputError
 

@@ -24,7 +24,7 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.search.verdicts import MEMORY_RESERVE
-from shardwise.values.estimate_terms import COMMUNICATION_TERMS
+from shardwise.values.estimate_term_names import COMMUNICATION_TERMS
 from shardwise.values.units import format_seconds
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)

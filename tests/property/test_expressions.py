@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from shardwise.derive.expression import (
+from shardwise.derive.sharded_einsum import (
     ShardedExpression,
     derive_by_cases,
     shard_expression,

@@ -14,7 +14,7 @@ from shardwise.model.job import Job
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values import precision
-from shardwise.verify.training.small_case import FP64
+from shardwise.verify.training.training_case import FP64
 
 DENSE = Architecture(
     name="dense", num_layers=2, d_model=32, d_ff=64, num_heads=2, num_kv_heads=2, head_dim=16, vocab_size=VOCAB

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardwise.run.data.corpus_writer import SplitWriter, replace_folder, write_index
 from shardwise.run.data.shard_index import ShardIndex
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 
 Documents = Sequence[Sequence[int]]
 

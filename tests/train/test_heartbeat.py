@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from shardwise.run.faults.exit_report import exit_with_report, record_exit
 from shardwise.run.faults.heartbeat import FailureDetector, HeartbeatMonitor
+from shardwise.run.faults.rank_exit import exit_with_report, record_exit
 from shardwise.run.faults.rank_status import (
     LAST_HEARTBEAT,
     LAUNCHER,

@@ -25,7 +25,7 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.step.rank_program import RankProgram
-from shardwise.values import estimate_terms
+from shardwise.values import estimate_term_names
 from shardwise.values.precision import get_precision
 
 TOLERANCE = 0.05
@@ -97,10 +97,10 @@ def measured(name: str, policy: str, dtype: torch.dtype, *, updated: bool) -> Me
     if updated:
         optimizer.step()
     with MemoryTracker(architecture.vocab_size) as tracker:
-        tracker.name(estimate_terms.PARAMETERS, executor.weights.tensors.values())
-        tracker.name(estimate_terms.GRADIENTS, executor.gradients.tensors.values())
+        tracker.name(estimate_term_names.PARAMETERS, executor.weights.tensors.values())
+        tracker.name(estimate_term_names.GRADIENTS, executor.gradients.tensors.values())
         tracker.name(
-            estimate_terms.OPTIMIZER, (moment for state in optimizer.state.values() for moment in state.values())
+            estimate_term_names.OPTIMIZER, (moment for state in optimizer.state.values() for moment in state.values())
         )
         passes = executor.model.forward(batch_of(ids, ids), ids.numel(), trains=True)
         tracker.forward_ended()
@@ -141,7 +141,7 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     with MemoryTracker(architecture.vocab_size) as tracker:
         for term, tensor in list(engine.stored_tensors()):
             tracker.name(term, [tensor])
-        engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_terms.GATHERED, [whole]))
+        engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_term_names.GATHERED, [whole]))
         engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)
     found = tracker.memory()
     one, matrices = get_optimizer(optimizer), 2 * (256 * 32 * 24 + 3 * 256 * 256)  # of two blocks: attention, MLP
@@ -197,7 +197,7 @@ def test_storages_count_once_and_while_they_live() -> None:
     with MemoryTracker(vocab_size=7) as tracker:
         flat = torch.zeros(100)
         views = [flat[:40].view(4, 10), flat[40:]]
-        tracker.name(estimate_terms.GRADIENTS, views)
+        tracker.name(estimate_term_names.GRADIENTS, views)
         passing = torch.ones(50)
         logits = torch.ones(3, 7)
         del passing, flat
@@ -209,7 +209,7 @@ def test_storages_count_once_and_while_they_live() -> None:
     found = tracker.memory()
     assert found.peak_bytes == 400 + 200 + 84
     assert found.at_peak == {
-        **dict.fromkeys(estimate_terms.MEASURED_MEMORY_TERMS, 0),
+        **dict.fromkeys(estimate_term_names.MEASURED_MEMORY_TERMS, 0),
         "gradients": 400,
         "workspace": 200,
         "logits": 84,
@@ -220,9 +220,9 @@ def test_storages_count_once_and_while_they_live() -> None:
 def test_storages_that_shrink_hold_less() -> None:
     with MemoryTracker(vocab_size=7) as tracker:
         flat = torch.zeros(100)
-        tracker.name(estimate_terms.GATHERED, [flat])
+        tracker.name(estimate_term_names.GATHERED, [flat])
         flat.untyped_storage().resize_(0)
-        tracker.name(estimate_terms.GATHERED, [flat])
+        tracker.name(estimate_term_names.GATHERED, [flat])
         other = torch.zeros(60)
         flat.untyped_storage().resize_(400)
         flat.zero_()
@@ -234,7 +234,7 @@ def test_storages_that_shrink_hold_less() -> None:
 def test_what_was_there_before_is_named_or_an_input() -> None:
     weight, ids = torch.ones(5, 5), torch.zeros(3, dtype=torch.long)
     with MemoryTracker(vocab_size=7) as tracker:
-        tracker.name(estimate_terms.PARAMETERS, [weight])
+        tracker.name(estimate_term_names.PARAMETERS, [weight])
         kept = weight[ids]
         tracker.forward_ended()
         assert kept.shape == (3, 5)

@@ -10,7 +10,7 @@ from train.stand_in import small_plan
 
 from shardwise.layout.layout import Layout
 from shardwise.run.data.batches import Batches
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.noise_scale import targets_of_parts

@@ -12,7 +12,7 @@ from train.stand_in import World, small_plan
 
 from shardwise.model.job import Job
 from shardwise.run.trainer import machine_probe as module
-from shardwise.run.trainer.machine_probe import probe
+from shardwise.run.trainer.machine_probe import time_machine_probe
 from shardwise.run.transport.lone_rank import LoneRank
 from shardwise.search.layout_plan import plan_layout
 
@@ -26,7 +26,7 @@ def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> Non
     plans, runs = (small, plan_layout(wide, small.cluster, job, small.layout)), module.WARM_UPS + module.REPEATS
     for plan, (m, k, n) in zip(plans, ((256, 256, 256), (1024, 1024, 4096)), strict=True):
         with FlopCounterMode(display=False) as counter:
-            found = probe(plan, world)
+            found = time_machine_probe(plan, world)
         assert found.keys() == {"products", "memory"}
         assert all(seconds > 0 for seconds in found.values())
         assert counter.get_total_flops() == runs * 2 * m * k * n

@@ -34,8 +34,8 @@ from shardwise.verify.training.compare_runs import (
     relative_errors,
     run_case,
 )
-from shardwise.verify.training.small_case import TrainingCase
 from shardwise.verify.training.small_meshes import MOST_DEVICES, _job, shrink_plan
+from shardwise.verify.training.training_case import TrainingCase
 
 LARGE = {
     "llama-3-8b": "dp=4 fsdp=32 tp=8",

@@ -16,7 +16,8 @@ from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 from shardwise.verify.training.plan_verification import small_case
-from shardwise.verify.training.small_case import (
+from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrink_plan
+from shardwise.verify.training.training_case import (
     BUCKET_BYTES,
     CLIP_NORM,
     LEARNING_RATE,
@@ -24,7 +25,6 @@ from shardwise.verify.training.small_case import (
     TrainingCase,
     small_recipe,
 )
-from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrink_plan
 
 SHARED: dict[str, Any] = {"num_layers": 2, "d_model": 12, "head_dim": 4}
 ONE: dict[str, Any] = {**SHARED, "d_ff": 5, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 11}  # without tp

@@ -18,15 +18,15 @@ import torch
 import shardwise as sw
 from shardwise.book_formulas import rules
 from shardwise.book_formulas.rooflines import KERNEL_FORMS, kernel_roofline
-from shardwise.book_formulas.rooflines.chip_bandwidths import ORIGINS, transfer_rates
+from shardwise.book_formulas.rooflines.operand_and_link_rates import ORIGINS, transfer_rates
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap, Scheme
-from shardwise.derive.expression import shard_expression
+from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.mesh_links import place_mesh
 from shardwise.hardware.network import nccl_bandwidths
 from shardwise.hardware.network.book_collectives import idealised_s
-from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import Switched, switch_collective_costs
@@ -271,7 +271,7 @@ NAMED = {
 ABSENT = {"none"}
 SAID = {
     ("search/explain/playbook_steps.py", "recompute"), ("layout/choices.py", "recompute"),
-    ("hardware/network/collective_times.py", "operation"), ("present/cli/roofline.py", "origin"),
+    ("hardware/network/compare_collective_algorithms.py", "operation"), ("present/cli/roofline.py", "origin"),
     ("measure/calibrate/cross_validation.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
     ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),

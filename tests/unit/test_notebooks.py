@@ -24,7 +24,7 @@ from shardwise.present.draw.notebook import Shown, Table
 from shardwise.search.plan import Plan
 from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import MEMORY_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS
 from unit.draw.page import check_texts
 
 HOSTILE = '<script>alert("1")</script> & <b>'

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from shardwise.derive.expression import ShardedExpression, derive_by_cases, shard_expression
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram
 from shardwise.model.operations import Map, OperationSharding
 from shardwise.sharding.collectives import Collective, CollectiveKind

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from thinned import part_of
 
-from shardwise.derive.expression import derive_by_cases, shard_expression
+from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
 from shardwise.derive.sharded_program import CollectiveStep, ShardedProgram
 from shardwise.sharding.collectives import MESSAGE_ENDS, Collective, CollectiveKind
 from shardwise.sharding.mesh import Mesh

@@ -1,7 +1,7 @@
 """Products with a block's weights, which a precision recipe may run in a narrower format, and their operands.
 
 The derivation says which products these are, in how many orders of dims each operand is taken, and which saved and gathered
-tensors nothing else reads. A recipe then says what is done about it (`price/number_formats.py`). The head's product (it gives
+tensors nothing else reads. A recipe then says what is done about it (`price/tensor_formats.py`). The head's product (it gives
 logits), the router's (each token's E scores) and attention are not among them. Source: Transformer Engine casts the operands
 of Linear layers; DeepSeek-V3 (arXiv 2412.19437), section 3.3.1, keeps embedding, head, router, norms and attention in bf16.
 """

@@ -8,7 +8,7 @@ With asynchronous tensor parallelism a collective and the products that read or 
 runs in one call. Around a gather, the blocks travel and each product takes the block that has arrived. Before a scatter,
 partial sums travel and each rank adds its products' part of the block that leaves next. All products of a ring run when the
 ring does: their operands must be ready before it, and their results are read after it. So the steps are reordered
-(`group_rings`), and a ring is then a collective with the products adjacent to it (`find_rings`).
+(`group_rings`), and a ring is then a collective with the products adjacent to it (`find_collective_matmuls`).
 
 Sources: Liu et al. 2023 (Ring Attention); S1, "ring attention"; Wang et al. 2023 (Overlap communication with dependent
 computation via decomposition).
@@ -60,7 +60,7 @@ def group_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> tuple[P
     return tuple(steps)
 
 
-def find_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[Ring]:
+def find_collective_matmuls(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[Ring]:
     """Return the rings of a phase, in order; `steps` are in the order of `group_rings`."""
     return _adjacent_rings(steps) if scheme.async_tp else iter(())
 
@@ -263,7 +263,8 @@ class OverlappedCollective:
 def find_overlapped_collectives(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[OverlappedCollective]:
     """Yield the collectives of one phase that overlap with computations under a scheme, in order."""
     product_ids = {
-        id(ring.collective_step): {id(product) for product in ring.products} for ring in find_rings(steps, scheme)
+        id(ring.collective_step): {id(product) for product in ring.products}
+        for ring in find_collective_matmuls(steps, scheme)
     }
     for position, step in enumerate(steps):
         if not isinstance(step, CollectiveStep):

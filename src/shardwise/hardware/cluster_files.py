@@ -282,7 +282,11 @@ def format_cluster_toml(nominal: Cluster, calibration: Calibration, remarks: Map
     Only values that differ from the chip's base in the catalogue are written. `remarks`: comments by the name of a constant.
     Read again, the file gives the same cluster to the last digit.
     """
-    lines = [f"name = {format_toml_value(nominal.name)}", *_chip_line(nominal.chip), *_torus_lines(nominal.topology)]
+    lines = [
+        f"name = {format_toml_value(nominal.name)}",
+        *_chip_line(nominal.chip),
+        *_torus_toml_lines(nominal.topology),
+    ]
     lines += [*_chip_lines(nominal.chip), *_tier_lines(nominal.topology), "", "[calibration]"]
     for name, value in calibration_entries(calibration):
         if name != "constants":
@@ -346,7 +350,7 @@ def _default(field: Any) -> Any:
     return None if field.default is MISSING else field.default
 
 
-def _torus_lines(topology: Topology) -> Iterator[str]:
+def _torus_toml_lines(topology: Topology) -> Iterator[str]:
     torus = topology.torus if isinstance(topology, Pods) else topology
     if isinstance(topology, Pods):
         yield f"pods = {topology.num_pods}"

@@ -23,7 +23,7 @@ from shardwise.layout import (
 from shardwise.layout.layers_per_stage import dense_layers_by_stage
 from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
 from shardwise.model.parameters_and_flops import unit_training_flops
-from shardwise.pipeline.uneven_stages import uneven_bubble, uneven_in_flight
+from shardwise.pipeline.uneven_stage_costs import uneven_bubble, uneven_in_flight
 from shardwise.price.device_memory import DeviceMemory, price_device_memory
 from shardwise.price.estimate_terms import MEMORY, TIME, Term, TermContext
 from shardwise.price.roofline import Rates, chip_rates, loss_kind

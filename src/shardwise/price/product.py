@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram
-from shardwise.derive.expression import derive_by_cases, expression_program, solve_expression, strategy_program
+from shardwise.derive.sharded_einsum import derive_by_cases, expression_program, solve_expression, strategy_program
 from shardwise.derive.sharded_program import shard_program
 from shardwise.hardware import collective_s
 from shardwise.hardware.mesh_links import MeshOnChips
@@ -184,9 +184,9 @@ class _ProductPricer:
         """Return the placement of operands and result at the start and at the end."""
         expression = self.expression
         named = [*zip(expression.names, expression.operands, strict=True), (expression.result_name, result)]
-        return tuple(self.facts(name, spec) for name, spec in named)
+        return tuple(self.tensor_facts(name, spec) for name, spec in named)
 
-    def facts(self, name: str, spec: Spec) -> TensorFacts:
+    def tensor_facts(self, name: str, spec: Spec) -> TensorFacts:
         shape = spec.local_shape(self.expression.mesh, self.expression.sizes)
         shard_bytes = math.prod(shape) * self.width
         return TensorFacts(

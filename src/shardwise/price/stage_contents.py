@@ -66,7 +66,7 @@ class Pipeline(NamedTuple):
 
     In a bidirectional pipeline a device's two stages count as one, and so do two micro-batches, one from either end:
     `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the bubble
-    (`pipeline.uneven_stages`).
+    (`pipeline.uneven_stage_costs`).
     """
 
     schedule: str

@@ -102,7 +102,7 @@ class StageStep:
         return exposed | {"fsdp": gathered}
 
     @cached_property
-    def first_communication_s(self) -> SecondsByAxis:
+    def first_forward_communication_s(self) -> SecondsByAxis:
         """Seconds by axis in the first micro-batch's forward pass, with the step's weights."""
         return {
             **self.forward_communication_s,
@@ -110,7 +110,7 @@ class StageStep:
         }
 
     @cached_property
-    def last_communication_s(self) -> SecondsByAxis:
+    def last_backward_communication_s(self) -> SecondsByAxis:
         """Seconds by axis in the last micro-batch's backward pass, with the step's gradients."""
         stage, backward = self.stage, self.backward_communication_s
         step = {axis: stage.sum_state("step_traffic_s", axis) for axis in ("fsdp", "dp", "control")}
@@ -136,8 +136,8 @@ class StageStep:
             traffic = {axis: seconds + backward_s[axis] for axis, seconds in self.forward_communication_s.items()}
             work = self.forward_s + self.backward_s + self.recompute_s
             parts["together"] = StepSpan(pipeline.overlapped_rounds, work, traffic, HIDEABLE_TOGETHER)
-        first = StepSpan(1, self.forward_s, self.first_communication_s)
-        return {**parts, "first": first, "last": StepSpan(1, work_b, self.last_communication_s)}
+        first = StepSpan(1, self.forward_s, self.first_forward_communication_s)
+        return {**parts, "first": first, "last": StepSpan(1, work_b, self.last_backward_communication_s)}
 
     @cached_property
     def seconds(self) -> Mapping[str, Value]:

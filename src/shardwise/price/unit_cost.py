@@ -17,9 +17,9 @@ from shardwise.hardware import GroupLinks, collective_s
 from shardwise.hardware.network.topology import ring_s
 from shardwise.layout import BATCH_AXES, EXPERT_AXES, ShardingScheme, get_cp_variant
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Role, get_optimizer
-from shardwise.price.number_formats import TensorFormats
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.roofline import KernelWork, Rates
+from shardwise.price.tensor_formats import TensorFormats
 from shardwise.price.unit_inputs import (
     StateElements,
     UnitCostInputs,

@@ -21,7 +21,7 @@ from shardwise.derive.tensor_specs import state_resting_spec
 from shardwise.layout import ShardingScheme
 from shardwise.model import MatrixFunction, ModelStructure, Role, get_optimizer, owning_weight, weight_matrices
 from shardwise.price.derivation_cache import CACHE, Interner
-from shardwise.price.number_formats import (
+from shardwise.price.tensor_formats import (
     ProductOperands,
     SavedElements,
     SavedTensors,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from shardwise.layout import ShardingScheme
 from shardwise.model import ModelStructure, Role, factor_bytes, moment_bytes
 from shardwise.model.recompute_policies import get_recompute_policy
-from shardwise.price.number_formats import TensorFormats, elements_with_role
+from shardwise.price.tensor_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (
     SAVED_SCORE_BYTES,
     LiveSetSizes,

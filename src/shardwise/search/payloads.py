@@ -1,6 +1,6 @@
 """JSON and CSV of comparisons of clusters, sweeps, searches to a loss and explanations.
 
-Plan files are in `search/plan_file.py`, memory in `search/layout_memory.py`, instructions in `search/plan_instructions.py`."""
+Plan files are in `search/plan_file.py`, memory in `search/layout_memory.py`, instructions in `search/instruction_listing.py`."""
 
 from __future__ import annotations
 

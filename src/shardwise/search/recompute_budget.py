@@ -20,7 +20,7 @@ from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
 from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
 from shardwise.price import Pricing
-from shardwise.price.number_formats import SavedTensors
+from shardwise.price.tensor_formats import SavedTensors
 from shardwise.price.unit_inputs import priced_family
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.kernel_fusion import unfused_kernels

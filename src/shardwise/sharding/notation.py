@@ -72,7 +72,7 @@ class _Cursor:
         self.text = text
         self.position = 0
 
-    def fail(self, problem: str, position: int | None = None) -> NotationError:
+    def error_at(self, problem: str, position: int | None = None) -> NotationError:
         return NotationError(self.text, self.position if position is None else position, problem)
 
     def skip(self) -> None:
@@ -88,13 +88,13 @@ class _Cursor:
 
     def expect(self, token: str, context: str) -> None:
         if not self.accept(token):
-            raise self.fail(f"expected {token!r} {context}")
+            raise self.error_at(f"expected {token!r} {context}")
 
     def name(self, expected: str) -> str:
         self.skip()
         match = _NAME.match(self.text, self.position)
         if match is None:
-            raise self.fail(f"expected {expected}")
+            raise self.error_at(f"expected {expected}")
         self.position = match.end()
         return match.group()
 
@@ -102,7 +102,7 @@ class _Cursor:
         self.skip()
         match = _NUMBER.match(self.text, self.position)
         if match is None:
-            raise self.fail(f"expected a whole number, {label}")
+            raise self.error_at(f"expected a whole number, {label}")
         self.position = match.end()
         return int(match.group())
 
@@ -112,14 +112,14 @@ class _Cursor:
             return ()
         match = _SUBSCRIPT.match(self.text, self.position)
         if match is None:
-            raise self.fail("expected mesh axes after '_', such as _X, _XY or _{dp,fsdp}")
+            raise self.error_at("expected mesh axes after '_', such as _X, _XY or _{dp,fsdp}")
         start, self.position = self.position, match.end()
         braced, bare = match.groups()
         if braced is None:
             return tuple(bare) if bare.isupper() and bare.isalpha() else (bare,)
         axes = tuple(part.strip() for part in braced.split(","))
         if not all(_AXIS.match(axis) for axis in axes):
-            raise self.fail("expected axis names separated by commas between the braces", start + 2)
+            raise self.error_at("expected axis names separated by commas between the braces", start + 2)
         return axes
 
 
@@ -133,7 +133,7 @@ def _parse_tensor(cursor: _Cursor, number: int = 0) -> ParsedTensor:
     try:
         return ParsedTensor(name, Spec(tuple(dims), tuple(axes), partial), dtype, sizes)
     except ShardingError as error:
-        raise cursor.fail(str(error), start) from None
+        raise cursor.error_at(str(error), start) from None
 
 
 def _parse_heading(cursor: _Cursor, number: int) -> tuple[str, str | None]:
@@ -146,7 +146,7 @@ def _parse_heading(cursor: _Cursor, number: int) -> tuple[str, str | None]:
             return first, None
         dtype = cursor.name("a number format such as bf16")
         if dtype not in BYTES_PER_ELEMENT:
-            raise cursor.fail(
+            raise cursor.error_at(
                 f"expected a number format, one of {', '.join(BYTES_PER_ELEMENT)}", cursor.position - len(dtype)
             )
         return first, dtype
@@ -154,7 +154,7 @@ def _parse_heading(cursor: _Cursor, number: int) -> tuple[str, str | None]:
         return chr(ord("A") + number), first
     cursor.skip()
     if not cursor.text.startswith("[", cursor.position):
-        raise cursor.fail(f"expected '[' after the tensor name {first!r}", max(start + len(first), cursor.position))
+        raise cursor.error_at(f"expected '[' after the tensor name {first!r}", max(start + len(first), cursor.position))
     return first, None
 
 
@@ -175,7 +175,7 @@ def _parse_dims(cursor: _Cursor, name: str) -> tuple[list[str], list[Axes], dict
         else:
             dim = cursor.name("the name of a dim")
         if dim in dims:
-            raise cursor.fail(f"dim {dim} occurs twice in {name}", cursor.position - len(dim))
+            raise cursor.error_at(f"dim {dim} occurs twice in {name}", cursor.position - len(dim))
         dims.append(dim)
         axes.append(cursor.subscript())
         if cursor.accept("="):
@@ -189,7 +189,7 @@ def _parse_partial(cursor: _Cursor) -> Axes:
     cursor.expect("U", "for a partial sum, as in {U_X}")
     partial = cursor.subscript()
     if not partial:
-        raise cursor.fail("expected the axes of the partial sum, as in {U_X}")
+        raise cursor.error_at("expected the axes of the partial sum, as in {U_X}")
     cursor.expect("}", "after the axes of a partial sum")
     return partial
 
@@ -200,7 +200,7 @@ def parse_tensor(text: str) -> ParsedTensor:
     tensor = _parse_tensor(cursor)
     cursor.skip()
     if cursor.position < len(text):
-        raise cursor.fail("expected nothing more after the tensor")
+        raise cursor.error_at("expected nothing more after the tensor")
     return tensor
 
 
@@ -213,7 +213,7 @@ def parse_expression(text: str) -> EinsumExpression:
     result = _parse_tensor(cursor, len(operands)) if cursor.accept("->") else None
     cursor.skip()
     if cursor.position < len(text):
-        raise cursor.fail("expected '*', '->' or the end of the expression")
+        raise cursor.error_at("expected '*', '->' or the end of the expression")
     return EinsumExpression(tuple(operands), result)
 
 

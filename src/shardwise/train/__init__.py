@@ -133,7 +133,7 @@ def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], Non
     """Open a model stored in a folder of some framework, and return the function that loads its weights into an engine.
 
     Raises `InputError` for a model that cannot be read, or is another one."""
-    from shardwise.interop.weights.weight_formats import open_stored_model  # loads PyTorch
+    from shardwise.interop.weights.checkpoint_formats import open_stored_model  # loads PyTorch
 
     return partial(load_stored_weights, stored=open_stored_model(folder, architecture))
 
@@ -154,7 +154,7 @@ def build_components() -> RunComponents:
     from shardwise.run.parallel import world  # loads PyTorch
     from shardwise.run.trainer import trainer  # loads PyTorch
     from shardwise.run.trainer.interfaces import RunComponents  # loads PyTorch
-    from shardwise.run.trainer.machine_probe import probe  # loads PyTorch
+    from shardwise.run.trainer.machine_probe import time_machine_probe  # loads PyTorch
 
     def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> RankGroup:
         timeout = timedelta(seconds=recipe.timeout_s)
@@ -168,6 +168,6 @@ def build_components() -> RunComponents:
         )  # fmt: skip
 
     return RunComponents(
-        join=join, leave=world.leave_world, probe=probe, trainer=partial(trainer.Trainer, open_weights=open_weights),
+        join=join, leave=world.leave_world, probe=time_machine_probe, trainer=partial(trainer.Trainer, open_weights=open_weights),
         checkpoints=checkpoints,
     )  # fmt: skip

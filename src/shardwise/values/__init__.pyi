@@ -28,9 +28,9 @@ from .errors import format_problems as format_problems
 from .errors import lookup as lookup
 from .errors import raise_problems as raise_problems
 from .errors import run_all as run_all
-from .estimate_terms import COMMUNICATION_TERMS as COMMUNICATION_TERMS
-from .estimate_terms import MEMORY_TERMS as MEMORY_TERMS
-from .estimate_terms import TIME_TERMS as TIME_TERMS
+from .estimate_term_names import COMMUNICATION_TERMS as COMMUNICATION_TERMS
+from .estimate_term_names import MEMORY_TERMS as MEMORY_TERMS
+from .estimate_term_names import TIME_TERMS as TIME_TERMS
 from .issue_policy import BUCKET_BYTES as BUCKET_BYTES
 from .issue_policy import IssuePolicy as IssuePolicy
 from .loss_kernels import LOSS_KERNELS as LOSS_KERNELS

@@ -155,13 +155,13 @@ def _split_array(array: Array, num_ranks: int, dim: int) -> list[Array]:
     return [np.array(part) for part in np.split(array, num_ranks, axis=dim)]
 
 
-def column_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
+def column_parallel_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
     """Return each rank's columns of the product: all of `left` times its columns of `right`."""
     a, b = _matrices(left, right)
     return [a @ part for part in _split_array(b, num_ranks, 1)]
 
 
-def row_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
+def row_parallel_products(left: ArrayLike, right: ArrayLike, num_ranks: int) -> list[Array]:
     """Return each rank's partial sum: its columns of `left` times its rows of `right`. An all-reduce adds them up. With
     as many ranks as rows these are outer products. Source: S2, the product of matrices in blocks."""
     a, b = _matrices(left, right)

@@ -12,7 +12,7 @@ from shardwise.measure.calibrate.prediction_errors import (
     count_skipped,
     error_statistics,
     error_tables,
-    guess_cause,
+    guess_error_cause,
     largest_errors,
     predict_rows,
 )
@@ -91,7 +91,7 @@ def test_the_published_rows_all_get_a_prediction_or_a_reason() -> None:
     } <= families
     ten = list(largest_errors(found, 10))
     assert len({one.row.dup_group for one in ten}) == 10
-    assert all(guess_cause(one) for one in found if one.prediction and one.error is not None)
+    assert all(guess_error_cause(one) for one in found if one.prediction and one.error is not None)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shardwise.model.parameters_and_flops import model_flops_per_token, num_para
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.overlap import exposed_by_axis, exposed_s
 from shardwise.values.errors import InputError
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 from shardwise.values.precision import get_precision
 
 MODEL = load_model("llama-3-8b")

@@ -19,7 +19,7 @@ from shardwise.model.program import Role
 from shardwise.price.estimate import Estimate, estimate, mfu_format
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.number_formats import ProductOperands, TensorFormats, read_products
+from shardwise.price.tensor_formats import ProductOperands, TensorFormats, read_products
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.collectives import list_unit_collectives
 from shardwise.step.kernel_fusion import list_kernels

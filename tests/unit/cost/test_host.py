@@ -19,7 +19,7 @@ from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
-from shardwise.values.estimate_terms import TIME_TERMS
+from shardwise.values.estimate_term_names import TIME_TERMS
 
 MODEL, CLUSTER = load_model("llama-3-8b"), load_cluster("h100:8")
 JOB = Job(global_batch_tokens=32 * 8192, seq_len=8192)

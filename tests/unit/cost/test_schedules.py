@@ -154,7 +154,7 @@ def test_gradients_that_are_exchanged_over_pp(
     num_bytes = 2 * (blocks * block + vocabulary * 128256 * 4096 / 2 + final_norm) / 4
     topology = pricing.topology
     links = GroupLinks(topology, cuts_by_axis(topology, default_placement(topology), pricing.degrees))
-    found = cost.last_communication_s["pp"] - cost.backward_communication_s["pp"]
+    found = cost.last_backward_communication_s["pp"] - cost.backward_communication_s["pp"]
     num_messages = blocks + vocabulary  # priced unit by unit
     link = links.neighbour_link(("pp",))
     assert link.additive
@@ -203,7 +203,7 @@ def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
     tied = Pricing(dataclasses.replace(MODEL, tied_embeddings=True), CLUSTER, JOB, layout("dualpipe_v"))
     assert [(one.counts.copies, one.counts.exchanges) for one in tied.stages()] == [(0, 0)] * 8
     step = tied.step(tied.stages()[0])
-    assert step.last_communication_s["pp"] == step.backward_communication_s["pp"]
+    assert step.last_backward_communication_s["pp"] == step.backward_communication_s["pp"]
 
 
 def test_interleaved_zb_by_hand() -> None:

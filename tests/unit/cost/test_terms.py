@@ -20,7 +20,7 @@ from shardwise.price.estimate_terms import MEMORY, TIME, Term
 from shardwise.price.layout_pricer import TERM_NAMES, Pricing, term_context
 from shardwise.price.overlap import MEASURED_FORMULA
 from shardwise.price.term_inputs import InputRecorder, TermInput
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 from shardwise.values.loss_kernels import get_loss_kernel
 
 CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {

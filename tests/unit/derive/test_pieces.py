@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.derive.ring_attention_and_matmul import Ring, find_rings, group_rings
+from shardwise.derive.ring_attention_and_matmul import Ring, find_collective_matmuls, group_rings
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
 from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.layout.layout import Layout
@@ -55,15 +55,15 @@ def test_every_step_stays_once(model: str, recompute: str) -> None:
 
 def test_products_forward() -> None:
     unit = unit_of(ASYNC)
-    found = list(find_rings(unit.forward.steps, ASYNC))
+    found = list(find_collective_matmuls(unit.forward.steps, ASYNC))
     assert beside(found) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
-    assert not list(find_rings(unit_of(PLAIN).forward.steps, PLAIN))
+    assert not list(find_collective_matmuls(unit_of(PLAIN).forward.steps, PLAIN))
 
 
 def test_products_backward() -> None:
     """Sums stand before the gradients of weights that take the same, with which an engine lets go of the weights."""
     unit = unit_of(ASYNC)
-    found = list(find_rings(unit.backward_steps, ASYNC))
+    found = list(find_collective_matmuls(unit.backward_steps, ASYNC))
     assert beside(found) == [
         ("d.act#0", "d.w_down#0"), ("d.mlp_norm.out#0", "d.mlp_norm.out#1"), ("d.w_gate#0", "d.w_up#0"),
         ("d.attended#0", "d.wo#0"), ("d.attention_norm.out#0", "d.attention_norm.out#1", "d.attention_norm.out#2"),
@@ -79,7 +79,7 @@ def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(mode
         products = [step for step in unit.backward_steps if isinstance(step, ComputeStep)]
         used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
         made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
-        rings = list(find_rings(unit.backward_steps, unit.family))
+        rings = list(find_collective_matmuls(unit.backward_steps, unit.family))
         within = [{one.operation.outputs[0] for one in ring.products} for ring in rings]
         for weight, gradient in unit.gradients.items():
             own = any(
@@ -94,7 +94,7 @@ def test_what_has_no_product_stays_as_it_is() -> None:
         one for one in embedding.forward.steps if isinstance(one, CollectiveStep) and one.collective.axes == TP_AXES
     ]
     assert [one.collective.kind for one in moved] == [CollectiveKind.REDUCE_SCATTER]
-    assert not list(find_rings(embedding.forward.steps, ASYNC))
+    assert not list(find_collective_matmuls(embedding.forward.steps, ASYNC))
 
 
 def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
@@ -112,7 +112,7 @@ def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
     scan = next(one for one in steps if isinstance(one, ComputeStep) and "attended" in one.operation.outputs)
     late = ComputeStep(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
     steps.insert(steps.index(scan) + 1, late)
-    found = [one for one in find_rings(group_rings(steps, ASYNC), ASYNC) if one.collective_step is taken]
+    found = [one for one in find_collective_matmuls(group_rings(steps, ASYNC), ASYNC) if one.collective_step is taken]
     assert beside(found) == [("q_flat", "k_flat", "v")]
 
 

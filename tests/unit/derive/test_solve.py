@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.derive.expression import (
+from shardwise.derive.sharded_einsum import (
     MAX_PRIME_FACTORS,
     ShardedExpression,
     prime_axis_names,

@@ -25,7 +25,7 @@ from shardwise.present.draw.palette import (
     text_on,
 )
 from shardwise.records.step_log import MEASURED_TERMS
-from shardwise.values.estimate_terms import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 THEMES = ("light", "dark")
 MARKS = (*HUES, *map(alternate, HUES), INK, FAINT)

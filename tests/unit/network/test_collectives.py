@@ -15,7 +15,7 @@ from shardwise.hardware.network.book_collectives import (
     link_bytes,
     point_to_point,
 )
-from shardwise.hardware.network.collective_times import CollectiveReport, collective_report
+from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, busbw_factor
 from shardwise.hardware.network.switches import Switched, Tier

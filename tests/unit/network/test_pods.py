@@ -12,7 +12,7 @@ import shardwise as sw
 from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.mesh_links import place_mesh
-from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.topology import GroupLinks, collective_s

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.switches import Switched, Tier, all_to_all_seconds_per_byte
 from shardwise.hardware.network.topology import GroupLinks, collective_s

@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.torus import Torus, all_to_all_link, hop_distances, is_twistable, twisted_subtori
 from shardwise.model.job import Job

@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.pipeline.registry import build_actions, get_schedule
 from shardwise.pipeline.timeline import Durations, play_actions
-from shardwise.pipeline.uneven_stages import EQUAL_THIRDS, NO_UNEVEN_BUBBLE, uneven_bubble, uneven_in_flight
+from shardwise.pipeline.uneven_stage_costs import EQUAL_THIRDS, NO_UNEVEN_BUBBLE, uneven_bubble, uneven_in_flight
 
 
 def played(schedule: str, sizes: tuple[int, ...], p: int, m: int) -> float:

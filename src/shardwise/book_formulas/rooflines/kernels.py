@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfer_rates
+from shardwise.book_formulas.rooflines.operand_and_link_rates import Origin, transfer_rates
 from shardwise.book_formulas.rules import (
     KernelCost,
     MatrixProduct,

@@ -6,7 +6,7 @@ They belong to `book_formulas` (`rules/collective_times.py`). Golden cases, work
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.collective_times import CollectiveReport, collective_report
+from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
 from shardwise.hardware.network.links import CollectiveCost, Cut
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 from shardwise.hardware.network.torus import Torus, WrapRule

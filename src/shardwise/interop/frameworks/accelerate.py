@@ -26,7 +26,7 @@ from shardwise.interop.launches.launch_scripts import (
     config_files,
     drop_script_options,
     is_true,
-    read_script_options,
+    read_launcher_and_script_options,
     read_tokens,
 )
 from shardwise.interop.launches.target import (
@@ -272,7 +272,7 @@ def _read_files(files: LaunchFiles) -> Options:
     for name, text in configs.items():
         tree = flatten(parse_yaml(text, name), table)
         options = {_full_option_name(option, table): value for option, value in tree.items()}
-    launcher, arguments = read_script_options(files, "accelerate")
+    launcher, arguments = read_launcher_and_script_options(files, "accelerate")
     return normalize_values({**options, **_launcher_overrides(launcher), **arguments}, table)
 
 

@@ -23,8 +23,8 @@ from shardwise.interop.launches.launch_scripts import (
     config_files,
     drop_script_options,
     is_true,
+    read_launcher_and_script_options,
     read_optimizer,
-    read_script_options,
     read_tokens,
 )
 from shardwise.interop.launches.target import (
@@ -349,7 +349,7 @@ def _read_files(files: LaunchFiles) -> Options:
     ((name, text),) = configs.items()
     table = option_table("deepspeed")
     configured = flatten(parse_json(text, name), table)
-    _, arguments = read_script_options(files, "deepspeed")
+    _, arguments = read_launcher_and_script_options(files, "deepspeed")
     options = normalize_values({**configured, **arguments}, table)
     resolved = {option: _resolve_auto(option, value, options) for option, value in options.items()}
     return {option: value for option, value in resolved.items() if value is not None}

@@ -165,7 +165,7 @@ def config_files(files: LaunchFiles) -> dict[str, str]:
     return {name: text for name, text in files.items() if name.lower().endswith(CONFIG_ENDINGS)}
 
 
-def read_script_options(files: LaunchFiles, table: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_launcher_and_script_options(files: LaunchFiles, table: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the options of the launcher, and those of the training script (with `SCRIPT_PREFIX`), in the scripts of `files`."""
     launcher: dict[str, Any] = {}
     arguments: dict[str, Any] = {}

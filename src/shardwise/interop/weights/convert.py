@@ -9,16 +9,11 @@ from typing import Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
+from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, WeightFormat, detect_format
 from shardwise.interop.weights.huggingface_folder import read_json
 from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_stored
 from shardwise.interop.weights.stored_slices import WEIGHT_DTYPES as DTYPES
 from shardwise.interop.weights.stored_slices import WeightSource
-from shardwise.interop.weights.weight_formats import (
-    WEIGHT_FORMATS,
-    ConvertOptions,
-    WeightFormat,
-    detect_format,
-)
 from shardwise.model import Architecture, ModelPayload, load_model, model_payload
 from shardwise.records import RunFolder
 from shardwise.run.checkpoints.manifest import MANIFEST

@@ -50,7 +50,7 @@ def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
     return tuple(width for width in widths if width)
 
 
-def _divides_widths(architecture: Architecture, tp: Value) -> Value:
+def _tp_divides_mlp_widths(architecture: Architecture, tp: Value) -> Value:
     legal: Value = True
     for width in _hidden_widths(architecture):
         legal = legal & (width % tp == 0)
@@ -141,7 +141,7 @@ RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         "d_ff_by_tp",
-        lambda a, j, n, d: _divides_widths(a, d["tp"]),
+        lambda a, j, n, d: _tp_divides_mlp_widths(a, d["tp"]),
         lambda a, j, n, d: (
             f"tp = {d['tp']} does not divide the hidden width F = {' or '.join(map(str, _hidden_widths(a)))}; "
             f"tp may be one of {_legal_tp_degrees(a)}"
@@ -272,7 +272,7 @@ EVEN_BATCH = LayoutRule(
 
 
 # Asked of a search that may choose among virtual stages; others are legal, and what they add is priced
-# (`pipeline.uneven_stages`).
+# (`pipeline.uneven_stage_costs`).
 EQUAL_STAGES = LayoutRule(
     "alike_stages",
     lambda a, j, n, d: has_equal_stages(a, d["pp"], d["num_virtual_stages"]),

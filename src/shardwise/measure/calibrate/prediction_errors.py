@@ -249,7 +249,7 @@ CAUSES_OF_SLOWNESS: tuple[tuple[Applies, str], ...] = (
 )  # fmt: skip
 
 
-def guess_cause(run: EvaluatedRun) -> str:
+def guess_error_cause(run: EvaluatedRun) -> str:
     """Return a likely cause of a row's error: an approximation, or a part of the step that is priced wrongly."""
     prediction = run.prediction
     assert prediction is not None

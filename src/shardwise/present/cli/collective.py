@@ -13,7 +13,7 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cut, Topology
-    from shardwise.hardware.network.collective_times import CollectiveReport
+    from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport
     from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 
 DESCRIPTION = """How long a collective takes on a chip's network, what bounds it, and how else it could be carried out.
@@ -62,7 +62,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.hardware.network.collective_times import collective_payload, collective_report
+    from shardwise.hardware.network.compare_collective_algorithms import collective_payload, collective_report
     from shardwise.present.cli.collective_report import collective_sections
 
     operation = parse_operation(arguments.operation)

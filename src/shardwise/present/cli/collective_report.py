@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.hardware import Pods, Topology, Torus
-from shardwise.hardware.network.collective_times import Algorithm, CollectiveReport
+from shardwise.hardware.network.compare_collective_algorithms import Algorithm, CollectiveReport
 from shardwise.present.cli.section import Block, Report, Row, Section, Table
 from shardwise.values import format_bytes, format_quantity, format_seconds
 

@@ -11,8 +11,8 @@ from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.values import InputError, Parser
 
 if TYPE_CHECKING:
+    from shardwise.interop.weights.checkpoint_formats import ConvertOptions
     from shardwise.interop.weights.convert import ConvertedModel
-    from shardwise.interop.weights.weight_formats import ConvertOptions
 
 DESCRIPTION = """Write a model's weights as another framework reads them, one tensor at a time: those of a run (its latest
 checkpoint), of one of its checkpoints, or of a folder of Hugging Face, torchtitan or Megatron-LM. Formats are huggingface
@@ -72,8 +72,8 @@ def run(arguments: argparse.Namespace) -> str:
 
 def _choices(arguments: argparse.Namespace) -> ConvertOptions:
     """Raises `InputError` for flags that the format does not ask for."""
+    from shardwise.interop.weights.checkpoint_formats import ConvertOptions
     from shardwise.interop.weights.megatron_rank_files import RankDegrees
-    from shardwise.interop.weights.weight_formats import ConvertOptions
     from shardwise.values import parse_count
 
     given = {name: getattr(arguments, name) for name in (*DEGREES, "make_vocab_size_divisible_by", "transformer_impl")}

@@ -13,7 +13,7 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.price.instruction_prices import PricedInstruction
-    from shardwise.search.plan_instructions import Segment
+    from shardwise.search.instruction_listing import Segment
 
 DESCRIPTION = """What each device does in a step of a plan, in order: kernels, collectives where they start and where they are
 waited for, and what is freed; on which stream, how many bytes, how long by itself, and why. The plan is priced by this list."""
@@ -38,7 +38,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list, as text or as JSON."""
     from shardwise.search import load_plan
-    from shardwise.search.plan_instructions import instructions_payload, list_instructions
+    from shardwise.search.instruction_listing import instructions_payload, list_instructions
 
     plan = load_plan(arguments.plan)
     found = list_instructions(plan, stage=arguments.stage, passes=arguments.passes or PASSES, unit=arguments.unit)

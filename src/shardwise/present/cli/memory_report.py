@@ -9,7 +9,7 @@ from shardwise.present.cli.recompute_report import recompute_tables
 from shardwise.present.cli.section import Marked, Report, Row, Section, Table, bar
 from shardwise.values import format_bytes
 
-# Terms of an estimate by what they are for, in the order of `values.estimate_terms.MEMORY_TERMS`.
+# Terms of an estimate by what they are for, in the order of `values.estimate_term_names.MEMORY_TERMS`.
 GROUPS = {
     "model state": ("parameters", "gradients", "master", "optimizer"),
     "activations": ("activations", "workspace"),

@@ -83,7 +83,7 @@ def answer(
 
 
 def _made(arguments: argparse.Namespace, one_operand: bool) -> ShardedExpression:
-    from shardwise.derive.expression import shard_expression
+    from shardwise.derive.sharded_einsum import shard_expression
     from shardwise.sharding import Mesh, parse_expression
 
     expression = parse_expression(arguments.expression)

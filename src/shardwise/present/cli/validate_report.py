@@ -10,7 +10,7 @@ from shardwise.measure.calibrate.prediction_errors import (
     count_refuted_fits,
     count_skipped,
     error_tables,
-    guess_cause,
+    guess_error_cause,
     largest_errors,
     memory_error_tables,
 )
@@ -63,7 +63,7 @@ def _worst(one: EvaluatedRun) -> Iterator[str]:
         f"{format_seconds(seconds)}; {case.architecture.name} on {case.cluster.name}"
     )
     yield f"      {case.layout}"
-    yield f"      {guess_cause(one)}"
+    yield f"      {guess_error_cause(one)}"
 
 
 def _refuted(judged: Sequence[EvaluatedRun]) -> Iterator[str]:

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
         raise InputError("verify: PyTorch is not installed; pip install shardwise[train]")
     from shardwise.search import load_plan
     from shardwise.verify.training.plan_verification import verify_payload, verify_plan
-    from shardwise.verify.training.small_case import small_recipe
+    from shardwise.verify.training.training_case import small_recipe
 
     plan = load_plan(arguments.plan)
     found = verify_plan(plan, small_recipe(plan, arguments.steps, arguments.seed, arguments.set), arguments.progress)

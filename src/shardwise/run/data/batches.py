@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.batch_size import BatchRamp
 from shardwise.run.data.sample_order import Int64s, Mixture, sequence_numbers
-from shardwise.run.data.token_shards import TokenShards, require_one_tokenizer
+from shardwise.run.data.token_shard_reader import TokenShards, require_one_tokenizer
 from shardwise.values import InputError, raise_problems, run_all
 
 

@@ -61,7 +61,9 @@ class MicroBatch:
         row_ranges = []
         for position, length in runs:
             row, first, count = max(
-                (run for run in self._numbered() if run[1] <= position), key=lambda run: run[1], default=(0, 0, 0)
+                (run for run in self._ranges_with_first_row() if run[1] <= position),
+                key=lambda run: run[1],
+                default=(0, 0, 0),
             )
             if position + length > first + count:
                 raise ValueError(
@@ -70,7 +72,7 @@ class MicroBatch:
             row_ranges.append((row + position - first, length))
         return row_ranges
 
-    def _numbered(self) -> Iterator[tuple[int, int, int]]:
+    def _ranges_with_first_row(self) -> Iterator[tuple[int, int, int]]:
         """Yield each range with the number of its first row."""
         row = 0
         for position, length in self.ranges:
@@ -84,7 +86,7 @@ class MicroBatch:
         ignores, so that no target is in another document.
         """
         ids, targets = (tensor.roll(-1, dims=1) for tensor in (self.ids_BT, self.targets_BT))
-        for row, _, length in self._numbered():
+        for row, _, length in self._ranges_with_first_row():
             last = slice(row + length - 1, row + length)
             ids[:, last], targets[:, last] = self.ids_BT[:, last], IGNORE_INDEX
         targets.masked_fill_(self.targets_BT == IGNORE_INDEX, IGNORE_INDEX)

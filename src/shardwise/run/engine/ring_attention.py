@@ -19,8 +19,8 @@ from shardwise.run.kernels.attention import (
     Attention,
     BackwardInputs,
     QkvGradients,
-    lse_by_head,
-    lse_by_query,
+    lse_to_head_layout,
+    lse_to_query_layout,
     merge_attention,
     pad_head_dim,
     to_head_layout,
@@ -77,13 +77,13 @@ class RingAttention:
         if sinks is not None:  # a key that all see, without a value
             logits = sinks.to(merged[1].dtype).flatten()[:, None].expand_as(merged[1])
             merge_attention(merged, (torch.zeros_like(merged[0]), logits))
-        return to_query_layout(merged[0], q, v), lse_by_query(merged[1], q)
+        return to_query_layout(merged[0], q, v), lse_to_query_layout(merged[1], q)
 
     def backward(
         self, q: Tensor, k: Tensor, v: Tensor, masks: Sequence[AttentionMask], out: Tensor, lse: Tensor, dy: Tensor
     ) -> QkvGradients:
         """Return the gradients of q, and of this rank's k and v."""
-        lse = lse_by_head(lse)
+        lse = lse_to_head_layout(lse)
         query = to_head_layout(q)
         dy_heads = to_head_layout(pad_head_dim(dy, k))
         out_heads = to_head_layout(pad_head_dim(out, k))

@@ -63,7 +63,7 @@ class Attention:
         U]."""
         keys, values = (attention_mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in (k, pad_head_dim(v, k)))
         out, lse = self.attend_blocks(to_head_layout(q), keys, values, attention_mask, sinks)
-        return to_query_layout(out, q, v), lse_by_query(lse, q)
+        return to_query_layout(out, q, v), lse_to_query_layout(lse, q)
 
     def attend_blocks(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: AttentionMask, sinks: Tensor | None = None
@@ -120,7 +120,7 @@ class Attention:
         """Return the gradients of q, k and v."""
         keys, values = (attention_mask.sort_keys(tensor, 1).transpose(1, 2) for tensor in (k, pad_head_dim(v, k)))
         dy, out = to_head_layout(pad_head_dim(dy, k)), to_head_layout(pad_head_dim(out, k))
-        inputs = BackwardInputs(dy, to_head_layout(q), keys, values, out, lse_by_head(lse))
+        inputs = BackwardInputs(dy, to_head_layout(q), keys, values, out, lse_to_head_layout(lse))
         dq, dk, dv = self.attend_blocks_backward(inputs, attention_mask, has_sinks=bool(sinks))
         dk, dv = (attention_mask.unsort_keys(gradient.transpose(1, 2), 1) for gradient in (dk, dv[..., : v.shape[-1]]))
         return to_query_layout(dq, q, q), dk, dv
@@ -198,12 +198,12 @@ def sink_gradient(dy: Tensor, out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor
     return -(shares * (dy * out).sum(dim=-1, dtype=lse.dtype)).sum(dim=(0, 1)).to(sinks.dtype)
 
 
-def lse_by_query(lse: Tensor, q: Tensor) -> Tensor:
+def lse_to_query_layout(lse: Tensor, q: Tensor) -> Tensor:
     """Return log-sum-exps [B, K·G, T] as a view [B, T, K, G], as the program has it, without a kernel's padding of T."""
     return torch.unflatten(lse[..., : q.shape[1]].transpose(1, 2), 2, q.shape[2:4])
 
 
-def lse_by_head(lse: Tensor) -> Tensor:
+def lse_to_head_layout(lse: Tensor) -> Tensor:
     """Return log-sum-exps [B, T, K, G] as [B, K·G, T], as kernels take them."""
     return lse.flatten(2, 3).transpose(1, 2)
 

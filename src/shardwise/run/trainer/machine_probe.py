@@ -102,7 +102,7 @@ BUDGET_S, REPEATS, WARM_UPS = 0.5, 9, 2  # least seconds and repetitions of a pi
 SUMMED = 21  # AllReduces that are timed: equally many on every rank, or a rank would wait forever
 
 
-def probe(plan: Plan, world: RankGroup) -> dict[str, float]:
+def time_machine_probe(plan: Plan, world: RankGroup) -> dict[str, float]:
     """Return seconds of short work by name, each the median of its repetitions, on the slowest rank."""
     work_seconds = _measure_seconds(plan, world)
     if world.device.type == "cuda":

@@ -25,7 +25,7 @@ from shardwise.price.estimate import estimate
 from shardwise.records import RunFolder
 from shardwise.records.run_folder import RunInputs
 from shardwise.run.data.batches import Batches
-from shardwise.run.data.token_shards import TokenShards
+from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.recipe import TrainingRecipe, recipe_payload, source_names
 from shardwise.run.trainer.batch_schedule import batch_ramp, require_batches
 from shardwise.run.trainer.flags import RunSettings

@@ -31,7 +31,7 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import CollectiveGroup
 from shardwise.sharding import CollectiveKind, IssuedCollective
 from shardwise.step import PIPELINE
-from shardwise.values.estimate_terms import ACTIVATIONS, GATHERED, INPUTS, LOGITS, MEASURED_MEMORY_TERMS, WORKSPACE
+from shardwise.values.estimate_term_names import ACTIVATIONS, GATHERED, INPUTS, LOGITS, MEASURED_MEMORY_TERMS, WORKSPACE
 
 SAMPLES = 400  # points of a step's memory curve: as many as a chart shows
 

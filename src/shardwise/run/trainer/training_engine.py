@@ -27,7 +27,7 @@ from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.run.trainer.pipeline_runner import PassContext, PipelineRunner, StepObserver
 from shardwise.run.trainer.timeline_recorder import TimelineRecorder
 from shardwise.step import PIPELINE, RankProgram, balance_biases
-from shardwise.values.estimate_terms import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
+from shardwise.values.estimate_term_names import GATHERED, GRADIENTS, MASTER, OPTIMIZER, PARAMETERS
 
 __all__ = ["MicroBatch", "StepResult", "TrainingEngine"]
 # Returns whether to update the weights, from this process's part of the loss, the loss, and the norm of all reduced gradients.

@@ -10,7 +10,7 @@ from functools import partial
 from shardwise.layout import require_runnable
 from shardwise.run.checkpoints import latest
 from shardwise.run.faults.agreement import RankGroup, all_gather_texts, require_on_all_ranks
-from shardwise.run.faults.exit_report import guard_run
+from shardwise.run.faults.rank_exit import guard_run
 from shardwise.run.faults.rank_status import Peer, set_stage
 from shardwise.run.faults.stop_request import StopRequest, report_once_per_host
 from shardwise.run.folder_lock import RunLock

@@ -19,7 +19,7 @@ from shardwise.layout.rules.table import legal_modes
 from shardwise.layout.sharding_scheme import ParallelMode, make_scheme_of_mode
 from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
 from shardwise.pipeline import get_schedule
-from shardwise.pipeline.uneven_stages import UnevenBubble
+from shardwise.pipeline.uneven_stage_costs import UnevenBubble
 from shardwise.price import NO_RECOMPUTE, StateCost, loss_kind
 from shardwise.price.overlap import exposed_s
 from shardwise.price.roofline import chip_rates, exposed_share

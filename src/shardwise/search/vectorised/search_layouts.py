@@ -122,13 +122,13 @@ class _LayoutSearch:
     def price_all(self) -> None:
         total = self.num_rows
         for family, rows in self.families.items():
-            for candidate, placed in self.iterate_blocks(rows, len(family.zero_stages)):
+            for candidate, placed in self.iterate_candidate_placements(rows, len(family.zero_stages)):
                 pricer = _BlockPricer(self, family, candidate, placed)
                 for policy_index in range(len(self.space.choices.policies)):
                     self.progress("layouts priced", self.best_rows.num_rows, total)
                     self.price(pricer, policy_index)
 
-    def iterate_blocks(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
+    def iterate_candidate_placements(self, rows: Ints, num_lines: int) -> Iterator[tuple[Ints, Ints]]:
         """Yield blocks of candidates with each of their placements."""
         count = self.placed.count[self.space.factorisation[rows]]
         candidate = np.repeat(rows, count)

@@ -15,7 +15,7 @@ from shardwise.layout.layers_per_stage import (
 )
 from shardwise.model import Architecture
 from shardwise.pipeline import NATURAL, get_schedule, natural_schedule
-from shardwise.pipeline.uneven_stages import NO_UNEVEN_BUBBLE, UnevenBubble, uneven_bubble, uneven_in_flight
+from shardwise.pipeline.uneven_stage_costs import NO_UNEVEN_BUBBLE, UnevenBubble, uneven_bubble, uneven_in_flight
 from shardwise.search.vectorised.candidates import FamilyKey, Space
 from shardwise.search.vectorised.table_columns import Floats, Ints
 from shardwise.values import Value

@@ -28,7 +28,7 @@ from shardwise.run.trainer.training_engine import StepResult
 from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
 from shardwise.step import count_collectives
 from shardwise.step.issued_collectives import ordered_activation_collectives
-from shardwise.verify.training.small_case import Ids, TrainingCase
+from shardwise.verify.training.training_case import Ids, TrainingCase
 
 Values = NDArray[np.float64]
 Pieces = list[tuple[ParameterShard, Tensor]]  # this rank's parts of all parameters, and their values

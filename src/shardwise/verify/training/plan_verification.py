@@ -21,8 +21,8 @@ from shardwise.verify.training.compare_runs import (
     relative_errors,
     run_case,
 )
-from shardwise.verify.training.small_case import TrainingCase
 from shardwise.verify.training.small_meshes import SEQ_LEN, SmallMesh, num_micro_batches, shrink_plan
+from shardwise.verify.training.training_case import TrainingCase
 
 SCHEMA = "shardwise.verify/1"
 

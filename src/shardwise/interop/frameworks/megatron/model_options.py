@@ -42,7 +42,7 @@ def _head_dim_options(launch: Launch) -> Options:
     return {} if model.head_dim * model.num_heads == model.d_model else {"kv-channels": model.head_dim}
 
 
-def _read_head_dim(reader: OptionReader) -> Mapping[str, Any]:
+def _read_head_and_latent_dims(reader: OptionReader) -> Mapping[str, Any]:
     if reader.get("multi-latent-attention", False):
         rotary = reader.get("qk-pos-emb-head-dim", 64)
         return {
@@ -174,7 +174,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_required("model.d_model", "hidden-size"),
     map_required("model.num_heads", "num-attention-heads"),
     OptionMapping(_head_options, _read_heads),
-    OptionMapping(_head_dim_options, _read_head_dim),
+    OptionMapping(_head_dim_options, _read_head_and_latent_dims),
     OptionMapping(_latent_options, lambda reader: {}),
     OptionMapping(_mlp_options, _read_mlp),
     OptionMapping(_activation_options, _read_activation),

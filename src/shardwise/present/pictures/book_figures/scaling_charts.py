@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from shardwise.hardware import Cut, load_cluster
-from shardwise.hardware.network.collective_times import collective_report
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.nccl_bandwidths import CollectiveName
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwise.derive.expression import derive_by_cases, shard_expression
+from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
 from shardwise.present.draw.grids import GridChart
 from shardwise.present.pictures.shard_holder_grids import shards_chart
 from shardwise.present.pictures.sharded_product_steps import moments
