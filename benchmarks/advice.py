@@ -27,6 +27,7 @@ from shardwise.layout.rules.stack_abilities import unsupported_choices
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.planner import make_plan
@@ -94,7 +95,7 @@ def answer(question: Question) -> Answer:
     """Plan, search under each stack that can run the plan, and price everything under all of them."""
     model = load_model(question.model)
     job = Job(global_batch_tokens=question.num_seqs * question.seq_len, seq_len=question.seq_len)
-    pick = make_plan(model, load_cluster(question.cluster), job).layout
+    pick = make_plan(Problem(model, load_cluster(question.cluster), job)).layout
     stacks = [stack for stack in _stacks(question) if _seconds(model, question, job, stack, pick) is not None]
     found = {stack.name: list(_found(model, question, job, stack)) for stack in stacks}
     own = {name: rows[0] for name, rows in found.items()}
@@ -126,7 +127,7 @@ def _found(model: Architecture, question: Question, job: Job, stack: Stack) -> I
     cluster, own = _cluster(question, stack), replace(job, loss=stack.loss)
     choices = Choices().limit_to_stack(stack, model, job, cluster.scale_up_size)
     try:
-        found = search_layouts(model, cluster, own, choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
+        found = search_layouts(Problem(model, cluster, own), choices=choices, top=NUM_TRIED, reserve=MEMORY_RESERVE)
     except NothingFitsError:
         return
     if "balanced" in choices.stages and found.best:
@@ -157,7 +158,7 @@ def _seconds(model: Architecture, question: Question, job: Job, stack: Stack, la
     if unsupported_choices(stack, model, own, layout):
         return None
     try:
-        found = estimate(model, _cluster(question, stack), own, layout)
+        found = estimate(Problem(model, _cluster(question, stack), own), layout)
     except ShardwiseError:
         return None
     return found.step_time_s if found.fits else None

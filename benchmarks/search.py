@@ -26,7 +26,7 @@ from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import natural_schedule
-from shardwise.price import unit_inputs
+from shardwise.price import Problem, unit_inputs
 from shardwise.price.derivation_cache import use_derivation_cache
 from shardwise.price.estimate import estimate
 from shardwise.search.vectorised.candidates import factorisations
@@ -64,7 +64,7 @@ def run_search(question: Question) -> SearchResult:
     job = Job(global_batch_tokens=question.batch_tokens, seq_len=question.seq_len)
     model, cluster = load_model(question.model), load_cluster(f"h100:{question.num_devices}")
     with use_derivation_cache():
-        return search_layouts(model, cluster, job)
+        return search_layouts(Problem(model, cluster, job))
 
 
 def run_plan(question: Question) -> tuple[float, float]:
@@ -112,7 +112,7 @@ def recount(num_devices: int) -> tuple[int, int]:
     model, cluster = load_model("llama-3-8b"), load_cluster(f"h100:{num_devices}")
     job = Job(global_batch_tokens=num_devices * 4 * 8192, seq_len=8192)
     choices = Choices()
-    result = search_layouts(model, cluster, job, choices=choices)
+    result = search_layouts(Problem(model, cluster, job), choices=choices)
     grid = itertools.product(
         factorisations(num_devices, len(FACTORISED_AXES)).tolist(), choices.sequence_parallel, choices.micro_batch_seqs,
         choices.num_virtual_stages, choices.zero_stage, choices.recompute,
@@ -132,10 +132,10 @@ def largest_difference(samples: int) -> float:
     """Largest relative difference between sampled rows of the search and the scalar path."""
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
     job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
-    found = search_layouts(model, cluster, job, sample=samples, seed=random.Random(0).randrange(2**31)).sampled
+    found = search_layouts(Problem(model, cluster, job), sample=samples, seed=random.Random(0).randrange(2**31)).sampled
     worst = 0.0
     for row in found:
-        scalar = estimate(model, cluster, job, row.layout)
+        scalar = estimate(Problem(model, cluster, job), row.layout)
         worst = max(
             worst, abs(row.step_time_s / scalar.step_time_s - 1), abs(row.memory_bytes / scalar.memory_bytes - 1)
         )

@@ -16,6 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.pictures.simulated_step_timeline import MOST_TRACED, trace_text
+from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import Simulation
 from shardwise.price.simulation.simulated_step import simulate_step
@@ -32,7 +33,7 @@ def row(name: str) -> str:
     """What one case takes."""
     model, cluster, layout, batch_tokens, seq_len = CASES[name]
     job = Job(global_batch_tokens=batch_tokens, seq_len=seq_len)
-    pricing = Pricing(load_model(model), load_cluster(cluster), job, Layout.parse(layout))
+    pricing = Pricing(Problem(load_model(model), load_cluster(cluster), job), Layout.parse(layout))
     pricing.unit_costs()
     times = []
     for _ in range(REPEATS):

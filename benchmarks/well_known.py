@@ -21,6 +21,7 @@ from shardwise.hardware.published_constants import with_calibration
 from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction, predict_cached
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows
+from shardwise.price import Problem
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
 from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, changed_fields, explain_slowdown
@@ -64,7 +65,7 @@ def _planned(used: Prediction) -> Plan | None:
     case = used.case
     cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
     try:
-        return make_plan(case.architecture, cluster, case.job)
+        return make_plan(Problem(case.architecture, cluster, case.job))
     except NothingFitsError:
         return None
 

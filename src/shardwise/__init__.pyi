@@ -44,8 +44,8 @@ from .present.api.plans import (
 from .present.api.schemas import json_schemas as json_schemas
 from .present.api.sweeps import sweep as sweep
 from .price.estimate import Estimate as Estimate
-from .price.problem import Limits as Limits
 from .price.reliability import Reliability as Reliability
+from .price.run_limits import Limits as Limits
 from .price.simulation.result import Simulation as Simulation
 from .price.training_run import Run as Run
 from .price.training_run import training_run as training_run

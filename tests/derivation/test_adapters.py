@@ -17,6 +17,7 @@ from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_params, num_trained_params
 from shardwise.model.program import Role
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.training_run import checkpoint_bytes
 from shardwise.values.errors import InputError
@@ -93,7 +94,7 @@ def test_parameters_and_flops() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_an_estimate_has_weights_in_full_and_state_of_the_adapters(layout: Layout) -> None:
     cluster = load_cluster("h100:8")
-    whole, adapted = (estimate(model, cluster, JOB, layout) for model in (LLAMA, QKV))
+    whole, adapted = (estimate(Problem(model, cluster, JOB), layout) for model in (LLAMA, QKV))
     assert adapted.memory["parameters"] == pytest.approx(whole.memory["parameters"], rel=2e-3)
     for term in ("gradients", "master", "optimizer"):
         assert adapted.memory[term] < 0.01 * whole.memory[term]

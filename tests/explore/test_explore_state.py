@@ -15,6 +15,7 @@ from shardwise.model.load import load_model
 from shardwise.present.explore.asked import asked
 from shardwise.present.explore.known import Known, known_of
 from shardwise.present.explore.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
+from shardwise.price import Problem
 from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, ShardwiseError
 
@@ -74,7 +75,7 @@ def test_names_of_the_network_are_names_and_never_paths(query: str) -> None:
 
 def test_a_plan_opens_at_its_own_state() -> None:
     job = Job(global_batch_tokens=1 << 19, seq_len=4096)
-    found = make_plan(load_model("llama-3.2-1b"), load_cluster("h100:8"), job)
+    found = make_plan(Problem(load_model("llama-3.2-1b"), load_cluster("h100:8"), job))
     known = known_of(found)
     assert (known.start.model, known.start.cluster, known.start.stack) == ("llama-3.2-1b", "h100:8", None)
     assert asked(known.start, known).plan.estimate == found.estimate
@@ -82,7 +83,9 @@ def test_a_plan_opens_at_its_own_state() -> None:
 
 def test_a_plan_of_another_model_keeps_it_under_a_name_of_its_own() -> None:
     model = replace(load_model("llama-3.2-1b"), num_layers=20)
-    found = make_plan(model, load_cluster("h100:8", stack="nemo-25"), Job(global_batch_tokens=1 << 19, seq_len=4096))
+    found = make_plan(
+        Problem(model, load_cluster("h100:8", stack="nemo-25"), Job(global_batch_tokens=1 << 19, seq_len=4096))
+    )
     known = known_of(found)
     assert (known.start.model, known.start.stack) == ("llama-3.2-1b@plan", "nemo-25")
     again = asked(parse_query(write_query(known.start)), known)

@@ -19,6 +19,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.recompute_policies import policy_names
 from shardwise.pipeline.registry import natural_schedule, schedule_names
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
@@ -44,7 +45,7 @@ TORI = {8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4
 
 # No launch says what it costs: the estimate of any plan stands for that of each.
 PRICED = estimate(
-    load_model("gpt-2"), load_cluster("h100:8"), Job(global_batch_tokens=2**13, seq_len=1024), Layout(dp=8)
+    Problem(load_model("gpt-2"), load_cluster("h100:8"), Job(global_batch_tokens=2**13, seq_len=1024)), Layout(dp=8)
 )
 
 

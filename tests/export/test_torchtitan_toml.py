@@ -14,6 +14,7 @@ from shardwise.interop.launches.translate_launch import refusals
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
 from shardwise.layout.layout import Layout
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.values.errors import InputError
 
@@ -100,7 +101,7 @@ def test_its_published_runs_are_read_and_priced(
     assert str(own.layout) == str(Layout.parse(layout))
     assert own.job.precision == ("fp8_torchao" if more else "bf16_fp32_reduction")
     step = estimate(
-        own.model, with_published_constants(cluster, get_stack("torchtitan")), own.job, own.layout
+        Problem(own.model, with_published_constants(cluster, get_stack("torchtitan")), own.job), own.layout
     ).step_time_s
     assert own.job.global_batch_tokens / step / devices == pytest.approx(measured, rel=WITHIN)
 

@@ -18,6 +18,7 @@ from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCa
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
 from shardwise.model.recompute_policies import policy_names
 from shardwise.pipeline.registry import SCHEDULES
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
@@ -139,12 +140,14 @@ def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, mo
     cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
     job = replace(JOB, loss=stack.loss)
     found = search_layouts(
-        architecture, cluster, job, choices=Choices().limit_to_stack(stack, architecture, JOB), sample=200
+        Problem(architecture, cluster, job), choices=Choices().limit_to_stack(stack, architecture, JOB), sample=200
     )
     for row in (*found.best, *found.by_factorisation, *found.sampled):
         assert unsupported_choices(stack, architecture, job, row.layout) == []
     for row in found.sampled[:20]:
-        assert row.step_time_s == pytest.approx(estimate(architecture, cluster, job, row.layout).step_time_s, rel=1e-9)
+        assert row.step_time_s == pytest.approx(
+            estimate(Problem(architecture, cluster, job), row.layout).step_time_s, rel=1e-9
+        )
 
 
 def test_only_what_a_stack_has_is_searched() -> None:
@@ -263,7 +266,9 @@ def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
     assert stack_of(cluster) == get_stack("deepspeed")
     found = plan_layout(model, cluster, JOB, layout).estimate
     assert words in found.notes
-    assert replace(found, notes=()) == replace(estimate(model, cluster, replace(JOB, loss="unfused"), layout), notes=())
+    assert replace(found, notes=()) == replace(
+        estimate(Problem(model, cluster, replace(JOB, loss="unfused")), layout), notes=()
+    )
     for other in ("torchtitan", "fused"):
         notes = plan_layout(model, sw.load_cluster("h100:16", stack=other), JOB, layout).estimate.notes
         assert not any("has no" in note for note in notes)
@@ -277,7 +282,7 @@ def test_a_plan_says_what_another_stack_would_gain() -> None:
     said = alone.search.elsewhere
     assert said is not None
     text, gain = said.removeprefix("another stack could run ").split(": ")[:2]
-    other = estimate(model, alone.cluster, alone.job, Layout.parse(text))
+    other = estimate(Problem(model, alone.cluster, alone.job), Layout.parse(text))
     assert gain.startswith(f"{alone.estimate.step_time_s / other.step_time_s - 1:.0%} faster")
     assert other.fits
     assert unsupported_choices(get_stack("llm-foundry-torch2"), model, job, Layout.parse(text))
@@ -322,7 +327,7 @@ def test_what_deepseek_recomputed_can_be_written_down() -> None:
     for recompute in ("none", "layernorm+moe_act", "layernorm+moe_act+mla_up_proj", "full"):
         layout = Layout.parse(f"fsdp=64 pp=8 ep=64 zero_stage=1 recompute={recompute}")
         assert unsupported_choices(get_stack("megatron"), model, job, layout) == []
-        found = estimate(model, cluster, job, layout)
+        found = estimate(Problem(model, cluster, job), layout)
         held.append(found.memory["activations"])
         again.append(found.time["recompute"])
     assert held == sorted(held, reverse=True)

@@ -19,6 +19,7 @@ from shardwise.measure.utilisation.step_breakdown import (
 )
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError, MissingValueError
@@ -33,12 +34,12 @@ def planned(text: str = "fsdp=64", cluster: Cluster = H100, job: Job = JOB) -> P
 
 def accounted(plan: Plan, measured_s: float) -> StepBreakdown:
     rate = plan.job.global_batch_tokens / measured_s / plan.cluster.num_devices
-    return break_down_step(plan, measured_s, compute_utilisation(plan.model, plan.cluster, plan.job, rate, plan.layout))
+    return break_down_step(plan, measured_s, compute_utilisation(plan.problem, rate, plan.layout))
 
 
 def test_mfu_by_hand() -> None:
     """Llama 3 8B: 6 FLOPs for each of the weights but the embedding's, 6·T·d a layer for causal attention, twice that for all."""
-    used = compute_utilisation(LLAMA, H100, JOB, 6500.0)
+    used = compute_utilisation(Problem(LLAMA, H100, JOB), 6500.0)
     weights, attention = 8_030_261_248 - 128_256 * 4096 - 65 * 4096, 32 * 6 * 8192 * 4096
     assert used.flops_per_token == pytest.approx(6 * weights + attention, rel=2e-4)
     assert used.flops_per_token_full == pytest.approx(6 * weights + 2 * attention, rel=2e-4)
@@ -105,10 +106,10 @@ def test_a_bound_has_no_interval() -> None:
 
 def test_what_has_no_peak() -> None:
     with pytest.raises(InputError, match="no machine's peak; a cluster of your own is required"):
-        compute_utilisation(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32"), 1.0)
+        compute_utilisation(Problem(LLAMA, load_cluster("local:2"), replace(JOB, precision="fp32")), 1.0)
     bare = replace(H100, chip=replace(H100.chip, peak_flops_per_s={"fp32": 67e12}))
     with pytest.raises(MissingValueError, match="no sourced bf16 peak"):
-        compute_utilisation(LLAMA, bare, JOB, 1.0)
+        compute_utilisation(Problem(LLAMA, bare, JOB), 1.0)
 
 
 def test_a_batch_that_is_known_later_is_the_jobs() -> None:

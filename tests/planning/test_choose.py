@@ -19,6 +19,7 @@ from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.cli import main
+from shardwise.price import Problem
 from shardwise.price.problem import with_problem_defaults
 from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.plan_file import parse_plan, plan_payload
@@ -48,7 +49,7 @@ def test_the_simplest_of_what_predictions_do_not_tell_apart_is_taken(model: str,
     taken = sw.plan(architecture, sw.load_cluster(name), job)
     cluster, asked = with_problem_defaults(sw.load_cluster(name), job)
     choices = Choices().limit_to_stack(stack_of(cluster), architecture, job)
-    found = search_layouts(architecture, cluster, asked, choices=choices, reserve=MEMORY_RESERVE)
+    found = search_layouts(Problem(architecture, cluster, asked), choices=choices, reserve=MEMORY_RESERVE)
     room = cluster.chip.memory_bytes * (1 - MEMORY_RESERVE)
     found = StageBalancer(architecture, cluster, asked, room).balance_result(found)
     fastest = found.best[0].step_time_s
@@ -70,7 +71,7 @@ def test_many_devices_for_one_replica_are_no_simple_layout() -> None:
 def test_equal_bounds_go_to_the_smaller_cp() -> None:
     """Without cp the bound is that of cp = 2 and 4, to five digits."""
     job = replace(SMALL, overlap="per_axis")
-    found = search_layouts(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, reserve=MEMORY_RESERVE)
+    found = search_layouts(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), reserve=MEMORY_RESERVE)
     tied = {row.layout.cp for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + 1e-5)}
     taken = sw.plan(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job)
     assert tied == {1, 2, 4}
@@ -82,7 +83,7 @@ def test_an_even_batch_comes_before_a_ragged_one() -> None:
     """One step of 84 sequences on 8 devices: four replicas of 21 each, while eight have 10 or 11."""
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
-    found = search_layouts(model, *with_problem_defaults(cluster, job), reserve=MEMORY_RESERVE)
+    found = search_layouts(Problem(model, cluster, job).with_defaults(), reserve=MEMORY_RESERVE)
     near = [row for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + RESOLUTION)]
     even = [bool(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout))) for row in near]
     taken = sw.plan(model, cluster, job)
@@ -93,8 +94,8 @@ def test_an_even_batch_comes_before_a_ragged_one() -> None:
 def test_divisible_leaves_only_layouts_that_share_the_batch_out_evenly(capsys: pytest.CaptureFixture[str]) -> None:
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
-    every = search_layouts(model, cluster, job)
-    found = search_layouts(model, cluster, job, choices=Choices(divisible=True), top=10**6)
+    every = search_layouts(Problem(model, cluster, job))
+    found = search_layouts(Problem(model, cluster, job), choices=Choices(divisible=True), top=10**6)
     assert 0 < found.num_layouts < every.num_layouts
     assert found.num_illegal_by_rule["even_batch"] > 0
     assert all(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout)) for row in found.best)

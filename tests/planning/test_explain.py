@@ -44,7 +44,7 @@ def job_of(tokens: int, seq_len: int) -> sw.Job:
 def told(plan: Plan, against: str | None = None, term: str | None = None) -> Explanation:
     other = parse_layout_text(against, plan.model, plan.job) if against else None
     return explain_plan(
-        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout), other_layout=other, term_name=term
+        plan, lambda layout: find_nearest_fitting(plan.problem, layout), other_layout=other, term_name=term
     )  # fmt: skip
 
 
@@ -344,7 +344,7 @@ def test_the_smallest_change_keeps_the_degrees_where_it_can(plan: Plan) -> None:
 def test_the_smallest_change_is_smallest(plan: Plan) -> None:
     """No layout with the same degrees and fewer changes fits: a check of every one of them, one by one."""
     layout = parse_layout_text("fsdp=16 zero_stage=1 micro_batch_seqs=4", plan.model, plan.job)
-    nearest = find_nearest_fitting(plan.model, plan.cluster, plan.job, layout)
+    nearest = find_nearest_fitting(plan.problem, layout)
     assert nearest is not None
     assert sw.estimate(plan.model, plan.cluster, plan.job, nearest).fits
     others = [

@@ -24,7 +24,7 @@ def plan() -> Plan:
 @pytest.mark.parametrize("said", ["tp=8 pp=4 fsdp=4", "tp=4 pp=8 fsdp=4 num_virtual_stages=1", "tp=2 pp=8"])
 def test_unsaid_choices_are_those_of_a_search_with_the_said_ones_pinned(plan: Plan, said: str) -> None:
     given = {key: int(value) for key, value in (word.split("=") for word in said.split())}
-    found = complete_layout(plan.model, plan.cluster, plan.job, given)
+    found = complete_layout(plan.problem, given)
     assert all(getattr(found, name) == value for name, value in given.items())
     rest = {"dp": 1, "cp": 1} if "fsdp" in given else {}
     again = sw.plan(plan.model, plan.cluster, plan.job, choices=choices_from_pins({**rest, **given}, {}))

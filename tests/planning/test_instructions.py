@@ -12,6 +12,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.cli import main
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.instruction_listing import list_instructions
 from shardwise.search.plan import Plan
@@ -25,7 +26,7 @@ JOB = Job(global_batch_tokens=2**19, seq_len=8192, overlap="sum")
 def plan_of(layout: str, model: str = "llama-3-8b", cluster: str = "h100:16") -> Plan:
     own, found = load_model(model), load_cluster(cluster)
     chosen = Layout.parse(layout)
-    return Plan(model=own, cluster=found, job=JOB, layout=chosen, estimate=estimate(own, found, JOB, chosen))
+    return Plan(model=own, cluster=found, job=JOB, layout=chosen, estimate=estimate(Problem(own, found, JOB), chosen))
 
 
 @pytest.mark.parametrize(

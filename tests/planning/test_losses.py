@@ -8,6 +8,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.present.cli import main
+from shardwise.price import Problem
 from shardwise.search.verdicts import describe_leaner_loss, price_leaner_losses
 from shardwise.values.loss_kernels import LOSS_KERNELS
 
@@ -19,13 +20,15 @@ UNFUSED = ["--set", "job.loss=unfused"]  # without it the job has the leanest lo
 
 
 def test_the_kinds_that_keep_less_are_priced_from_the_most_on() -> None:
-    priced = price_leaner_losses(MODEL, CLUSTER, JOB, LAYOUT)
+    priced = price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT)
     assert list(priced) == ["fused", "streamed", "chunked"]
     for name, one in priced.items():
         assert one == sw.estimate(MODEL, CLUSTER, replace(JOB, loss=name), LAYOUT)
         assert one.memory["logits"] == pytest.approx(2**15 * 262_144 * LOSS_KERNELS[name].bytes_per_logit)
-    assert not price_leaner_losses(MODEL, CLUSTER, replace(JOB, loss="chunked"), LAYOUT)
-    assert not price_leaner_losses(MODEL, CLUSTER, replace(JOB, loss="in_place"), LAYOUT)  # the engine has no other
+    assert not price_leaner_losses(Problem(MODEL, CLUSTER, replace(JOB, loss="chunked")), LAYOUT)
+    assert not price_leaner_losses(
+        Problem(MODEL, CLUSTER, replace(JOB, loss="in_place")), LAYOUT
+    )  # the engine has no other
 
 
 def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +43,10 @@ def test_a_search_that_finds_nothing_names_the_loss(capsys: pytest.CaptureFixtur
 
 def test_a_loss_that_is_not_enough_is_said_with_what_it_would_leave() -> None:
     now = sw.estimate(MODEL, CLUSTER, JOB, LAYOUT)
-    priced = {name: replace(one, fits=False) for name, one in price_leaner_losses(MODEL, CLUSTER, JOB, LAYOUT).items()}
+    priced = {
+        name: replace(one, fits=False)
+        for name, one in price_leaner_losses(Problem(MODEL, CLUSTER, JOB), LAYOUT).items()
+    }
     assert describe_leaner_loss(now, priced) == "--set job.loss=chunked would leave 28.2 GB, which is still too much; "
     elsewhere = replace(now, memory={**now.memory, "activations": 1e12})  # which fill the memory
     assert describe_leaner_loss(elsewhere, priced) == ""

@@ -10,6 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.layout.choices import Choices
 from shardwise.present.cli import main
+from shardwise.price import Problem
 from shardwise.search.vectorised.candidates import build_space
 from shardwise.search.vectorised.search_layouts import search_layouts
 from shardwise.values.errors import InputError, NothingFitsError
@@ -57,8 +58,10 @@ def test_a_maximum_holds(most: str, name: str, value: int, capsys: pytest.Captur
 
 def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> None:
     """As many layouts, and the best of them, as in the whole space filtered afterwards."""
-    pinned = search_layouts(MODEL, CLUSTER, JOB, choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2}))
-    every = search_layouts(MODEL, CLUSTER, JOB, sample=10**9).sampled
+    pinned = search_layouts(
+        Problem(MODEL, CLUSTER, JOB), choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2})
+    )
+    every = search_layouts(Problem(MODEL, CLUSTER, JOB), sample=10**9).sampled
     wanted = [r for r in every if r.layout.tp == 4 and r.layout.pp <= 2 and r.layout.recompute == "none"]
     assert len(wanted) == pinned.num_layouts > 100
     fitting = [row.step_time_s for row in wanted if row.memory_bytes <= CLUSTER.chip.memory_bytes]

@@ -12,6 +12,7 @@ from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.search.compare_clusters import plan_clusters
 from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.planner import make_plan
@@ -42,7 +43,7 @@ def check_counts(told: Told) -> None:
 
 def test_a_search_says_how_far_it_is() -> None:
     told = Told()
-    found = make_plan(MODEL, load_cluster("h100:64"), JOB, progress=told)
+    found = make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=told)
     assert told.stages() == ["blocks derived", "layouts priced", "layers of each stage", "runners-up"]
     check_counts(told)
     totals = {what: total for what, _, total in told}
@@ -62,10 +63,12 @@ def test_several_clusters_are_told_apart() -> None:
 def test_where_nothing_fits_every_search_is_told() -> None:
     told = Told()
     with pytest.raises(NothingFitsError):
-        make_plan(load_model("llama-3-70b"), load_cluster("h100:8"), JOB, progress=told)
+        make_plan(Problem(load_model("llama-3-70b"), load_cluster("h100:8"), JOB), progress=told)
     assert told.stages() == ["blocks derived", "layouts priced"] * 2
     told.clear()
-    assert find_nearest_fitting(MODEL, load_cluster("h100:8"), JOB, Layout.parse("dp=8 micro_batch_seqs=32"), told)
+    assert find_nearest_fitting(
+        Problem(MODEL, load_cluster("h100:8"), JOB), Layout.parse("dp=8 micro_batch_seqs=32"), told
+    )
     assert told.stages()[:2] == ["blocks derived", "layouts priced"]
 
 
@@ -79,7 +82,7 @@ def test_a_search_stops_where_it_is_told_to() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        make_plan(MODEL, load_cluster("h100:64"), JOB, progress=stopped)
+        make_plan(Problem(MODEL, load_cluster("h100:64"), JOB), progress=stopped)
     assert [one[0] for one in told].count("layouts priced") == 1
 
 

@@ -14,9 +14,9 @@ import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import with_calibration
 from shardwise.present.cli import main
+from shardwise.price import Limits, Problem
 from shardwise.price.estimate import BOUND
 from shardwise.price.overlap import BLOCKING, MEASURED_FORMULA
-from shardwise.price.problem import Limits
 from shardwise.search.compare_clusters import Contender, choose_contender
 from shardwise.search.explain.constant_sensitivity import SCALE
 from shardwise.search.explain.explanation import Explanation, explain_plan, reprice_plan
@@ -102,7 +102,7 @@ def test_the_default_pick_holds_under_other_stacks() -> None:
     layout = sw.plan(model, sw.load_cluster("h100:512"), job).layout
     for stack in ("nemo-25", "megatron-2022", "torchtitan"):
         cluster = sw.load_cluster("h100:512", stack=stack)
-        best = search_layouts(model, cluster, job, reserve=MEMORY_RESERVE).best[0].step_time_s
+        best = search_layouts(Problem(model, cluster, job), reserve=MEMORY_RESERVE).best[0].step_time_s
         assert sw.estimate(model, cluster, job, layout).step_time_s < 1.06 * best
 
 

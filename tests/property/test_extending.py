@@ -34,6 +34,7 @@ from shardwise.pipeline import schedule as schedule_module
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.cli import main
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate, stage_memories
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.kernels import optimizers as engine_optimizers
@@ -127,7 +128,7 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> str:
 def priced(policy: str) -> Estimate:
     model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
     job = Job(global_batch_tokens=2**18, seq_len=4096)
-    return estimate(model, cluster, job, Layout(fsdp=8, zero_stage=3, recompute=policy))
+    return estimate(Problem(model, cluster, job), Layout(fsdp=8, zero_stage=3, recompute=policy))
 
 
 def test_a_policy_is_one_entry(policy: str) -> None:
@@ -194,7 +195,7 @@ def test_a_variant_is_one_entry(variant: str, capsys: pytest.CaptureFixture[str]
     model, cluster = load_model("llama-3.2-1b"), load_cluster("h100:8")
     job = Job(global_batch_tokens=2**16, seq_len=2**16)
     seconds = {
-        name: estimate(model, cluster, job, Layout(cp=8, zero_stage=3, cp_variant=name)).step_time_s
+        name: estimate(Problem(model, cluster, job), Layout(cp=8, zero_stage=3, cp_variant=name)).step_time_s
         for name in ("zigzag", "ring", variant)
     }
     assert seconds[variant] == pytest.approx(seconds["zigzag"])
@@ -239,8 +240,8 @@ def test_a_schedule_is_one_file(schedule: str, capsys: pytest.CaptureFixture[str
     job = Job(global_batch_tokens=2**18, seq_len=4096)
     plain = Layout(dp=2, pp=4, schedule="1f1b")
     own = replace(plain, schedule=schedule)
-    times = [estimate(model, cluster, job, layout).time["bubble"] for layout in (plain, own)]
-    held = [stage_memories(model, cluster, job, layout)[0]["activations"] for layout in (plain, own)]
+    times = [estimate(Problem(model, cluster, job), layout).time["bubble"] for layout in (plain, own)]
+    held = [stage_memories(Problem(model, cluster, job), layout)[0]["activations"] for layout in (plain, own)]
     assert times[0] == times[1]
     assert held[1] / held[0] == pytest.approx(7 / 4)
     (staged,) = violations(model, job, 8, replace(own, num_virtual_stages=2))

@@ -20,6 +20,7 @@ from shardwise.layout.layout import OFFLOADS
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
 from shardwise.values.errors import NothingFitsError
@@ -65,7 +66,7 @@ def faults(seed: int) -> list[str]:
 
     def answered(cluster: Cluster, choices: Choices) -> SearchResult | None:
         try:
-            return search_layouts(model, cluster, job, choices=choices, top=1)
+            return search_layouts(Problem(model, cluster, job), choices=choices, top=1)
         except NothingFitsError:
             return None
 
@@ -73,7 +74,7 @@ def faults(seed: int) -> list[str]:
     if base is None or not base.best:
         return []
     best, asked = base.best[0], f"{seed}: {model.name} on {cluster.name} ({job.overlap}), {base.best[0].layout}"
-    priced = estimate(model, cluster, job, best.layout)
+    priced = estimate(Problem(model, cluster, job), best.layout)
     found = []
     if abs(priced.step_time_s / best.step_time_s - 1) > ROUNDING or not priced.fits:
         found.append(f"{asked}: {best.step_time_s} s by the search, {priced.step_time_s} s by its estimate")

@@ -24,6 +24,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import NATURAL, get_schedule, natural_schedule, schedule_names
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import loss_kind
 from shardwise.search.vectorised.candidates import build_space
@@ -131,7 +132,7 @@ def in_turn(cases: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("cluster_name", CLUSTERS)
 def test_counts_equal_a_recount(cluster_name: str) -> None:
-    result = search_layouts(SMALL, load_cluster(cluster_name), JOB, choices=CHOICES)
+    result = search_layouts(Problem(SMALL, load_cluster(cluster_name), JOB), choices=CHOICES)
     legal, number, illegal = legal_layouts(cluster_name)
     placed = 0
     for layout in legal:
@@ -173,14 +174,14 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     architecture = {"small": SMALL, "deep": DEEP, "adapted": ADAPTED}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
-    rows = search_layouts(architecture, cluster, job, sample=70, seed=len(overlap)).sampled
+    rows = search_layouts(Problem(architecture, cluster, job), sample=70, seed=len(overlap)).sampled
     assert len(rows) > 40
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
     assert len({(row.layout.tp, row.layout.cp, row.layout.pp) for row in rows}) > 10
     assert any(row.layout.expert_tp < row.layout.tp for row in rows) or not architecture.num_experts
     for row in part_of(rows):
-        scalar = estimate(architecture, cluster, job, row.layout)
+        scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
@@ -204,11 +205,11 @@ def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
         recompute=("none", "full"),
         maxima={"pp": 2},
     )
-    found = search_layouts(architecture, cluster, job, choices=choices, top=8, sample=30)
+    found = search_layouts(Problem(architecture, cluster, job), choices=choices, top=8, sample=30)
     rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
     assert len(rows) > 30
     for layout, row in part_of(list(rows.items())):
-        scalar = estimate(architecture, cluster, job, layout)
+        scalar = estimate(Problem(architecture, cluster, job), layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), layout
 
@@ -235,19 +236,21 @@ def test_rows_equal_the_scalar_prediction(
     architecture = {"deep": DEEP}.get(model) or load_model(model)
     plain, cluster = load_cluster(cluster_name), load_cluster(cluster_name, stack=stack)
     job, choices = dataclasses.replace(job, overlap=overlap), dataclasses.replace(Choices(), offload=OFFLOADS)
-    rows = search_layouts(architecture, cluster, job, choices=choices, sample=60, seed=len(overlap)).sampled
+    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=60, seed=len(overlap)).sampled
     assert len(rows) > 30
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     other = dataclasses.replace(job, overlap=OVERLAP_CONVENTIONS[OVERLAP_CONVENTIONS.index(overlap) - 1])
     for row in part_of(rows):
-        scalar = estimate(architecture, cluster, job, row.layout)
+        scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-12), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-12), row.layout
         assert sum(scalar.time.values()) == pytest.approx(scalar.step_time_s, rel=1e-12), row.layout
         assert min(*scalar.time.values(), *scalar.hidden.values()) >= 0, row.layout
-        assert estimate(architecture, cluster, other, row.layout).step_time_s == scalar.step_time_s, row.layout
-        bound = estimate(architecture, plain, dataclasses.replace(job, loss=loss_kind(cluster, job)), row.layout)
+        assert estimate(Problem(architecture, cluster, other), row.layout).step_time_s == scalar.step_time_s, row.layout
+        bound = estimate(
+            Problem(architecture, plain, dataclasses.replace(job, loss=loss_kind(cluster, job))), row.layout
+        )
         if cluster.calibration and cluster.calibration.fused_attention:
             assert bound.memory_bytes == scalar.memory_bytes
         else:  # scores that attention writes may be kept; its buckets are padded otherwise
@@ -261,7 +264,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     """Modes are chosen by a layer's own traffic, beside which weights travel: of what shows that decides all but a hundredth."""
     cluster, job = load_cluster("h100:64", stack=stack), Job(global_batch_tokens=2**20, seq_len=8192)
     model, choices = load_model("qwen3-30b-a3b"), dataclasses.replace(Choices(), async_tp=(0, 1))
-    rows = search_layouts(model, cluster, job, choices=choices, sample=60, seed=3).sampled
+    rows = search_layouts(Problem(model, cluster, job), choices=choices, sample=60, seed=3).sampled
     assert any(row.layout.async_tp for row in rows)
     for row in part_of(rows):
         tp, ep = row.layout.tp, row.layout.ep
@@ -269,7 +272,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
         for cp_variant, async_tp, (ep, etp) in itertools.product(choices.cp_variant, (False, True), experts):
             other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp, ep=ep, etp=etp)
             if not violations(model, job, cluster.num_devices, other):
-                assert estimate(model, cluster, job, other).step_time_s >= row.step_time_s * 0.99, other
+                assert estimate(Problem(model, cluster, job), other).step_time_s >= row.step_time_s * 0.99, other
 
 
 POLICIES = dataclasses.replace(CHOICES, recompute_layers=(None, 2, *LAYER_FRACTIONS), offload=OFFLOADS)
@@ -295,13 +298,13 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
     """Under several recipes, and for stages with fewer layers than are to recompute."""
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
-    rows = search_layouts(architecture, cluster, job, choices=POLICIES, sample=60, seed=len(overlap)).sampled
+    rows = search_layouts(Problem(architecture, cluster, job), choices=POLICIES, sample=60, seed=len(overlap)).sampled
     assert len(rows) > 35
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
     assert len({row.layout.recompute_layers for row in rows}) > 3
     for row in part_of(rows):
-        scalar = estimate(architecture, cluster, job, row.layout)
+        scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
@@ -331,12 +334,12 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
     in_turn = ("interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb")
     uneven = {"num_virtual_stages": 2} if schedule in in_turn else {}  # alike or not
     choices = Choices().with_pins({"schedule": schedule, **uneven}, {})
-    rows = search_layouts(architecture, cluster, job, choices=choices, sample=50, seed=len(schedule)).sampled
+    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=50, seed=len(schedule)).sampled
     assert len(rows) > 30
     assert {row.layout.schedule for row in rows} == {schedule}
     assert schedule == "none" or len({row.layout.pp for row in rows}) > 1
     for row in part_of(rows):
-        scalar = estimate(architecture, cluster, job, row.layout)
+        scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
@@ -347,10 +350,10 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
     """It hides beside pairs alone, and tensor parallelism's does not."""
     cluster, job = load_cluster("h100:48"), Job(global_batch_tokens=192 * 1024, seq_len=1024, overlap="per_axis")
     choices = dataclasses.replace(CHOICES, schedule=(schedule,), recompute=("none",))
-    rows = search_layouts(DEEP, cluster, job, choices=choices, sample=80, seed=3).sampled
+    rows = search_layouts(Problem(DEEP, cluster, job), choices=choices, sample=80, seed=3).sampled
     assert any(row.layout.ep > 1 and row.layout.tp > 1 for row in rows)
     for row in part_of(rows):
-        scalar = estimate(DEEP, cluster, job, row.layout)
+        scalar = estimate(Problem(DEEP, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
 
 
@@ -372,11 +375,11 @@ def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scala
     )
     job = Job(global_batch_tokens=192 * 1024, seq_len=1024, precision=precision, overlap=overlap)
     cluster, choices = load_cluster("h100:48"), dataclasses.replace(POLICIES, schedule=(schedule,))
-    rows = search_layouts(architecture, cluster, job, choices=choices, sample=120, seed=len(schedule)).sampled
+    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=120, seed=len(schedule)).sampled
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert len({row.layout.recompute_layers for row in rows}) > 2
     for row in part_of(rows):
-        scalar = estimate(architecture, cluster, job, row.layout)
+        scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
         assert sum(scalar.time.values()) == pytest.approx(scalar.step_time_s, rel=1e-9), row.layout
@@ -395,10 +398,10 @@ def test_memory_of_stages_that_differ_is_that_of_the_fullest(schedule: str) -> N
         Job(global_batch_tokens=2**22, seq_len=4096),
     )
     choices = dataclasses.replace(Choices(), schedule=(schedule,), num_virtual_stages=(1, 2))
-    rows = search_layouts(model, cluster, job, choices=choices, sample=150, seed=3).sampled
+    rows = search_layouts(Problem(model, cluster, job), choices=choices, sample=150, seed=3).sampled
     assert max(row.layout.pp for row in rows) >= 16
     for row in part_of(rows):
-        memory_bytes = estimate(model, cluster, job, row.layout).memory_bytes
+        memory_bytes = estimate(Problem(model, cluster, job), row.layout).memory_bytes
         assert memory_bytes == pytest.approx(row.memory_bytes, rel=1e-9), row.layout
 
 
@@ -407,7 +410,7 @@ def test_schedules_are_searched_together_as_apart() -> None:
     cluster, job = load_cluster("h100:24"), PINNED[0][2]
 
     def counted(*schedules: str) -> tuple[int, int]:
-        found = search_layouts(SMALL, cluster, job, choices=dataclasses.replace(CHOICES, schedule=schedules))
+        found = search_layouts(Problem(SMALL, cluster, job), choices=dataclasses.replace(CHOICES, schedule=schedules))
         return found.num_candidates, found.num_layouts
 
     natural = counted(NATURAL)
@@ -428,30 +431,30 @@ def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
 @pytest.mark.parametrize("memory_bytes", [2.5e9, 4e9, 8e9, 80e9])
 def test_nothing_exceeds_the_capacity(memory_bytes: float) -> None:
     cluster = with_memory(load_cluster("h100:16"), memory_bytes)
-    result = search_layouts(SMALL, cluster, JOB, choices=CHOICES)
+    result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES)
     assert result.best
     assert 0 < result.num_fitting <= result.num_layouts
     kept = [*result.best, *result.pareto, *result.by_factorisation]
     assert all(row.memory_bytes <= memory_bytes for row in kept)
-    assert all(estimate(SMALL, cluster, JOB, row.layout).fits for row in kept)
+    assert all(estimate(Problem(SMALL, cluster, JOB), row.layout).fits for row in kept)
     times = [row.step_time_s for row in result.best]
     assert times == sorted(times)
 
 
 def test_memory_can_be_held_back() -> None:
     cluster = with_memory(load_cluster("h100:16"), 4e9)
-    result = search_layouts(SMALL, cluster, JOB, choices=CHOICES, reserve=0.25)
+    result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES, reserve=0.25)
     assert result.best
     assert all(row.memory_bytes <= 3e9 for row in result.best)
-    assert result.num_fitting < search_layouts(SMALL, cluster, JOB, choices=CHOICES).num_fitting
+    assert result.num_fitting < search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES).num_fitting
 
 
 def test_what_fits_no_device_leaves_the_leanest() -> None:
     cluster = with_memory(load_cluster("h100:16"), 1e6)
-    result = search_layouts(SMALL, cluster, JOB, choices=CHOICES)
+    result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES)
     assert result.best == result.pareto == ()
     assert result.num_fitting == 0
-    everything = search_layouts(SMALL, with_memory(cluster, 1e18), JOB, choices=CHOICES)
+    everything = search_layouts(Problem(SMALL, with_memory(cluster, 1e18), JOB), choices=CHOICES)
     assert result.least_memory.memory_bytes == min(row.memory_bytes for row in everything.pareto)
 
 
@@ -475,16 +478,16 @@ def test_the_best_of_a_model_with_experts_is_the_best_of_all(cluster_name: str) 
             if plain.pp == plain.dp == 1 and not violations(MIXED, JOB, cluster.num_devices, layout):
                 for placement in searched_placements(cluster.topology):
                     placed = dataclasses.replace(layout, placement=placement)
-                    found[placed] = estimate(MIXED, cluster, JOB, placed).step_time_s
+                    found[placed] = estimate(Problem(MIXED, cluster, JOB), placed).step_time_s
     assert len(found) > 500
-    best = search_layouts(MIXED, cluster, JOB, choices=few).best[0]
+    best = search_layouts(Problem(MIXED, cluster, JOB), choices=few).best[0]
     assert best.step_time_s == pytest.approx(min(found.values()), rel=1e-9)
 
 
 def test_limited_experts_are_searched_without_a_mode_of_their_own() -> None:
     """Where ep is pinned it is the ep that is asked for, with tp of one as well."""
     choices = CHOICES.with_pins({"tp": 1, "ep": 8}, {})
-    rows = search_layouts(MIXED, load_cluster("h100:16"), JOB, choices=choices).best
+    rows = search_layouts(Problem(MIXED, load_cluster("h100:16"), JOB), choices=choices).best
     assert rows
     assert {(row.layout.tp, row.layout.ep) for row in rows} == {(1, 8)}
 
@@ -497,7 +500,7 @@ def brute_force(cluster_name: str, overlap: OverlapConvention) -> tuple[tuple[fl
     for layout in candidates(cluster.num_devices, FEW):
         if not violations(SMALL, job, cluster.num_devices, layout):
             for placement in searched_placements(cluster.topology):
-                priced = estimate(SMALL, cluster, job, dataclasses.replace(layout, placement=placement))
+                priced = estimate(Problem(SMALL, cluster, job), dataclasses.replace(layout, placement=placement))
                 found.append((priced.step_time_s, priced.memory_bytes))
     return tuple(found)
 
@@ -518,7 +521,7 @@ def test_the_best_is_the_best_of_all(overlap: OverlapConvention) -> None:
 
 def finds_the_best_of_all(memory_bytes: float, overlap: OverlapConvention) -> None:
     cluster, job = with_memory(load_cluster("h100:4"), memory_bytes), dataclasses.replace(JOB, overlap=overlap)
-    result = search_layouts(SMALL, cluster, job, choices=FEW)
+    result = search_layouts(Problem(SMALL, cluster, job), choices=FEW)
     rows = brute_force("h100:4", overlap)
     fitting = [(seconds, memory) for seconds, memory in rows if memory <= memory_bytes]
     assert len(fitting) > 100
@@ -552,11 +555,11 @@ def test_the_best_over_two_tiers_is_the_best_of_all() -> None:
     for layout in candidates(cluster.num_devices, few):
         if not violations(SMALL, JOB, cluster.num_devices, layout):
             for placement in searched_placements(cluster.topology):
-                priced = estimate(SMALL, cluster, JOB, dataclasses.replace(layout, placement=placement))
+                priced = estimate(Problem(SMALL, cluster, JOB), dataclasses.replace(layout, placement=placement))
                 if priced.fits:
                     found.append(priced.step_time_s)
     assert len(found) > 500
-    best = search_layouts(SMALL, cluster, JOB, choices=few).best[0]
+    best = search_layouts(Problem(SMALL, cluster, JOB), choices=few).best[0]
     assert best.step_time_s == pytest.approx(min(found), rel=1e-12)
 
 
@@ -566,30 +569,30 @@ def test_no_other_mode_is_faster(cluster_name: str) -> None:
     """Of the variants of context parallelism, with and without asynchronous tensor parallelism, each row has the fastest."""
     cluster = load_cluster(cluster_name)
     choices = dataclasses.replace(CHOICES, async_tp=(0, 1))
-    rows = search_layouts(SMALL, cluster, JOB, choices=choices, sample=60, seed=3).sampled
+    rows = search_layouts(Problem(SMALL, cluster, JOB), choices=choices, sample=60, seed=3).sampled
     assert {row.layout.cp_variant for row in rows} >= {"all_gather", "zigzag"}
     assert any(row.layout.async_tp for row in rows)
     for row in part_of(rows):
         for cp_variant, async_tp in itertools.product(CHOICES.cp_variant, (False, True)):
             other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
             if not violations(SMALL, JOB, cluster.num_devices, other):
-                assert estimate(SMALL, cluster, JOB, other).step_time_s >= row.step_time_s * (1 - 1e-9), other
+                assert estimate(Problem(SMALL, cluster, JOB), other).step_time_s >= row.step_time_s * (1 - 1e-9), other
 
 
 def test_a_ring_takes_sequences_that_a_zigzag_does_not() -> None:
     """63 positions are 9 for each of 7 ranks, but not 14 pieces."""
     job = Job(global_batch_tokens=63 * 8, seq_len=63)
     rows = search_layouts(
-        SMALL, load_cluster("h100:7"), job, choices=CHOICES.with_pins({"cp": 7, "cp_variant": "ring"}, {})
+        Problem(SMALL, load_cluster("h100:7"), job), choices=CHOICES.with_pins({"cp": 7, "cp_variant": "ring"}, {})
     ).best
     assert rows
     with pytest.raises(NothingFitsError, match="sequence_by_cp"):
-        search_layouts(SMALL, load_cluster("h100:7"), job, choices=CHOICES.with_pins({"cp": 7}, {}))
+        search_layouts(Problem(SMALL, load_cluster("h100:7"), job), choices=CHOICES.with_pins({"cp": 7}, {}))
 
 
 def test_the_front_is_a_front() -> None:
     """Along the Pareto front memory rises and time falls, and it ends in the fastest."""
-    result = search_layouts(SMALL, load_cluster("tpu-v5e:4x4"), JOB, choices=CHOICES)
+    result = search_layouts(Problem(SMALL, load_cluster("tpu-v5e:4x4"), JOB), choices=CHOICES)
     memory = [row.memory_bytes for row in result.pareto]
     times = [row.step_time_s for row in result.pareto]
     assert len(times) > 2
@@ -600,7 +603,7 @@ def test_the_front_is_a_front() -> None:
 
 def test_the_fastest_of_each_factorisation() -> None:
     """One row for each way to factor the devices that has a fitting layout, and it is the fastest of its kind."""
-    result = search_layouts(SMALL, load_cluster("h100:16"), JOB, choices=CHOICES, top=10**6)
+    result = search_layouts(Problem(SMALL, load_cluster("h100:16"), JOB), choices=CHOICES, top=10**6)
 
     def degrees(layout: Layout) -> tuple[int, ...]:
         return layout.dp, layout.fsdp, layout.tp, layout.cp, layout.pp
@@ -615,7 +618,7 @@ def test_the_fastest_of_each_factorisation() -> None:
 def test_choices_that_leave_no_legal_layout_are_refused() -> None:
     with pytest.raises(NothingFitsError, match=r"no legal layout: all .* micro_batch"):
         search_layouts(
-            load_model("llama-3-8b"), load_cluster("h100:4"), Job(global_batch_tokens=2048, seq_len=1024),
+            Problem(load_model("llama-3-8b"), load_cluster("h100:4"), Job(global_batch_tokens=2048, seq_len=1024)),
             choices=Choices(micro_batch_seqs=(4,)),
         )  # fmt: skip
 

@@ -15,6 +15,7 @@ from shardwise.layout.layout import OFFLOADS
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import NATURAL
+from shardwise.price import Problem
 from shardwise.search.vectorised import best_rows
 from shardwise.search.vectorised import search_layouts as searching
 from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
@@ -54,9 +55,13 @@ def case(seed: int) -> tuple[SearchResult, SearchResult, int]:
             add(self, seconds, *rest)  # type: ignore[arg-type]
 
         patch.setattr(best_rows.BestRows, "add", counted)
-        bounded = search_layouts(model, cluster, job, choices=choices, top=top)
+        bounded = search_layouts(Problem(model, cluster, job), choices=choices, top=top)
         num_timed = sum(timed)
-        return bounded, search_layouts(model, cluster, job, choices=choices, top=top, exhaustive=True), num_timed
+        return (
+            bounded,
+            search_layouts(Problem(model, cluster, job), choices=choices, top=top, exhaustive=True),
+            num_timed,
+        )
 
 
 @pytest.mark.thinned(12)

@@ -18,6 +18,7 @@ from shardwise.layout.rules.table import violations
 from shardwise.model.decoder import units_of_structure
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.unit_inputs import UnitCostInputs
 from shardwise.step.instructions import UnitCollective
@@ -45,7 +46,7 @@ def legal(model: str, choices: dict[str, object]) -> tuple[Pricing, GroupLinks] 
     job = Job(global_batch_tokens=SEQ_LEN * layout.num_replicas * 2 * layout.pp, seq_len=SEQ_LEN)
     if violations(architecture, job, devices, layout):
         return None
-    pricing = Pricing(architecture, cluster, job, layout)
+    pricing = Pricing(Problem(architecture, cluster, job), layout)
     placed = cuts_by_axis(pricing.topology, default_placement(pricing.topology), pricing.degrees)
     return pricing, GroupLinks(pricing.topology, placed)
 

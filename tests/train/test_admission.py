@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_said_with_flags_that_plan_again() -> None:
     assert pins
     numbers = {name: int(value) if value.isdecimal() else value for name, value in pins.items()}
     choices = Choices().with_pins(numbers, {})
-    again = searched(plan.model, plan.cluster, plan.job, choices=choices)
+    again = searched(plan.problem, choices=choices)
     assert all(getattr(again.layout, name) == value for name, value in numbers.items())
     with pytest.raises(NothingFitsError, match="no change of recomputation, micro-batch or ZeRO stage fits"):
         require_memory(plan, TrainingRecipe(steps=1), 10**9, "cuda:0")
@@ -185,7 +185,7 @@ def test_what_has_to_fit_is_what_train_keeps() -> None:
     plan = plan_layout(plan.model, plan.cluster, replace(plan.job, precision="fp8_delayed"), plan.layout)
     with pytest.raises(NothingFitsError, match="the smallest change that fits takes"):
         require_memory(plan, TrainingRecipe(steps=1), int(plan.estimate.memory_bytes) + 1, "cuda:0")
-    own = estimate(plan.model, plan.cluster, plan.job, plan.layout, IssuePolicy(casts="in_products"))
+    own = estimate(plan.problem, plan.layout, IssuePolicy(casts="in_products"))
     assert own.memory_bytes > plan.estimate.memory_bytes
     require_memory(plan, TrainingRecipe(steps=1), int(own.memory_bytes) + 1, "cuda:0")
 

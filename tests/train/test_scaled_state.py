@@ -26,6 +26,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.run.kernels.optimizers import ScaledTensor
 from shardwise.run.kernels.quantization import TiledWeight
@@ -99,7 +100,7 @@ def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: A
         scales += one.numel() if is_scale else 0
         measured[term] += 0 if is_scale else one.untyped_storage().nbytes()
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)
-    planned = estimate(architecture, load_cluster("h100:1"), job, Layout(micro_batch_seqs=SEQS)).memory
+    planned = estimate(Problem(architecture, load_cluster("h100:1"), job), Layout(micro_batch_seqs=SEQS)).memory
     assert dict(measured) == {term: planned[term] for term in measured}
     members = [one for group in engine.instance.groups for one in group.members]
     views = {name: view for group in engine.groups for name, view in group.views.items()}

@@ -14,6 +14,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
 from shardwise.run.kernels.quantization import TiledWeight
@@ -102,7 +103,7 @@ def test_state_takes_the_bytes_of_the_plan(architecture: Architecture) -> None:
     for term, num_bytes in storages.values():
         measured[term] = measured.get(term, 0) + num_bytes
     job = Job(global_batch_tokens=SEQS * POSITIONS, seq_len=POSITIONS, precision=precision.name)
-    planned = estimate(architecture, load_cluster("h100:1"), job, layout).memory
+    planned = estimate(Problem(architecture, load_cluster("h100:1"), job), layout).memory
     assert measured == {term: planned[term] for term in measured}
     members = [one for group in engine.instance.groups for one in group.members]
     by_products = sum(one.size for one in members if isinstance(engine_view(engine, one.parameter.name), TiledWeight))

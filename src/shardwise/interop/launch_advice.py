@@ -22,7 +22,7 @@ from shardwise.layout import Layout, LayoutPayload, stack_of, violations
 from shardwise.layout.choices import stack_search_values
 from shardwise.model import Architecture, Job, ModelPayload, model_payload
 from shardwise.pipeline import NATURAL, natural_schedule
-from shardwise.price import Estimate
+from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan, layout_of_plan, make_plan, plan_layout
 from shardwise.values import InputError, NothingFitsError
@@ -61,7 +61,7 @@ def list_changes(launch: Launch, target: Target, cluster: Cluster) -> list[Launc
 
     The layout that a search picks comes first, then changes of a single choice, fastest first.
     """
-    current = estimate(launch.model, cluster, launch.job, launch.layout)
+    current = estimate(Problem(launch.model, cluster, launch.job), launch.layout)
     time_limit_s = current.step_time_s * (1 - MIN_GAIN) if current.fits else float("inf")
     try_layout = partial(_try_layout, launch, target, cluster, time_limit_s)
     searched = try_layout(layout) if (layout := _searched_layout(launch, cluster)) else None
@@ -78,7 +78,7 @@ def _try_layout(
     changed = replace(launch, layout=layout, plan=None)
     if violations(launch.model, launch.job, cluster.num_devices, layout) or refusals(changed, target):
         return None
-    estimated = estimate(launch.model, cluster, launch.job, layout)
+    estimated = estimate(Problem(launch.model, cluster, launch.job), layout)
     if not estimated.fits or estimated.step_time_s >= time_limit_s:
         return None
     return LaunchChange(options=_changed_options(target, launch, changed), layout=layout, estimate=estimated)
@@ -87,7 +87,7 @@ def _try_layout(
 def _searched_layout(launch: Launch, cluster: Cluster) -> Layout | None:
     """Return the layout that a search picks for the job, or None if nothing fits."""
     try:
-        return make_plan(launch.model, cluster, launch.job, elsewhere=False).layout
+        return make_plan(Problem(launch.model, cluster, launch.job), elsewhere=False).layout
     except (InputError, NothingFitsError):
         return None
 

@@ -2,13 +2,14 @@ from .estimate import Estimate as Estimate
 from .estimate import mfu_format as mfu_format
 from .estimate_terms import MEMORY as MEMORY
 from .layout_pricer import Pricing as Pricing
-from .problem import PRICE_FIELD as PRICE_FIELD
-from .problem import Limits as Limits
+from .problem import Problem as Problem
 from .problem import with_problem_defaults as with_problem_defaults
 from .product import ProductReport as ProductReport
 from .product import ProgramCost as ProgramCost
 from .reliability import Reliability as Reliability
 from .roofline import loss_kind as loss_kind
+from .run_limits import PRICE_FIELD as PRICE_FIELD
+from .run_limits import Limits as Limits
 from .simulation.result import Simulation as Simulation
 from .simulation.result import simulate as simulate
 from .simulation.simulated_step import SimulatedStep as SimulatedStep

@@ -12,12 +12,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shardwise.hardware import Cluster, GroupLinks, Pods
+from shardwise.hardware import GroupLinks, Pods
 from shardwise.layout import Layout, ShardingScheme, seqs_per_replica
 from shardwise.layout.rules.table import require_legal
-from shardwise.model import Architecture, Job, model_flops_per_token
+from shardwise.model import Job, model_flops_per_token
 from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
+from shardwise.price.problem import Problem
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
 from shardwise.price.unit_inputs import UnitCostInputs, priced_family
@@ -102,9 +103,7 @@ class Estimate(Displayable):
         )
 
 
-def estimate(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
-) -> Estimate:
+def estimate(problem: Problem, layout: Layout, policy: IssuePolicy | None = None) -> Estimate:
     """Price one layout; `policy`: what is issued, if not what the cluster's stack issues.
 
     Assumes, without a calibration: flash attention, elementwise operations fused with their neighbours, kernels at the
@@ -112,8 +111,8 @@ def estimate(
     the memory. MFU counts causal attention once and no recomputation, against the peak of `mfu_format`. Raises
     `InputError` with every rule that the layout breaks.
     """
-    require_legal(architecture, job, cluster.num_devices, layout)
-    priced = _build_estimate(Pricing(architecture, cluster, job, layout, policy))
+    require_legal(problem.architecture, problem.job, problem.cluster.num_devices, layout)
+    priced = _build_estimate(Pricing(problem, layout, policy))
     if not math.isfinite(priced.step_time_s + priced.memory_bytes):
         raise InputError(
             "estimate: the step's time or memory is not finite; smaller sizes, or rates that a chip can have, are required"
@@ -121,15 +120,13 @@ def estimate(
     return priced
 
 
-def stage_memories(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout
-) -> tuple[Mapping[str, float], ...]:
+def stage_memories(problem: Problem, layout: Layout) -> tuple[Mapping[str, float], ...]:
     """Return the bytes of a device of each pipeline stage, by term; the fullest is what `estimate` reports.
 
     Raises `InputError` with every rule that the layout breaks.
     """
-    require_legal(architecture, job, cluster.num_devices, layout)
-    pricing = Pricing(architecture, cluster, job, layout)
+    require_legal(problem.architecture, problem.job, problem.cluster.num_devices, layout)
+    pricing = Pricing(problem, layout)
     return tuple(MEMORY.values(memory) for memory in pricing.memories(pricing.stages()))
 
 

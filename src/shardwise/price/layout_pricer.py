@@ -21,11 +21,12 @@ from shardwise.layout import (
     stage_placement,
 )
 from shardwise.layout.layers_per_stage import dense_layers_by_stage
-from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
+from shardwise.model import LAYER_UNITS, Job, unit_counts
 from shardwise.model.parameters_and_flops import unit_training_flops
 from shardwise.pipeline.uneven_stage_costs import uneven_bubble, uneven_in_flight
 from shardwise.price.device_memory import DeviceMemory, price_device_memory
 from shardwise.price.estimate_terms import MEMORY, TIME, Term, TermContext
+from shardwise.price.problem import Problem
 from shardwise.price.roofline import Rates, chip_rates, loss_kind
 from shardwise.price.stage_contents import (
     NO_RECOMPUTE,
@@ -49,10 +50,9 @@ UnitCosts = tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]  # of e
 class Pricing:
     """Cost of one layout, at the rates and links of its cluster."""
 
-    def __init__(
-        self, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, policy: IssuePolicy | None = None
-    ) -> None:
+    def __init__(self, problem: Problem, layout: Layout, policy: IssuePolicy | None = None) -> None:
         """Prepare the prices; `policy`: what is issued, if not what the cluster's stack issues."""
+        architecture, cluster, job = problem.architecture, problem.cluster, problem.job
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
         self.topology = cluster.sustained_topology
         degrees = layout_degrees(layout)

@@ -1,13 +1,33 @@
-"""Limits of a plan beside its model, cluster and job: deadline and budget; and defaults for what was left out."""
+"""What is to be sharded and priced: a model, a cluster and a job; and the defaults of what a user leaves out."""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from shardwise.hardware import Cluster, with_published_constants
 from shardwise.hardware.stacks import default_stack
-from shardwise.model import Job
+from shardwise.model import Architecture, Job
 from shardwise.price.roofline import loss_kind
-from shardwise.price.training_run import Run
-from shardwise.values import SECONDS_PER_DAY
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A model, a cluster and a job, for which a layout is searched or priced.
+
+    >>> import shardwise as sw
+    >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+    >>> problem = Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job)
+    >>> problem.cluster.num_devices, problem.job.num_seqs
+    (16, 256)
+    """
+
+    architecture: Architecture
+    cluster: Cluster
+    job: Job
+
+    def with_defaults(self) -> Problem:
+        """Return the problem with the defaults of `with_problem_defaults` filled in."""
+        return Problem(self.architecture, *with_problem_defaults(self.cluster, self.job))
 
 
 def with_problem_defaults(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
@@ -20,35 +40,3 @@ def with_problem_defaults(cluster: Cluster, job: Job) -> tuple[Cluster, Job]:
     stack = default_stack(cluster.chip) if cluster.calibration is None and job.overlap is None else None
     cluster = with_published_constants(cluster, stack) if stack else cluster
     return cluster, replace(job, loss=loss_kind(cluster, job))
-
-
-PRICE_FIELD = "price_usd_per_hour"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of a run: seconds from its first step to its last, and US dollars. None: no limit.
-
-    >>> limits = Limits(deadline_s=30 * 86400)
-    >>> bool(limits), limits.budget_usd, limits.met(None)  # no run: the deadline cannot be judged
-    (True, None, False)
-    """
-
-    deadline_s: float | None = None
-    budget_usd: float | None = None
-
-    def __bool__(self) -> bool:
-        return self.deadline_s is not None or self.budget_usd is not None
-
-    def in_time(self, run: Run | None) -> bool | None:
-        """Return True if the run meets the deadline; None without a deadline or without a run."""
-        return None if self.deadline_s is None or run is None else run.days * SECONDS_PER_DAY <= self.deadline_s
-
-    def within_budget(self, run: Run | None) -> bool | None:
-        """Return True if the run is within the budget; None without a budget, a run or a price of the chip."""
-        return None if self.budget_usd is None or run is None or run.usd is None else run.usd <= self.budget_usd
-
-    def met(self, run: Run | None) -> bool:
-        """Return True if all limits are met; one that cannot be judged counts as missed."""
-        judged = (self.deadline_s is None, self.in_time(run)), (self.budget_usd is None, self.within_budget(run))
-        return all(free or met is True for free, met in judged)

@@ -20,6 +20,7 @@ from shardwise.model import Architecture, Job, factor_bytes, get_optimizer
 from shardwise.model.optimizer_state import state_bytes
 from shardwise.model.parameters_and_flops import num_factored_state_elements, num_matrix_params, num_trained_params
 from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.problem import Problem
 from shardwise.price.reliability import (
     RELIABILITY_SOURCES,
     RELIABILITY_UNITS,
@@ -121,38 +122,38 @@ def training_run(
     if job.tokens is None:
         return None
     return price_run_steps(
-        architecture, cluster, job, job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
+        Problem(architecture, cluster, job), job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
     )
 
 
 def price_run_steps(
-    architecture: Architecture, cluster: Cluster, job: Job, num_steps: float, step_time_s: float,
+    problem: Problem, num_steps: float, step_time_s: float,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
     """Return the run of a job with `tokens` in so many steps, which take `step_time_s` on average."""
-    assert job.tokens is not None
+    assert problem.job.tokens is not None
     rates = reliability or Reliability()
-    size = checkpoint_bytes(architecture, job)
+    size = checkpoint_bytes(problem.architecture, problem.job)
     ideal_s = num_steps * step_time_s
-    write_s = checkpoint_seconds(architecture, job, cluster.num_devices, rates)
-    pace = _run_pace(write_s, cluster.num_devices, step_time_s, rates)
+    write_s = checkpoint_seconds(problem.architecture, problem.job, problem.cluster.num_devices, rates)
+    pace = _run_pace(write_s, problem.cluster.num_devices, step_time_s, rates)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
-    chip_hours = cluster.num_devices * wall_s / SECONDS_PER_HOUR
+    chip_hours = problem.cluster.num_devices * wall_s / SECONDS_PER_HOUR
     if not math.isfinite(chip_hours * MAX_QUANTITY):
         raise InputError(
-            f"run: {job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or run.restart_s, "
-            "are required"
+            f"run: {problem.job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or "
+            "run.restart_s, are required"
         )
-    price, power = cluster.chip.price_usd_per_hour, cluster.chip.power_w
+    price, power = problem.cluster.chip.price_usd_per_hour, problem.cluster.chip.power_w
     return Run(
-        tokens=job.tokens, num_steps=math.ceil(num_steps), ideal_days=ideal_s / SECONDS_PER_DAY,
+        tokens=problem.job.tokens, num_steps=math.ceil(num_steps), ideal_days=ideal_s / SECONDS_PER_DAY,
         goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
         mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
         checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
-        chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=cluster.chip.price_date,
+        chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=problem.cluster.chip.price_date,
         energy_mwh=None if power is None else chip_hours * power * rates.pue / 1e6,
-        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(cluster.chip, name) is None),
-        reliability=rates, inputs=tuple(_run_inputs(architecture, cluster, job, (num_steps, step_time_s), rates)),
+        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(problem.cluster.chip, name) is None),
+        reliability=rates, inputs=tuple(_run_inputs(problem, (num_steps, step_time_s), rates)),
         formulas=FORMULAS,
     )  # fmt: skip
 
@@ -210,20 +211,18 @@ def trained_bytes(architecture: Architecture, job: Job) -> float:
     return other_bytes + num_matrices * state_bytes(precision, optimizer) + factors
 
 
-def _run_inputs(
-    architecture: Architecture, cluster: Cluster, job: Job, steps: tuple[float, float], reliability: Reliability
-) -> Iterator[RunInput]:
+def _run_inputs(problem: Problem, steps: tuple[float, float], reliability: Reliability) -> Iterator[RunInput]:
     """Yield every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
-    chip, recipe, defaults = cluster.chip, get_precision(job.precision), Reliability()
-    bytes_per_parameter = checkpoint_bytes(architecture, job) / num_trained_params(architecture)
-    yield RunInput(name="tokens", value=job.tokens or 0.0, unit="tokens", source="the job")
-    batch, (num_steps, step_time_s) = job.global_batch_tokens, steps
-    changes = not math.isclose(num_steps * batch, job.tokens or 0.0)
+    chip, recipe, defaults = problem.cluster.chip, get_precision(problem.job.precision), Reliability()
+    bytes_per_parameter = checkpoint_bytes(problem.architecture, problem.job) / num_trained_params(problem.architecture)
+    yield RunInput(name="tokens", value=problem.job.tokens or 0.0, unit="tokens", source="the job")
+    batch, (num_steps, step_time_s) = problem.job.global_batch_tokens, steps
+    changes = not math.isclose(num_steps * batch, problem.job.tokens or 0.0)
     phase_source = "mean of the phases" if changes else None
-    yield RunInput(name="global_batch_tokens", value=(job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
+    yield RunInput(name="global_batch_tokens", value=(problem.job.tokens or 0.0) / num_steps if changes else batch, unit="tokens",
                 source=phase_source or "the job")  # fmt: skip
     yield RunInput(name="step_time_s", value=step_time_s, unit="s", source=phase_source or "the estimate")
-    yield RunInput(name="num_devices", value=cluster.num_devices, unit="devices", source="the cluster")
+    yield RunInput(name="num_devices", value=problem.cluster.num_devices, unit="devices", source="the cluster")
     yield RunInput(name="checkpoint_bytes_per_parameter", value=bytes_per_parameter, unit="B", source=recipe.source)
     for name, unit in RELIABILITY_UNITS.items():
         value = getattr(reliability, name)
@@ -241,7 +240,7 @@ BATCH_SCHEDULE_FLAG = "--batch-schedule"
 
 
 def price_scheduled_run(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, schedule: BatchSchedule,
+    problem: Problem, layout: Layout, schedule: BatchSchedule,
     reliability: Reliability | None = None,
 ) -> Run:  # fmt: skip
     """Return days, chip-hours and dollars of training with batches by a schedule, in all and by batch phase.
@@ -255,14 +254,16 @@ def price_scheduled_run(
     >>> model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:64")
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
     >>> ramp = parse_batch_schedule("0:512Ki,100G:1Mi")
-    >>> run = price_scheduled_run(model, cluster, job, sw.Layout.parse("fsdp=64"), ramp)
+    >>> run = price_scheduled_run(Problem(model, cluster, job), sw.Layout.parse("fsdp=64"), ramp)
     >>> [(phase.batch_tokens, round(phase.num_steps)) for phase in run.phases]
     [(524288, 190735), (1048576, 858307)]
     >>> abs(sum(phase.days for phase in run.phases) - run.days) < 1e-9
     True
     """
-    batches = schedule.resolve(job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * job.seq_len)
-    if job.tokens is None:
+    batches = schedule.resolve(
+        problem.job.global_batch_tokens, layout.num_replicas * layout.micro_batch_seqs * problem.job.seq_len
+    )
+    if problem.job.tokens is None:
         raise InputError(
             f"{BATCH_SCHEDULE_FLAG}: found no --tokens; the length of the run is required, such as --tokens 15T"
         )
@@ -271,14 +272,14 @@ def price_scheduled_run(
             f"{BATCH_SCHEDULE_FLAG}: the noise scale of the run is not known before it; batches by tokens, such as "
             "0:1Mi,100G:4Mi, are required"
         )
-    parts = steps_per_phase(batches.phases, job.tokens, job.seq_len)
-    jobs = [replace(job, global_batch_tokens=batch) for batch, _ in parts]
+    parts = steps_per_phase(batches.phases, problem.job.tokens, problem.job.seq_len)
+    jobs = [replace(problem.job, global_batch_tokens=batch) for batch, _ in parts]
     priced = run_all(
-        *(lambda phase_job=phase_job: estimate(architecture, cluster, phase_job, layout) for phase_job in jobs)
+        *(lambda phase_job=phase_job: estimate(replace(problem, job=phase_job), layout) for phase_job in jobs)
     )
     times, counts = [phase_estimate.step_time_s for phase_estimate in priced], [count for _, count in parts]
     ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
-    run = price_run_steps(architecture, cluster, job, sum(counts), ideal_s / sum(counts), reliability)
+    run = price_run_steps(problem, sum(counts), ideal_s / sum(counts), reliability)
     return replace(run, phases=tuple(_run_phases(run, [batch for batch, _ in parts], counts, times)))
 
 

@@ -16,7 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.layout import Layout, stage_placement
 from shardwise.layout.layers_per_stage import min_layers_per_stage, natural_layers_by_stage
 from shardwise.model import Architecture, Job
-from shardwise.price import MEMORY, Pricing
+from shardwise.price import MEMORY, Pricing, Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.stage_contents import StageCosts
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult
@@ -82,13 +82,15 @@ class StageBalancer:
 
     def best(self, natural: PricedLayout) -> PricedLayout:
         """Return the faster of a priced layout with its natural and with balanced stages."""
-        layout = balance_stages(Pricing(self.architecture, self.cluster, self.job, natural.layout), self.capacity_bytes)
+        layout = balance_stages(
+            Pricing(Problem(self.architecture, self.cluster, self.job), natural.layout), self.capacity_bytes
+        )
         return (
             natural if layout == natural.layout else min(natural, self._price(layout), key=lambda row: row.step_time_s)
         )
 
     def _price(self, layout: Layout) -> PricedLayout:
-        priced = estimate(self.architecture, self.cluster, self.job, layout)
+        priced = estimate(Problem(self.architecture, self.cluster, self.job), layout)
         return PricedLayout(layout, priced.step_time_s, priced.memory_bytes)
 
 

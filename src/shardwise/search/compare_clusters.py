@@ -11,7 +11,7 @@ from shardwise.hardware import Cluster
 from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.layout import Choices
 from shardwise.model import Architecture, Job
-from shardwise.price import PRICE_FIELD, Limits, Reliability, Run
+from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
@@ -44,7 +44,7 @@ def plan_clusters(
         plan, problem = None, None
         try:
             plan = make_plan(
-                architecture, cluster, job, choices=choices, reliability=reliability,
+                Problem(architecture, cluster, job), choices=choices, reliability=reliability,
                 progress=prefix_progress(progress, cluster.name), elsewhere=False,
             )  # fmt: skip
         except (NothingFitsError, MissingValueError) as error:
@@ -125,7 +125,7 @@ def _plan_other_sizes(
     for cluster in _sizes_to_try(missed.cluster, size_ratio):
         try:
             other_run = make_plan(
-                missed.model, cluster, missed.job, choices=choices, reliability=run.reliability,
+                Problem(missed.model, cluster, missed.job), choices=choices, reliability=run.reliability,
                 progress=prefix_progress(progress, cluster.name), elsewhere=False,
             ).run  # fmt: skip
         except NothingFitsError:

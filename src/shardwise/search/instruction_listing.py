@@ -73,7 +73,7 @@ def list_instructions(
     not have."""
     if not 0 <= stage < plan.layout.pp:
         raise InputError(f"--stage: found {stage}; a stage of 0 to {plan.layout.pp - 1} is required")
-    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout)
+    pricing = Pricing(plan.problem, plan.layout)
     pricer, contents = InstructionPricer(pricing), pricing.counts(stage)
     for name in passes:
         lookup(PHASES_OF_PASS, name, "pass")

@@ -12,7 +12,7 @@ from shardwise.hardware import Cluster
 from shardwise.layout import Layout, LayoutPayload, layout_degrees, layout_payload, num_micro_batches
 from shardwise.model import DEFAULT_SEQ_LEN, Architecture, Job, ModelPayload, model_payload
 from shardwise.pipeline import get_schedule
-from shardwise.price import Pricing, with_problem_defaults
+from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
 from shardwise.values import Displayable, InputError, ceil_div, format_bytes, raise_problems
@@ -105,14 +105,16 @@ class LayoutMemory(Displayable):
         return f"LayoutMemory of {self.layout}: {usage}\n  stage {self.fullest_stage}: {', '.join(terms)}"
 
 
-def layout_memory(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LayoutMemory:
+def layout_memory(problem: Problem, layout: Layout) -> LayoutMemory:
     """Return the memory of a device of each pipeline stage. Raises `InputError` with every rule that the layout breaks."""
-    architecture.require_positions(job.seq_len)
-    layout = fit_recompute_budget(architecture, *with_problem_defaults(cluster, job), layout)
+    problem.architecture.require_positions(problem.job.seq_len)
+    planned = problem.with_defaults()
+    layout = fit_recompute_budget(planned, layout)
     return LayoutMemory(
-        layout=layout, job=job, stages=stage_memories(architecture, cluster, job, layout),
-        recompute=list_layer_recompute(Pricing(architecture, *with_problem_defaults(cluster, job), layout)),
-        num_micro_batches=num_micro_batches(job, layout_degrees(layout)), memory_capacity_bytes=cluster.chip.memory_bytes,
+        layout=layout, job=problem.job, stages=stage_memories(problem, layout),
+        recompute=list_layer_recompute(Pricing(planned, layout)),
+        num_micro_batches=num_micro_batches(problem.job, layout_degrees(layout)),
+        memory_capacity_bytes=problem.cluster.chip.memory_bytes,
     )  # fmt: skip
 
 
@@ -143,7 +145,7 @@ def memory_payload(
     payloads, problems = [], list[str]()
     for job, layout in layouts:
         try:
-            memory = layout_memory(model, cluster, job, layout)
+            memory = layout_memory(Problem(model, cluster, job), layout)
         except InputError as error:
             problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
             continue

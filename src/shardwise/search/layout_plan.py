@@ -6,7 +6,7 @@ from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware import Cluster, without_calibration
 from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Reliability, with_problem_defaults
+from shardwise.price import Estimate, Problem, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import issue_policy
 from shardwise.price.training_run import training_run
@@ -33,26 +33,26 @@ def plan_layout(
     (3, True, True)
     """
     architecture.require_positions(job.seq_len)
-    (cluster, job), requested_job = with_problem_defaults(cluster, job), job
-    stack = stack_of(cluster)
-    layout = fit_recompute_budget(architecture, cluster, job, layout_as_run(stack, layout))
-    priced = estimate(architecture, cluster, job, layout)
-    unsupported = unsupported_choices(stack, architecture, requested_job, layout) if stack and stack.known else []
+    problem = Problem(architecture, cluster, job).with_defaults()
+    stack = stack_of(problem.cluster)
+    layout = fit_recompute_budget(problem, layout_as_run(stack, layout))
+    priced = estimate(problem, layout)
+    unsupported = unsupported_choices(stack, architecture, job, layout) if stack and stack.known else []
     priced = replace(priced, notes=(*priced.notes, *unsupported))
-    return assemble_plan(architecture, cluster, job, layout, priced, reliability)
+    return assemble_plan(problem, layout, priced, reliability)
 
 
 def assemble_plan(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, priced: Estimate, reliability: Reliability | None
+    problem: Problem, layout: Layout, priced: Estimate, reliability: Reliability | None
 ) -> Plan:  # fmt: skip
     """Return the plan of a priced layout, with the books' rules, the whole run and the bound of the step."""
     # Without measurements the estimate itself is the bound at the rates that micro-benchmarks reach.
-    bound = (
-        estimate(architecture, without_calibration(cluster), job, layout) if cluster.calibration is not None else None
-    )
+    bound = None
+    if problem.cluster.calibration is not None:
+        bound = estimate(replace(problem, cluster=without_calibration(problem.cluster)), layout)
     return Plan(
-        model=architecture, cluster=cluster, job=job, layout=layout, estimate=priced,
-        rules=book_rules(architecture, cluster, job), versions=software_versions(),
-        run=training_run(architecture, cluster, job, priced, reliability),
-        bound_s=bound.step_time_s if bound else None, policy=issue_policy(cluster),
+        model=problem.architecture, cluster=problem.cluster, job=problem.job, layout=layout, estimate=priced,
+        rules=book_rules(problem.architecture, problem.cluster, problem.job), versions=software_versions(),
+        run=training_run(problem.architecture, problem.cluster, problem.job, priced, reliability),
+        bound_s=bound.step_time_s if bound else None, policy=issue_policy(problem.cluster),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from shardwise.batch_size import LossTarget
 from shardwise.batch_size.tradeoff import CriticalBatchSide
 from shardwise.hardware.cluster_sizes import double_cluster
 from shardwise.layout import Choices
-from shardwise.price import Limits, Reliability, Run
+from shardwise.price import Limits, Problem, Reliability, Run
 from shardwise.price.training_run import training_run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
@@ -239,7 +239,7 @@ def _plan_doubling(
     job = replace(plan.job, global_batch_tokens=batch_tokens, tokens=tokens)
     try:
         doubled_plan = make_plan(
-            plan.model, cluster, job, choices=choices, reliability=plan.run.reliability if plan.run else None,
+            Problem(plan.model, cluster, job), choices=choices, reliability=plan.run.reliability if plan.run else None,
             progress=progress, elsewhere=False,
         )  # fmt: skip
     except (InputError, MissingValueError, NothingFitsError) as error:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from shardwise.hardware import Cluster
 from shardwise.layout import (
     DEGREE_AXES,
     OFFLOADS,
@@ -20,8 +19,8 @@ from shardwise.layout import (
     unsupported_choices,
 )
 from shardwise.layout.choices import FACTORISED_AXES, LAYER_FRACTIONS, PINNABLE_CHOICES
-from shardwise.model import Architecture, Job
 from shardwise.pipeline import NATURAL, natural_schedule
+from shardwise.price import Problem
 from shardwise.search.planner import KEEP_ALL_LAYOUTS
 from shardwise.search.vectorised.search_layouts import PricedLayout, search_layouts
 from shardwise.search.verdicts import count_changes
@@ -31,7 +30,7 @@ UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layo
 STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
 
 
-def complete_layout(architecture: Architecture, cluster: Cluster, job: Job, given_fields: Mapping[str, Any]) -> Layout:
+def complete_layout(problem: Problem, given_fields: Mapping[str, Any]) -> Layout:
     """Return the fastest layout with some fields given; if none of them fits, the one with the least memory.
 
     Degrees that are left out are 1 if the given ones multiply to the number of devices. If no legal layout has the given
@@ -40,32 +39,33 @@ def complete_layout(architecture: Architecture, cluster: Cluster, job: Job, give
     >>> import shardwise as sw
     >>> cluster = sw.load_cluster("h100:16", stack="megatron")
     >>> job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
-    >>> layout = complete_layout(sw.load_model("llama-3-8b"), cluster, job, {"tp": 4, "fsdp": 4})
+    >>> layout = complete_layout(Problem(sw.load_model("llama-3-8b"), cluster, job), {"tp": 4, "fsdp": 4})
     >>> (layout.tp, layout.fsdp, layout.pp), layout.micro_batch_seqs > 1
     ((4, 4, 1), True)
     """
     pins = {name: value for name, value in given_fields.items() if name in PINNABLE_CHOICES and value is not None}
-    if prod(given_fields.get(axis, 1) for axis in FACTORISED_AXES) == cluster.num_devices:
+    if prod(given_fields.get(axis, 1) for axis in FACTORISED_AXES) == problem.cluster.num_devices:
         pins = {**dict.fromkeys(FACTORISED_AXES, 1), **pins}
     if "layers_per_stage" in given_fields:
         pins = {**{name: getattr(layout_from_fields(given_fields), name) for name in STAGE_FIELDS}, **pins}
-    fastest = _search_within_pins(architecture, cluster, job, pins)
+    fastest = _search_within_pins(problem, pins)
     layout = layout_from_fields(given_fields) if fastest is None else replace(fastest, placement=None)
     unpinnable = {name: given_fields[name] for name in UNPINNABLE_FIELDS if name in given_fields}
-    return layout_as_run(stack_of(cluster), replace(layout, **unpinnable))
+    return layout_as_run(stack_of(problem.cluster), replace(layout, **unpinnable))
 
 
-def _search_within_pins(
-    architecture: Architecture, cluster: Cluster, job: Job, pins: Mapping[str, Any]
-) -> Layout | None:
+def _search_within_pins(problem: Problem, pins: Mapping[str, Any]) -> Layout | None:
     """Return the best layout within the pins, or None."""
     try:
         choices = Choices().with_pins(pins, {})
         with suppress(InputError):  # of what the stack does not run the others are of any stack
             choices = choices.limit_to_stack(
-                stack_of(cluster), architecture, replace(job, loss=None), cluster.scale_up_size
+                stack_of(problem.cluster),
+                problem.architecture,
+                replace(problem.job, loss=None),
+                problem.cluster.scale_up_size,
             )
-        result = search_layouts(architecture, cluster, job, choices=choices, top=1)
+        result = search_layouts(problem, choices=choices, top=1)
     except (InputError, NothingFitsError):
         return None
     return result.best[0].layout if result.best else result.least_memory.layout
@@ -76,9 +76,7 @@ def added_fields_text(layout: Layout, given_fields: Mapping[str, Any]) -> str:
     return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in given_fields)
 
 
-def find_nearest_fitting(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, progress: Progress = ignore_progress
-) -> Layout | None:
+def find_nearest_fitting(problem: Problem, layout: Layout, progress: Progress = ignore_progress) -> Layout | None:
     """Return the fitting layout that changes the fewest fields of one that does not fit, the fastest of equals; None if none
     fits.
 
@@ -93,27 +91,27 @@ def find_nearest_fitting(
         offload=(layout.offload,),
         schedule=(NATURAL, *extra),
     )
-    stack = stack_of(cluster)
-    if stack and not unsupported_choices(stack, architecture, job, layout):
-        all_choices = all_choices.limit_to_stack(stack, architecture, job, cluster.scale_up_size)
+    stack = stack_of(problem.cluster)
+    if stack and not unsupported_choices(stack, problem.architecture, problem.job, layout):
+        all_choices = all_choices.limit_to_stack(
+            stack, problem.architecture, problem.job, problem.cluster.scale_up_size
+        )
     partial_recompute = replace(all_choices, recompute_layers=(None, *LAYER_FRACTIONS))
     same_degrees = partial_recompute.with_pins({**degrees, "num_virtual_stages": layout.num_virtual_stages}, {})
     same_choices = all_choices.with_pins({name: getattr(layout, name) for name in kept_fields}, {})
-    has_pcie_rate = cluster.chip.pcie_bytes_per_s is not None
+    has_pcie_rate = problem.cluster.chip.pcie_bytes_per_s is not None
     offloaded = (replace(same_degrees, offload=OFFLOADS),) if has_pcie_rate else ()
     for attempt in ((same_degrees,), (same_choices, all_choices), offloaded):
-        fitting = [row for choices in attempt for row in _search_fitting(architecture, cluster, job, choices, progress)]
+        fitting = [row for choices in attempt for row in _search_fitting(problem, choices, progress)]
         if fitting:
             return min(fitting, key=lambda row: (count_changes(layout, row.layout), row.step_time_s)).layout
     return None
 
 
-def _search_fitting(
-    architecture: Architecture, cluster: Cluster, job: Job, choices: Choices, progress: Progress
-) -> Iterator[PricedLayout]:
+def _search_fitting(problem: Problem, choices: Choices, progress: Progress) -> Iterator[PricedLayout]:
     """Yield fitting layouts within the choices: the fastest, those of every factorisation, and the Pareto front."""
     try:
-        result = search_layouts(architecture, cluster, job, choices=choices, top=KEEP_ALL_LAYOUTS, progress=progress)
+        result = search_layouts(problem, choices=choices, top=KEEP_ALL_LAYOUTS, progress=progress)
     except NothingFitsError:
         return
     yield from (*result.best, *result.by_factorisation, *result.pareto)

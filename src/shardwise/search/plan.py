@@ -15,7 +15,7 @@ from shardwise.book_formulas import Rule
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Run
+from shardwise.price import Estimate, Problem, Run
 from shardwise.values import Displayable, IssuePolicy
 from shardwise.version import __version__
 
@@ -70,6 +70,11 @@ class Plan(Displayable):
     bound_s: float | None = None
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     to_loss: LossTarget | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """What the plan was made for."""
+        return Problem(self.model, self.cluster, self.job)
 
     @property
     def exposed_share(self) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Reliability
+from shardwise.price import Estimate, Problem, Reliability
 from shardwise.price.reliability import SECONDS_PER_HOUR
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
@@ -133,8 +133,8 @@ def plan_cases(
         case_progress = prefix_progress(progress, f"{number} of {len(cases)}")
         try:
             plan = make_plan(
-                case.model, case.cluster, case.job, choices=case.choices, reliability=reliability, progress=case_progress,
-                elsewhere=False,
+                Problem(case.model, case.cluster, case.job), choices=case.choices, reliability=reliability,
+                progress=case_progress, elsewhere=False,
             )  # fmt: skip
         except (InputError, MissingValueError, NothingFitsError) as error:
             yield SweepPoint(case=case, plan=None, error=error)

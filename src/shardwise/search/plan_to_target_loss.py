@@ -13,7 +13,7 @@ from shardwise.batch_size import LossTarget
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices
 from shardwise.model import Architecture, Job
-from shardwise.price import PRICE_FIELD, Limits, Reliability
+from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability
 from shardwise.search.compare_clusters import limit_names
 from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
 from shardwise.search.planner import add_other_stack_gain, make_plan
@@ -67,7 +67,7 @@ def plan_to_loss(
             # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
             tokens = None if target.tokens is None else target.tokens_to_loss(batch)
             plan = make_plan(
-                architecture, cluster, replace(job, global_batch_tokens=batch, tokens=tokens), choices=choices,
+                Problem(architecture, cluster, replace(job, global_batch_tokens=batch, tokens=tokens)), choices=choices,
                 reliability=reliability, elsewhere=False,
                 progress=prefix_progress(
                     progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}"

@@ -21,9 +21,9 @@ from shardwise.layout import (
 )
 from shardwise.layout.choices import BALANCED
 from shardwise.layout.rules.legality import EVEN_BATCH
-from shardwise.model import POLICIES, Architecture, Job, is_byte_budget
+from shardwise.model import POLICIES, Job, is_byte_budget
 from shardwise.pipeline import NATURAL, SCHEDULES
-from shardwise.price import Estimate, Reliability, with_problem_defaults
+from shardwise.price import Estimate, Problem, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.layout_plan import assemble_plan
@@ -45,7 +45,7 @@ NUM_ALTERNATIVES = 6
 
 
 def make_plan(
-    architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None,
+    problem: Problem, *, choices: Choices | None = None,
     reliability: Reliability | None = None, progress: Progress = ignore_progress, elsewhere: bool = True,
 ) -> Plan:  # fmt: skip
     """Search for the best layout and return its plan: the runners-up with reasons, the books' rules, and the whole run.
@@ -55,45 +55,45 @@ def make_plan(
     if there is none, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
     rate, restarts and power of the run. `elsewhere`: search also what another stack could run (`add_other_stack_gain`), which
     takes about half of the time; of many plans only the chosen one needs it."""
-    architecture.require_positions(job.seq_len)
-    (cluster, job), requested_job = with_problem_defaults(cluster, job), job
+    problem.architecture.require_positions(problem.job.seq_len)
+    problem, requested_job = problem.with_defaults(), problem.job
     # The stack limits the job as requested, since a default is not a choice that it could lack. The choices as requested are
     # kept for the search of another stack.
     requested = choices
     choices = (choices or Choices()).limit_to_stack(
-        stack_of(cluster), architecture, requested_job, cluster.scale_up_size
+        stack_of(problem.cluster), problem.architecture, requested_job, problem.cluster.scale_up_size
     )
     budget = next((policy for policy in choices.recompute if is_byte_budget(policy)), None)
     if budget:
         choices = replace(choices, recompute=tuple(POLICIES))
     reserve = MEMORY_RESERVE
-    result = search_layouts(architecture, cluster, job, choices=choices, reserve=reserve, progress=progress)
+    result = search_layouts(problem, choices=choices, reserve=reserve, progress=progress)
     if not result.best:
         reserve = 0.0
-        result = search_layouts(architecture, cluster, job, choices=choices, progress=progress)
+        result = search_layouts(problem, choices=choices, progress=progress)
     if not result.best:
         least_memory = result.least_memory.layout
-        priced = estimate(architecture, cluster, job, least_memory)
-        remedies = describe_leaner_loss(priced, price_leaner_losses(architecture, cluster, job, least_memory))
-        remedies += describe_offload(_price_offloads(architecture, cluster, job, least_memory))
+        priced = estimate(problem, least_memory)
+        remedies = describe_leaner_loss(priced, price_leaner_losses(problem, least_memory))
+        remedies += describe_offload(_price_offloads(problem, least_memory))
         raise NothingFitsError(describe_excess(least_memory, priced, narrowed=requested is not None, remedies=remedies))
-    balancer = StageBalancer(architecture, cluster, job, cluster.chip.memory_bytes * (1 - reserve))
+    balancer = StageBalancer(
+        problem.architecture, problem.cluster, problem.job, problem.cluster.chip.memory_bytes * (1 - reserve)
+    )
     balances = BALANCED in choices.stages
     if balances:
         progress("layers of each stage")
         result = balancer.balance_result(result)
     progress("runners-up")
-    layout = choose_simplest(architecture, cluster, job, result, choices, reserve)
-    layout = layout_as_run(stack_of(cluster), balancer.balance_layout(layout) if balances else layout)
+    layout = choose_simplest(problem, result, choices, reserve)
+    layout = layout_as_run(stack_of(problem.cluster), balancer.balance_layout(layout) if balances else layout)
     if budget:
         progress("tensors to keep")
-        layout = _fit_activation_budget(
-            architecture, cluster, job, budget, [layout, *(row.layout for row in result.best)], reserve
-        )
-    chosen = estimate(architecture, cluster, job, layout)
+        layout = _fit_activation_budget(problem, budget, [layout, *(row.layout for row in result.best)], reserve)
+    chosen = estimate(problem, layout)
     plan = replace(
-        assemble_plan(architecture, cluster, job, layout, chosen, reliability),
-        alternatives=tuple(_pick_alternatives(architecture, cluster, job, result, layout, chosen)),
+        assemble_plan(problem, layout, chosen, reliability),
+        alternatives=tuple(_pick_alternatives(problem, result, layout, chosen)),
         search=SearchSummary(
             space=result.space, num_layouts=result.num_layouts, num_fitting=result.num_fitting,
             num_illegal_by_rule=result.num_illegal_by_rule, cpu_seconds=result.cpu_seconds,
@@ -109,21 +109,19 @@ def add_other_stack_gain(plan: Plan, choices: Choices | None = None, progress: P
     return replace(plan, search=replace(plan.search, elsewhere=_other_stack_gain(plan, choices or Choices(), progress)))
 
 
-def _fit_activation_budget(
-    architecture: Architecture, cluster: Cluster, job: Job, budget: str, layouts: Iterable[Layout], reserve: float
-) -> Layout:
+def _fit_activation_budget(problem: Problem, budget: str, layouts: Iterable[Layout], reserve: float) -> Layout:
     """Return the fastest layout that fits with the tensors its activation budget keeps.
 
     Layouts that differ only in what they recompute count once. Raises `NothingFitsError` if none fits."""
-    capacity, problems = cluster.chip.memory_bytes * (1 - reserve), list[str]()
+    capacity, problems = problem.cluster.chip.memory_bytes * (1 - reserve), list[str]()
     fitting: list[tuple[float, Layout]] = []
     for layout in dict.fromkeys(replace(candidate, recompute=budget, recompute_layers=None) for candidate in layouts):
         try:
-            fitted = fit_recompute_budget(architecture, cluster, job, layout)
+            fitted = fit_recompute_budget(problem, layout)
         except InputError as error:
             problems += error.problems
             continue
-        priced = estimate(architecture, cluster, job, fitted)
+        priced = estimate(problem, fitted)
         if priced.memory_bytes <= capacity:
             fitting.append((priced.step_time_s, fitted))
         else:
@@ -133,15 +131,11 @@ def _fit_activation_budget(
     return min(fitting, key=lambda pair: pair[0])[1]
 
 
-def _price_offloads(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
+def _price_offloads(problem: Problem, layout: Layout) -> dict[str, Estimate]:
     """Price a layout with each kind of offload; empty if it already has one, or if PCIe has no sourced rate."""
-    if layout.offload != "none" or cluster.chip.pcie_bytes_per_s is None:
+    if layout.offload != "none" or problem.cluster.chip.pcie_bytes_per_s is None:
         return {}
-    return {
-        offload: estimate(architecture, cluster, job, replace(layout, offload=offload))
-        for offload in OFFLOADS
-        if offload != "none"
-    }
+    return {offload: estimate(problem, replace(layout, offload=offload)) for offload in OFFLOADS if offload != "none"}
 
 
 def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str | None:
@@ -156,9 +150,7 @@ def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str |
         choices = replace(
             choices, schedule=(NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.splits_backward))
         )
-    fastest = search_layouts(
-        plan.model, plan.cluster, plan.job, choices=choices, top=1, reserve=MEMORY_RESERVE, progress=progress
-    ).best
+    fastest = search_layouts(plan.problem, choices=choices, top=1, reserve=MEMORY_RESERVE, progress=progress).best
     plan_s = plan.estimate.step_time_s
     if not fastest or plan_s <= fastest[0].step_time_s * (1.0 + RESOLUTION):
         return None
@@ -167,9 +159,7 @@ def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str |
     return f"another stack could run {fastest[0].layout}: {gain:.0%} faster at the rates of {stack.name} ({lacking})"
 
 
-def _pick_alternatives(
-    architecture: Architecture, cluster: Cluster, job: Job, result: SearchResult, layout: Layout, best: Estimate
-) -> Iterable[Alternative]:
+def _pick_alternatives(problem: Problem, result: SearchResult, layout: Layout, best: Estimate) -> Iterable[Alternative]:
     """Yield the best of every other shape (tp, cp, pp), fastest first, then the layout with the least memory."""
     picked_axes = {_model_axes(layout)}
     picked: list[PricedLayout] = []
@@ -180,8 +170,8 @@ def _pick_alternatives(
     if result.pareto and result.pareto[0].layout not in (layout, *(row.layout for row in picked)):
         picked.append(result.pareto[0])
     for candidate in picked:
-        layout_run = layout_as_run(stack_of(cluster), candidate.layout)
-        priced = estimate(architecture, cluster, job, layout_run)
+        layout_run = layout_as_run(stack_of(problem.cluster), candidate.layout)
+        priced = estimate(problem, layout_run)
         prefix = "the least memory; " if candidate.layout == result.pareto[0].layout else ""
         yield Alternative(layout=layout_run, estimate=priced, reason=prefix + explain_slowdown(priced, best))
 
@@ -195,37 +185,43 @@ KEEP_ALL_LAYOUTS = 10_000  # more than the layouts of one factorisation, all its
 
 
 def choose_simplest(
-    architecture: Architecture, cluster: Cluster, job: Job, result: SearchResult, choices: Choices | None, reserve: float
+    problem: Problem, result: SearchResult, choices: Choices | None, reserve: float
 ) -> Layout:  # fmt: skip
     """Return the simplest fitting layout within `RESOLUTION` of the fastest; of bounds, which are exact, the simplest of
     equals.
 
     First degrees (`_complexity`), of equally simple ones the faster. Then, of the layouts with these degrees, a batch that
     splits evenly and the fewest virtual stages."""
-    limit_s = result.best[0].step_time_s * (1.0 + (RESOLUTION if cluster.calibration else EQUAL_BOUNDS))
+    limit_s = result.best[0].step_time_s * (1.0 + (RESOLUTION if problem.cluster.calibration else EQUAL_BOUNDS))
 
     def near_fastest(rows: Iterable[PricedLayout]) -> Iterator[PricedLayout]:
         return (row for row in rows if row.step_time_s <= limit_s)
 
     rows = list(near_fastest((*result.best, *result.even, *result.by_factorisation)))
-    degrees = min(rows, key=lambda row: (*_complexity(cluster, job, row.layout), row.step_time_s)).layout
+    degrees = min(
+        rows, key=lambda row: (*_complexity(problem.cluster, problem.job, row.layout), row.step_time_s)
+    ).layout
     same_degrees = [row for row in rows if _all_degrees(row.layout) == _all_degrees(degrees)]
-    same_degrees += near_fastest(_search_same_degrees(architecture, cluster, job, degrees, choices, reserve))
+    same_degrees += near_fastest(_search_same_degrees(problem, degrees, choices, reserve))
     return min(
         same_degrees,
-        key=lambda row: (not splits_batch_evenly(job, row.layout), row.layout.num_virtual_stages, row.step_time_s),
+        key=lambda row: (
+            not splits_batch_evenly(problem.job, row.layout),
+            row.layout.num_virtual_stages,
+            row.step_time_s,
+        ),
     ).layout
 
 
 def _search_same_degrees(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, choices: Choices | None, reserve: float
+    problem: Problem, layout: Layout, choices: Choices | None, reserve: float
 ) -> Iterator[PricedLayout]:
     """Yield the fitting layouts of the same degrees."""
     pins = {axis: getattr(layout, axis) for axis in DEGREE_AXES}
     if layout.expert_tp != layout.tp:  # whole experts are a mode of the search, by the degree of ep without them
         pins.pop("ep")
     narrowed = replace(choices or Choices(), pins={}).with_pins(pins, {})
-    yield from search_layouts(architecture, cluster, job, choices=narrowed, top=KEEP_ALL_LAYOUTS, reserve=reserve).best
+    yield from search_layouts(problem, choices=narrowed, top=KEEP_ALL_LAYOUTS, reserve=reserve).best
 
 
 def splits_batch_evenly(job: Job, layout: Layout) -> bool:

@@ -14,12 +14,11 @@ from functools import cached_property
 from shardwise.derive import ShardedUnit, derived_unit
 from shardwise.derive.low_precision_products import product_operands
 from shardwise.derive.tensor_specs import ulysses_specs
-from shardwise.hardware import Cluster
 from shardwise.layout import Layout, violations
-from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget
+from shardwise.model import LAYER_UNITS, is_byte_budget
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
 from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
-from shardwise.price import Pricing
+from shardwise.price import Pricing, Problem
 from shardwise.price.tensor_formats import SavedTensors
 from shardwise.price.unit_inputs import priced_family
 from shardwise.sharding import CollectiveKind, Spec
@@ -141,18 +140,20 @@ def _policy_name(tensors: Mapping[str, Sequence[str]], seconds: float) -> str:
     return format_tensor_set({"": next(iter(tensors.values()))} if len(tensors) == 1 else tensors)
 
 
-def fit_recompute_budget(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> Layout:
+def fit_recompute_budget(problem: Problem, layout: Layout) -> Layout:
     """Replace a budget of bytes in a layout's `recompute` by the fastest set of tensors within it.
 
     The budget bounds the activations of every device (the term `memory.activations`). A layout without a budget is returned as
     it is. Raises `InputError` if a block's input, which is always kept, already exceeds the budget."""
     if not is_byte_budget(layout.recompute):
         return layout
-    raise_problems(violations(architecture, job, cluster.num_devices, replace(layout, recompute="full")))
+    raise_problems(
+        violations(problem.architecture, problem.job, problem.cluster.num_devices, replace(layout, recompute="full"))
+    )
     max_bytes = budget_bytes(layout.recompute)
 
     def price(policy: str) -> Pricing:
-        return Pricing(architecture, cluster, job, replace(layout, recompute=policy))
+        return Pricing(problem, replace(layout, recompute=policy))
 
     full = price("full")
     min_bytes = max(activation_bytes_by_stage(full))

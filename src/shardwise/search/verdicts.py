@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shardwise.hardware import Cluster
 from shardwise.layout import Layout
-from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, loss_kind
+from shardwise.price import Estimate, Problem, loss_kind
 from shardwise.price.estimate import estimate
 from shardwise.values import LOSS_KERNELS, format_bytes, format_seconds, get_loss_kernel
 
@@ -122,11 +120,11 @@ def _still_too_much(change: str, estimate: Estimate) -> str:
     return f"{change} would leave {format_bytes(estimate.memory_bytes)}, which is still too much; "
 
 
-def price_leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> dict[str, Estimate]:
+def price_leaner_losses(problem: Problem, layout: Layout) -> dict[str, Estimate]:
     """Price a layout with each loss kernel that saves fewer bytes per logit than the job's, in descending order of bytes.
 
     Empty for a job with the engine's own loss (`plan --runnable`): the engine has no other."""
-    job_kernel = get_loss_kernel(loss_kind(cluster, job))
+    job_kernel = get_loss_kernel(loss_kind(problem.cluster, problem.job))
     if job_kernel.stepwise:
         return {}
     leaner = [
@@ -135,7 +133,7 @@ def price_leaner_losses(architecture: Architecture, cluster: Cluster, job: Job, 
         if kernel.bytes_per_logit < job_kernel.bytes_per_logit and not kernel.stepwise
     ]
     leaner.sort(key=lambda name: -LOSS_KERNELS[name].bytes_per_logit)
-    return {name: estimate(architecture, cluster, replace(job, loss=name), layout) for name in leaner}
+    return {name: estimate(replace(problem, job=replace(problem.job, loss=name)), layout) for name in leaner}
 
 
 def fitting_loss_flag(priced: Mapping[str, Estimate]) -> str | None:

@@ -19,6 +19,7 @@ from shardwise.present.pictures.book_figures import (
     strategy_ratios,
     strategy_times,
 )
+from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values.errors import InputError
 from unit.draw.page import check_texts
@@ -157,7 +158,7 @@ def test_the_fullest_stage_is_the_estimates(schedule: str) -> None:
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:16")
     job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
     layout = sw.Layout(fsdp=4, pp=4, zero_stage=1, recompute="full", schedule=schedule)  # type: ignore[arg-type]
-    stages = stage_memories(model, cluster, job, layout)
+    stages = stage_memories(Problem(model, cluster, job), layout)
     assert len(stages) == 4
     fullest = max(stages, key=lambda stage: sum(stage.values()))
     assert fullest == sw.estimate(model, cluster, job, layout).memory
@@ -169,4 +170,4 @@ def test_the_fullest_stage_is_the_estimates(schedule: str) -> None:
 def test_illegal_layouts_have_no_memory() -> None:
     model, cluster = sw.load_model("llama-3-8b"), sw.load_cluster("h100:8")
     with pytest.raises(InputError):
-        stage_memories(model, cluster, sw.Job(global_batch_tokens=2**19, seq_len=4096), sw.Layout(dp=4))
+        stage_memories(Problem(model, cluster, sw.Job(global_batch_tokens=2**19, seq_len=4096)), sw.Layout(dp=4))

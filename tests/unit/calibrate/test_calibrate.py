@@ -15,6 +15,7 @@ from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_fit import weighted_interval
 from shardwise.measure.calibrate.published_runs.prediction_from_row import read_case
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, published_rows
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 
 ROWS = {row.id: row for row in published_rows()}
@@ -35,7 +36,9 @@ def test_a_response_at_the_shipped_constants_is_the_estimate(name: str) -> None:
     case = read_case(RowCells(dict(ROWS[name].inputs)))
     cluster = with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
     found = step_time_function(case)(constant_values(case.cluster.chip.name, case.software.stack))
-    assert found == pytest.approx(estimate(case.architecture, cluster, case.job, case.layout).step_time_s, rel=1e-12)
+    assert found == pytest.approx(
+        estimate(Problem(case.architecture, cluster, case.job), case.layout).step_time_s, rel=1e-12
+    )
 
 
 def test_a_fit_finds_the_constants_that_made_the_times() -> None:

@@ -28,6 +28,7 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     SkippedRow,
     published_rows,
 )
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 
 ROWS = {row.id: row for row in published_rows()}
@@ -411,7 +412,7 @@ def test_an_unstated_recompute_is_the_least_that_fits() -> None:
     less = layout.recompute_layers - 1
     for policy, number in (("none", None), ("selective", None), ("full", less)):
         other = replace(layout, recompute=policy, recompute_layers=number)
-        assert not estimate(case.architecture, case.cluster, case.job, other).fits
+        assert not estimate(Problem(case.architecture, case.cluster, case.job), other).fits
 
 
 def test_every_nth_block_is_full_recompute_of_few_layers() -> None:
@@ -446,8 +447,8 @@ def test_a_stated_recompute_is_refuted_by_a_tenth_too_much(
     tenth: up to there what a row states is believed. What it does not state has to fit."""
     parts = {"none": 2.0, "selective": part, "full": 0.5}
 
-    def taking(architecture: Any, cluster: Any, job: Any, layout: Any) -> Any:
-        found = estimate(architecture, cluster, job, layout)
+    def taking(problem: Problem, layout: Any) -> Any:
+        found = estimate(problem, layout)
         capacity = found.memory_capacity_bytes
         return replace(found, memory_bytes=parts[layout.recompute] * capacity, fits=parts[layout.recompute] <= 1)
 
@@ -462,7 +463,7 @@ def test_modules_free_what_runs_saw_them_free() -> None:
         row = ROWS[f"mbridge-skills-{number:03}"]
         assert set(policy.split("+")) == set(row.cell("recompute_detail").split()[0].split("+"))
         one = case(row.id)
-        found = estimate(one.architecture, one.cluster, one.job, replace(one.layout, recompute=policy))
+        found = estimate(Problem(one.architecture, one.cluster, one.job), replace(one.layout, recompute=policy))
         seen[policy], priced[policy] = row.peak_memory_gb or 0.0, found.memory_bytes / 1e9
     for own in (seen, priced):
         assert own["core_attn+layernorm"] == pytest.approx(own["core_attn"], rel=0.015)

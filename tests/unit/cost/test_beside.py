@@ -12,6 +12,7 @@ from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.roofline import Rates, chip_rates
@@ -27,7 +28,7 @@ LAYOUT = Layout(dp=2, tp=4, sequence_parallel=True)
 def pricing_at(rates: Rates, layout: Layout = LAYOUT) -> Pricing:
     """Sequences of 2,048, whose kernels are short."""
     pricing = Pricing(
-        MODEL, with_calibration(CLUSTER, CALIBRATION), Job(global_batch_tokens=2**14, seq_len=2048), layout
+        Problem(MODEL, with_calibration(CLUSTER, CALIBRATION), Job(global_batch_tokens=2**14, seq_len=2048)), layout
     )
     return pricing.at(rates, pricing.topology)
 

@@ -11,6 +11,7 @@ import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.model.backward import saveable_results
 from shardwise.model.recompute_policies import format_tensor_set
+from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import with_problem_defaults
 from shardwise.search.layout_plan import plan_layout
@@ -37,13 +38,13 @@ def pricing(name: str, policy: str) -> Pricing:
     model, cluster, text = LAYOUTS[name]
     job = sw.Job(global_batch_tokens=2**20, seq_len=4096)
     where, job = with_problem_defaults(sw.load_cluster(cluster), job)
-    return Pricing(sw.load_model(model), where, job, replace(Layout.parse(text), recompute=policy))
+    return Pricing(Problem(sw.load_model(model), where, job), replace(Layout.parse(text), recompute=policy))
 
 
 def chosen(name: str, most: float) -> Layout:
     one = pricing(name, "full")
     layout = replace(one.layout, recompute=f"budget:{most / 1e9:.6f}GB")
-    return fit_recompute_budget(one.architecture, one.cluster, one.job, layout)
+    return fit_recompute_budget(Problem(one.architecture, one.cluster, one.job), layout)
 
 
 def ends(name: str) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate
 
 MODEL = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
@@ -21,7 +22,7 @@ SHORT = Job(global_batch_tokens=8192, seq_len=8192)
 
 
 def priced(job: Job = JOB, model: Architecture = MODEL, **fields: object) -> Estimate:
-    return estimate(model, CLUSTER, job, Layout(**{"zero_stage": 3, **fields}))  # type: ignore[arg-type]
+    return estimate(Problem(model, CLUSTER, job), Layout(**{"zero_stage": 3, **fields}))  # type: ignore[arg-type]
 
 
 def test_long_sequences_hide_the_ring_behind_attention() -> None:
@@ -55,7 +56,7 @@ def test_one_card_carries_a_ring_out_of_its_node() -> None:
     card = cluster.topology.tiers[1]
     layouts = [Layout(zero_stage=3, cp=16, cp_variant=v) for v in ("all_gather", "zigzag")]
     job = Job(global_batch_tokens=4096, seq_len=4096)  # too short for attention to hide much
-    gathered, ring = (estimate(MODEL, cluster, job, layout).time["cp"] for layout in layouts)
+    gathered, ring = (estimate(Problem(MODEL, cluster, job), layout).time["cp"] for layout in layouts)
     block = 256 * MODEL.num_kv_heads * MODEL.head_dim * 2 / (card.bytes_per_s * card.fraction)
     assert ring > gathered
     assert ring == pytest.approx(
@@ -103,5 +104,5 @@ def test_asynchronous_tensor_parallelism_shows_what_the_products_do_not_hide() -
         ),
     )  # fmt: skip
     layouts = [Layout(tp=8, sequence_parallel=True, async_tp=flag) for flag in (False, True)]
-    bound = [estimate(MODEL, slow, JOB, layout).time["tp"] for layout in layouts]
+    bound = [estimate(Problem(MODEL, slow, JOB), layout).time["tp"] for layout in layouts]
     assert 0.95 * bound[0] < bound[1] < bound[0]

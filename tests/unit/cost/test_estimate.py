@@ -14,6 +14,7 @@ from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.model.optimizer_state import bytes_per_parameter
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.overlap import exposed_by_axis, exposed_s
 from shardwise.values.errors import InputError
@@ -35,7 +36,7 @@ LAYOUTS = {
 
 
 def priced(layout: Layout, overlap: OverlapConvention = "per_axis", cluster: str = "h100:64", **job: Any) -> Estimate:
-    return estimate(MODEL, load_cluster(cluster), dataclasses.replace(JOB, overlap=overlap, **job), layout)
+    return estimate(Problem(MODEL, load_cluster(cluster), dataclasses.replace(JOB, overlap=overlap, **job)), layout)
 
 
 @pytest.mark.parametrize("overlap", OVERLAP_CONVENTIONS)
@@ -136,7 +137,7 @@ def test_gathered_and_scattered_at_the_peak_of_the_trainer_by_hand() -> None:
     head's matrix has arrived when that of the norm is sent."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, vocab_size=64)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found = estimate(model, load_cluster("h100:2"), job, Layout(fsdp=2, zero_stage=3)).memory
+    found = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=3)).memory
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert found["logits"] == 0
     assert found["gathered"] == 2 * (2 * layer + layer + 4096 + 4096 / 2)
@@ -147,7 +148,7 @@ def test_what_gradients_are_scattered_into_is_there_under_zero_1_by_hand() -> No
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
     found, alone = (
-        estimate(model, load_cluster("h100:2"), job, Layout(**shape)).memory
+        estimate(Problem(model, load_cluster("h100:2"), job), Layout(**shape)).memory
         for shape in ({"fsdp": 2, "zero_stage": 1}, {"dp": 2})
     )
     assert found["logits"] > 0
@@ -162,7 +163,9 @@ def test_gathered_at_the_loss_of_the_trainer_by_hand(*, tied: bool) -> None:
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, tied_embeddings=tied)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
     found = {
-        stage: estimate(model, load_cluster("h100:2"), job, Layout(fsdp=2, zero_stage=stage)).memory["gathered"]
+        stage: estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=stage)).memory[
+            "gathered"
+        ]
         for stage in (2, 3)
     }
     layer, head = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096, 128256 * 4096 + 4096
@@ -173,7 +176,7 @@ def test_gradients_of_a_tied_head_stay_in_the_layers_by_hand() -> None:
     """Few words, so that the peak is in the last layer: beside its own gradients those of the head, on two devices, in bf16."""
     model = dataclasses.replace(load_model("llama-3-8b"), num_layers=4, vocab_size=64, tied_embeddings=True)
     job = Job(global_batch_tokens=2 * 8192, seq_len=8192, loss="in_place")
-    found = estimate(model, load_cluster("h100:2"), job, Layout(fsdp=2, zero_stage=2)).memory
+    found = estimate(Problem(model, load_cluster("h100:2"), job), Layout(fsdp=2, zero_stage=2)).memory
     layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096
     assert found["logits"] == 0
     assert found["gathered"] == 2 * (layer + 64 * 4096 + 4096)
@@ -208,7 +211,7 @@ def test_gradients_on_their_way_into_fp32() -> None:
     assert (plain, main) == (0, 2 * (128256 * 4096 + 4096))
     experts = load_model("mixtral-8x7b")
     job = dataclasses.replace(JOB, precision="bf16_fp32_main_gradients")
-    found = estimate(experts, load_cluster("h100:64"), job, Layout(fsdp=64, ep=8, zero_stage=1))
+    found = estimate(Problem(experts, load_cluster("h100:64"), job), Layout(fsdp=64, ep=8, zero_stage=1))
     assert found.memory["gathered"] == 2 * (32000 * 4096 + 4096)
 
 

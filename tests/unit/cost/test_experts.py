@@ -14,6 +14,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_active_params
 from shardwise.model.recompute_policies import POLICIES
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 
 MODEL = dataclasses.replace(load_model("mixtral-8x7b"), num_layers=4)
@@ -23,7 +24,7 @@ JOB = Job(global_batch_tokens=8 * 4096, seq_len=4096)
 
 def test_the_all_to_alls_carry_k_rows_for_each_token_four_times() -> None:
     """There and back, forward and backward: each device keeps 1/8 of its rows and sends the rest through its NVLinks."""
-    found = estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=8, zero_stage=3))
+    found = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=8, zero_stage=3))
     assert isinstance(CLUSTER.topology, Switched)
     nvlink = CLUSTER.topology.tiers[0]
     rows_bytes = 4096 * 2 * 4096 * 2  # tokens of the device, experts for each, D, bytes of bf16
@@ -33,12 +34,12 @@ def test_the_all_to_alls_carry_k_rows_for_each_token_four_times() -> None:
 
 
 def test_without_expert_parallelism_nothing_moves_for_the_experts() -> None:
-    found = estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, zero_stage=3))
+    found = estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, zero_stage=3))
     assert found.time["ep"] == 0
 
 
 def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights() -> None:
-    plain, split = (estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=ep, zero_stage=3)) for ep in (1, 8))
+    plain, split = (estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=ep, zero_stage=3)) for ep in (1, 8))
     assert split.memory["parameters"] == pytest.approx(plain.memory["parameters"], rel=1e-3)
     # ep = 1 gathers all 8 experts of a block, ep = 8 none
     assert split.memory["gathered"] < 0.25 * plain.memory["gathered"]
@@ -50,7 +51,7 @@ def test_expert_parallelism_splits_the_compute_evenly_and_gathers_fewer_weights(
 def test_what_experts_rest_in_is_split_over_cp_too(layout: Layout) -> None:
     """ZeRO-3 over fsdp·cp = 8, of which ep = 2 splits the experts and the rest each of them: of all 8 in 4 layers, 3·4096·14336
     elements each, an eighth rests on a device, as of all else. In bf16 2 bytes of weights, 2 of gradients, 12 of the update."""
-    found = estimate(MODEL, CLUSTER, JOB, layout).memory
+    found = estimate(Problem(MODEL, CLUSTER, JOB), layout).memory
     experts = 4 * 8 * 3 * 4096 * 14336
     rest = 4 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 2 * 4096 + 4096 * 8) + 2 * 32000 * 4096 + 4096
     assert found["parameters"] == found["gradients"] == 2 * (experts + rest) / 8
@@ -60,7 +61,7 @@ def test_what_experts_rest_in_is_split_over_cp_too(layout: Layout) -> None:
 def test_whole_experts_exchange_rows_over_tp_in_place_of_gathering_them() -> None:
     """Of 8 devices tp = 8: rows go to the device of their expert once, in one exchange; nothing is gathered for them."""
     split, whole = (
-        estimate(MODEL, CLUSTER, JOB, Layout(tp=8, sequence_parallel=True, ep=ep, etp=etp))
+        estimate(Problem(MODEL, CLUSTER, JOB), Layout(tp=8, sequence_parallel=True, ep=ep, etp=etp))
         for ep, etp in ((1, 8), (8, 1))
     )
     assert isinstance(CLUSTER.topology, Switched)
@@ -93,7 +94,7 @@ def test_the_batch_that_fsdp_needs_grows_with_the_experts_that_are_not_taken() -
 
 def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() -> None:
     none, selective, full = (
-        estimate(MODEL, CLUSTER, JOB, Layout(fsdp=8, ep=8, zero_stage=3, recompute=policy)).time["ep"]
+        estimate(Problem(MODEL, CLUSTER, JOB), Layout(fsdp=8, ep=8, zero_stage=3, recompute=policy)).time["ep"]
         for policy in POLICIES
     )
     assert selective == pytest.approx(none)

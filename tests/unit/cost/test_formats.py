@@ -16,6 +16,7 @@ from shardwise.model.load import load_model
 from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import Role
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate, mfu_format
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
@@ -155,7 +156,7 @@ def test_deepseek_dispatches_in_fp8_and_combines_in_bf16() -> None:
 
 
 def run(model: str, cluster: str, precision: str, layout: Layout) -> Estimate:
-    return estimate(load_model(model), load_cluster(cluster), replace(JOB, precision=precision), layout)
+    return estimate(Problem(load_model(model), load_cluster(cluster), replace(JOB, precision=precision)), layout)
 
 
 @pytest.mark.parametrize("name", FP8)
@@ -180,7 +181,9 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
 
     def priced(name: str, policy: IssuePolicy | None) -> Estimate:
         return estimate(
-            load_model("llama-3-8b"), load_cluster("h100:8"), replace(JOB, precision=name), layout, policy=policy
+            Problem(load_model("llama-3-8b"), load_cluster("h100:8"), replace(JOB, precision=name)),
+            layout,
+            policy=policy,
         )
 
     plain, cast, kept = priced("bf16", None), priced("fp8_blockwise", own), priced("fp8_blockwise", None)
@@ -202,7 +205,7 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
 def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
     """As instructions and simulations price them, and as prices of a layout do."""
     job = replace(JOB, precision="fp8_blockwise")
-    priced = InstructionPricer(Pricing(load_model("llama-3-8b"), load_cluster("h100:8"), job, Layout(tp=8)))
+    priced = InstructionPricer(Pricing(Problem(load_model("llama-3-8b"), load_cluster("h100:8"), job), Layout(tp=8)))
     parts, rates = priced.parts("block"), priced.pricer.rates
     num_bytes = TensorFormats(get_precision("fp8_blockwise")).cast_bytes(phase, parts.products, priced.values)
     assert num_bytes > 1e8
@@ -289,8 +292,10 @@ def test_published_runs_gain_as_much_within_a_sixth(
     staged = replace(layout, schedule="interleaved" if layout.pp > 1 else "none", sequence_parallel=layout.tp > 1)
     steps = [
         estimate(
-            load_model(model), load_cluster(cluster),
-            Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=name), staged,
+            Problem(
+                load_model(model), load_cluster(cluster),
+                Job(global_batch_tokens=seqs * seq_len, seq_len=seq_len, precision=name),
+            ), staged,
         ).step_time_s
         for name in ("bf16", recipe)
     ]  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate
 
 MODEL = sw.load_model("llama-3-70b")
@@ -17,7 +18,7 @@ LAYOUT = Layout.parse("tp=8 pp=2 fsdp=4 zero_stage=1 sequence_parallel=true")
 
 
 def priced(stack: str | None, layout: Layout) -> Estimate:
-    return estimate(MODEL, sw.load_cluster("h100:64", stack=stack), JOB, layout)
+    return estimate(Problem(MODEL, sw.load_cluster("h100:64", stack=stack), JOB), layout)
 
 
 @pytest.mark.parametrize("stack", [None, "megatron", "torchtitan"])

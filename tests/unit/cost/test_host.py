@@ -14,6 +14,7 @@ from shardwise.layout.layout import Layout, Offload
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import num_params
+from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.plan_file import parse_plan, plan_payload
@@ -28,7 +29,7 @@ PCIE = 63e9  # bytes/s of a PCIe 5.0 x16, each way
 
 
 def run(layout: Layout, job: Job = JOB) -> Estimate:
-    found = estimate(MODEL, CLUSTER, job, layout)
+    found = estimate(Problem(MODEL, CLUSTER, job), layout)
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
     return found
 
@@ -81,8 +82,8 @@ def test_both_is_both() -> None:
 def test_a_chip_without_a_pcie_rate_is_refused_by_name(offload: Offload) -> None:
     bare = replace(CLUSTER, chip=replace(CLUSTER.chip, pcie_bytes_per_s=None))
     with pytest.raises(MissingValueError, match="chip h100: no sourced pcie_bytes_per_s"):
-        estimate(MODEL, bare, JOB, replace(BASE, offload=offload))
-    estimate(MODEL, bare, JOB, BASE)
+        estimate(Problem(MODEL, bare, JOB), replace(BASE, offload=offload))
+    estimate(Problem(MODEL, bare, JOB), BASE)
 
 
 def test_the_first_layers_recompute() -> None:
@@ -130,18 +131,18 @@ def test_the_smallest_change_can_be_a_part_of_the_layers() -> None:
     """Where memory is a little short of what policy `selective` takes, not all layers have to run again."""
     selective = run(replace(BASE, recompute="selective")).memory_bytes
     little_less = replace(CLUSTER, chip=replace(CLUSTER.chip, memory_bytes=0.98 * selective))
-    nearest = find_nearest_fitting(MODEL, little_less, JOB, BASE)
+    nearest = find_nearest_fitting(Problem(MODEL, little_less, JOB), BASE)
     assert nearest == replace(
         BASE, recompute="full", recompute_layers=16, placement=nearest.placement if nearest else None
     )
-    alone = estimate(MODEL, little_less, JOB, replace(BASE, recompute="full"))
-    assert estimate(MODEL, little_less, JOB, nearest).step_time_s < alone.step_time_s
+    alone = estimate(Problem(MODEL, little_less, JOB), replace(BASE, recompute="full"))
+    assert estimate(Problem(MODEL, little_less, JOB), nearest).step_time_s < alone.step_time_s
 
 
 def test_a_plan_with_all_of_it_comes_back_from_its_file() -> None:
     pins = {"offload": "both", "recompute": "full", "recompute_layers": 8}
     job = replace(JOB, precision="fp8_deepseek_v3")
-    found = make_plan(MODEL, CLUSTER, job, choices=Choices().with_pins(pins, {}))
+    found = make_plan(Problem(MODEL, CLUSTER, job), choices=Choices().with_pins(pins, {}))
     again = parse_plan(json.loads(json.dumps(plan_payload(found))))
     assert again.layout == found.layout
     assert str(again.layout).endswith("recompute=full recompute_layers=8 offload=both")
@@ -154,12 +155,12 @@ def test_where_nothing_fits_offload_is_named() -> None:
     """Eight GPUs hold no 70B parameters with their state; without the optimizer's they do."""
     large, job = load_model("llama-3-70b"), Job(global_batch_tokens=8 * 8192, seq_len=8192)
     with pytest.raises(NothingFitsError, match=r"it fits with --pin offload=optimizer \(.* GB, a step of .* s\)"):
-        make_plan(large, CLUSTER, job)
-    pinned = make_plan(large, CLUSTER, job, choices=Choices().with_pins({"offload": "optimizer"}, {}))
+        make_plan(Problem(large, CLUSTER, job))
+    pinned = make_plan(Problem(large, CLUSTER, job), choices=Choices().with_pins({"offload": "optimizer"}, {}))
     assert pinned.estimate.fits
     assert pinned.layout.offload == "optimizer"
-    nearest = find_nearest_fitting(large, CLUSTER, job, replace(BASE, recompute="full"))
+    nearest = find_nearest_fitting(Problem(large, CLUSTER, job), replace(BASE, recompute="full"))
     assert nearest is not None
     assert nearest.offload != "none"
     with pytest.raises(NothingFitsError, match=r"offload to the host would leave .* still too much"):
-        make_plan(load_model("llama-3-405b"), CLUSTER, job)
+        make_plan(Problem(load_model("llama-3-405b"), CLUSTER, job))

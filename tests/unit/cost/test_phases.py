@@ -13,6 +13,7 @@ from shardwise.batch_size.batch_schedule import parse_batch_schedule
 from shardwise.layout.layout import Layout
 from shardwise.present.cli import main
 from shardwise.present.cli.run_report import run_lines
+from shardwise.price import Problem
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run, price_scheduled_run
 from shardwise.search.plan_file import load_plan
@@ -26,7 +27,7 @@ NEVER_FAILS = Reliability(failures_per_device_hour=0.0)
 
 def run_of(text: str, layout: Layout = LAYOUT, **changes: object) -> Run:
     job = replace(JOB, **changes)  # type: ignore[arg-type]
-    return price_scheduled_run(MODEL, CLUSTER, job, layout, parse_batch_schedule(text), NEVER_FAILS)
+    return price_scheduled_run(Problem(MODEL, CLUSTER, job), layout, parse_batch_schedule(text), NEVER_FAILS)
 
 
 def seconds(batches: Sequence[tuple[int, float]]) -> float:
@@ -50,9 +51,7 @@ def test_days_and_dollars_are_those_of_the_phases() -> None:
 def test_one_phase_is_the_run_without_a_schedule() -> None:
     plan = sw.plan(MODEL, CLUSTER, JOB, reliability=NEVER_FAILS)
     plain = plan.run
-    priced = price_scheduled_run(
-        plan.model, plan.cluster, plan.job, plan.layout, parse_batch_schedule("4Mi"), NEVER_FAILS
-    )
+    priced = price_scheduled_run(plan.problem, plan.layout, parse_batch_schedule("4Mi"), NEVER_FAILS)
     assert plain is not None
     assert priced.days == pytest.approx(plain.days, rel=1e-12)
     assert [one.source for one in priced.inputs] == [one.source for one in plain.inputs]

@@ -16,6 +16,7 @@ from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
@@ -133,7 +134,7 @@ def test_a_rows_copies_leave_a_node_once() -> None:
 def test_a_layout_at_arrays_of_rates_is_as_at_each() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
-    pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
+    pricing = Pricing(Problem(model, cluster, job), Layout(fsdp=8, tp=2, recompute="selective"))
     launches = np.array([1e-6, 1e-5, 1e-4])
     together = pricing.at(replace(RATES, launch_s=launches), cluster.topology).slowest_s()
     alone = [pricing.at(replace(RATES, launch_s=float(one)), cluster.topology).slowest_s() for one in launches]
@@ -150,7 +151,7 @@ def test_other_numbers_of_layers_that_recompute_are_priced_from_the_same_units(l
     )
 
     def pricing(num_layers: int) -> Pricing:
-        return Pricing(model, cluster, job, replace(Layout.parse(layout), recompute_layers=num_layers))
+        return Pricing(Problem(model, cluster, job), replace(Layout.parse(layout), recompute_layers=num_layers))
 
     one = pricing(16)
     costs, memory = one.unit_costs(), list[float]()
@@ -171,7 +172,7 @@ def test_what_does_not_depend_on_rates_is_worked_out_once(
 ) -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192)
     cluster = with_calibration(load_cluster("h100:16"), CALIBRATION)
-    pricing = Pricing(model, cluster, job, Layout(fsdp=8, tp=2, recompute="selective"))
+    pricing = Pricing(Problem(model, cluster, job), Layout(fsdp=8, tp=2, recompute="selective"))
     called, usual = [], getattr(owner, part)
     monkeypatch.setattr(owner, part, lambda *given: called.append(part) or usual(*given))
     at_first, num_called = pricing.slowest_s(), len(called)
@@ -182,8 +183,10 @@ def test_what_does_not_depend_on_rates_is_worked_out_once(
 
 def test_an_estimate_with_a_calibration_has_an_interval() -> None:
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**20, seq_len=8192, loss="unfused")
-    bound = estimate(model, load_cluster("h100:16"), job, Layout(fsdp=16, zero_stage=3))
-    found = estimate(model, with_calibration(load_cluster("h100:16"), CALIBRATION), job, Layout(fsdp=16, zero_stage=3))
+    bound = estimate(Problem(model, load_cluster("h100:16"), job), Layout(fsdp=16, zero_stage=3))
+    found = estimate(
+        Problem(model, with_calibration(load_cluster("h100:16"), CALIBRATION), job), Layout(fsdp=16, zero_stage=3)
+    )
     assert bound.interval90 is None
     assert found.interval90 is not None
     assert found.interval90[0] < found.step_time_s < found.interval90[1]
@@ -207,10 +210,10 @@ def test_scores_that_attention_writes_are_kept_unless_they_are_rebuilt() -> None
     cluster = with_calibration(load_cluster("h100:8"), CALIBRATION)
     plain = replace(cluster, calibration=replace(CALIBRATION, fused_attention=False))
     layout = Layout(fsdp=8, zero_stage=3, micro_batch_seqs=2)
-    fused, unfused = (estimate(model, one, job, layout).memory["activations"] for one in (cluster, plain))
+    fused, unfused = (estimate(Problem(model, one, job), layout).memory["activations"] for one in (cluster, plain))
     assert unfused - fused == pytest.approx(5 * 32 * 2 * 32 * 2048**2)
     again = replace(layout, recompute="selective")
     assert (
-        estimate(model, plain, job, again).memory["activations"]
-        == estimate(model, cluster, job, again).memory["activations"]
+        estimate(Problem(model, plain, job), again).memory["activations"]
+        == estimate(Problem(model, cluster, job), again).memory["activations"]
     )

@@ -14,6 +14,7 @@ from shardwise.layout.sharding_scheme import ShardingScheme, atomic_degrees
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import min_virtual_stages, pipeline_schedule_names
+from shardwise.price import Problem
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.estimate_terms import MEMORY
@@ -37,7 +38,7 @@ def layout(schedule: str, **changes: object) -> Layout:
 
 
 def priced(schedule: str, overlap: OverlapConvention = "per_axis", **changes: object) -> Estimate:
-    return estimate(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap), layout(schedule, **changes))
+    return estimate(Problem(MODEL, CLUSTER, dataclasses.replace(JOB, overlap=overlap)), layout(schedule, **changes))
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt-3-175b", "qwen3-30b-a3b"])
@@ -60,13 +61,13 @@ def test_what_waits_for_the_weights_part_is_what_the_paper_counts() -> None:
     """Qi et al. 2023, table 1: 32 bytes for each token and each of D, with four heads' widths and F = 4D in two bytes."""
     model = load_model("gpt-3-175b")
     assert (model.d_ff, model.num_heads * model.head_dim) == (4 * model.d_model, model.d_model)
-    pricing = Pricing(model, CLUSTER, JOB, Layout(dp=64, pp=8, schedule="zb_h1"))
+    pricing = Pricing(Problem(model, CLUSTER, JOB), Layout(dp=64, pp=8, schedule="zb_h1"))
     block = pricing.unit_costs()[0]["block"]
     assert block.waiting_bytes == 32 * JOB.seq_len * model.d_model
 
 
 def test_the_weights_part_takes_no_more_than_the_backward_pass() -> None:
-    activation, _ = Pricing(MODEL, CLUSTER, JOB, layout("zb_h1")).unit_costs()
+    activation, _ = Pricing(Problem(MODEL, CLUSTER, JOB), layout("zb_h1")).unit_costs()
     for unit, cost in activation.items():
         assert 0 <= cost.weight_s <= cost.backward_s, unit
     assert 0.3 < activation["block"].weight_s / activation["block"].backward_s < 0.5  # attention has none
@@ -83,7 +84,7 @@ def test_terms_add_up(schedule: str, overlap: OverlapConvention) -> None:
 
 def passes(schedule: str, stage: int) -> tuple[float, float, float, float]:
     """F, B and W of a stage with exposed traffic, and F and B together, by hand."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout(schedule))
     cost = pricing.step(pricing.stages()[stage])
     open_f = cost.forward_communication_s["tp"] + cost.forward_communication_s["pp"]
     open_b = cost.backward_communication_s["tp"] + cost.backward_communication_s["pp"]
@@ -108,7 +109,7 @@ def test_bubbles_by_hand(schedule: str, parts: int) -> None:
 def test_dualpipe_by_hand() -> None:
     """A device has two stages: its passes are the mean of both's. Of 16 micro-batches 7 run in pairs. The gradients are
     exchanged with the device that holds the same weights."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe"))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("dualpipe"))
     _, state = pricing.unit_costs()
     expected = []
     for device in range(4):
@@ -147,7 +148,7 @@ def test_gradients_that_are_exchanged_over_pp(
     model = dataclasses.replace(MODEL, num_layers=4, tied_embeddings=tied)
     job = Job(global_batch_tokens=4 * 8 * 1024, seq_len=1024)
     chosen = Layout(fsdp=4, tp=2, pp=4, zero_stage=1, sequence_parallel=True, schedule=schedule)
-    pricing = Pricing(model, load_cluster("h100:32"), job, chosen)
+    pricing = Pricing(Problem(model, load_cluster("h100:32"), job), chosen)
     cost = pricing.step(pricing.stages()[stage])
     block = (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336) / 2 + 2 * 4096
     final_norm = 4096 if blocks and vocabulary else 0
@@ -167,8 +168,8 @@ def test_dualpipe_hides_the_experts_traffic_of_pairs() -> None:
     """16 of 32 micro-batches less one and the stages run in pairs: their AllToAlls hide, and the others' do not."""
     model, job = load_model("qwen3-30b-a3b"), Job(global_batch_tokens=8 * 32 * 4096, seq_len=4096)
     shape = Layout(fsdp=8, ep=8, pp=8, zero_stage=1, schedule="1f1b")
-    plain = estimate(model, load_cluster("h100:64"), job, shape)
-    both = estimate(model, load_cluster("h100:64"), job, dataclasses.replace(shape, schedule="dualpipe"))
+    plain = estimate(Problem(model, load_cluster("h100:64"), job), shape)
+    both = estimate(Problem(model, load_cluster("h100:64"), job), dataclasses.replace(shape, schedule="dualpipe"))
     assert both.time["ep"] == pytest.approx(9 / 32 * plain.time["ep"], rel=0.1)
     assert both.hidden["ep"] == pytest.approx(23 / 32 * plain.time["ep"], rel=0.1)
     assert "ep" not in plain.hidden
@@ -185,7 +186,7 @@ def test_passes_together_hide_what_a_pass_alone_shows() -> None:
 
 
 def test_a_device_holds_a_stage_and_its_mirror_image() -> None:
-    one_way, both_ways = (Pricing(MODEL, CLUSTER, JOB, layout(schedule)) for schedule in ("1f1b", "dualpipe"))
+    one_way, both_ways = (Pricing(Problem(MODEL, CLUSTER, JOB), layout(schedule)) for schedule in ("1f1b", "dualpipe"))
     costs = one_way.unit_costs()
     single, double = (memories(pricing, costs) for pricing in (one_way, both_ways))
     for stage, both in enumerate(double):
@@ -196,11 +197,11 @@ def test_a_device_holds_a_stage_and_its_mirror_image() -> None:
 
 def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
     """Its two virtual stages hand over as all others do; a tied embedding is one tensor there, and nobody exchanges it."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout("zb_v"))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("zb_v"))
     first, *others = (pricing.counts(rank) for rank in range(8))
     assert (first.embedding, first.head, first.copies, first.carries, first.layers["block"]) == (1, 1, 1, 2, 4)
     assert {(one.embedding, one.head, one.carries, one.layers["block"]) for one in others} == {(0, 0, 2, 4)}
-    tied = Pricing(dataclasses.replace(MODEL, tied_embeddings=True), CLUSTER, JOB, layout("dualpipe_v"))
+    tied = Pricing(Problem(dataclasses.replace(MODEL, tied_embeddings=True), CLUSTER, JOB), layout("dualpipe_v"))
     assert [(one.counts.copies, one.counts.exchanges) for one in tied.stages()] == [(0, 0)] * 8
     step = tied.step(tied.stages()[0])
     assert step.last_backward_communication_s["pp"] == step.backward_communication_s["pp"]
@@ -208,7 +209,7 @@ def test_the_first_rank_of_a_v_holds_both_ends_of_the_model() -> None:
 
 def test_interleaved_zb_by_hand() -> None:
     """Seven passes of a virtual stage, of the stage that takes longest with them."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout("interleaved_zb"))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("interleaved_zb"))
     found = []
     for stage in range(8):
         forward, backward, weight, _ = passes("interleaved_zb", stage)
@@ -220,7 +221,7 @@ def test_interleaved_zb_by_hand() -> None:
 
 def test_dualpipe_v_by_hand() -> None:
     """Of 16 micro-batches 7.5 run in pairs, each through both virtual stages; no weights are held twice."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout("dualpipe_v"))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("dualpipe_v"))
     steps = [pricing.step(stage) for stage in pricing.stages()]
     expected = []
     for step in steps:
@@ -240,7 +241,7 @@ def memories(pricing: Pricing, costs: UnitCosts | None = None) -> list[dict[str,
 
 
 def by_stage(schedule: str, **changes: object) -> list[float]:
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, **changes))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout(schedule, **changes))
     activation, _ = pricing.unit_costs()
     block = activation["block"].saved_bytes
     head = activation["head"].saved_bytes
@@ -269,7 +270,7 @@ def test_what_waits_counts_where_it_is_more_than_what_is_saved() -> None:
     """With full recomputation only the input is saved, and W waits for all that the products take: (p - i) M_B + i M_W, and the
     workspace of a backward pass, or what W takes of it when it has ended."""
     for schedule, in_flight, waiting in (("zb_h1", 8, 1), ("zb_h2", 15, 2)):
-        pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, recompute="full"))
+        pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout(schedule, recompute="full"))
         block, head = (pricing.unit_costs()[0][unit] for unit in ("block", "head"))
         assert block.waiting_bytes > 5 * block.saved_bytes
         for i, memory in enumerate(pricing.memories(pricing.stages())):
@@ -289,7 +290,7 @@ def test_the_layers_of_each_stage_may_be_given() -> None:
     given = (2, 4, 4, 4, 4, 4, 4, 6)
     even, uneven = priced("1f1b", layers_per_stage=(4,) * 8), priced("1f1b", layers_per_stage=given)
     assert uneven.waste["stages"] > even.waste["stages"] > 0  # the head's, which no other stage has
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout("1f1b", layers_per_stage=given))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout("1f1b", layers_per_stage=given))
     assert [pricing.counts(stage).layers["block"] for stage in range(8)] == list(given)
     activation, _ = pricing.unit_costs()
     busy = {
@@ -309,7 +310,7 @@ def test_dense_layers_are_the_first_whatever_the_stages_hold() -> None:
         MODEL, num_layers=8, num_experts=8, experts_per_token=2, num_dense_layers=3, dense_d_ff=4096
     )
     shape = Layout(pp=4, schedule="1f1b", layers_per_stage=(1, 4, 2, 1))
-    pricing = Pricing(model, load_cluster("h100:4"), FEW, shape)
+    pricing = Pricing(Problem(model, load_cluster("h100:4"), FEW), shape)
     dense = [pricing.counts(stage).layers["dense_block"] for stage in range(4)]
     assert dense == [1, 2, 0, 0]
     assert [pricing.counts(stage).layers["block"] for stage in range(4)] == [0, 2, 2, 1]
@@ -319,7 +320,7 @@ def test_what_waits_is_kept_as_the_products_take_it() -> None:
     """A byte for an element and the scales of tiles in fp8, in place of two; as it was where inputs are not kept cast."""
 
     def waiting(precision: str) -> float:
-        pricing = Pricing(MODEL, CLUSTER, dataclasses.replace(JOB, precision=precision), layout("zb_h1"))
+        pricing = Pricing(Problem(MODEL, CLUSTER, dataclasses.replace(JOB, precision=precision)), layout("zb_h1"))
         return float(pricing.unit_costs()[0]["block"].waiting_bytes)
 
     recipe = get_precision("fp8_deepseek_v3")
@@ -330,7 +331,7 @@ def test_what_waits_is_kept_as_the_products_take_it() -> None:
 @pytest.mark.parametrize("schedule", ["zb_h1", "zb_h2", "dualpipe"])
 def test_activations_that_came_back_from_the_host_stay_until_weight_gradients_are_made(schedule: str) -> None:
     """On the device are two layers, and all that waits: most of it on the last stage, or in the middle from both ends."""
-    pricing = Pricing(MODEL, CLUSTER, JOB, layout(schedule, offload="activations"))
+    pricing = Pricing(Problem(MODEL, CLUSTER, JOB), layout(schedule, offload="activations"))
     block = pricing.unit_costs()[0]["block"]
     held = 2 if schedule == "dualpipe" else 1
     for stage in (1, 3, 6):
@@ -346,6 +347,6 @@ def test_transfers_to_the_host_lie_beside_each_part_of_a_schedule() -> None:
     chip = dataclasses.replace(CLUSTER.chip, pcie_bytes_per_s=1e9)
     slow = dataclasses.replace(CLUSTER, chip=chip)
     for schedule, times in {"1f1b": 2 * 16, "zb_h1": 2 * 16, "dualpipe": 2 * 8 - (16 - 8 - 1) / 2}.items():
-        pricing = Pricing(MODEL, slow, JOB, layout(schedule, offload="activations"))  # type: ignore[arg-type]
+        pricing = Pricing(Problem(MODEL, slow, JOB), layout(schedule, offload="activations"))  # type: ignore[arg-type]
         step = pricing.step(pricing.stages()[3])
         assert step.total_s - step.bubble_s - step.update_s == pytest.approx(times * step.host_s, rel=1e-12)

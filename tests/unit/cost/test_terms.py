@@ -15,6 +15,7 @@ from shardwise.model.job import Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import get_schedule
 from shardwise.present.cli.arguments import parse_layout_text
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import MEMORY, TIME, Term
 from shardwise.price.layout_pricer import TERM_NAMES, Pricing, term_context
@@ -48,7 +49,7 @@ def pricing_of(case: str) -> Pricing:
     model_name, cluster_name, stack, changes, text = CASES[case]
     model, cluster = load_model(model_name), load_cluster(cluster_name, stack=stack)
     job = Job(global_batch_tokens=2**19, seq_len=4096, **changes)
-    return Pricing(model, cluster, job, parse_layout_text(text, model, job))
+    return Pricing(Problem(model, cluster, job), parse_layout_text(text, model, job))
 
 
 @cache
@@ -97,7 +98,7 @@ def test_every_name_has_a_rule_in_its_place() -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_term_is_its_value_in_the_estimate_and_says_what_it_is(case: str) -> None:
     pricing = pricing_of(case)
-    priced = estimate(pricing.architecture, pricing.cluster, pricing.job, pricing.layout)
+    priced = estimate(Problem(pricing.architecture, pricing.cluster, pricing.job), pricing.layout)
     values = {f"time.{name}": value for name, value in priced.time.items()}
     values |= {f"memory.{name}": value for name, value in priced.memory.items()}
     assert tuple(values) == TERM_NAMES

@@ -10,6 +10,7 @@ import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
+from shardwise.price import Problem
 from shardwise.price.instruction_prices import InstructionPricer
 from shardwise.price.layout_pricer import Pricing
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
@@ -61,7 +62,7 @@ def test_a_plan_prices_the_exchange_as_it_prices_the_norm() -> None:
     """Both are latency: 576 numbers of 32 layers take as long as one, but for their bytes at the speed of the network."""
     job = Job(global_batch_tokens=2**17, seq_len=2048, precision="fp8_delayed")
     layout = Layout(fsdp=16, zero_stage=3)
-    pricer = InstructionPricer(Pricing(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job, layout))
+    pricer = InstructionPricer(Pricing(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job), layout))
     parts = pricer.parts("head")
     seconds = {one.tensors[0]: pricer.collective_s(one, parts) for one in parts.collectives if one.is_control}
     assert set(seconds) == {"loss", "norm", "amax"}

@@ -17,7 +17,7 @@ NS = 1e9
 
 
 def simulated(plan: Plan) -> SimulatedStep:
-    return simulate(plan.model, plan.cluster, plan.job, plan.layout).found
+    return simulate(plan.problem, plan.layout).found
 
 
 def as_planned(plan: Plan, num_ranks: int = 2, axis: str = "tp_kv") -> list[RankTrace]:

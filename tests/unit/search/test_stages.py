@@ -15,6 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.search.balance_stages import balance_stages
@@ -59,10 +60,12 @@ def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
     ids=str,
 )
 def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
-    found = balance_stages(Pricing(model, cluster(layout.pp), JOB, layout), EVERYTHING)
+    found = balance_stages(Pricing(Problem(model, cluster(layout.pp), JOB), layout), EVERYTHING)
 
     def seconds(layers: tuple[int, ...] | None) -> float:
-        return float(Pricing(model, cluster(layout.pp), JOB, replace(layout, layers_per_stage=layers)).slowest_s())
+        return float(
+            Pricing(Problem(model, cluster(layout.pp), JOB), replace(layout, layers_per_stage=layers)).slowest_s()
+        )
 
     divisions = [seconds(layers) for layers in every_division(layout, model.num_layers)]
     assert len(divisions) > 5
@@ -70,7 +73,7 @@ def test_no_division_is_faster(model: Architecture, layout: Layout) -> None:
 
 
 def test_a_large_head_has_fewer_layers_beside_it() -> None:
-    found = balance_stages(Pricing(DENSE, cluster(3), JOB, Layout(pp=3, schedule="1f1b")), EVERYTHING)
+    found = balance_stages(Pricing(Problem(DENSE, cluster(3), JOB), Layout(pp=3, schedule="1f1b")), EVERYTHING)
     assert found.layers_per_stage is not None
     *others, last = found.layers_per_stage
     assert last < min(others)
@@ -79,15 +82,15 @@ def test_a_large_head_has_fewer_layers_beside_it() -> None:
 def test_the_memory_of_a_device_bounds_its_layers() -> None:
     """With any memory the fastest division that fits is found, where one is faster than even stages; with less it is another."""
     model, layout = replace(DENSE, num_layers=12, vocab_size=64_000), Layout(pp=4, schedule="1f1b")
-    pricing = Pricing(model, cluster(4), JOB, layout)
+    pricing = Pricing(Problem(model, cluster(4), JOB), layout)
     every = (replace(layout, layers_per_stage=one) for one in every_division(layout, model.num_layers))
-    priced = [(one, estimate(model, cluster(4), JOB, one)) for one in every]
+    priced = [(one, estimate(Problem(model, cluster(4), JOB), one)) for one in every]
     found = set()
     for room in {one.memory_bytes for _, one in priced}:
         best = min(one.step_time_s for _, one in priced if one.memory_bytes <= room)
         bounded = balance_stages(pricing, room)
         if best < float(pricing.slowest_s()):
-            estimated = estimate(model, cluster(4), JOB, bounded)
+            estimated = estimate(Problem(model, cluster(4), JOB), bounded)
             assert (estimated.step_time_s, estimated.memory_bytes <= room) == (pytest.approx(best, rel=1e-12), True)
             found.add(bounded)
         else:
@@ -98,11 +101,11 @@ def test_the_memory_of_a_device_bounds_its_layers() -> None:
 @pytest.mark.parametrize("text", ["fsdp=2", "pp=2 num_virtual_stages=3"])
 def test_without_a_pipeline_or_with_virtual_stages_nothing_is_divided(text: str) -> None:
     layout = Layout.parse(text)
-    assert balance_stages(Pricing(DENSE, cluster(2), JOB, layout), EVERYTHING) is layout
+    assert balance_stages(Pricing(Problem(DENSE, cluster(2), JOB), layout), EVERYTHING) is layout
 
 
 def planned(**pins: Any) -> Any:
-    return make_plan(DENSE, cluster(8), JOB, choices=Choices().with_pins({"pp": 4, "tp": 2, **pins}, {}))
+    return make_plan(Problem(DENSE, cluster(8), JOB), choices=Choices().with_pins({"pp": 4, "tp": 2, **pins}, {}))
 
 
 def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
@@ -115,17 +118,17 @@ def test_a_plan_balances_its_stages_unless_told_otherwise() -> None:
 
 def test_virtual_stages_of_a_search_are_alike() -> None:
     """Others are there where they are asked for."""
-    rows = search_layouts(DENSE, cluster(8), JOB, choices=Choices().with_pins({"pp": 2}, {})).best
+    rows = search_layouts(Problem(DENSE, cluster(8), JOB), choices=Choices().with_pins({"pp": 2}, {})).best
     assert {row.layout.num_virtual_stages for row in rows} == {1}  # 9 and 11 over 2 v
     longer = replace(DENSE, num_layers=10)
-    rows = search_layouts(longer, cluster(8), JOB, choices=Choices().with_pins({"pp": 2}, {}), top=10**6).best
+    rows = search_layouts(Problem(longer, cluster(8), JOB), choices=Choices().with_pins({"pp": 2}, {}), top=10**6).best
     assert {row.layout.num_virtual_stages for row in rows} == {1, 2, 3, 5, 6}  # 12 over 4 and 12, 10 over 10, 12 over 6
     assert search_layouts(
-        longer, cluster(8), JOB, choices=Choices().with_pins({"pp": 2, "num_virtual_stages": 4}, {})
+        Problem(longer, cluster(8), JOB), choices=Choices().with_pins({"pp": 2, "num_virtual_stages": 4}, {})
     ).best
 
 
 def test_the_planned_stages_are_priced_as_anyone_prices_them() -> None:
     found = planned(num_virtual_stages=1)
-    again = estimate(found.model, found.cluster, found.job, found.layout)
+    again = estimate(Problem(found.model, found.cluster, found.job), found.layout)
     assert again == found.estimate

@@ -17,7 +17,7 @@ from shardwise.layout.choices import Choices
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.price import unit_cost
+from shardwise.price import Problem, unit_cost
 from shardwise.price.roofline import KernelWork
 from shardwise.price.unit_cost import ActivationCost, UnitPricer
 from shardwise.price.unit_inputs import UnitCostInputs
@@ -48,7 +48,7 @@ def test_what_kernels_do_is_not_kept_for_other_rates(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(UnitPricer, "work", seen)
     monkeypatch.setattr(UnitPricer, "activation", priced)
-    assert search_layouts(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
+    assert search_layouts(Problem(MODEL, CLUSTER, JOB), choices=Choices(micro_batch_seqs=(1, 2))).num_layouts
     assert arrays
 
 
@@ -69,7 +69,7 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
         return found
 
     monkeypatch.setattr(UnitPricer, "activation", priced)
-    search_layouts(MODEL, load_cluster("h100:16"), JOB, choices=Choices(micro_batch_seqs=(1, 2)))
+    search_layouts(Problem(MODEL, load_cluster("h100:16"), JOB), choices=Choices(micro_batch_seqs=(1, 2)))
     assert all(num_sizes < num_rows for num_sizes, num_rows in lengths)
     assert lengths
 
@@ -99,7 +99,7 @@ def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(unit_cost, "collective_s", moved)
     monkeypatch.setattr(UnitPricer, "kernel_s", asked_for("kernels", kernel_s))
     monkeypatch.setattr(UnitPricer, "collective_s", asked_for("collectives", of_unit))
-    search_layouts(MODEL, CLUSTER, JOB, choices=Choices(micro_batch_seqs=(1, 2)))
+    search_layouts(Problem(MODEL, CLUSTER, JOB), choices=Choices(micro_batch_seqs=(1, 2)))
     assert set(kernels.values()) == {1}
     assert asked["kernels"] > 5 * len(kernels)
     assert asked["collectives"] > 3 * collectives.total()

@@ -10,7 +10,7 @@ import shardwise as sw
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.hardware.cluster_sizes import double_cluster
-from shardwise.price.problem import Limits
+from shardwise.price import Limits
 from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
 from shardwise.search.plan_to_target_loss import batches_around, choose_point, plan_to_loss
 from shardwise.values.errors import InputError, NothingFitsError

@@ -10,6 +10,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import simulate
@@ -47,7 +48,7 @@ def job_of(overlap: str, *, precision: str = "bf16", seq_len: int = 1024) -> Job
 def test_without_a_pipeline_it_is_the_estimate(case: tuple[str, str, str], overlap: str) -> None:
     """`none` is what a stack is estimated by that exposes all of its communication."""
     model, cluster, layout = case
-    pricing = Pricing(load_model(model), load_cluster(cluster), job_of(overlap), Layout.parse(layout))
+    pricing = Pricing(Problem(load_model(model), load_cluster(cluster), job_of(overlap)), Layout.parse(layout))
     (stage,) = pricing.stages()
     step = StageStep(stage=stage, overlap=pricing.job.overlap_convention, share=1.0 if overlap == "none" else None)
     found = simulate_step(pricing, overlap)
@@ -75,7 +76,7 @@ def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None
         ("llama-3-8b", "fsdp=32 tp=2 recompute=full"),
         ("mixtral-8x7b", "fsdp=64 ep=8"),
     ):
-        pricing = Pricing(load_model(model), cluster, job_of("sum", precision=precision), Layout.parse(layout))
+        pricing = Pricing(Problem(load_model(model), cluster, job_of("sum", precision=precision)), Layout.parse(layout))
         (stage,) = pricing.stages()
         expected = StageStep(stage=stage, overlap="sum").total_s
         assert simulate_step(pricing, "sum").step_time_s == pytest.approx(expected, rel=1e-9)
@@ -83,8 +84,10 @@ def test_casts_and_launches_are_in_it(precision: str, stack: str | None) -> None
 
 def test_it_is_the_step_time_of_an_estimate() -> None:
     model, cluster, layout = load_model("llama-3-8b"), load_cluster("h100:16"), Layout.parse("fsdp=8 tp=2 zero_stage=3")
-    found = simulate(model, cluster, job_of("sum"), layout, overlap="sum")
-    assert found.step_time_s == pytest.approx(estimate(model, cluster, job_of("sum"), layout).step_time_s, rel=1e-9)
+    found = simulate(Problem(model, cluster, job_of("sum")), layout, overlap="sum")
+    assert found.step_time_s == pytest.approx(
+        estimate(Problem(model, cluster, job_of("sum")), layout).step_time_s, rel=1e-9
+    )
     assert sum(found.time.values()) == pytest.approx(found.step_time_s, rel=1e-12)
 
 
@@ -112,9 +115,7 @@ def test_equal_stages_with_split_passes_take_as_long_as_the_closed_form_says(sch
 
 def equal_stages(layout: str, overlap: str) -> tuple[SimulatedStep, StageStep]:
     pricing = Pricing(
-        load_model("llama-3-8b"),
-        load_cluster("h100:16"),
-        job_of(overlap),
+        Problem(load_model("llama-3-8b"), load_cluster("h100:16"), job_of(overlap)),
         Layout.parse(f"tp=4 sequence_parallel=false {layout}"),
     )
     simulator = StepSimulator(pricing, overlap, 1.0)
@@ -130,7 +131,8 @@ def equal_stages(layout: str, overlap: str) -> tuple[SimulatedStep, StageStep]:
 def test_split_passes_take_as_long_as_whole_ones() -> None:
     """Where nothing overlaps: what a rank of a zero-bubble schedule does is what is estimated, without the bubble."""
     pricing = Pricing(
-        load_model("llama-3-8b"), load_cluster("h100:16"), job_of("none"), Layout.parse("tp=4 pp=4 schedule=zb_h1")
+        Problem(load_model("llama-3-8b"), load_cluster("h100:16"), job_of("none")),
+        Layout.parse("tp=4 pp=4 schedule=zb_h1"),
     )
     simulator = StepSimulator(pricing, "none", 1.0)
     simulator.stages = (simulator.stages[1],) * 4

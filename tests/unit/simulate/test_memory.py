@@ -10,6 +10,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.actions import BACKWARD_INPUT, FORWARD, FULL_BACKWARD
 from shardwise.pipeline.registry import build_actions, get_schedule, min_virtual_stages, pipeline_schedule_names
+from shardwise.price import Problem
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import memory_over_time
@@ -25,7 +26,7 @@ def planned_and_simulated(
     """The memory of each rank of a plan, and the peak of its simulated step."""
     chosen = Layout.parse(layout)
     job = Job(global_batch_tokens=num_micro_batches * chosen.num_replicas * 4096, seq_len=4096)
-    pricing = Pricing(load_model(model), load_cluster(cluster), job, chosen)
+    pricing = Pricing(Problem(load_model(model), load_cluster(cluster), job), chosen)
     planned = [sum(MEMORY.values(memory).values()) for memory in pricing.memories(pricing.stages())]
     return planned, [rank.peak_bytes for rank in memory_over_time(simulate_step(pricing))]
 

@@ -12,6 +12,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.timeline import Durations, play_actions
 from shardwise.present.pictures.simulated_step_timeline import events, trace_text
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.critical_path import critical_passes
@@ -37,12 +38,12 @@ def simulation(
     layout: str, *, model: str = MODEL, cluster: str = "h100:16", tokens: int = 2**20, overlap: str = "list"
 ) -> Simulation:
     job = Job(global_batch_tokens=tokens, seq_len=4096)
-    return simulate(load_model(model), load_cluster(cluster), job, Layout.parse(layout), overlap=overlap)
+    return simulate(Problem(load_model(model), load_cluster(cluster), job), Layout.parse(layout), overlap=overlap)
 
 
 def pricing_of(layout: str) -> Pricing:
     job = Job(global_batch_tokens=2**20, seq_len=4096)
-    return Pricing(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+    return Pricing(Problem(load_model(MODEL), load_cluster("h100:16"), job), Layout.parse(layout))
 
 
 V = "fsdp=4 pp=4 num_virtual_stages=2 zero_stage=1 schedule=zb_v"
@@ -151,7 +152,7 @@ def test_what_has_to_move_moves() -> None:
     """The transfers of all passes and updates are those that the estimate has, exposed or hidden."""
     for layout in ("fsdp=16", "dp=2 fsdp=4 tp=2 zero_stage=2", "fsdp=8 cp=2 zero_stage=1", "dp=4 fsdp=4 zero_stage=3"):
         job = Job(global_batch_tokens=2**20, seq_len=4096)
-        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        cost = estimate(Problem(load_model(MODEL), load_cluster("h100:16"), job), Layout.parse(layout))
         priced = {
             axis: cost.time.get(axis, 0.0) + cost.hidden.get(axis, 0.0)
             for axis in ("tp", "cp", "fsdp", "dp", "control")
@@ -169,8 +170,8 @@ def test_uneven_virtual_stages_have_the_bubble_that_is_played() -> None:
     layout = "fsdp=128 tp=8 pp=16 num_virtual_stages=7 zero_stage=1"
     job = Job(global_batch_tokens=2**24, seq_len=8192)
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
-    found = simulate(model, cluster, job, Layout.parse(layout))
-    cost = estimate(model, cluster, job, Layout.parse(layout))
+    found = simulate(Problem(model, cluster, job), Layout.parse(layout))
+    cost = estimate(Problem(model, cluster, job), Layout.parse(layout))
     priced, closed = cost.time["bubble"] / (cost.step_time_s - cost.time["bubble"]), 15 / (7 * 16)
     assert priced == pytest.approx(1.4 * closed, rel=0.03)
     assert found.bubble > 1.5 * priced
@@ -193,10 +194,10 @@ def test_memory_is_the_estimate_s() -> None:
         "fsdp=4 pp=4 zero_stage=1 schedule=afab",
         "fsdp=16 offload=both",
     ):
-        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        cost = estimate(Problem(load_model(MODEL), load_cluster("h100:16"), job), Layout.parse(layout))
         assert simulation(layout).peak_bytes == pytest.approx(cost.memory_bytes, rel=1e-9), layout
     for layout in ("fsdp=4 pp=4 zero_stage=1 schedule=zb_h1", "fsdp=4 pp=4 zero_stage=1 schedule=zb_h2", V):
-        cost = estimate(load_model(MODEL), load_cluster("h100:16"), job, Layout.parse(layout))
+        cost = estimate(Problem(load_model(MODEL), load_cluster("h100:16"), job), Layout.parse(layout))
         assert 0.99 * cost.memory_bytes < simulation(layout).peak_bytes <= cost.memory_bytes, layout
 
 
@@ -211,9 +212,7 @@ def test_memory_over_time_begins_and_ends_with_what_rests() -> None:
 
 def test_contention_makes_what_runs_beside_traffic_slower() -> None:
     pricing = Pricing(
-        load_model(MODEL),
-        load_cluster("h100:16"),
-        Job(global_batch_tokens=2**20, seq_len=4096),
+        Problem(load_model(MODEL), load_cluster("h100:16"), Job(global_batch_tokens=2**20, seq_len=4096)),
         Layout.parse("fsdp=16"),
     )
     free, slow = simulate_step(pricing), simulate_step(pricing, contention=1.2)
@@ -271,7 +270,9 @@ def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_
     job, layout = Job(global_batch_tokens=2**20, seq_len=4096), Layout.parse("dp=16")
     beside, after = (
         Simulation(
-            simulate_step(Pricing(load_model(MODEL), load_cluster("h100:16"), job, layout, IssuePolicy(reduction=one)))
+            simulate_step(
+                Pricing(Problem(load_model(MODEL), load_cluster("h100:16"), job), layout, IssuePolicy(reduction=one))
+            )
         )
         for one in ("bucketed", "after")
     )

@@ -34,6 +34,7 @@ from shardwise.layout import (
     layout_degrees,
     violations,
 )
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan
 from shardwise.search import make_plan as search
@@ -137,7 +138,9 @@ def _precision_note(plan: Plan, launch: Launch, target: Target) -> Iterator[str]
     """Yield a note with step time and memory in the precision that replaces the plan's."""
     if launch.job.precision != plan.job.precision:
         planned = plan.estimate
-        converted = estimate(plan.model, plan.cluster, replace(plan.job, precision=launch.job.precision), plan.layout)
+        converted = estimate(
+            Problem(plan.model, plan.cluster, replace(plan.job, precision=launch.job.precision)), plan.layout
+        )
         yield (
             f"job.precision is {plan.job.precision}; {target.title} takes {launch.job.precision}: a step of "
             f"{format_seconds(converted.step_time_s)} for {format_seconds(planned.step_time_s)}, "
@@ -159,7 +162,7 @@ def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
         return {axis: cut for axis, cut in cuts_by_axis(topology, placement, degrees).items() if degrees[axis] > 1}
 
     if links(target_placement) != links(layout.placement or default):
-        reordered = estimate(plan.model, plan.cluster, plan.job, replace(layout, placement=target_placement))
+        reordered = estimate(plan.problem, replace(layout, placement=target_placement))
         yield (
             f"layout.placement is {layout.placement or default}; {target.title} numbers ranks {','.join(target.order)}, "
             f"innermost first: a step of {format_seconds(reordered.step_time_s)} for {format_seconds(plan.estimate.step_time_s)}"
@@ -176,7 +179,7 @@ def nearest_layout(plan: Plan, target: Target) -> Layout | None:
         pins = {axis: getattr(plan.layout, axis) for axis in pinned_axes}
         try:
             job, choices = replace(plan.job, loss=None), choices_from_pins(pins, {})
-            nearest_plan = search(plan.model, cluster, job, choices=choices, elsewhere=False)
+            nearest_plan = search(Problem(plan.model, cluster, job), choices=choices, elsewhere=False)
         except (InputError, NothingFitsError):
             continue
         for layout in (nearest_plan.layout, *(alternative.layout for alternative in nearest_plan.alternatives)):
@@ -185,7 +188,10 @@ def nearest_layout(plan: Plan, target: Target) -> Layout | None:
             if (
                 not violations(plan.model, plan.job, cluster.num_devices, candidate.layout)
                 and not refusals(candidate, target)
-                and (candidate.layout == layout or estimate(plan.model, cluster, plan.job, candidate.layout).fits)
+                and (
+                    candidate.layout == layout
+                    or estimate(Problem(plan.model, cluster, plan.job), candidate.layout).fits
+                )
             ):
                 return candidate.layout
     return None

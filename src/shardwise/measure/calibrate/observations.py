@@ -23,7 +23,7 @@ from shardwise.layout.placement import ATOMIC_AXES, PLACED_AXES
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
 from shardwise.model.operations.base import OperationSharding
 from shardwise.model.operations.matmul_and_attention import Scan, ScanGradient
-from shardwise.price import Pricing
+from shardwise.price import Pricing, Problem
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.values import InputError, SymbolValues, Value, bytes_per_element, raise_problems
@@ -59,7 +59,7 @@ class Observation:
 
 def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
     """Return the step time of a run as a function of the constants; what does not depend on them is computed once."""
-    pricing = Pricing(case.architecture, case.cluster, case.job, case.layout)
+    pricing = Pricing(Problem(case.architecture, case.cluster, case.job), case.layout)
     software, chip = case.software, case.cluster.chip
 
     def seconds(constants: Constants) -> Value:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from shardwise.hardware import load_cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, Role
-from shardwise.price import Pricing
+from shardwise.price import Pricing, Problem
 from shardwise.step import Kernel
 
 COPY_BYTES = 2**27  # read and written, beyond any cache
@@ -84,7 +84,7 @@ class SampleLayer:
 
     @cached_property
     def pricing(self) -> Pricing:
-        return Pricing(self.architecture, load_cluster("local:1"), self.job_for(1), self.layout)
+        return Pricing(Problem(self.architecture, load_cluster("local:1"), self.job_for(1)), self.layout)
 
     @property
     def products(self) -> tuple[MatmulShape, ...]:

@@ -32,6 +32,7 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
     MatmulShape,
     SampleLayer,
 )
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import TILE_ROWS
 
@@ -212,7 +213,9 @@ class MachineFit:
         """Return for each sample the measured seconds of a whole step over the predicted ones."""
         cluster, n = (with_calibration(self.cluster(), self.calibration((1.0, 1.0))), self.machine.num_processes)
         predicted = {
-            sample.name: estimate(sample.model, cluster, sample.job_for(n), sample.sharded_layout(n)).step_time_s
+            sample.name: estimate(
+                Problem(sample.model, cluster, sample.job_for(n)), sample.sharded_layout(n)
+            ).step_time_s
             for sample in self.samples
         }
         return {name: self.seconds[f"{name}/step"] / step_s for name, step_s in predicted.items()}

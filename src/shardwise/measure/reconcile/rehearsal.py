@@ -69,7 +69,7 @@ def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
 def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRank) -> Rehearsal:
     """Compare the step of a rehearsed rank with the plan."""
     layout, pp_rank = plan.layout, rehearsed.coordinate.get("pp", 0)
-    pricing = Pricing(plan.model, plan.cluster, plan.job, layout, engine_policy(plan, recipe))
+    pricing = Pricing(plan.problem, layout, engine_policy(plan, recipe))
     planned = MEMORY.values(pricing.memories(pricing.stages())[pp_rank])
     num_seqs = rehearsed.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
     measured = RunInspection(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from shardwise.model.job import OVERLAP_CONVENTIONS
-from shardwise.price import Estimate
+from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.records import MeasuredMemory, RunInspection, StepRecord
 from shardwise.records.step_log import MEASURED_TERMS
@@ -125,14 +125,14 @@ def find_dependencies(plan: Plan, term: str) -> tuple[str, ...]:
     Empty for a term that is not predicted."""
     if term not in TIME_TERMS:
         return ()
-    reference = estimate(plan.model, plan.cluster, plan.job, plan.layout)
+    reference = estimate(plan.problem, plan.layout)
     variants = [(name, cluster, plan.job) for name, _, cluster in worsen_constants(plan)]
     variants += [
         ("job.overlap", plan.cluster, replace(plan.job, overlap=convention)) for convention in OVERLAP_CONVENTIONS
     ]
     change_by_name: dict[str, float] = {}
     for name, cluster, job in variants:
-        change = abs(estimate(plan.model, cluster, job, plan.layout).time[term] - reference.time[term])
+        change = abs(estimate(Problem(plan.model, cluster, job), plan.layout).time[term] - reference.time[term])
         if change > LEAST_CHANGE * reference.step_time_s:
             change_by_name[name] = max(change, change_by_name.get(name, 0.0))
     return tuple(sorted(change_by_name, key=lambda name: -change_by_name[name]))

@@ -71,7 +71,7 @@ class TraceAnalysis:
     def planned(self) -> Simulation:
         """The planned step on simulated streams."""
         plan = self.plan
-        return simulate(plan.model, plan.cluster, plan.job, plan.layout)
+        return simulate(plan.problem, plan.layout)
 
     @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from shardwise.hardware import CONSTANTS, LOCAL, LOCAL_NOTE, Cluster, with_calibration
+from shardwise.hardware import CONSTANTS, LOCAL, LOCAL_NOTE, with_calibration
 from shardwise.layout import Layout
-from shardwise.model import Architecture, Job, model_flops_per_token
+from shardwise.model import Architecture, model_flops_per_token
 from shardwise.model.parameters_and_flops import layer_training_flops
-from shardwise.price import Pricing, mfu_format
+from shardwise.price import Pricing, Problem, mfu_format
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan
 from shardwise.values import COMMUNICATION_TERMS, InputError, get_precision
@@ -79,23 +79,24 @@ class StepBreakdown:
         return self.measured_s - self.predicted_s
 
 
-def compute_utilisation(
-    architecture: Architecture, cluster: Cluster, job: Job, tokens_per_s_per_device: float, layout: Layout | None = None
-) -> Utilisation:
+def compute_utilisation(problem: Problem, tokens_per_s_per_device: float, layout: Layout | None = None) -> Utilisation:
     """Return MFU and, with a layout, HFU at a rate in tokens/s per device. Raises `InputError` for a host, which has no
     published peak, and `MissingValueError` for a chip without a sourced one."""
-    if cluster.chip.name == LOCAL:
+    if problem.cluster.chip.name == LOCAL:
         raise InputError(
             f"mfu: {LOCAL_NOTE}, and no machine's peak; a cluster of your own is required (bench machine --out)"
         )
-    peak_format = mfu_format(job)
-    peak, flops = cluster.chip.peak(peak_format), model_flops_per_token(architecture, job.attended_tokens)
-    flops_full = flops + _masked_flops(architecture, job.attended_tokens)
+    peak_format = mfu_format(problem.job)
+    peak, flops = (
+        problem.cluster.chip.peak(peak_format),
+        model_flops_per_token(problem.architecture, problem.job.attended_tokens),
+    )
+    flops_full = flops + _masked_flops(problem.architecture, problem.job.attended_tokens)
     mfu = flops * tokens_per_s_per_device / peak
     return Utilisation(
         tokens_per_s_per_device=tokens_per_s_per_device, flops_per_token=flops, flops_per_token_full=flops_full,
         peak_format=peak_format, peak_flops_per_s=peak, mfu=mfu, mfu_full=mfu * flops_full / flops,
-        hfu=None if layout is None else mfu * Pricing(architecture, cluster, job, layout).hardware_ratio(),
+        hfu=None if layout is None else mfu * Pricing(problem, layout).hardware_ratio(),
     )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def _kernel_losses(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
 
 
 def _compute_s(plan: Plan, *, reprice: bool = False) -> float:
-    predicted = estimate(plan.model, plan.cluster, plan.job, plan.layout) if reprice else plan.estimate
+    predicted = estimate(plan.problem, plan.layout) if reprice else plan.estimate
     return sum(predicted.time[term] for term in COMPUTE_TERMS)
 
 

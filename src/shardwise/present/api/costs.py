@@ -10,7 +10,7 @@ from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
 from shardwise.present.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
 from shardwise.present.api.given import stack_of as named_stack_of
-from shardwise.price import Estimate
+from shardwise.price import Estimate, Problem
 from shardwise.values import InputError, did_you_mean, parse_count, raise_problems, run_all
 
 if TYPE_CHECKING:
@@ -49,11 +49,10 @@ def estimate(
         lambda: layout_of(layout), lambda: resolved(model, cluster, job, stack, job_fields)
     )
     architecture.require_positions(what.seq_len)
+    problem = Problem(architecture, where, what)
     return price(
-        architecture,
-        where,
-        what,
-        fit_recompute_budget(architecture, where, what, layout_as_run(stack_of(where), chosen)),
+        problem,
+        fit_recompute_budget(problem, layout_as_run(stack_of(where), chosen)),
     )
 
 
@@ -86,7 +85,7 @@ def memory(
         what = one if whole else smallest_full_job(one, chosen)
     else:
         what = job_of(job, job_fields)
-    return layout_memory(architecture, where, what, chosen)
+    return layout_memory(Problem(architecture, where, what), chosen)
 
 
 @overload

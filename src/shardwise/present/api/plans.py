@@ -75,6 +75,7 @@ def plan(
         assert found.plan is not None  # without limits one is chosen
         return found.plan
     from shardwise.layout import choices_from_pins, job_for_engine
+    from shardwise.price import Problem
     from shardwise.search import make_plan as search_plan
 
     architecture, where, what = resolved(model, cluster, job, stack, job_fields)
@@ -82,7 +83,7 @@ def plan(
         pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
     )
     what = job_for_engine(what) if runnable else what
-    return search_plan(architecture, where, what, choices=kept, reliability=reliability, progress=progress)
+    return search_plan(Problem(architecture, where, what), choices=kept, reliability=reliability, progress=progress)
 
 
 def plan_clusters(
@@ -186,9 +187,9 @@ def explain(
     other, chosen = against, ""
     if isinstance(other, str):
         said = parse_fields(other, prefix="against")
-        other = complete_layout(of.model, of.cluster, of.job, said)
+        other = complete_layout(of.problem, said)
         chosen = added_fields_text(other, said)
-    nearest = partial(find_nearest_fitting, of.model, of.cluster, of.job, progress=progress)
+    nearest = partial(find_nearest_fitting, of.problem, progress=progress)
     return explain_plan(
         of,
         nearest,
@@ -216,4 +217,4 @@ def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) ->
     """
     from shardwise.price import simulate
 
-    return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=overlap, contention=contention)
+    return simulate(plan.problem, plan.layout, overlap=overlap, contention=contention)

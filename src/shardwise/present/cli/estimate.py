@@ -15,6 +15,7 @@ from shardwise.present.cli.arguments import (
     resolve_reliability,
 )
 from shardwise.present.cli.schedule_of_batches import add_schedule_argument, with_schedule
+from shardwise.price import Problem
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -61,5 +62,5 @@ def _smallest_change(found: Plan, progress: Progress) -> str:
     return describe_smallest_change(
         found,
         found.layout,
-        lambda layout: find_nearest_fitting(found.model, found.cluster, found.job, layout, progress),
+        lambda layout: find_nearest_fitting(Problem(found.model, found.cluster, found.job), layout, progress),
     )

@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     against = arguments.against
     other, filled = (None, "") if against is None else parse_against(plan, against)
     found = explain_plan(
-        plan, lambda layout: find_nearest_fitting(plan.model, plan.cluster, plan.job, layout, arguments.progress),
+        plan, lambda layout: find_nearest_fitting(plan.problem, layout, arguments.progress),
         other_layout=other, filled=filled, term_name=arguments.term,
         plan_doublings=lambda priced: _doubled(priced, arguments.progress),
     )  # fmt: skip
@@ -89,5 +89,5 @@ def parse_against(plan: Plan, text: str) -> tuple[Layout, str]:
     if not said:
         raise InputError(f"--against: found {text!r}; a part of a layout is required at least, such as tp=8")
     derived = {key: said.pop(key) for key in DERIVED_FIELDS if key in said}
-    layout = complete_layout(plan.model, plan.cluster, plan.job, said)
+    layout = complete_layout(plan.problem, said)
     return check_derived_fields(layout, derived, plan.model, plan.job), added_fields_text(layout, said)

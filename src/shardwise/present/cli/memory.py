@@ -16,6 +16,7 @@ from shardwise.present.cli.arguments import (
     resolve,
 )
 from shardwise.present.cli.pictures import picture_name, write_picture
+from shardwise.price import Problem
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -125,8 +126,8 @@ def _plot_kept(model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Jo
     if len(layouts) > 1:
         raise InputError(f"--plot-kept: found {len(layouts)} layouts; one --layout is required")
     ((job, layout),) = layouts
-    chosen = layout_memory(model, cluster, job, layout).layout
-    write_picture("--plot-kept", target, draw_lines(kept_chart(model, cluster, job, chosen)))
+    chosen = layout_memory(Problem(model, cluster, job), layout).layout
+    write_picture("--plot-kept", target, draw_lines(kept_chart(Problem(model, cluster, job), chosen)))
 
 
 def _plot(payload: Mapping[str, Any], cluster: Cluster, target: str) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
 from shardwise.present.cli.section import Report
+from shardwise.price import Problem
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -95,11 +96,11 @@ def find(arguments: argparse.Namespace) -> UtilisationReport:
     arguments = _with_plan(arguments)
     require_one_measurement(arguments)
     ran, measured = measure(arguments, ran_of(arguments))
-    used = compute_utilisation(ran.model, ran.cluster, ran.job, measured.tokens_per_s_per_device, ran.layout)
+    used = compute_utilisation(Problem(ran.model, ran.cluster, ran.job), measured.tokens_per_s_per_device, ran.layout)
     if measured.step_time_s is None:
         return UtilisationReport(ran, measured, used, None, None)
     if ran.layout is None:
-        best = make_plan(ran.model, ran.cluster, ran.job, progress=arguments.progress, elsewhere=False)
+        best = make_plan(Problem(ran.model, ran.cluster, ran.job), progress=arguments.progress, elsewhere=False)
         return UtilisationReport(ran, measured, used, best, None)
     priced = plan_layout(ran.model, ran.cluster, ran.job, ran.layout)
     return UtilisationReport(ran, measured, used, priced, break_down_step(priced, measured.step_time_s, used))

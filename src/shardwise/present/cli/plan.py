@@ -20,6 +20,7 @@ from shardwise.present.cli.schedule_of_batches import add_schedule_argument, wit
 from shardwise.present.cli.section import Report, Section
 from shardwise.present.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.present.cli.to_loss import add_to_loss_arguments, is_to_loss, require_sizes, run_to_loss
+from shardwise.price import Problem
 from shardwise.values import InputError, MissingValueError, NothingFitsError, Parser, parse_duration, run_all
 from shardwise.values.errors import MissedLimitError
 from shardwise.values.units import parse_usd
@@ -113,7 +114,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.out:
         require_writable(arguments.out)
     if len(clusters) == 1:
-        chosen = make_plan(model, clusters[0], job, choices=choices, reliability=reliability, progress=progress)
+        chosen = make_plan(
+            Problem(model, clusters[0], job), choices=choices, reliability=reliability, progress=progress
+        )
         chosen = with_schedule(arguments, chosen, reliability)
         _require_within(chosen, limits, choices, progress)
         found: Plan | Comparison = chosen

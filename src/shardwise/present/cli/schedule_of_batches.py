@@ -30,5 +30,5 @@ def with_schedule(arguments: argparse.Namespace, plan: Plan, reliability: Reliab
     if arguments.batch_schedule is None:
         return plan
     schedule = parse_batch_schedule(arguments.batch_schedule)
-    run = price_scheduled_run(plan.model, plan.cluster, plan.job, plan.layout, schedule, reliability)
+    run = price_scheduled_run(plan.problem, plan.layout, schedule, reliability)
     return replace(plan, run=run)

@@ -68,7 +68,7 @@ def _simulation(arguments: argparse.Namespace, plan: Plan) -> Simulation:
 
     given = arguments.contention
     contention = CONTENTION if given is None else at_least(1.0, given, "--contention")
-    return simulate(plan.model, plan.cluster, plan.job, plan.layout, overlap=arguments.overlap, contention=contention)
+    return simulate(plan.problem, plan.layout, overlap=arguments.overlap, contention=contention)
 
 
 def _write_files(arguments: argparse.Namespace, found: Simulation) -> None:

@@ -15,7 +15,7 @@ from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, stack_of
 from shardwise.model import Architecture, Job
 from shardwise.present.explore.state import layout_text
-from shardwise.price import with_problem_defaults
+from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.values import ShardwiseError
@@ -26,22 +26,22 @@ MOST_POINTS = 300  # layouts beside the front: more are no picture
 def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
     """What searches of a job find, as they find it: the plan that `shardwise plan` takes, then the front."""
     try:
-        chosen = make_plan(model, cluster, job)
+        chosen = make_plan(Problem(model, cluster, job))
     except ShardwiseError as error:
         yield {"state": "done", "best": None, "problems": list(error.problems)}
         return
     best = _best(chosen)
     yield {"state": "searching", "best": best, "problems": []}
-    planned_cluster, planned_job = with_problem_defaults(cluster, job)
-    choices = Choices().limit_to_stack(stack_of(planned_cluster), model, job, planned_cluster.scale_up_size)
-    result = search_layouts(model, planned_cluster, planned_job, choices=choices)
+    problem = Problem(model, cluster, job).with_defaults()
+    choices = Choices().limit_to_stack(stack_of(problem.cluster), model, job, problem.cluster.scale_up_size)
+    result = search_layouts(problem, choices=choices)
     yield {"state": "done", "best": best, "problems": [], **_front(result)}
 
 
 def searched(chosen: Plan) -> dict[str, Any]:
     """The same for a plan that is there: its search again, for the front."""
     choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
-    result = search_layouts(chosen.model, chosen.cluster, chosen.job, choices=choices)
+    result = search_layouts(chosen.problem, choices=choices)
     return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
 
 

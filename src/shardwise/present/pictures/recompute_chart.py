@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.hardware import Cluster
 from shardwise.layout import Layout
-from shardwise.model import POLICIES, Architecture, Job
+from shardwise.model import POLICIES
 from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart, Point
-from shardwise.price import Pricing, with_problem_defaults
+from shardwise.price import Pricing, Problem
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
 
 
-def kept_chart(architecture: Architecture, cluster: Cluster, job: Job, layout: Layout) -> LineChart:
+def kept_chart(problem: Problem, layout: Layout) -> LineChart:
     """Seconds of what a layer of each kind computes again over the bytes that it keeps, in one micro-batch on one device.
 
     Lines are the sets of which no other has fewer bytes and fewer seconds, each kernel by itself; points are policies and the
@@ -22,14 +21,14 @@ def kept_chart(architecture: Architecture, cluster: Cluster, job: Job, layout: L
     >>> import shardwise as sw
     >>> job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
     >>> layout = sw.Layout.parse("fsdp=8 recompute=keep:q,k,v,attended,lse")
-    >>> chart = kept_chart(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job, layout)
+    >>> chart = kept_chart(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), layout)
     >>> [line.label for line in chart.lines], [point.label for point in chart.points]
     (['block'], ['the layout', 'none', 'selective', 'full'])
     """
-    where, what = with_problem_defaults(cluster, job)
+    problem = problem.with_defaults()
 
     def priced(policy: str) -> Pricing:
-        return Pricing(architecture, where, what, replace(layout, recompute=policy, recompute_layers=None))
+        return Pricing(problem, replace(layout, recompute=policy, recompute_layers=None))
 
     always = {one.layer: one.kept_bytes for one in list_layer_recompute(priced("full"))}
     lines = tuple(
@@ -45,7 +44,7 @@ def kept_chart(architecture: Architecture, cluster: Cluster, job: Job, layout: L
         if one.layer == most
     )
     return LineChart(
-        title=f"What a layer of {architecture.name} keeps and computes again",
+        title=f"What a layer of {problem.architecture.name} keeps and computes again",
         subtitle="Lines: the sets that no other beats, each kernel by itself; points: policies, with kernels fused as they run.",
         x=Axis(title="bytes that a layer keeps in one micro-batch", unit="B", linear=True),
         y=Axis(title="seconds that it computes again", unit="s", linear=True),

@@ -16,15 +16,15 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
-from shardwise.hardware import Cluster
 from shardwise.layout import Layout, LayoutPayload, layout_payload
 from shardwise.layout.rules.table import require_legal
-from shardwise.model import Architecture, Job, ModelPayload, model_payload
+from shardwise.model import ModelPayload, model_payload
 from shardwise.pipeline import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
+from shardwise.price.problem import Problem
 from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass, critical_passes, find_critical_path
 from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
@@ -173,7 +173,7 @@ class Simulation(Displayable):
 
 
 def simulate(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION
+    problem: Problem, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION
 ) -> Simulation:  # fmt: skip
     """Simulate a step of a layout.
 
@@ -183,8 +183,8 @@ def simulate(
     long a kernel takes while a transfer runs. Raises `InputError` with every rule that the layout breaks, for an unknown
     overlap, and for a contention below 1.
     """
-    require_legal(architecture, job, cluster.num_devices, layout)
-    return Simulation(simulate_step(Pricing(architecture, cluster, job, layout), overlap, contention))
+    require_legal(problem.architecture, problem.job, problem.cluster.num_devices, layout)
+    return Simulation(simulate_step(Pricing(problem, layout), overlap, contention))
 
 
 class StepShare(TypedDict):

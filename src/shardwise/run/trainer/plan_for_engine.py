@@ -49,7 +49,7 @@ def engine_memory(plan: Plan, recipe: TrainingRecipe) -> Mapping[str, float]:
     policy = engine_policy(plan, recipe)
     if policy is None:
         return plan.estimate.memory
-    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout, policy)
+    pricing = Pricing(plan.problem, plan.layout, policy)
     return pricing.fullest_device(pricing.stages())[1]
 
 

@@ -20,7 +20,7 @@ from shardwise.hardware.cluster_loading import resize_cluster
 from shardwise.layout import Layout, choices_from_pins, require_runnable, violations
 from shardwise.layout.rules.engine import pin_flags
 from shardwise.model import DEFAULT_OPTIMIZER, POLICIES
-from shardwise.price import Estimate
+from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.records import RunFolder
 from shardwise.records.run_folder import RunInputs
@@ -229,7 +229,7 @@ def require_memory(plan: Plan, recipe: TrainingRecipe, available_bytes: int, dev
         help_text = "no change of recomputation, micro-batch or ZeRO stage fits: use more devices, or a smaller model or sequence"
     else:
         change, priced = smallest
-        current = plan.estimate if policy is None else estimate(plan.model, plan.cluster, plan.job, plan.layout, policy)
+        current = plan.estimate if policy is None else estimate(plan.problem, plan.layout, policy)
         slower = priced.step_time_s / current.step_time_s - 1
         help_text = (
             f"the smallest change that fits takes {format_bytes(priced.memory_bytes)} and is {slower:+.1%} in time: plan again "
@@ -264,7 +264,7 @@ def smallest_change(
 def _price_change(plan: Plan, layout: Layout, policy: IssuePolicy | None) -> Estimate | None:
     if violations(plan.model, plan.job, plan.cluster.num_devices, layout):
         return None
-    return estimate(plan.model, plan.cluster, plan.job, layout, policy)
+    return estimate(plan.problem, layout, policy)
 
 
 def _recompute_changes(layout: Layout) -> Iterator[LayoutChange]:
@@ -302,4 +302,4 @@ def replan_for(plan: Plan, num_devices: int) -> Plan:
     reliability = plan.run.reliability if plan.run else None
     cluster = resize_cluster(plan.cluster, num_devices)
     choices = choices_from_pins({}, {}, runnable=True)
-    return search_plan(plan.model, cluster, plan.job, choices=choices, reliability=reliability)
+    return search_plan(Problem(plan.model, cluster, plan.job), choices=choices, reliability=reliability)

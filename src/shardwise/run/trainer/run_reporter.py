@@ -53,7 +53,7 @@ def throughput_of(plan: Plan, device: str) -> MfuFormula:
         num_devices=plan.layout.num_devices, chip=f"a CPU (the plan is for {chip.name})" if elsewhere else chip.name,
         peak_format=peak_format, peak_flops_per_s=None if elsewhere else _peak(chip, peak_format),
         flops_per_token=model_flops_per_token(plan.model, plan.job.attended_tokens),
-        hardware_ratio=Pricing(plan.model, plan.cluster, plan.job, plan.layout).hardware_ratio(),
+        hardware_ratio=Pricing(plan.problem, plan.layout).hardware_ratio(),
     )  # fmt: skip
 
 

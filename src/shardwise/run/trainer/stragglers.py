@@ -28,7 +28,7 @@ def stage_flops(plan: Plan) -> list[float]:
     >>> last > first  # it has the logits
     True
     """
-    pricing = Pricing(plan.model, plan.cluster, plan.job, plan.layout)
+    pricing = Pricing(plan.problem, plan.layout)
     stages = [pricing.counts(stage).units for stage in range(plan.layout.pp)]
     names = {name: name.removeprefix(NO_RECOMPUTE) for units in stages for name in units}
     flops = {

@@ -17,6 +17,7 @@ from shardwise.hardware import (
     Torus,
     with_calibration,
 )
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.plan import Plan
 from shardwise.values import get_precision
@@ -69,9 +70,11 @@ def worsen_constants(plan: Plan) -> Iterator[tuple[str, float, Cluster]]:
 
 
 def _price_worsened(plan: Plan, name: str, value: float, cluster: Cluster) -> ConstantSensitivity:
-    worsened = estimate(plan.model, cluster, plan.job, plan.layout)
+    worsened = estimate(Problem(plan.model, cluster, plan.job), plan.layout)
     step_s = worsened.step_time_s
-    rivals = [(estimate(plan.model, cluster, plan.job, rival.layout), rival.layout) for rival in plan.alternatives]
+    rivals = [
+        (estimate(Problem(plan.model, cluster, plan.job), rival.layout), rival.layout) for rival in plan.alternatives
+    ]
     faster = [
         (priced.step_time_s, str(layout))
         for priced, layout in rivals

@@ -114,7 +114,7 @@ def explain_plan(
         critical_batch=(
             locate_critical_batch(repriced, plan.to_loss, plan_doublings(repriced)) if plan.to_loss and not term_name else None
         ),
-        recompute=list_layer_recompute(Pricing(plan.model, plan.cluster, plan.job, plan.layout)),
+        recompute=list_layer_recompute(Pricing(plan.problem, plan.layout)),
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def reprice_plan(plan: Plan) -> Plan:
     """Return the plan with its estimates and its run computed again. Raises `InputError` for a layout that is not legal."""
 
     def price(layout: Layout) -> Estimate:
-        return estimate(plan.model, plan.cluster, plan.job, layout)
+        return estimate(plan.problem, layout)
 
     alternatives = tuple(replace(alternative, estimate=price(alternative.layout)) for alternative in plan.alternatives)
     plan_estimate = price(plan.layout)
@@ -174,7 +174,7 @@ def explain_term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Lay
         raise InputError(f"--term: {describe_unknown(name, TERM_NAMES)}")
     tree, _, term = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
-    pricing = Pricing(plan.model, plan.cluster, plan.job, layout)
+    pricing = Pricing(plan.problem, layout)
     explained = pricing.term(name)
     symbols = {term_input.symbol: term_input for term_input in (*explained.symbols, *pricing.pipeline_inputs)}
     return LayoutTerm(

@@ -187,14 +187,14 @@ def larger_memory_neighbours(plan: Plan) -> Iterator[tuple[str, Estimate]]:
         neighbour: Layout = replace(layout, **change)  # type: ignore[arg-type]
         if not violations(plan.model, plan.job, plan.cluster.num_devices, neighbour):
             name, value = next(iter(change.items()))
-            yield f"{name}={value}", estimate(plan.model, plan.cluster, plan.job, neighbour)
+            yield f"{name}={value}", estimate(plan.problem, neighbour)
 
 
 def place_fastest(plan: Plan, layout: Layout) -> tuple[Layout, Estimate]:
     """Return the layout on its own placement, or without one on the fastest, with its estimate."""
     options = [layout.placement] if layout.placement else _distinct_placements(plan, layout)
     placed = [replace(layout, placement=option) for option in options]
-    priced = [(placed_layout, estimate(plan.model, plan.cluster, plan.job, placed_layout)) for placed_layout in placed]
+    priced = [(placed_layout, estimate(plan.problem, placed_layout)) for placed_layout in placed]
     return min(priced, key=lambda pair: pair[1].step_time_s)
 
 

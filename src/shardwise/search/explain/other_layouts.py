@@ -81,7 +81,7 @@ def term_differences(plan_terms: Mapping[str, float], other_terms: Mapping[str, 
 
 def describe_smallest_change(plan: Plan, layout: Layout, find_nearest: FindNearest) -> str:
     """Describe the smallest change with which a layout of a plan's job fits: fields of the layout, or the loss kernel."""
-    loss_flag = fitting_loss_flag(price_leaner_losses(plan.model, plan.cluster, plan.job, layout))
+    loss_flag = fitting_loss_flag(price_leaner_losses(plan.problem, layout))
     fitting = find_nearest(layout)
     if fitting is None:
         return loss_flag or f"nothing fits: {FIT_ADVICE}"
@@ -204,7 +204,7 @@ def _least_recompute(plan: Plan, layout: Layout) -> Layout:
 
 
 def _estimate(plan: Plan, layout: Layout) -> Estimate:
-    return estimate(plan.model, plan.cluster, plan.job, layout)
+    return estimate(plan.problem, layout)
 
 
 def _fits(plan: Plan, layout: Layout) -> bool:

@@ -141,7 +141,7 @@ def fits_without_recompute(plan: Plan) -> bool:
     if plan.layout.recompute == "none":
         return plan.estimate.fits
     plain = replace(plan.layout, recompute="none", recompute_layers=None)
-    return estimate(plan.model, plan.cluster, plan.job, plain).memory_bytes <= _plannable_bytes(plan)
+    return estimate(plan.problem, plain).memory_bytes <= _plannable_bytes(plan)
 
 
 def _plannable_bytes(plan: Plan) -> float:

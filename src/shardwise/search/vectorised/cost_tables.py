@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.hardware import Cluster
 from shardwise.layout import EXPERT_AXES, TP_AXES, ShardingScheme, atomic_degrees, get_cp_variant
 from shardwise.layout.rules.table import legal_modes
 from shardwise.layout.sharding_scheme import ParallelMode, make_scheme_of_mode
-from shardwise.model import LAYER_UNITS, Architecture, Job, unit_counts
+from shardwise.model import LAYER_UNITS, unit_counts
 from shardwise.pipeline import get_schedule
 from shardwise.pipeline.uneven_stage_costs import UnevenBubble
-from shardwise.price import NO_RECOMPUTE, StateCost, loss_kind
+from shardwise.price import NO_RECOMPUTE, Problem, StateCost, loss_kind
 from shardwise.price.overlap import exposed_s
 from shardwise.price.roofline import chip_rates, exposed_share
 from shardwise.price.stage_contents import ModelEnds
@@ -44,9 +43,10 @@ class TableInputs:
     """The question of a search, its placement rows, the families that occur, and the pricer of units."""
 
     def __init__(
-        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, placed: PlacementTable,
+        self, problem: Problem, space: Space, placed: PlacementTable,
         families: tuple[FamilyKey, ...],
     ) -> None:  # fmt: skip
+        architecture, cluster, job = problem.architecture, problem.cluster, problem.job
         self.architecture, self.cluster, self.job, self.space = architecture, cluster, job, space
         self.placement_table, self.families = placed, families
         self.pricer = UnitPricer(

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, atomic_degrees, num_micro_batches
 from shardwise.layout.choices import RecomputeOffload
-from shardwise.model import Architecture, Job
 from shardwise.pipeline import NATURAL, natural_schedule
-from shardwise.price import MEMORY, StateCost, loss_kind
+from shardwise.price import MEMORY, Problem, StateCost, loss_kind
 from shardwise.price.device_memory import price_device_memory
 from shardwise.price.roofline import exposed_share
 from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
@@ -55,7 +53,7 @@ WEIGHTLESS = _WeightlessState()
 
 
 def search_layouts(
-    architecture: Architecture, cluster: Cluster, job: Job, *, choices: Choices | None = None, top: int = 64,
+    problem: Problem, *, choices: Choices | None = None, top: int = 64,
     reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = ignore_progress,
 ) -> SearchResult:  # fmt: skip
     """Search the best legal layouts of a job. A layout fits if it leaves the share `reserve` of the memory free.
@@ -66,15 +64,17 @@ def search_layouts(
 
     Raises `NothingFitsError` if the choices leave no legal layout."""
     started = time.process_time()
-    space = build_space(architecture, job, cluster.num_devices, choices or Choices())
+    space = build_space(problem.architecture, problem.job, problem.cluster.num_devices, choices or Choices())
     if not len(space.factorisation):
         rules = ", ".join(f"{name} {count:,}" for name, count in space.num_illegal_by_rule.items() if count)
-        nearest = explain_nearest_to_legal(architecture, job, cluster.num_devices, space.choices)
+        nearest = explain_nearest_to_legal(
+            problem.architecture, problem.job, problem.cluster.num_devices, space.choices
+        )
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    best = BestRows(top, cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
-    search = _LayoutSearch(architecture, cluster, job, space, best, progress)
+    best = BestRows(top, problem.cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
+    search = _LayoutSearch(problem, space, best, progress)
     search.exhaustive = exhaustive
     search.sample(sample, seed)
     search.price_all()
@@ -82,20 +82,18 @@ def search_layouts(
 
 
 class _LayoutSearch:
-    def __init__(
-        self, architecture: Architecture, cluster: Cluster, job: Job, space: Space, best: BestRows, progress: Progress
-    ) -> None:
-        self.cluster, self.job, self.space, self.progress = cluster, job, space, progress
-        self.stepwise = get_loss_kernel(loss_kind(cluster, job)).stepwise
+    def __init__(self, problem: Problem, space: Space, best: BestRows, progress: Progress) -> None:
+        self.cluster, self.job, self.space, self.progress = problem.cluster, problem.job, space, progress
+        self.stepwise = get_loss_kernel(loss_kind(problem.cluster, problem.job)).stepwise
         self.placed: PlacementTable = build_placement_table(
-            cluster.sustained_topology, atomic_degrees(architecture, space.degrees)
+            problem.cluster.sustained_topology, atomic_degrees(problem.architecture, space.degrees)
         )
         self.families = space.families()
-        self.even = space.even(architecture, job)
-        self.exposed = exposed_share(cluster)
-        self.hosts = {offload: host_offload(offload, cluster.chip) for offload in space.choices.offload}
-        self.model = ModelEnds.of(architecture)
-        inputs = TableInputs(architecture, cluster, job, space, self.placed, tuple(self.families))
+        self.even = space.even(problem.architecture, problem.job)
+        self.exposed = exposed_share(problem.cluster)
+        self.hosts = {offload: host_offload(offload, problem.cluster.chip) for offload in space.choices.offload}
+        self.model = ModelEnds.of(problem.architecture)
+        inputs = TableInputs(problem, space, self.placed, tuple(self.families))
         self.modes = inputs.modes
         self.tables: CostTables = build_cost_tables(inputs, progress)
         self.best_rows = best

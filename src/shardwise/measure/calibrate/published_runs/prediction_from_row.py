@@ -21,7 +21,7 @@ from shardwise.measure.calibrate.published_runs.layout_from_row import (
 from shardwise.measure.calibrate.published_runs.model_from_row import read_architecture
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Pricing
+from shardwise.price import Estimate, Pricing, Problem
 from shardwise.price.estimate import estimate
 from shardwise.values import ShardwiseError
 
@@ -97,7 +97,7 @@ def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: 
 
 def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:
     try:
-        return estimate(case.architecture, cluster, case.job, layout)
+        return estimate(Problem(case.architecture, cluster, case.job), layout)
     except ShardwiseError as error:
         raise _to_skipped(error) from None
 
@@ -105,7 +105,7 @@ def _price(case: RunCase, cluster: Cluster, layout: Layout) -> Estimate:
 def _fewest_layers(case: RunCase, cluster: Cluster, layout: Layout, predicted: Estimate) -> tuple[Layout, Estimate]:
     """Return the layout with the fewest recomputed layers per stage that fit, at most all of them, and its estimate."""
     max_layers = max(layers_by_stage(case.architecture, layout))
-    pricing = Pricing(case.architecture, cluster, case.job, replace(layout, recompute_layers=max_layers))
+    pricing = Pricing(Problem(case.architecture, cluster, case.job), replace(layout, recompute_layers=max_layers))
     costs, capacity = pricing.unit_costs(), cluster.chip.memory_bytes
 
     def fits(num_layers: int) -> bool:

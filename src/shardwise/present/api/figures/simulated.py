@@ -9,7 +9,7 @@ from shardwise.present.draw.line_chart import Line, LineChart
 from shardwise.present.draw.palette import TERM_COLOURS
 from shardwise.present.draw.timeline import TimelineChart
 from shardwise.present.pictures.simulated_step_timeline import step_chart
-from shardwise.price import Simulation, simulate
+from shardwise.price import Problem, Simulation, simulate
 
 NODE = "h100:8"
 SEQ_LEN = 4096
@@ -20,7 +20,7 @@ def _simulated(model: str, layout_text: str, num_micro_batches: int = 1) -> Simu
     layout = layout_of(layout_text)
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches
     job = Job(global_batch_tokens=SEQ_LEN * num_seqs, seq_len=SEQ_LEN)
-    return simulate(load_model(model), cluster_of(NODE, None), job, layout)
+    return simulate(Problem(load_model(model), cluster_of(NODE, None), job), layout)
 
 
 def overlap(model: str, layout: str) -> TimelineChart:

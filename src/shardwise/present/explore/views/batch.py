@@ -15,6 +15,7 @@ from shardwise.present.explore.controls.sizes import doublings
 from shardwise.present.explore.fields import EXACT, Field, Fields, fields_payload
 from shardwise.present.explore.kinds import kind_of
 from shardwise.present.explore.views.head import head
+from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.values import InputError, ShardwiseError, format_binary, parse_quantity
 
@@ -111,7 +112,7 @@ def _row(asked: Asked, found: BatchTradeoff, size: int) -> dict[str, Any]:
     }
     try:
         plan = asked.plan
-        priced = estimate(plan.model, plan.cluster, replace(plan.job, global_batch_tokens=size), plan.layout)
+        priced = estimate(Problem(plan.model, plan.cluster, replace(plan.job, global_batch_tokens=size)), plan.layout)
     except ShardwiseError as error:
         return {**row, "problem": error.problems[0]}
     return {**row, "step_time_s": priced.step_time_s, "days": priced.step_time_s * found.steps(size) / 86400.0}

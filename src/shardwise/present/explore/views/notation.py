@@ -46,7 +46,7 @@ def notation(asked: Asked) -> dict[str, Any]:
     optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
     asked.require_legal()
     plan = asked.plan
-    family = Pricing(plan.model, plan.cluster, plan.job, plan.layout).family
+    family = Pricing(plan.problem, plan.layout).family
     mesh = mesh_of(asked, plan.layout)
     own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
     whole = [axis for axis, size in mesh.axes if size == 1]  # these split nothing

@@ -31,7 +31,7 @@ def timeline(asked: Asked) -> dict[str, Any]:
     """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share."""
     require_few_passes(asked)
     plan = asked.plan
-    found = simulate(plan.model, plan.cluster, plan.job, plan.layout)
+    found = simulate(plan.problem, plan.layout)
     step = found.found
     shown = min(len(found.memories), MOST_RANKS)
     return {

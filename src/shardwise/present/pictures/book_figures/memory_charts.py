@@ -11,6 +11,7 @@ from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, load_model
 from shardwise.present.draw.bars import Bar, BarChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
+from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values import MEMORY_TERMS, format_quantity
 
@@ -25,7 +26,9 @@ def fullest(model: str | Architecture, seq_len: int, layout: Layout, num_micro_b
     architecture = load_model(model) if isinstance(model, str) else model
     replicas = layout.dp * layout.fsdp
     job = Job(global_batch_tokens=seq_len * replicas * num_micro_batches * layout.micro_batch_seqs, seq_len=seq_len)
-    return max(stage_memories(architecture, _cluster(layout), job, layout), key=lambda memory: sum(memory.values()))
+    return max(
+        stage_memories(Problem(architecture, _cluster(layout), job), layout), key=lambda memory: sum(memory.values())
+    )
 
 
 def _cluster(layout: Layout) -> Cluster:

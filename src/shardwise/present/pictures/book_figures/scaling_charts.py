@@ -14,7 +14,7 @@ from shardwise.present.draw.axis import Axis
 from shardwise.present.draw.line_chart import Line, LineChart
 from shardwise.present.draw.panels import Column, Panel, PanelChart
 from shardwise.present.pictures.book_figures.memory_charts import CHIP, fullest
-from shardwise.price import Estimate
+from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.values import MEMORY_TERMS, format_bytes
 
@@ -27,7 +27,7 @@ def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimat
     """A step on H100s under a layout, each replica with so many micro-batches of sequences of 4,096 tokens."""
     num_seqs = layout.num_replicas * num_micro_batches * layout.micro_batch_seqs
     job = Job(global_batch_tokens=SEQ_LEN * num_seqs, seq_len=SEQ_LEN)
-    return estimate(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job, layout)
+    return estimate(Problem(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job), layout)
 
 
 def _rate(found: Sequence[Estimate | None]) -> Panel:
