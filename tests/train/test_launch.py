@@ -100,7 +100,7 @@ def test_a_launcher_that_is_asked_to_stop_ends_its_ranks_with_a_checkpoint(
     log = Path(inputs[4]) / "log.jsonl"
     run.says("step 1/400")
     send(run.process.pid, number)
-    assert (run.ended(), run.out) == (code, "")
+    assert (run.ended(), run.out) == (code, ""), run.err
     assert "Traceback" not in run.err
     done = read_log(log).steps[-1].step
     assert f"stopped by {signal.Signals(number).name} after step {done} of 400" in run.err
