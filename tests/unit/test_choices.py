@@ -17,6 +17,7 @@ import torch
 
 import shardwise as sw
 from shardwise.book_formulas import rules
+from shardwise.book_formulas.collective_times import idealised_s
 from shardwise.book_formulas.rooflines import KERNEL_FORMS, kernel_roofline
 from shardwise.book_formulas.rooflines.operand_and_link_rates import ORIGINS, transfer_rates
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap, Scheme
@@ -25,7 +26,6 @@ from shardwise.derive.sharded_unit import derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.mesh_links import place_mesh
 from shardwise.hardware.network import nccl_bandwidths
-from shardwise.hardware.network.book_collectives import idealised_s
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods, pod_collective_costs

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.network.book_collectives import (
+from shardwise.book_formulas.collective_times import (
     all_to_all_chunks,
     axes_report,
     hop_crossover_bytes,
@@ -15,6 +14,7 @@ from shardwise.hardware.network.book_collectives import (
     link_bytes,
     point_to_point,
 )
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, busbw_factor

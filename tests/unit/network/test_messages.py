@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from shardwise.hardware.network.book_collectives import all_to_all_chunks, axes_report, link_bytes
+from shardwise.book_formulas.collective_times import all_to_all_chunks, axes_report, link_bytes
 from shardwise.hardware.network.message_simulation import (
     SIMULATED_KINDS,
     CollectiveSimulation,

@@ -1,6 +1,6 @@
 """Closed forms of collectives as the books print them, on axes of a torus: times, busiest links, crossovers, chunks.
 
-They belong to `book_formulas` (`rules/collective_times.py`). Golden cases, worked problems and tests use them.
+They are no rules of `shardwise rule`. Golden cases, worked problems and tests use them.
 """
 
 from collections.abc import Sequence
