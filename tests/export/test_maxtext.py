@@ -269,6 +269,10 @@ def test_a_script_without_a_command_is_refused(script: str, words: str) -> None:
         parse_launch({"run.sh": script}, TPUS, target="maxtext")
 
 
+def test_adam_as_pax_has_it_is_planned_as_adamw() -> None:
+    assert heard(GOOD + "opt_type: adam_pax\n").launch == heard(GOOD).launch
+
+
 def test_what_the_release_does_not_have_is_named() -> None:
     assert heard(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
     assert "gcs_metrics" in heard(GOOD + "gcs_metrics: true\n").unread

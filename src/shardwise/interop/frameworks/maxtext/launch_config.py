@@ -225,8 +225,10 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
         raise InputError(
             f"hardware: found {file_hardware}; {hardware} is what this target is for, maxtext for tpu and maxtext-gpu for gpu"
         )
-    default = {"opt_type": "adamw"} if options.get("opt_type") == "adam_pax" else {}
-    return {**default, **expand_name(options)}
+    options = dict(expand_name(options))
+    if options.get("opt_type") == "adam_pax":  # Adam as in Pax: the state and the arithmetic of AdamW
+        options["opt_type"] = "adamw"
+    return options
 
 
 def _notes(launch: Launch) -> Iterator[str]:
