@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,25 +90,42 @@ def test_places_are_bytes_whatever_stands_before_them() -> None:
     assert one.applied(source) == "x = 'é·é' if (a <= b) else 'ü'\n"
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A package of one file, a test of one half of what it does, and a room for both."""
+def written(folder: Path) -> Path:
+    """A package of one file, a test of one half of what it does, and a room for both; and no PyTorch, which
+    takes the server seconds to load."""
     for name, text in {
         "src/shardwise/__init__.py": "", "src/shardwise/pipeline/__init__.py": "",
         "src/shardwise/pipeline/price.py": PRICE, "tests/unit/schedule/test_price.py": TESTED,
+        "src/torch/__init__.py": "raise ImportError",
     }.items():  # fmt: skip
-        path = tmp_path / "repository" / name
+        path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return tmp_path / "repository"
+    return folder
 
 
 @pytest.fixture
-def tree(repository: Path, tmp_path: Path) -> Iterator[Tree]:
-    (tmp_path / "tree").mkdir()
-    tree = Tree(repository, tmp_path / "tree")
-    yield tree
+def repository(tmp_path: Path) -> Path:
+    return written(tmp_path / "repository")
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tree]:
+    """A copy, with one server for all tests of this module; plugins of pytest have no part in them, and take half a second each
+    time."""
+    tree = Tree(written(tmp_path_factory.mktemp("repository")), tmp_path_factory.mktemp("tree"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+        yield tree
     tree.end()
+
+
+@pytest.fixture
+def tree(served: Tree) -> Tree:
+    """The copy as it was made, without what pytest compiled of a test that has been replaced within the same second."""
+    tests = written(served.folder) / "tests" / "unit" / "schedule"
+    shutil.rmtree(tests / "__pycache__", ignore_errors=True)
+    return served
 
 
 def test_survivors_are_found_in_a_copy_of_the_tree(repository: Path, tree: Tree) -> None:
