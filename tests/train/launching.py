@@ -127,13 +127,14 @@ def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launch
 
 
 def started_by_torchrun(words: Sequence[str], **environment: str) -> Launched:
-    """torchrun, whose ranks are Pythons of their own."""
-    path = os.pathsep.join([str(TESTS), *sys.path])
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, env={**os.environ, "PYTHONPATH": path, **USUAL, **environment},
-    )  # fmt: skip
-    return Launched(process)
+    """torchrun, in a process that need not load PyTorch first; its ranks are Pythons of their own."""
+    return copied(run_torchrun, words, PYTHONPATH=os.pathsep.join([str(TESTS), *sys.path]), **environment)
+
+
+def run_torchrun() -> None:
+    from torch.distributed.run import main  # for those alone that run it
+
+    main(sys.argv[1:])
 
 
 def descendants(pid: int) -> list[int]:

@@ -164,25 +164,25 @@ def test_under_torchrun_a_rank_that_hangs_is_named_and_one_rank_says_why_all_end
 
 
 def test_under_torchrun_what_all_ranks_find_is_said_once(inputs: list[str]) -> None:
-    run = torchrun([*inputs, "--seed", "x"], 3)
+    run = torchrun([*inputs, "--seed", "x"])
     assert run.ended() == 1
     (error,) = [line for line in run.lines if line.startswith("error: ")]
     assert error.startswith("error: --seed: found 'x'")
 
 
-@pytest.mark.parametrize("name", ["train-00000.tokens", "train-00000.ends"])
-def test_a_lost_shard_of_the_data_is_named_and_the_run_goes_on_once_it_is_back(inputs: list[str], name: str) -> None:
+def test_a_lost_shard_of_the_data_is_named_and_the_run_goes_on_once_it_is_back(inputs: list[str]) -> None:
     assert launched(inputs).ended() == 0
-    shard = Path(inputs[2]) / name
-    content = shard.read_bytes()
-    shard.unlink()
     longer = [*inputs[:5], "--resume", "--steps", "8"]
-    run = launched(longer)
-    assert run.ended() == 2
-    (error,) = [line for line in run.lines if "error" in line]
-    assert error.startswith(f"error: {shard}: cannot read: No such file or directory; ")
-    assert error.endswith("tokenize again, with --force")
-    shard.write_bytes(content)
+    for name in ("train-00000.tokens", "train-00000.ends"):
+        shard = Path(inputs[2]) / name
+        content = shard.read_bytes()
+        shard.unlink()
+        run = launched(longer)
+        assert run.ended() == 2
+        (error,) = [line for line in run.lines if "error" in line]
+        assert error.startswith(f"error: {shard}: cannot read: No such file or directory; ")
+        assert error.endswith("tokenize again, with --force")
+        shard.write_bytes(content)
     again = launched(longer)
     assert again.ended() == 0, again.err
     assert [record.step for record in read_log(out_of(inputs) / "log.jsonl").steps] == list(range(1, 9))
