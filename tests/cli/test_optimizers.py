@@ -100,6 +100,7 @@ def test_a_run_of_adafactor_in_bf16_learns_and_keeps_the_state_that_is_planned(
     learns_and_keeps(plan, wanted, data, tmp_path / "run", rate=0.1, off=off)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     ("precision", "layout", "parts_of_norms", "moment_bytes"),
     [("bf16", "fsdp=2 zero_stage=3", 2, 4), ("bf16_bf16_moments", "tp=2", 1, 2)],
