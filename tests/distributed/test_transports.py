@@ -108,9 +108,12 @@ AXES = (
     "2 bucketed", "2 zero-1", "2 zero-2", "2 zero-3", "tp 2 sp dp 2", "cp 4 ring", "cp 2 ulysses", "routed ep 4 zero-2",
     "pp 2 1f1b", "pp 2 dualpipe zero-2",
 )  # fmt: skip
+ALIKE = ("2 zero-1", "2 zero-2")  # which issue no collective that others do not: by `make matrix` alone
 
 
-@pytest.mark.parametrize("name", AXES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.matrix if name in ALIKE else []) for name in AXES]
+)
 def test_processes_train_as_one_over_each_axis(name: str) -> None:
     case = CASES[name]
     ranks = put_together(run_processes(trained, case.layout.num_devices, case))
