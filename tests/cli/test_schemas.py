@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,30 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_lines.MEMORY_BYTES", {"cpu": (2**20,)})
 
 
+class Folders:
+    """What commands leave in an empty folder, which is made once for all sessions that begin with them."""
+
+    def __init__(self, factory: pytest.TempPathFactory) -> None:
+        self.factory = factory
+        self.made: dict[tuple[str, ...], Path] = {}
+
+    def after(self, commands: Sequence[str]) -> Path:
+        key = tuple(command.strip() for command in commands)
+        if key not in self.made:
+            folder = self.factory.mktemp("session")
+            if key:
+                shutil.copytree(self.after(key[:-1]), folder, dirs_exist_ok=True)
+                with contextlib.chdir(folder):
+                    assert main(shlex.split(key[-1])) == 0
+            self.made[key] = folder
+        return self.made[key]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tmp_path_factory)
+
+
 IN_SUITE = covering([{session.rpartition(";")[2].split()[0]} for session in SESSIONS], 1 / 2)  # each verb
 
 
@@ -173,12 +199,12 @@ IN_SUITE = covering([{session.rpartition(";")[2].split()[0]} for session in SESS
     ],
 )
 def test_a_payload_is_as_its_schema_says(
-    session: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Folders
 ) -> None:
+    *before, end = session.split(";")
+    last = shlex.split(end)
+    shutil.copytree(folders.after(before), tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    *before, last = map(shlex.split, session.split(";"))
-    for command in before:
-        assert main(command) == 0
     capsys.readouterr()
     main([*last, "--json"])
     payload = json.loads(capsys.readouterr().out)
