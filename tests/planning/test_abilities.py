@@ -198,6 +198,9 @@ def test_delayed_scaling_runs_no_norm_again() -> None:
     assert text.startswith("megatron does not run layernorm and moe_act again with delayed scaling")
 
 
+EXPLAINED = ("maxtext", "nemo-25")  # of the stacks that overlap it: one for TPUs, one for GPUs
+
+
 @pytest.mark.parametrize("name", stack_names())
 def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
     """XLA, NeMo and Megatron Bridge overlap tensor parallelism whether a layout says so or not; no other stack does."""
@@ -212,6 +215,7 @@ def test_a_given_layout_is_as_the_stack_runs_it(name: str) -> None:
         found = plan_layout(sw.load_model("llama-3-8b"), cluster, JOB, given)
         assert found.layout.async_tp
         assert found.estimate.step_time_s == sw.estimate("llama-3-8b", cluster, JOB, given).step_time_s
+    if name in EXPLAINED:
         told = sw.explain(found, str(given))
         assert told.against is not None
         assert told.against.layout == str(found.layout)
