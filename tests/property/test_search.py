@@ -28,7 +28,7 @@ from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import loss_kind
 from shardwise.search.vectorised.candidates import build_space
-from shardwise.search.vectorised.search_layouts import search_layouts
+from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
 from shardwise.values.errors import NothingFitsError
 
 SMALL = Architecture(
@@ -241,7 +241,7 @@ def test_rows_equal_the_scalar_prediction(
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     other = dataclasses.replace(job, overlap=OVERLAP_CONVENTIONS[OVERLAP_CONVENTIONS.index(overlap) - 1])
-    for row in part_of(rows):
+    for row in part_of(rows, 6):
         scalar = estimate(Problem(architecture, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-12), row.layout
         assert scalar.memory_bytes == pytest.approx(row.memory_bytes, rel=1e-12), row.layout
@@ -266,7 +266,7 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     model, choices = load_model("qwen3-30b-a3b"), dataclasses.replace(Choices(), async_tp=(0, 1))
     rows = search_layouts(Problem(model, cluster, job), choices=choices, sample=60, seed=3).sampled
     assert any(row.layout.async_tp for row in rows)
-    for row in part_of(rows):
+    for row in part_of(rows, 6):
         tp, ep = row.layout.tp, row.layout.ep
         experts = [(ep, row.layout.etp), (ep * tp, 1) if row.layout.expert_tp == tp else (max(ep // tp, 1), None)]
         for cp_variant, async_tp, (ep, etp) in itertools.product(choices.cp_variant, (False, True), experts):
@@ -352,7 +352,7 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
     choices = dataclasses.replace(CHOICES, schedule=(schedule,), recompute=("none",))
     rows = search_layouts(Problem(DEEP, cluster, job), choices=choices, sample=80, seed=3).sampled
     assert any(row.layout.ep > 1 and row.layout.tp > 1 for row in rows)
-    for row in part_of(rows):
+    for row in part_of(rows, 6):
         scalar = estimate(Problem(DEEP, cluster, job), row.layout)
         assert scalar.step_time_s == pytest.approx(row.step_time_s, rel=1e-9), row.layout
 
@@ -427,16 +427,22 @@ def with_memory(cluster: Cluster, memory_bytes: float) -> Cluster:
     return dataclasses.replace(cluster, chip=dataclasses.replace(cluster.chip, memory_bytes=memory_bytes))
 
 
+@lru_cache(maxsize=8)
+def found_with(memory_bytes: float) -> SearchResult:
+    """Of the small model on 16 GPUs with so much memory."""
+    return search_layouts(Problem(SMALL, with_memory(load_cluster("h100:16"), memory_bytes), JOB), choices=CHOICES)
+
+
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("memory_bytes", [2.5e9, 4e9, 8e9, 80e9])
 def test_nothing_exceeds_the_capacity(memory_bytes: float) -> None:
     cluster = with_memory(load_cluster("h100:16"), memory_bytes)
-    result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES)
+    result = found_with(memory_bytes)
     assert result.best
     assert 0 < result.num_fitting <= result.num_layouts
     kept = [*result.best, *result.pareto, *result.by_factorisation]
     assert all(row.memory_bytes <= memory_bytes for row in kept)
-    assert all(estimate(Problem(SMALL, cluster, JOB), row.layout).fits for row in kept)
+    assert all(estimate(Problem(SMALL, cluster, JOB), row.layout).fits for row in part_of(kept))
     times = [row.step_time_s for row in result.best]
     assert times == sorted(times)
 
@@ -446,15 +452,13 @@ def test_memory_can_be_held_back() -> None:
     result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES, reserve=0.25)
     assert result.best
     assert all(row.memory_bytes <= 3e9 for row in result.best)
-    assert result.num_fitting < search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES).num_fitting
+    assert result.num_fitting < found_with(4e9).num_fitting
 
 
 def test_what_fits_no_device_leaves_the_leanest() -> None:
-    cluster = with_memory(load_cluster("h100:16"), 1e6)
-    result = search_layouts(Problem(SMALL, cluster, JOB), choices=CHOICES)
+    result, everything = found_with(1e6), found_with(1e18)
     assert result.best == result.pareto == ()
     assert result.num_fitting == 0
-    everything = search_layouts(Problem(SMALL, with_memory(cluster, 1e18), JOB), choices=CHOICES)
     assert result.least_memory.memory_bytes == min(row.memory_bytes for row in everything.pareto)
 
 
@@ -572,7 +576,7 @@ def test_no_other_mode_is_faster(cluster_name: str) -> None:
     rows = search_layouts(Problem(SMALL, cluster, JOB), choices=choices, sample=60, seed=3).sampled
     assert {row.layout.cp_variant for row in rows} >= {"all_gather", "zigzag"}
     assert any(row.layout.async_tp for row in rows)
-    for row in part_of(rows):
+    for row in part_of(rows, 6):
         for cp_variant, async_tp in itertools.product(CHOICES.cp_variant, (False, True)):
             other = dataclasses.replace(row.layout, cp_variant=cp_variant, async_tp=async_tp)
             if not violations(SMALL, JOB, cluster.num_devices, other):
