@@ -123,6 +123,24 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
     torch.testing.assert_close(found, expected, rtol=2**-8 if by_row else 1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
+def test_tensor_cores_get_row_major_times_column_major(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operands may be transposed views, which cuBLASLt refuses; the product of a CPU takes any strides."""
+    strides: list[tuple[bool, bool]] = []
+
+    def multiply(first: torch.Tensor, second: torch.Tensor, **_: object) -> torch.Tensor:
+        strides.append((first.is_contiguous(), second.t().is_contiguous()))
+        return torch.empty(first.shape[0], second.shape[1])
+
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    left, right = (
+        quantization.quantize_matrix(torch.ones(320, rows).t(), NUMBER_FORMATS["e4m3"], (None, None), "fp32")
+        for rows in (48, 64)
+    )
+    left, right = (operand._replace(elements=operand.elements.t().contiguous().t()) for operand in (left, right))
+    quantization.tensor_core_product(left, right, ("e4m3", "e4m3"), by_row=False)
+    assert strides == [(True, True)]
+
+
 def test_what_tensor_cores_do_not_take() -> None:
     def taken(rows: int, columns: int, formats: tuple[str, str]) -> bool:
         left, right = (

@@ -143,7 +143,11 @@ def tensor_core_product(
     left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
 ) -> Tensor:
     """Return the float32 product from `torch._scaled_mm`; with scales of rows it is rounded to bf16."""
-    first, second = (operand.elements.to(CASTS[name]) for operand, name in zip((left, right), formats, strict=True))
+    # cuBLASLt takes a row-major left and a column-major right matrix; a cast alone keeps the strides of a transposed view.
+    first, second = (
+        operand.elements.to(CASTS[name], memory_format=torch.contiguous_format)
+        for operand, name in zip((left, right), formats, strict=True)
+    )
     scales = (left.scales, right.scales.t()) if by_row else (left.scales.view(()), right.scales.view(()))
     out = torch.bfloat16 if by_row else torch.float32
     product: Tensor = torch._scaled_mm(
