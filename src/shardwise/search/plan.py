@@ -73,7 +73,7 @@ class Plan(Displayable):
 
     @property
     def problem(self) -> Problem:
-        """What the plan was made for."""
+        """The model, cluster and job that the plan was made for."""
         return Problem(self.model, self.cluster, self.job)
 
     @property

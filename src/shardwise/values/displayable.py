@@ -38,26 +38,22 @@ class Displayable:
 
     def drawing(self) -> Any:
         """Return the picture: `drawing().svg()` is its SVG. Raises `InputError` if there is too much or nothing to draw."""
-        return _display(self).drawing()
+        return _find_display(self).drawing()
 
     def figure(self) -> Figure:
         """Return the picture as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
-        return _display(self).drawing().figure()
+        return _find_display(self).drawing().figure()
 
     def _repr_html_(self) -> str:
-        return _display(self).html()
+        return _find_display(self).html()
 
 
-_find_display: Callable[[Displayable], Display] | None = None
+_find_display: Callable[
+    [Displayable], Display
+]  # set by `shardwise/__init__.py`, which every import of the package runs
 
 
 def set_display_finder(finder: Callable[[Displayable], Display]) -> None:
     """Set what finds the display of a value. The package does so when it is imported: no value imports `present`."""
     global _find_display
     _find_display = finder
-
-
-def _display(value: Displayable) -> Display:
-    if _find_display is None:
-        raise NotImplementedError(f"no display is registered for {type(value).__name__}")
-    return _find_display(value)
