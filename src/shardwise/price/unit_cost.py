@@ -326,9 +326,12 @@ class UnitPricer:
         return ring_s(collective.axes, links.per_placement(num_bytes), links.per_placement(pieces), links)
 
     def flops(self, name: str, family: ShardingScheme, values: SymbolValues) -> dict[str, Value]:
-        """Return the FLOPs of products and attention by phase; flash attention's rebuilt scores count in the backward phase."""
+        """Return the FLOPs of products and attention of a micro-batch by phase; flash attention's rebuilt scores count in the
+        backward phase."""
         flops_by_phase: dict[str, Value] = {}
         for kernel in self.parts(family, name).kernels:
+            if kernel.phase == "update":  # once per step; Muon and Shampoo multiply matrices there
+                continue
             flops_by_phase[kernel.phase] = flops_by_phase.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)
         return flops_by_phase
 

@@ -10,6 +10,10 @@ import pytest
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.load import load_model
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.problem import Problem
 from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer
 from shardwise.price.unit_inputs import largest_update_share, unit_cost_inputs
@@ -87,3 +91,15 @@ def test_state_of_sides_is_made_by_every_device() -> None:
     kernels = unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).kernels
     in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.owned_matrices_only}
     assert in_part == {"preconditioned'"}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "shampoo"])
+def test_the_update_is_left_out_of_the_hardware_ratio(optimizer: str) -> None:
+    """The ratio compares the passes of micro-batches, in which all optimizers run the same."""
+    job = Job(global_batch_tokens=2**19, seq_len=4096, optimizer=optimizer)
+    pricing = Pricing(Problem(load_model("llama-3.2-1b"), load_cluster("h100:8"), job), Layout(fsdp=8, zero_stage=3))
+    family = pricing.pricer.complete_family(pricing.family)
+    updates = [k for k in pricing.pricer.parts(family, "block").kernels if k.phase == "update"]
+    assert any(k.flops.evaluate(pricing.values) for k in updates) == (optimizer != "adamw")
+    assert pricing.pricer.flops("block", family, pricing.values).keys() == {"forward", "backward"}
+    assert pricing.hardware_ratio() == 1.0163286133435387
