@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import derive_unit
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model import numerics
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
@@ -141,7 +141,7 @@ def turned(own: dict[str, Any], architecture: Architecture) -> Iterator[tuple[st
 
 def loss_of(architecture: Architecture, ids: Any, given: dict[str, Any]) -> float:
     """Our program's loss on one device; every weight has to be given, and no other."""
-    unit = derive_unit("whole", model_program(architecture), ShardingScheme(0, False, "none"), recompute="none")
+    unit = derive_unit("whole", model_program(architecture), scheme_of(architecture.structure))
     program, specs = unit.forward.program, unit.forward.specs
     sizes = {**architecture.dims, "B": SEQS, "T": POSITIONS}
     assert set(given) == set(program.weights)

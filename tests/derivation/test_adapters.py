@@ -32,7 +32,8 @@ LAYOUTS = [
 
 
 def unit(architecture: Architecture, layout: Layout, name: str = "block") -> ShardedUnit:
-    return derived_unit(architecture.structure, make_sharding_scheme(layout), name)
+    scheme = make_sharding_scheme(layout, architecture.structure, optimizer=JOB.optimizer, shares_amax=False)
+    return derived_unit(scheme, name)
 
 
 def products(found: ShardedUnit) -> list[Contract]:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
-from shardwise.derive.sharded_unit import derive_units
+from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.backward import transpose_program
 from shardwise.model.load import load_model
@@ -188,9 +189,12 @@ def test_interconnect_intensity_of_the_mix_falls_with_the_root_of_the_devices() 
     assert intensity(2**22, 2**2) / intensity(2**21, 2**1) == pytest.approx(4**-0.5, rel=1e-9)
 
 
-def region(family: ShardingScheme, phase: str, tensor: str) -> list[str]:
+LLAMA = load_model("llama-3-8b").structure
+
+
+def region(scheme: ShardingScheme, phase: str, tensor: str) -> list[str]:
     """Collectives over tensor parallelism on one tensor of a block, slices left out."""
-    steps = derive_units(load_model("llama-3-8b"), family)["block"].phases()[phase]
+    steps = derived_unit(scheme, "block").phases()[phase]
     found = (s for s in steps if isinstance(s, CollectiveStep) and s.tensor.name.split("#")[0] == tensor)
     return [str(s.collective.kind) for s in found if "tp_kv" in s.collective.axes]
 
@@ -213,23 +217,23 @@ def test_conjugate_operators_of_tensor_parallelism(
     inside: str, outside: str, cotangent: str,
 ) -> None:  # fmt: skip
     """S1's table of f, f*, g, g*: entering and leaving a tensor-parallel region, forward and backward."""
-    family = ShardingScheme(0, sequence_parallel, "none")
-    assert region(family, "forward", inside) == enter[0]
-    assert region(family, "backward", f"d.{inside}") == enter[1]
-    assert region(family, "forward", outside) == leave[0]
-    assert region(family, "backward", cotangent) == leave[1]
+    scheme = scheme_of(LLAMA, 0, sequence_parallel)
+    assert region(scheme, "forward", inside) == enter[0]
+    assert region(scheme, "backward", f"d.{inside}") == enter[1]
+    assert region(scheme, "forward", outside) == leave[0]
+    assert region(scheme, "backward", cotangent) == leave[1]
 
 
 def test_norm_gradients_are_whole_without_sequence_parallelism() -> None:
     """S1: without sequence parallelism every tensor-parallel rank sees the same activations at a norm."""
     for sequence_parallel in (False, True):
-        unit = derive_units(load_model("llama-3-8b"), ShardingScheme(0, sequence_parallel, "none"))["block"]
+        unit = derived_unit(scheme_of(LLAMA, 0, sequence_parallel), "block")
         partial = unit.backward.specs[unit.gradients["attention_norm.weight"]].partial
         assert ("tp_kv" in partial) == sequence_parallel
 
 
 def test_replicated_key_value_heads_leave_a_partial_weight_gradient() -> None:
-    unit = derive_units(load_model("llama-3-8b"), ShardingScheme(0, True, "none"))["block"]
+    unit = derived_unit(scheme_of(LLAMA, 0, True), "block")
     assert "tp_rep" in unit.backward.specs[unit.gradients["wk"]].partial
     assert "tp_rep" not in unit.backward.specs[unit.gradients["wq"]].partial
 

@@ -1,4 +1,4 @@
-"""Every collective of a unit, derived by hand for families and layouts in which several rules meet: kind, axes, count, bytes.
+"""Every collective of a unit, derived by hand for schemes and layouts in which several rules meet: kind, axes, count, bytes.
 
 A row is (pass, kind, axes, count, bytes): what one device issues in a pass of one unit for one micro-batch ("update": for one
 step), and the bytes of all of it together. Bytes are payloads: the gathered array of an AllGather, the summand of a ReduceScatter
@@ -338,9 +338,9 @@ def issued(model: Architecture, layout: Layout, unit: str) -> dict[tuple[str, st
     """
     degrees = {**atomic_degrees(model, layout_degrees(layout)), "micro_batch_seqs": B}
     values = unit_values(model, T, degrees)
-    family = replace(make_sharding_scheme(layout), experts=model.structure.experts)
+    scheme = make_sharding_scheme(layout, model.structure, optimizer="adamw", shares_amax=False)
     parts, formats = (
-        unit_cost_inputs(model.structure, family, unit, IssuePolicy(bucket_bytes=math.inf)),
+        unit_cost_inputs(scheme, unit, IssuePolicy(bucket_bytes=math.inf)),
         TensorFormats(PRECISIONS["bf16"]),
     )
     found: dict[tuple[str, str, str], tuple[int, float]] = {}

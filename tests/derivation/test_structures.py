@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from schemes import scheme_id, scheme_of
 
-from shardwise.derive.sharded_unit import derive_units
+from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.step.collectives import list_unit_collectives
@@ -15,8 +16,8 @@ from shardwise.step.instructions import UnitCollective
 from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.symbolic import LocalDim, SymbolValues
 
-FAMILIES = [
-    ShardingScheme(zero, sp, policy)
+SCHEMES = [
+    scheme_of(load_model("llama-3-8b").structure, zero, sp, policy)
     for zero in (1, 3)
     for sp in (False, True)
     for policy in ("none", "selective", "full")
@@ -24,12 +25,12 @@ FAMILIES = [
 DEGREES = {"dp": 2, "fsdp": 4, "ep": 2, "cp": 2, "tp_kv": 4, "tp_rep": 1, "pp": 1}
 
 
-def moved(model: str, family: ShardingScheme, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
+def moved(model: str, scheme: ShardingScheme, **changes: Any) -> list[tuple[str, str, tuple[str, ...], float]]:
     """What the activations of a block cost in communication: pass, kind, axes, elements."""
-    architecture = dataclasses.replace(load_model(model), **changes)
+    architecture = replace(load_model(model), **changes)
     values = SymbolValues({**architecture.dims, "B": 1, "T": 4096, **DEGREES})
     values[LocalDim("B", ("dp", "fsdp"))], values[LocalDim("B", ("dp", "fsdp", "ep"))] = DEGREES["ep"], 1
-    unit = derive_units(architecture, family)["block"]
+    unit = derived_unit(replace(scheme, structure=architecture.structure), "block")
     return sorted(
         described(one, values)
         for one in list_unit_collectives(unit, IssuePolicy())
@@ -42,22 +43,22 @@ def described(one: UnitCollective, values: SymbolValues) -> tuple[str, str, tupl
     return passed, str(one.kind), one.axes, one.elements.evaluate(values)
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
 @pytest.mark.parametrize("model", ["gpt-3-175b", "gpt-oss-20b"])
-def test_biases_move_no_activations(model: str, family: ShardingScheme) -> None:
+def test_biases_move_no_activations(model: str, scheme: ShardingScheme) -> None:
     """A bias is added to a sum where the sum rests: a product with one scatters just as a product without."""
-    assert moved(model, family) == moved(model, family, bias=())
+    assert moved(model, scheme) == moved(model, scheme, bias=())
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_sinks_and_clamps_move_nothing(family: ShardingScheme) -> None:
-    assert moved("gpt-oss-20b", family) == moved("gpt-oss-20b", family, sinks=False, mlp="swiglu")
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+def test_sinks_and_clamps_move_nothing(scheme: ShardingScheme) -> None:
+    assert moved("gpt-oss-20b", scheme) == moved("gpt-oss-20b", scheme, sinks=False, mlp="swiglu")
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_a_norm_over_the_projection_moves_sums_only(family: ShardingScheme) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+def test_a_norm_over_the_projection_moves_sums_only(scheme: ShardingScheme) -> None:
     """Over a head it is local to the device that has the head; over all heads a number for each token is added up."""
-    plain, whole = (moved("olmo-2-7b", family, qk_norm_over=over) for over in ("head", "projection"))
+    plain, whole = (moved("olmo-2-7b", scheme, qk_norm_over=over) for over in ("head", "projection"))
     added = list(whole)
     for one in plain:
         added.remove(one)
@@ -66,10 +67,10 @@ def test_a_norm_over_the_projection_moves_sums_only(family: ShardingScheme) -> N
     assert max(elements for *_, elements in added) <= 4096
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f.recompute != "full"], ids=str)
-def test_a_gate_of_the_shared_expert_moves_no_hidden_states(family: ShardingScheme) -> None:
+@pytest.mark.parametrize("scheme", [f for f in SCHEMES if f.recompute != "full"], ids=scheme_id)
+def test_a_gate_of_the_shared_expert_moves_no_hidden_states(scheme: ShardingScheme) -> None:
     """Unless the block is run again: the gate's gradient reads the result that it weighted."""
-    gated, plain = (moved("qwen2-57b-a14b", family, shared_gate=gate) for gate in (True, False))
+    gated, plain = (moved("qwen2-57b-a14b", scheme, shared_gate=gate) for gate in (True, False))
     added = list(gated)
     for one in plain:
         added.remove(one)

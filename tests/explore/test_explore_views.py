@@ -195,6 +195,12 @@ def test_specs_name_the_axes_that_split_something() -> None:
     assert "[D_fsdp]" in specs
 
 
+def test_sequences_are_split_over_ep_too() -> None:
+    job = JOB.replace("llama-3-8b", "mixtral-8x7b")
+    found = Explorer(Known()).answer("notation", f"{job}&layout=fsdp=64+ep=8+zero_stage=3")
+    assert found["hidden"] == "[B_{fsdp,ep}, T, D]"
+
+
 def test_the_search_finds_what_plan_chooses() -> None:
     job = sw.Job(global_batch_tokens=1 << 19, seq_len=4096)
     model, cluster = sw.load_model("llama-3.2-1b"), sw.load_cluster("h100:8")

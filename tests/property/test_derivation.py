@@ -277,7 +277,7 @@ def corruptions(
     case: Case, replacement: Callable[[CollectiveStep], tuple[ProgramStep, ...]]
 ) -> Iterator[tuple[str, Change]]:
     """Each collective of each unit over several devices replaced in turn: what was replaced, and the change."""
-    for unit in derive_units(case.architecture, case.family).values():
+    for unit in derive_units(case.scheme).values():
         for program, index, step in places(unit):
             if unit.name != "carry" and case.mesh.size(step.collective.axes) > 1:
                 steps = getattr(unit, program).steps
@@ -319,7 +319,7 @@ def test_a_reduction_that_does_not_sum_is_noticed(name: str) -> None:
 def test_a_collective_that_is_not_counted_is_noticed() -> None:
     case = LAYOUTS["hybrid_zero3"]
     _, fewer = next(corruptions(case, lambda step: ()))
-    units = derive_units(case.architecture, case.family)
+    units = derive_units(case.scheme)
     moved = chained(case).moved
     counted = [
         nonzero(derived_traffic(change(units["embedding"]), case.mesh, case.sizes, case.num_micro_batches))
@@ -334,7 +334,7 @@ def test_the_cases_cover_every_kind_of_collective() -> None:
     seen = {
         key
         for case in LAYOUTS.values()
-        for unit in derive_units(case.architecture, case.family).values()
+        for unit in derive_units(case.scheme).values()
         if unit.name != "carry"
         for counts in nonzero(derived_traffic(unit, case.mesh, case.sizes, case.num_micro_batches)).values()
         for key in counts

@@ -12,20 +12,21 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import derive_unit
 from shardwise.model.decoder import model_program
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import Mesh
 
-from .training_step import AXES, UNSHARDED, Case, unsharded
+from .training_step import AXES, Case, unsharded
 
 STEP = 2e-5
 
 
 def loss_of(case: Case) -> Callable[[Mapping[str, Any]], float]:
     """The loss of the unsharded program as a function of its weights."""
-    unit = derive_unit("whole", model_program(case.architecture), UNSHARDED, recompute="none")
+    unit = derive_unit("whole", model_program(case.architecture), scheme_of(case.architecture.structure))
     _, batches = case.inputs()
     program, specs = unit.forward.program, unit.forward.specs
     (output,) = program.outputs

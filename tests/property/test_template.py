@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -79,15 +78,12 @@ def test_a_template_at_some_degrees_is_the_list_of_the_layout(model: str, choice
     assume(found is not None)
     assert found
     pricing, links = found
-    structure, family = (
-        pricing.architecture.structure,
-        replace(pricing.family, experts=pricing.architecture.structure.experts),
-    )
+    scheme = pricing.scheme
     single = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
     policy = get_stack("torchtitan").policy
-    for name in (*units_of_structure(structure), "carry"):
-        general, own = (lower_unit(structure, family, name, policy, each) for each in (frozenset[str](), single))
-        parts = pricing.pricer.parts(family, name)
+    for name in (*units_of_structure(scheme.structure), "carry"):
+        general, own = (lower_unit(scheme, name, policy, each) for each in (frozenset[str](), single))
+        parts = pricing.pricer.parts(scheme, name)
         priced = totals(pricing, links, parts, general.collectives)
         issued = totals(pricing, links, parts, own.collectives)
         assert priced.keys() == issued.keys(), name

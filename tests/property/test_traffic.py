@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schemes import scheme_id, scheme_of
 
 from shardwise.derive.sharded_program import CollectiveStep
-from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
+from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units, derived_unit
 from shardwise.derive.tensor_specs import weight_use_spec
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
@@ -26,10 +27,6 @@ from shardwise.values.symbolic import SymbolValues
 
 from .training_step import AXES, Mesh
 
-FAMILIES = [
-    ShardingScheme(zero, sp, recompute)
-    for zero, sp, recompute in itertools.product((0, 1, 2, 3), (False, True), ("none", "selective", "full"))
-]
 POLICY = IssuePolicy()
 Key = tuple[CollectiveKind, tuple[str, ...], Role, str, str]
 
@@ -45,6 +42,13 @@ def architecture(mlp: str = "swiglu", **changes: int) -> Architecture:
         "vocab_size": 64,
     }
     return Architecture(name="small", mlp=mlp, **(sizes | changes))  # type: ignore[arg-type]
+
+
+SMALL = architecture().structure
+SCHEMES = [
+    scheme_of(SMALL, zero, sp, recompute)
+    for zero, sp, recompute in itertools.product((0, 1, 2, 3), (False, True), ("none", "selective", "full"))
+]
 
 
 def charged_to(phase: str, step: CollectiveStep) -> str:
@@ -82,9 +86,9 @@ def issued_payload(issued: tuple[UnitCollective, ...], most_elements: float = 1e
 
 
 @pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
-def test_fusing_conserves_payload(family: ShardingScheme, mlp: str) -> None:
-    for unit in derive_units(architecture(mlp), family).values():
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+def test_fusing_conserves_payload(scheme: ShardingScheme, mlp: str) -> None:
+    for unit in derive_units(replace(scheme, structure=architecture(mlp).structure)).values():
         derived = derived_payload(unit)
         assert derived == issued_payload(list_unit_collectives(unit, POLICY)), unit.name
         if unit.name == "block":
@@ -92,14 +96,14 @@ def test_fusing_conserves_payload(family: ShardingScheme, mlp: str) -> None:
 
 
 @given(
-    st.sampled_from(FAMILIES),
-    st.sampled_from(sorted(derive_units(architecture(), FAMILIES[0]))),
+    st.sampled_from(SCHEMES),
+    st.sampled_from(sorted(derive_units(SCHEMES[0]))),
     st.tuples(*(st.sampled_from((1, 2, 4)) for _ in AXES)),
 )
 def test_received_elements_are_conserved_at_any_degrees_that_divide(
-    family: ShardingScheme, name: str, degrees: tuple[int, ...]
+    scheme: ShardingScheme, name: str, degrees: tuple[int, ...]
 ) -> None:
-    unit = derive_units(architecture(), family)[name]
+    unit = derived_unit(scheme, name)
     values = SymbolValues({**architecture().dims, "B": 64, "T": 64, "pp": 2, **dict(zip(AXES, degrees, strict=True))})
     moved = {
         scope: sum(
@@ -119,7 +123,7 @@ def test_received_elements_are_conserved_at_any_degrees_that_divide(
 
 
 def test_a_lost_collective_is_noticed() -> None:
-    unit = derive_units(architecture(), ShardingScheme(3, True, "selective"))["block"]
+    unit = derived_unit(scheme_of(SMALL, 3, True, "selective"), "block")
     issued = list_unit_collectives(unit, POLICY)
     assert len(issued) > 3
     for index in range(len(issued)):
@@ -131,7 +135,7 @@ def test_a_lost_collective_is_noticed() -> None:
 def test_weights_of_a_unit_travel_together(tp_rep: int, apart: int) -> None:
     """ZeRO-3: one AllGather of all weights forward, one backward, one ReduceScatter of all gradients. Keys and values, whose
     gradients are summed over tp_rep too, travel apart where that is more than one device."""
-    unit = derive_units(architecture(), ShardingScheme(3, False, "none"))["block"]
+    unit = derived_unit(scheme_of(SMALL, 3), "block")
     values = SymbolValues({**EVEN, "tp_rep": tp_rep})
     fused = [one for one in list_unit_collectives(unit, POLICY) if one.axes == ("fsdp", "cp") and one.moves_weights]
     order = [
@@ -142,7 +146,7 @@ def test_weights_of_a_unit_travel_together(tp_rep: int, apart: int) -> None:
     assert [(one.phase, one.kind) for one in fused] == 2 * order
     assert [one.extent(values, 1.0).count for one in fused] == [1, 1, 1, apart, apart, apart]
     assert {*fused[0].tensors, *fused[3].tensors} == set(unit.weights)
-    whole = sum(weight_use_spec(unit.family, dims).local_elements().evaluate(values) for dims in unit.weights.values())
+    whole = sum(weight_use_spec(unit.scheme, dims).local_elements().evaluate(values) for dims in unit.weights.values())
     assert sum(one.extent(values, 1.0).elements for one in fused if one.phase == "forward") == whole
 
 
@@ -154,11 +158,11 @@ def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> 
     With sequence parallelism they differ: only between units is the hidden state brought to rest split over tp.
     """
     shape = architecture(mlp)
-    family = ShardingScheme(zero_stage, False, "none")
+    scheme = scheme_of(shape.structure, zero_stage)
     mesh = Mesh((("dp", 2), ("fsdp", 3 if zero_stage else 1), ("cp", 2), ("tp_kv", 4), ("tp_rep", 2)))
     sizes = {**shape.dims, "B": 12, "T": 32}
-    whole = derived_traffic(derive_unit("whole", model_program(shape), family, recompute="none"), mesh, sizes, 2)
-    units = derive_units(shape, family)
+    whole = derived_traffic(derive_unit("whole", model_program(shape), scheme), mesh, sizes, 2)
+    units = derive_units(scheme)
     times = {"embedding": 1, "block": shape.num_layers, "head": 1}
     for scope, expected in whole.items():
         found: dict[object, int] = {}

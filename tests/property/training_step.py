@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import ShardedUnit, derive_unit, derive_units
 from shardwise.derive.tensor_specs import hidden_spec, state_resting_spec
@@ -33,7 +34,6 @@ from shardwise.values.symbolic import SymbolValues
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")
 TOLERANCE = 1e-12
-UNSHARDED = ShardingScheme(0, False, "none")
 HIDDEN = ("B", "T", "D")
 Change = Callable[[ShardedUnit], ShardedUnit]
 Moves = Mapping[str, Mapping[Any, int]]  # by scope; elements by kind and axes
@@ -81,9 +81,9 @@ class Case:
         return matrices_of(self.architecture, get_optimizer(self.optimizer).covers_vocabulary)
 
     @property
-    def family(self) -> ShardingScheme:
-        return ShardingScheme(
-            self.zero_stage, self.sequence_parallel, self.recompute, self.architecture.structure.experts,
+    def scheme(self) -> ShardingScheme:
+        return scheme_of(
+            self.architecture.structure, self.zero_stage, self.sequence_parallel, self.recompute,
             cp_variant=self.cp_variant, whole_experts=self.whole_experts, optimizer=self.optimizer,
         )  # fmt: skip
 
@@ -194,12 +194,12 @@ class StrictDevices(VirtualDevices):
         self,
         mesh: Mesh,
         sizes: Mapping[str, int],
-        family: ShardingScheme | None = None,
+        scheme: ShardingScheme | None = None,
         *,
         unit: ShardedUnit,
         router: Router,
     ) -> None:
-        super().__init__(mesh, sizes, unit.family, router=router)
+        super().__init__(mesh, sizes, unit.scheme, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
         self.state = (
@@ -255,8 +255,8 @@ def definite(flat: Any) -> Any:
 @lru_cache(maxsize=64)
 def unsharded(case: Case) -> Outcome:
     """The same decoder and batch on one device, with nothing sharded and nothing recomputed."""
-    family = dataclasses.replace(UNSHARDED, optimizer=case.optimizer)
-    unit = derive_unit("whole", model_program(case.architecture), family, recompute="none")
+    scheme = scheme_of(case.architecture.structure, optimizer=case.optimizer)
+    unit = derive_unit("whole", model_program(case.architecture), scheme)
     state, batches = case.inputs()
     one = Mesh(tuple((axis, 1) for axis in AXES))
     outcome = _outcome(case, unit, run_step(unit, one, case.sizes, state, batches, case.router))
@@ -266,7 +266,7 @@ def unsharded(case: Case) -> Outcome:
 
 def whole(case: Case, change: Change = lambda unit: unit) -> Outcome:
     """The whole model as one derived unit on virtual devices; `change` may corrupt the derivation before it runs."""
-    unit = change(derive_unit("whole", model_program(case.architecture), case.family, recompute=case.recompute))
+    unit = change(derive_unit("whole", model_program(case.architecture), case.scheme))
     state, batches = case.inputs()
     with mock.patch.object(step_module, "VirtualDevices", partial(StrictDevices, unit=unit)):
         return _outcome(case, unit, run_step(unit, case.mesh, case.sizes, state, batches, case.router))
@@ -288,7 +288,7 @@ class _Chain:
         assert not case.tied, "tied weights are one tensor of two units"
         self.case = case
         self.num_dense = case.architecture.num_dense_layers
-        units = {name: change(unit) for name, unit in derive_units(case.architecture, case.family).items()}
+        units = {name: change(unit) for name, unit in derive_units(case.scheme).items()}
         self.lists = {id(unit): lower_derived_unit(unit, IssuePolicy()).passes for unit in units.values()}
         layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
         names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
@@ -306,7 +306,7 @@ class _Chain:
                     own = unit.update.program.dims(f"{name}.{part}")
                     devices.scatter_array(
                         f"{name}.{part}",
-                        state_resting_spec(self.case.family, dims, own),
+                        state_resting_spec(self.case.scheme, dims, own),
                         state[f"{prefix}{name}.{part}"],
                     )
         for batch in batches:
@@ -350,7 +350,7 @@ class _Chain:
             devices.held[f"d.{output}", unit.forward.specs[output]] = dx
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
-                assert unit.backward.specs[name] == hidden_spec(self.case.family)
+                assert unit.backward.specs[name] == hidden_spec(self.case.scheme)
                 dx = devices.held[name, unit.backward.specs[name]]
         for (unit, _, devices), earlier in zip(self.links, held, strict=True):
             for name, shards in earlier.items():

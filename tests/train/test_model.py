@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from executing import Executor, batch_of, decoder_of, errors, random_weights
+from schemes import scheme_of
 
 from shardwise.derive.sharded_program import ComputeStep
 from shardwise.derive.sharded_unit import derive_unit
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
@@ -98,7 +98,7 @@ def small(structure: str) -> Architecture:
 
 def whole_names(architecture: Architecture) -> dict[str, str]:
     """Names in the program of the whole model, which tells layers apart by a prefix, by the parameters' names."""
-    found = list_parameters(architecture, ShardingScheme(0, False, "none"))
+    found = list_parameters(architecture, scheme_of(architecture.structure))
     prefixes = {one.path: f"{one.path.removeprefix('layers.').replace('.', '')}." for one in found if "." in one.path}
     return {one.name: f"{prefixes.get(one.path, '')}{one.weight}" for one in found}
 
@@ -111,11 +111,11 @@ def tokens(architecture: Architecture, seed: int = 1) -> tuple[Any, Any]:
 def judged(weights: ModelWeights, batches: Iterable[MicroBatch], num_targets: int) -> tuple[float, dict[str, Any]]:
     """Loss and gradients by parameter of the derivation's unsharded step with these weights, of the ids and targets of the model
     and of each module of multi-token prediction."""
-    architecture, family = weights.architecture, ShardingScheme(0, False, "none")
-    unit = derive_unit("whole", model_program(architecture), family, recompute="none")
+    architecture, scheme = weights.architecture, scheme_of(weights.architecture.structure)
+    unit = derive_unit("whole", model_program(architecture), scheme)
     names = whole_names(architecture)
     state = {whole: weights.tensors[name].numpy() for name, whole in names.items()}
-    kept = get_optimizer(family.optimizer).state
+    kept = get_optimizer(scheme.optimizer).state
     zeros = {f"{name}.{part}": np.zeros_like(a) for name, a in state.items() for part in kept}
     batch: dict[str, Any] = {"positions": np.arange(POSITIONS)}
     for prefix, one in zip(

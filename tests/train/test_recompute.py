@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from executing import Executor, batch_of, random_weights
+from schemes import scheme_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import saveable_results
 from shardwise.model.decoder import LAYER_UNITS, unit_counts
@@ -77,7 +77,7 @@ def some_set(structure: str, seed: int) -> str:
     architecture, chance = made(structure).architecture, Random(seed)
     kinds = {}
     for kind in (one for one in LAYER_UNITS if unit_counts(architecture).get(one)):
-        unit = derived_unit(architecture.structure, ShardingScheme(0, False, "none"), kind)
+        unit = derived_unit(scheme_of(architecture.structure), kind)
         may = saveable_results(unit.forward.program, unit.backward.program.inputs)
         kinds[kind] = [name for name in may if chance.random() < 0.5]
     return format_tensor_set(kinds)
@@ -97,7 +97,7 @@ def test_gradients_with_any_set_of_kept_tensors_are_those_without_recomputation(
 @pytest.mark.parametrize("structure", ["dense", "gpt-2", "latent"])
 def test_what_a_set_leaves_out_is_run_again_and_no_more(structure: str, seed: int) -> None:
     weights, policy = made(structure), some_set(structure, seed)
-    unit = derived_unit(weights.architecture.structure, ShardingScheme(0, False, policy), "block")
+    unit = derived_unit(scheme_of(weights.architecture.structure, recompute=policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
     for one in run_again(weights, policy):
         assert (one["contract"], one["scan"]) == (wanted["contract"], wanted["scan"])
@@ -137,7 +137,7 @@ def run_again(weights: ModelWeights, policy: str, num_layers: int | None = None)
 )
 def test_products_and_attention_are_run_again_as_derived(structure: str, policy: str) -> None:
     weights = made(structure)
-    unit = derived_unit(weights.architecture.structure, ShardingScheme(0, False, policy), "block")
+    unit = derived_unit(scheme_of(weights.architecture.structure, recompute=policy), "block")
     wanted = Counter(step.operation.kind for step in unit.recompute_steps if hasattr(step, "operation"))
     found = run_again(weights, policy)
     assert len(found) == SMALL["num_layers"] * bool(
@@ -173,7 +173,7 @@ def test_the_router_chooses_alike(policy: str, monkeypatch: pytest.MonkeyPatch) 
         bias.copy_(torch.linspace(-0.2, 0.2, len(bias)))
     gradients(executor)
     forward, again = chosen[:2], chosen[2:]
-    unit = derived_unit(made("experts").architecture.structure, ShardingScheme(0, False, policy), "block")
+    unit = derived_unit(scheme_of(made("experts").architecture.structure, recompute=policy), "block")
     routes = any(step.operation.kind == "route" for step in unit.recompute_steps if hasattr(step, "operation"))
     assert (len(forward), len(again)) == (2, 2 * routes)
     assert all(torch.equal(one, other) for one, other in zip(forward, reversed(again), strict=False))

@@ -15,7 +15,6 @@ import torch
 import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
-from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.load import load_model
 from shardwise.present.cli import main
 from shardwise.run.parallel.collectives import MeshCollectives
@@ -68,7 +67,7 @@ def test_meshes_have_all_that_the_layout_has(name: str) -> None:
             assert one.layout.cp_variant == layout.cp_variant
         assert one.layout.recompute == layout.recompute
     widest = max(meshes, key=lambda one: len(one.degrees)).layout
-    assert make_sharding_scheme(widest).zero_stage == layout.zero_stage
+    assert widest.zero_stage == layout.zero_stage
 
 
 def test_windows_and_leading_layers_stay() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from executing import Executor, random_weights
 from plain import build
+from schemes import scheme_id, scheme_of
 from test_model import ALL_BIASES, AXES, EXPERTS, SMALL, STRUCTURES, small
 
 from shardwise.derive.sharded_unit import derive_units
@@ -25,19 +26,22 @@ from shardwise.step.flat_arrays import WeightSync
 from shardwise.step.parameters import list_parameters
 from shardwise.step.rank_program import parameter_shapes
 
-FAMILIES = [ShardingScheme(zero_stage, parallel, "none") for zero_stage in (0, 1, 2, 3) for parallel in (False, True)]
+SCHEMES = [
+    scheme_of(SMALL.structure, zero_stage, parallel) for zero_stage in (0, 1, 2, 3) for parallel in (False, True)
+]
 
 
 @pytest.mark.thinned(2)
-@pytest.mark.parametrize("family", FAMILIES, ids=str)
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_parameters_are_the_weights_of_the_derived_units(structure: str, family: ShardingScheme) -> None:
+def test_parameters_are_the_weights_of_the_derived_units(structure: str, scheme: ShardingScheme) -> None:
     """None is missing, none is more, and each has the shape that the derivation's spec has on one device."""
     architecture = small(structure)
-    shapes, units = parameter_shapes(architecture), derive_units(architecture, family)
+    scheme = dataclasses.replace(scheme, structure=architecture.structure)
+    shapes, units = parameter_shapes(architecture), derive_units(scheme)
     by_hand = dict(build(architecture).named_parameters())
     alone = Mesh(tuple((axis, 1) for axis in AXES))
-    found = list_parameters(architecture, family)
+    found = list_parameters(architecture, scheme)
     assert [one.name for one in found] == list(shapes) == list(by_hand)
     for one in found:
         sizes = architecture.dense_layer_architecture().dims if one.unit == "dense_block" else architecture.dims
@@ -87,7 +91,7 @@ SYNCS = {
 @pytest.mark.parametrize("zero_stage", SYNCS)
 def test_weights_are_kept_in_step_as_their_stage_asks(zero_stage: int) -> None:
     (spec,) = (
-        one for one in list_parameters(SMALL, ShardingScheme(zero_stage, False, "none")) if one.name == "layers.1.w_up"
+        one for one in list_parameters(SMALL, scheme_of(SMALL.structure, zero_stage)) if one.name == "layers.1.w_up"
     )
     assert str(spec.use) == "[F_{tp_kv,tp_rep}, D]"
     assert spec.sync == SYNCS[zero_stage]

@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from schemes import scheme_of
 
 import shardwise as sw
 from shardwise.book_formulas import rules
@@ -35,7 +36,7 @@ from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.layout.choices import Choices
 from shardwise.layout.context_parallel import CP_VARIANTS, get_cp_variant
 from shardwise.layout.layout import OFFLOAD_TARGETS, OFFLOADS, Layout, Offload, get_offload_targets
-from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme, make_scheme_of_mode
+from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme
 from shardwise.measure.calibrate.cross_validation import fold_groups
 from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
@@ -118,8 +119,8 @@ CHOICES: Mapping[str, Choice] = {
     "cp_variant, Layout": Choice(lambda name: Layout(cp_variant=name), tuple(CP_VARIANTS)),
     "cp_variant, pin": Choice(pinned("cp_variant"), tuple(CP_VARIANTS)),
     "cp_variant, variant_of": Choice(get_cp_variant, tuple(CP_VARIANTS)),
-    "cp_variant, mode_family": Choice(
-        lambda name: make_scheme_of_mode(0, False, "none", ParallelMode(name, False, False)), tuple(CP_VARIANTS)
+    "cp_variant, with_mode": Choice(
+        lambda name: ShardingScheme.unsharded(SMALL.structure).with_mode(ParallelMode(name, False, False)), tuple(CP_VARIANTS)
     ),
     "cp_variant, unit_values": Choice(
         lambda name: unit_values(SMALL, 64, {"cp": 2, "micro_batch_seqs": 1}, name), tuple(CP_VARIANTS)
@@ -136,8 +137,8 @@ CHOICES: Mapping[str, Choice] = {
     "dtype, bytes_per_element": Choice(bytes_per_element, tuple(BYTES_PER_ELEMENT)),
     "optimizer, Job": Choice(lambda name: replace(JOB, optimizer=name), optimizer_names()),
     "optimizer, optimizer_named": Choice(get_optimizer, optimizer_names()),
-    "optimizer, Family": Choice(
-        lambda name: derived_unit(SMALL.structure, ShardingScheme(0, False, "none", optimizer=name), "block"), optimizer_names()
+    "optimizer, derived_unit": Choice(
+        lambda name: derived_unit(scheme_of(SMALL.structure, optimizer=name), "block"), optimizer_names()
     ),
     "optimizer, torch_optimizer": Choice(
         lambda name: build_torch_optimizer(name, [torch.nn.Parameter(torch.zeros(3))], [], {}), optimizer_names()

@@ -37,25 +37,20 @@ from shardwise.derive.tensor_specs import (
 from shardwise.layout import ShardingScheme
 from shardwise.model import (
     BORROWED_WEIGHTS,
-    LAYER_UNITS,
     MTP_UNITS,
-    Architecture,
-    ModelStructure,
     Operation,
     Program,
     Role,
     Tensor,
     get_optimizer,
     owning_weight,
-    unit_counts,
     weight_matrices,
     whole_matrix_inputs,
 )
 from shardwise.model.backward import BackwardProgram, split_saved, transpose_program
-from shardwise.model.decoder import UNIT_PROGRAMS, UNITS_WITH_IMMEDIATE_BACKWARD
+from shardwise.model.decoder import UNITS_WITH_IMMEDIATE_BACKWARD, unit_program, units_of_structure
 from shardwise.model.operations import ATTENTION_OPERATIONS
 from shardwise.model.optimizer_program import build_optimizer_program
-from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding import Spec
 
 MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and keeps only what it reads off them
@@ -65,7 +60,7 @@ MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and k
 class ShardedUnit:
     """A unit's sharded programs; `backward` is `recompute_steps` and then `backward_steps`.
 
-    `family` is its sharding scheme. `saved` are the specs of the tensors that the forward pass keeps for the backward pass.
+    `scheme` is its sharding scheme. `saved` are the specs of the tensors that the forward pass keeps for the backward pass.
     `gathered_weights` are weights that the forward pass gathers and the backward pass still has, in the spec of their use:
     those of `UNITS_WITH_IMMEDIATE_BACKWARD`. `gradients` has the name of the gradient of each of the unit's own trained
     weights; that of a borrowed weight stays a partial sum, which the owner reduces with its own. `tensors` are those of all
@@ -73,7 +68,7 @@ class ShardedUnit:
     """
 
     name: str
-    family: ShardingScheme
+    scheme: ShardingScheme
     forward: ShardedProgram
     recompute_steps: tuple[ProgramStep, ...]
     backward_steps: tuple[ProgramStep, ...]
@@ -113,9 +108,8 @@ class ShardedUnit:
         }
 
 
-def derive_unit(name: str, program: Program, scheme: ShardingScheme, *, recompute: str) -> ShardedUnit:
-    """Derive the backward and update programs of `program` and shard all three; `recompute` is the policy for its saved
-    tensors."""
+def derive_unit(name: str, program: Program, scheme: ShardingScheme) -> ShardedUnit:
+    """Derive the backward and update programs of `program` and shard all three."""
     immediate = immediate_specs(scheme, program)
     final = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in immediate}  # the loss
     forward = shard_program(
@@ -123,14 +117,14 @@ def derive_unit(name: str, program: Program, scheme: ShardingScheme, *, recomput
     )
     forward = replace(forward, steps=group_rings(forward.steps, scheme))
     transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs)
-    return _shard_backward(name, forward, transposed, scheme, recompute)
+    return _shard_backward(name, forward, transposed, scheme)
 
 
 def _shard_backward(
-    name: str, forward: ShardedProgram, transposed: BackwardProgram, scheme: ShardingScheme, policy: str
+    name: str, forward: ShardedProgram, transposed: BackwardProgram, scheme: ShardingScheme
 ) -> ShardedUnit:
     program = transposed.program
-    recompute = split_saved(forward.program, program.inputs, policy)
+    recompute = split_saved(forward.program, program.inputs, scheme.recompute)
     saved_specs = {**forward.specs, **ulysses_specs(scheme, forward.program)}
     saved = {tensor: saved_specs[tensor] for tensor in recompute.saved}
     resting = {**input_specs(scheme, forward.program), **saved, **_output_gradient_specs(forward, program)}
@@ -151,7 +145,7 @@ def _shard_backward(
     recomputed = group_rings(sharded.steps[:border], scheme)
     backward_steps = group_rings(sharded.steps[border:], scheme)
     return ShardedUnit(
-        name=name, family=scheme, forward=forward, recompute_steps=recomputed, backward_steps=backward_steps,
+        name=name, scheme=scheme, forward=forward, recompute_steps=recomputed, backward_steps=backward_steps,
         backward=replace(sharded, steps=(*recomputed, *backward_steps)), update=update, saved=saved, gathered_weights=gathered,
         gradients=gradients, forward_index=transposed.forward_index,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
@@ -192,46 +186,19 @@ def _shard_update(
     return replace(sharded, steps=group_mean_reductions(sharded.steps))
 
 
-def derive_units(architecture: Architecture, scheme: ShardingScheme) -> Mapping[str, ShardedUnit]:
-    """Return the sharded units of a decoder. Sizes do not matter, so models of one structure share the result."""
-    return {name: derived_unit(architecture.structure, scheme, name) for name in (*unit_counts(architecture), "carry")}
+def derive_units(scheme: ShardingScheme) -> Mapping[str, ShardedUnit]:
+    """Return the sharded units of a model with the scheme's structure, by name."""
+    return {name: derived_unit(scheme, name) for name in (*units_of_structure(scheme.structure), "carry")}
 
 
-def derived_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardedUnit:
+def derived_unit(scheme: ShardingScheme, name: str) -> ShardedUnit:
     """Return the sharded programs of one unit, cached."""
-    return _derive_cached(structure, scheme_for_unit(structure, scheme, name), name)
-
-
-def scheme_for_unit(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardingScheme:
-    """Return the scheme without what the derivation of this unit does not depend on.
-
-    Schemes that differ in nothing else then share a cache entry. Recomputation and context parallelism concern layers alone,
-    whole experts only units that send tokens to experts. A field that is kept needlessly costs derivations (a search has
-    hundreds of schemes); one that is dropped wrongly gives another layout's collectives.
-    """
-    is_layer = name in LAYER_UNITS
-    return replace(  # once, since every price of a unit asks
-        scheme, experts=structure.experts, shares_amax=False,
-        recompute=policy_for_layer(scheme.recompute, name) if is_layer else "none",
-        cp_variant=scheme.cp_variant if is_layer else "all_gather",
-        whole_experts=scheme.whole_experts and routes_tokens(structure, name),
-    )  # fmt: skip
-
-
-@lru_cache(maxsize=1024)
-def routes_tokens(structure: ModelStructure, name: str) -> bool:
-    """Return whether a unit sends tokens to experts."""
-    return bool(_unit_program(structure, name).names_with_role(Role.ROUTED))
-
-
-@lru_cache(maxsize=1024)
-def _unit_program(structure: ModelStructure, name: str) -> Program:
-    return UNIT_PROGRAMS[name](structure.placeholder_architecture())
+    return _derive_cached(scheme.for_unit(name), name)
 
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
-def _derive_cached(structure: ModelStructure, scheme: ShardingScheme, name: str) -> ShardedUnit:
-    return derive_unit(name, _unit_program(structure, name), scheme, recompute=scheme.recompute)
+def _derive_cached(scheme: ShardingScheme, name: str) -> ShardedUnit:
+    return derive_unit(name, unit_program(scheme.structure, name), scheme)
 
 
 def is_mean_reduction(step: ProgramStep) -> TypeGuard[CollectiveStep]:

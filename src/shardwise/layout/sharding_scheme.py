@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardwise.layout.context_parallel import cp_variant_names, get_cp_variant
 from shardwise.layout.layout import Layout
-from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job
+from shardwise.model import DEFAULT_OPTIMIZER, LAYER_UNITS, Architecture, Job, ModelStructure
+from shardwise.model.decoder import routes_tokens
+from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding import Axes
 from shardwise.values import Value, ceil_div
 from shardwise.values.symbolic import gcd
@@ -22,24 +24,64 @@ CP_AXES: Axes = ("cp",)
 EXPERT_AXES: Axes = ("ep",)
 
 
+class ParallelMode(NamedTuple):
+    """Choices that the same degrees leave open."""
+
+    cp_variant: str
+    async_tp: bool
+    whole_experts: bool
+
+
 @dataclass(frozen=True, slots=True)
 class ShardingScheme:
-    """The choices of a layout without its degrees, and the job's optimizer: what the derivation depends on.
+    """All that a derivation reads: the structure of the model, facts of the job, and a layout's choices without its degrees.
 
-    `cp_variant` is the derived one ("ring" for zigzag too). `experts`: the model has experts. `whole_experts`: each expert is
-    on one device, and `ep` splits over `tp` as well. `shares_amax`: the precision recipe takes scales from the largest values
-    of any rank.
+    `shares_amax`: the precision recipe takes scales from the largest values of any rank. `cp_variant` is the derived one
+    ("ring" for zigzag too: which positions a rank holds makes no difference to a derivation). `whole_experts`: each expert is
+    on one device, and `ep` splits over `tp` as well. Made by `make_sharding_scheme`.
     """
 
-    zero_stage: int
-    sequence_parallel: bool
-    recompute: str
-    experts: bool = False
+    structure: ModelStructure
+    optimizer: str
+    shares_amax: bool
+    zero_stage: int = 0
+    sequence_parallel: bool = False
+    recompute: str = "none"
     cp_variant: str = "all_gather"
     async_tp: bool = False
     whole_experts: bool = False
-    optimizer: str = DEFAULT_OPTIMIZER
-    shares_amax: bool = False
+
+    @classmethod
+    def unsharded(cls, structure: ModelStructure) -> ShardingScheme:
+        """Return the scheme of one device that recomputes nothing: for what is the same under every scheme, such as a unit's
+        program."""
+        return cls(structure, DEFAULT_OPTIMIZER, shares_amax=False)
+
+    def with_mode(self, mode: ParallelMode) -> ShardingScheme:
+        """Return the scheme in another mode."""
+        cp_variant = get_cp_variant(mode.cp_variant).structure
+        return replace(self, cp_variant=cp_variant, async_tp=mode.async_tp, whole_experts=mode.whole_experts)
+
+    def with_recompute(self, policy: str) -> ShardingScheme:
+        """Return the scheme under another recompute policy."""
+        return replace(self, recompute=policy)
+
+    def for_unit(self, name: str) -> ShardingScheme:
+        """Return the scheme without what the derivation of this unit does not depend on.
+
+        Recomputation and context parallelism concern layers alone, whole experts only units that send tokens to experts, and
+        shared scales no unit: their AllReduce is a control collective of the step.
+        """
+        # Schemes that differ only in what is dropped here share a cache entry. A field that is kept needlessly costs
+        # derivations: a search has hundreds of schemes, and derives each unit again for every distinct result of this method.
+        # One that is dropped although the unit depends on it is worse: the unit silently gets another layout's collectives.
+        is_layer = name in LAYER_UNITS
+        return replace(  # once, since every price of a unit asks
+            self, shares_amax=False,
+            recompute=policy_for_layer(self.recompute, name) if is_layer else "none",
+            cp_variant=self.cp_variant if is_layer else "all_gather",
+            whole_experts=self.whole_experts and routes_tokens(self.structure, name),
+        )  # fmt: skip
 
     @property
     def expert_axes(self) -> Axes:
@@ -54,7 +96,7 @@ class ShardingScheme:
     @property
     def batch_axes(self) -> Axes:
         """Axes that split sequences."""
-        return BATCH_AXES + EXPERT_AXES if self.experts else BATCH_AXES
+        return BATCH_AXES + EXPERT_AXES if self.structure.experts else BATCH_AXES
 
     @property
     def replica_axes(self) -> Axes:
@@ -65,29 +107,17 @@ class ShardingScheme:
     @property
     def zero_axes(self) -> Axes:
         """Axes that ZeRO shards over."""
-        return ("fsdp", *EXPERT_AXES, "cp") if self.experts else ZERO_AXES
+        return ("fsdp", *EXPERT_AXES, "cp") if self.structure.experts else ZERO_AXES
 
 
-def make_sharding_scheme(layout: Layout) -> ShardingScheme:
-    """Return the scheme of a layout. `experts` (the model's), `optimizer` and `shares_amax` (the job's) have their defaults."""
-    mode = ParallelMode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp)
-    return make_scheme_of_mode(layout.zero_stage, layout.sequence_parallel, layout.recompute, mode)
-
-
-class ParallelMode(NamedTuple):
-    """Choices that the same degrees leave open."""
-
-    cp_variant: str
-    async_tp: bool
-    whole_experts: bool
-
-
-def make_scheme_of_mode(zero_stage: int, sequence_parallel: bool, recompute: str, mode: ParallelMode) -> ShardingScheme:
-    """Return the scheme of a mode. Both rings have one: which positions a rank holds makes no difference to the derivation."""
-    return ShardingScheme(
-        zero_stage, sequence_parallel, recompute, cp_variant=get_cp_variant(mode.cp_variant).structure, async_tp=mode.async_tp,
-        whole_experts=mode.whole_experts,
-    )  # fmt: skip
+def make_sharding_scheme(
+    layout: Layout, structure: ModelStructure, *, optimizer: str, shares_amax: bool
+) -> ShardingScheme:
+    """Return the scheme of a layout of a model; `shares_amax` is that of the job's precision recipe."""
+    scheme = ShardingScheme(
+        structure, optimizer, shares_amax, layout.zero_stage, layout.sequence_parallel, layout.recompute
+    )
+    return scheme.with_mode(ParallelMode(layout.cp_variant, layout.async_tp, layout.expert_tp != layout.tp))
 
 
 Degrees = Mapping[str, Value]

@@ -10,6 +10,7 @@ of adapters.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture, ModelStructure
@@ -116,7 +117,7 @@ def unit_counts(architecture: Architecture) -> dict[str, int]:
 
 def result_names(architecture: Architecture, unit: str) -> tuple[str, ...]:
     """Return the names of all results of a unit's operations, in order."""
-    program = UNIT_PROGRAMS[unit](architecture.structure.placeholder_architecture())
+    program = unit_program(architecture.structure, unit)
     return tuple(out for operation in program.operations for out in operation.outputs)
 
 
@@ -142,6 +143,18 @@ def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
         "untied": False,
     }
     return tuple(name for name in UNIT_PROGRAMS if is_present.get(name, True))
+
+
+@lru_cache(maxsize=1024)
+def unit_program(structure: ModelStructure, name: str) -> Program:
+    """Return the program of a unit in a model with this structure."""
+    return UNIT_PROGRAMS[name](structure.placeholder_architecture())
+
+
+@lru_cache(maxsize=1024)
+def routes_tokens(structure: ModelStructure, name: str) -> bool:
+    """Return whether a unit sends tokens to experts."""
+    return bool(unit_program(structure, name).names_with_role(Role.ROUTED))
 
 
 def _new_builder(architecture: Architecture) -> ProgramBuilder:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from shardwise.hardware import GroupLinks, Pods
 from shardwise.layout import Layout, ShardingScheme, seqs_per_replica
@@ -21,7 +21,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
-from shardwise.price.unit_inputs import UnitCostInputs, priced_family
+from shardwise.price.unit_inputs import UnitCostInputs
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,
@@ -222,22 +222,21 @@ def _bounding_parts(time: Mapping[str, float]) -> dict[str, float]:
 def hidden_communication_s(pricing: Pricing, stage: StageCosts) -> dict[str, float]:
     """Return the hidden seconds of a stage's step by axis."""
     seconds_by_axis: dict[str, float] = {}
-    plain, links = replace(pricing.family, recompute="none"), pricing.links
+    plain, links = pricing.scheme.with_recompute("none"), pricing.links
     for unit, times in stage.unit_passes.items():
         if is_zero(times):
             continue
-        family = plain if unit.startswith(NO_RECOMPUTE) else pricing.family
-        for axis, seconds in _unit_hidden_s(pricing, unit.removeprefix(NO_RECOMPUTE), family, links).items():
+        scheme = plain if unit.startswith(NO_RECOMPUTE) else pricing.scheme
+        for axis, seconds in _unit_hidden_s(pricing, unit.removeprefix(NO_RECOMPUTE), scheme, links).items():
             seconds_by_axis[axis] = seconds_by_axis.get(axis, 0.0) + float(times * seconds * pricing.pipeline.rounds)
     return seconds_by_axis
 
 
-def _unit_hidden_s(pricing: Pricing, unit: str, family: ShardingScheme, links: GroupLinks) -> Mapping[str, Value]:
+def _unit_hidden_s(pricing: Pricing, unit: str, scheme: ShardingScheme, links: GroupLinks) -> Mapping[str, Value]:
     """Return what a unit's collectives take in a micro-batch, less what they expose."""
     pricer, values = pricing.pricer, pricing.values
-    unit_family = priced_family(pricer.structure, pricer.complete_family(family), unit)
-    parts = pricer.parts(unit_family, unit)
-    cost = pricer.activation(unit, family, values, links)
+    parts = pricer.parts(scheme, unit)
+    cost = pricer.activation(unit, scheme, values, links)
     hidden_by_axis: dict[str, Value] = {}
     for axis, seconds in _total_collectives_s(pricing, parts, links).items():
         exposed = cost.forward_traffic_s.get(axis, 0.0) + cost.backward_traffic_s.get(axis, 0.0)

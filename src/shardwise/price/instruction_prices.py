@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwise.layout import ShardingScheme
 from shardwise.price.layout_pricer import Pricing
@@ -61,25 +61,22 @@ class InstructionPricer:
     """Prices the instructions of a layout's units; units named `stage_contents.NO_RECOMPUTE` + unit recompute nothing."""
 
     def __init__(self, pricing: Pricing) -> None:
-        self.pricing, self.structure = pricing, pricing.architecture.structure
-        self.pricer, self.values, self.links = pricing.pricer, pricing.values, pricing.links
+        self.pricing, self.pricer, self.values, self.links = pricing, pricing.pricer, pricing.values, pricing.links
         self.single_device_axes = frozenset(axis for axis, degree in pricing.degrees.items() if degree == 1)
 
-    def family(self, unit: str) -> ShardingScheme:
-        """Return the family of a unit."""
-        family = self.pricer.complete_family(self.pricing.family)
-        return replace(family, recompute="none") if unit.startswith(NO_RECOMPUTE) else family
+    def scheme(self, unit: str) -> ShardingScheme:
+        """Return the scheme of a unit."""
+        scheme = self.pricing.scheme
+        return scheme.with_recompute("none") if unit.startswith(NO_RECOMPUTE) else scheme
 
     def unit_instructions(self, unit: str) -> UnitInstructions:
         """Return the unit's instructions."""
         plain_unit = unit.removeprefix(NO_RECOMPUTE)
-        return lower_unit(
-            self.structure, self.family(unit), plain_unit, self.pricer.rates.policy, self.single_device_axes
-        )
+        return lower_unit(self.scheme(unit), plain_unit, self.pricer.rates.policy, self.single_device_axes)
 
     def parts(self, unit: str) -> UnitCostInputs:
         """Return the cost inputs of the unit."""
-        return self.pricer.parts(self.family(unit), unit.removeprefix(NO_RECOMPUTE))
+        return self.pricer.parts(self.scheme(unit), unit.removeprefix(NO_RECOMPUTE))
 
     def kernel_s(self, kernel: Kernel, parts: UnitCostInputs) -> float:
         """Return the seconds of a kernel on the device."""

@@ -54,7 +54,7 @@ class Pricing:
         """Prepare the prices; `policy`: what is issued, if not what the cluster's stack issues."""
         architecture, cluster, job = problem.architecture, problem.cluster, problem.job
         self.architecture, self.cluster, self.job, self.layout = architecture, cluster, job, layout
-        self.topology = cluster.sustained_topology
+        self.topology, precision = cluster.sustained_topology, get_precision(job.precision)
         degrees = layout_degrees(layout)
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
@@ -63,14 +63,15 @@ class Pricing:
         self.placement = stage_placement(layout)
         self.units = tuple(unit_counts(architecture))
         self.host = host_offload(layout.offload, cluster.chip)
-        self.family = make_sharding_scheme(layout)
+        self.scheme = make_sharding_scheme(
+            layout, architecture.structure, optimizer=job.optimizer, shares_amax=precision.shares_amax
+        )
         self.values = RepricedSymbolValues(
             unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         )
         rates = chip_rates(cluster.chip, cluster.calibration)
         self.pricer = UnitPricer(
-            architecture, rates if policy is None else replace(rates, policy=policy), get_precision(job.precision),
-            loss_kind(cluster, job), job.optimizer,
+            rates if policy is None else replace(rates, policy=policy), precision, loss_kind(cluster, job), job.optimizer,
         )  # fmt: skip
 
     # Cached properties: uneven stages are played, which callers that ask for FLOPs or instructions do not need.
@@ -139,7 +140,7 @@ class Pricing:
     def expressions(self) -> Expressions:
         """Expressions that the costs of units are evaluated from."""
         mixed = self.layout.recompute_layers is not None
-        return Expressions(self.pricer, self.family, self.units, self.values, self.host, mixed=mixed)
+        return Expressions(self.pricer, self.scheme, self.units, self.values, self.host, mixed=mixed)
 
     def at(self, rates: Rates, topology: Topology) -> Pricing:
         """Return the same layout at other rates and links, whose constants may be arrays."""
@@ -166,13 +167,13 @@ class Pricing:
 
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
         links = self.links
-        activation = {u: self.pricer.activation(u, self.family, self.values, links) for u in (*self.units, "carry")}
+        activation = {u: self.pricer.activation(u, self.scheme, self.values, links) for u in (*self.units, "carry")}
         if self.layout.recompute_layers is not None:
-            plain = replace(self.family, recompute="none")
+            plain = self.scheme.with_recompute("none")
             layers = [unit for unit in self.units if unit in LAYER_UNITS]
             activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, self.values, links) for u in layers}
         stateful_units = (*self.units, *ModelEnds.of(self.architecture).units_without_passes)
-        return activation, {u: self.pricer.state(u, self.family, self.values, links) for u in stateful_units}
+        return activation, {u: self.pricer.state(u, self.scheme, self.values, links) for u in stateful_units}
 
     def hardware_ratio(self) -> float:
         """Return the FLOPs that devices run over those that the model needs: recomputation, and flash attention's
@@ -180,21 +181,21 @@ class Pricing:
         run_flops = model_flops = 0.0
         job = self.job  # without the variant of cp: all devices count, not the last of a ring
         values = unit_values(self.architecture, job.seq_len, self.degrees, attended_tokens=job.attended_tokens)
-        for unit, times, family in self.units_by_family():
-            flops = self.pricer.flops(unit, family, values)
+        for unit, times, scheme in self.units_by_scheme():
+            flops = self.pricer.flops(unit, scheme, values)
             run_flops += times * sum(flops.values())
             forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
             model_flops += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
         return run_flops / model_flops
 
-    def units_by_family(self) -> Iterator[tuple[str, int, ShardingScheme]]:
+    def units_by_scheme(self) -> Iterator[tuple[str, int, ShardingScheme]]:
         """Yield each unit as often as the model has it, layers with and without recomputation apart."""
-        plain = replace(self.family, recompute="none")
+        plain = self.scheme.with_recompute("none")
         unrecomputed = [self.counts(stage).kept for stage in range(self.layout.pp)]
         for unit, times in unit_counts(self.architecture).items():
             # with micro-batches from both ends each stage is held twice
             without = sum(device.get(unit, 0) for device in unrecomputed) // (2 if self.placement.bidirectional else 1)
-            yield unit, times - without, self.family
+            yield unit, times - without, self.scheme
             if without:
                 yield unit, without, plain
 

@@ -2,13 +2,13 @@
 
 An `InputRecorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with
 the meaning and the symbol of its `Annotated` type. `Expressions` reads elements and FLOPs from the derivation of a
-layout's family.
+layout's scheme.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from shardwise.layout import ShardingScheme
@@ -163,27 +163,27 @@ class UnitExpression(NamedTuple):
 
 
 class Expressions:
-    """Reads expressions from the derivation of a layout's family; `values` are those of the symbols."""
+    """Reads expressions from the derivation of a layout's scheme; `values` are those of the symbols."""
 
     def __init__(
-        self, pricer: UnitPricer, family: ShardingScheme, units: tuple[str, ...], values: SymbolValues,
+        self, pricer: UnitPricer, scheme: ShardingScheme, units: tuple[str, ...], values: SymbolValues,
         host: HostOffload, *, mixed: bool,
     ) -> None:  # fmt: skip
         """Read from these units; `mixed`: some layers do not recompute though the others do."""
-        self.pricer, self.family = pricer, pricer.complete_family(family)
+        self.pricer, self.scheme = pricer, scheme
         self.units, self.values, self.host, self.mixed = units, values, host, mixed
 
     def flops(self, phase: str) -> Iterator[UnitExpression]:
         """Yield the FLOPs of each unit in a phase."""
         for unit in self.units:
-            kernels = self.pricer.parts(self.family, unit).kernels
+            kernels = self.pricer.parts(self.scheme, unit).kernels
             flops = sum((k.flops for k in kernels if k.phase == phase), start=ZERO)
             yield UnitExpression(f"FLOPs of the {unit}", flops)
 
     def collectives(self, axis: str) -> Iterator[UnitExpression]:
         """Yield the elements of each collective that an axis is charged with, where it has more than one device."""
         for unit in (*self.units, "carry"):
-            for collective in self.pricer.parts(self.family, unit).collectives:
+            for collective in self.pricer.parts(self.scheme, unit).collectives:
                 over = [a for a in collective.axes if self.values[a] > 1]
                 if over and time_term(collective) == axis:
                     label = f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements"
@@ -191,26 +191,26 @@ class Expressions:
 
     def saved(self, *, logits: bool = False) -> Iterator[UnitExpression]:
         """Yield the tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
-        for name, family in self._saving_units():
+        for name, scheme in self._saving_units():
             elements_by_label: dict[str, Polynomial] = {}
-            for tensor in self.pricer.parts(family, name.split()[0]).products.saved:
+            for tensor in self.pricer.parts(scheme, name.split()[0]).products.saved:
                 if (tensor.role is Role.LOGITS) is logits:
                     label = f"{name}, elements kept as {tensor.role.name.lower()}{self.pricer.formats.saved_as(tensor).cast}"
                     elements_by_label[label] = elements_by_label.get(label, ZERO) + tensor.elements
             yield from (UnitExpression(label, elements) for label, elements in elements_by_label.items())
 
     def _saving_units(self) -> Iterator[tuple[str, ShardingScheme]]:
-        """Yield units with saved activations, each with the family that decides which."""
+        """Yield units with saved activations, each with the scheme that decides which."""
         for unit in self.units:
-            yield unit, self.family
+            yield unit, self.scheme
             if unit in LAYER_UNITS and self.mixed:
-                yield f"{unit} without recomputation", replace(self.family, recompute="none")
+                yield f"{unit} without recomputation", self.scheme.with_recompute("none")
 
     def state(self, column: str) -> Iterator[UnitExpression]:
         """Yield the elements that a column of `StateCost` counts."""
         for unit in self.units:
-            parts = self.pricer.parts(self.family, unit)
-            widths = self.pricer.memory.state_widths(parts, self.family)[column]
+            parts = self.pricer.parts(self.scheme, unit)
+            widths = self.pricer.memory.state_widths(parts, self.scheme)[column]
             counted = [(name, getattr(parts.state, name)) for name, width in widths.items() if width]
             names_by_elements = {elements: name for name, elements in reversed(counted) if elements.monomials}
             for position, (elements, name) in enumerate(reversed(names_by_elements.items())):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -131,11 +131,9 @@ class UnitPricer:
     """Prices units at the rates of a chip under a stack, with one precision recipe, one kind of loss and one optimizer."""
 
     def __init__(
-        self, architecture: Architecture, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str =
-        DEFAULT_OPTIMIZER
-    ) -> None:  # fmt: skip
-        self.structure = architecture.structure
-        self.precision, self.optimizer = precision, optimizer
+        self, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT_OPTIMIZER
+    ) -> None:
+        self.precision = precision
         cast = precision if rates.policy.casts == "everywhere" else precision.with_casts_in_matmuls
         self.formats = TensorFormats(cast, get_optimizer(optimizer))
         self.loss = get_loss_kernel(loss)
@@ -145,7 +143,7 @@ class UnitPricer:
         """Set the rates, and what depends on them: the memo of kernels' seconds, and the memory model of their stack."""
         self.rates, self.seconds = rates, IdentityCache()
         self.memory = UnitMemory(
-            self.structure, self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention
+            self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention
         )
 
     def at(self, rates: Rates) -> UnitPricer:
@@ -154,37 +152,30 @@ class UnitPricer:
         repriced._set_rates(rates)
         return repriced
 
-    def complete_family(self, family: ShardingScheme) -> ShardingScheme:
-        """Return the family with the facts of the model and the job that it depends on."""
-        shares_amax = self.precision.shares_amax
-        return replace(family, experts=self.structure.experts, optimizer=self.optimizer, shares_amax=shares_amax)
-
     @property
     def max_bucket_elements(self) -> float:
         """Largest number of gradient elements in a bucket."""
         return self.memory.max_bucket_elements
 
-    def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
-        return unit_cost_inputs(self.structure, family, name, self.rates.policy)
+    def parts(self, scheme: ShardingScheme, name: str) -> UnitCostInputs:
+        return unit_cost_inputs(scheme, name, self.rates.policy)
 
     def memoize(self, values: SymbolValues, key: Hashable, make: Callable[[], Result]) -> Result:
         """Return `make()` at these values, computed once for all rates; it may depend on `key`, the model, the job and
         the stack."""
-        # The identities of structure, formats and loss stand for architecture, precision and optimizer: a pricer builds them
-        # once, and copies at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
-        identities = self.structure, self.formats, self.loss
+        # The identities of formats and loss stand for precision and optimizer: a pricer builds its formats once, and copies
+        # at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
+        identities = self.formats, self.loss
         dependencies = key, self.rates.policy, self.rates.fused_attention
         return values.compute_once_at_any_rate(identities, make, key=dependencies)
 
-    def activation(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
+    def activation(self, name: str, scheme: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
         """Return compute, activation communication and activation memory of one unit.
 
         In a table, communication is over placements, all else over sizes (`GroupLinks.per_placement`).
         """
-        key = "activation", name, family
-        parts, of_memory = self.memoize(
-            values, key, lambda: self.memory.activation_bytes(name, self.complete_family(family), values)
-        )
+        key = "activation", name, scheme
+        parts, of_memory = self.memoize(values, key, lambda: self.memory.activation_bytes(name, scheme, values))
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
@@ -207,12 +198,10 @@ class UnitPricer:
             **of_sizes,
         )
 
-    def state(self, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
+    def state(self, name: str, scheme: ShardingScheme, values: SymbolValues, links: GroupLinks) -> StateCost:
         """Return weight and gradient communication, the update, and the state at rest of one unit."""
-        key = "state", name, family
-        parts, elements, of_rest = self.memoize(
-            values, key, lambda: self.memory.state_at_rest(name, self.complete_family(family), values)
-        )
+        key = "state", name, scheme
+        parts, elements, of_rest = self.memoize(values, key, lambda: self.memory.state_at_rest(name, scheme, values))
         comm = self.collectives_s(parts, parts.state_collectives, values, links)
         gathered_roles = Role.WEIGHT, Role.DIRECTION, Role.MEAN
         gathers = (c for c in parts.collectives if c.role in gathered_roles and c.phase == "update")
@@ -275,8 +264,8 @@ class UnitPricer:
         return sum((self.kernel_s(kernel, parts, values) for kernel in kernels), start=0.0)
 
     def kernel_s(self, kernel: Kernel, parts: UnitCostInputs, values: SymbolValues) -> Value:
-        """Return the seconds of one kernel, computed once for all families of a unit that have it."""
-        # The memo key is the identity of kernel and values: `Interner` makes equal kernels of all families one object, so a
+        """Return the seconds of one kernel, computed once for all schemes of a unit that have it."""
+        # The memo key is the identity of kernel and values: `Interner` makes equal kernels of all schemes one object, so a
         # kernel that is rebuilt misses silently. `dependencies` holds all else of `parts` that the result depends on.
         dependencies = parts.products.narrow, parts.arrays if kernel.shape.owned_matrices_only else ()
 
@@ -325,11 +314,11 @@ class UnitPricer:
         num_bytes, pieces = self.memory.payload_bytes(collective, parts, values), values.group_degree(collective.axes)
         return ring_s(collective.axes, links.per_placement(num_bytes), links.per_placement(pieces), links)
 
-    def flops(self, name: str, family: ShardingScheme, values: SymbolValues) -> dict[str, Value]:
+    def flops(self, name: str, scheme: ShardingScheme, values: SymbolValues) -> dict[str, Value]:
         """Return the FLOPs of products and attention of a micro-batch by phase; flash attention's rebuilt scores count in the
         backward phase."""
         flops_by_phase: dict[str, Value] = {}
-        for kernel in self.parts(family, name).kernels:
+        for kernel in self.parts(scheme, name).kernels:
             if kernel.phase == "update":  # once per step; Muon and Shampoo multiply matrices there
                 continue
             flops_by_phase[kernel.phase] = flops_by_phase.get(kernel.phase, 0.0) + kernel.flops.evaluate(values)

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from shardwise.derive import ComputeStep, ShardedUnit, weight_use_spec
 from shardwise.derive.low_precision_products import ProductOperand, product_weights
-from shardwise.derive.sharded_unit import routes_tokens, scheme_for_unit
 from shardwise.derive.tensor_specs import state_resting_spec
 from shardwise.layout import ShardingScheme
-from shardwise.model import MatrixFunction, ModelStructure, Role, get_optimizer, owning_weight, weight_matrices
+from shardwise.model import MatrixFunction, Role, get_optimizer, owning_weight, weight_matrices
+from shardwise.model.decoder import routes_tokens
 from shardwise.price.derivation_cache import CACHE, Interner
 from shardwise.price.tensor_formats import (
     ProductOperands,
@@ -186,7 +186,7 @@ class ArraySizes(NamedTuple):
 def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
     """Return the arrays of a unit's own weights, in the order in which the last of their gradients are ready."""
     dims, order = unit.weights, [*reversed(unit.forward.program.weights)]
-    matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.family.optimizer).covers_vocabulary)
+    matrices = weight_matrices(unit.forward.program, tables=get_optimizer(unit.scheme.optimizer).covers_vocabulary)
     update = unit.update.program
     factors = update.names_with_role(Role.FACTOR)
     flops = _whole_matrix_flops(unit)
@@ -194,12 +194,12 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
     groups = [group for group in weight_groups(unit) if not dims.keys().isdisjoint(group.weights)]
     arrays = []
     for group in sorted(groups, key=lambda candidate: max(map(order.index, candidate.weights))):
-        used = {name: weight_use_spec(unit.family, dims[name]).local_elements() for name in group.weights}
+        used = {name: weight_use_spec(unit.scheme, dims[name]).local_elements() for name in group.weights}
         passing = sum_polynomials(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
         matrix_elements = sum_polynomials(elements for name, elements in used.items() if name in matrices)
         own_factors = (name for name in factors if name in update.inputs and owning_weight(name) in used)
-        specs = (state_resting_spec(unit.family, dims[owning_weight(name)], update.dims(name)) for name in own_factors)
+        specs = (state_resting_spec(unit.scheme, dims[owning_weight(name)], update.dims(name)) for name in own_factors)
         factor_elements = sum_polynomials(spec.local_elements() for spec in specs)
         cast = sum_polynomials(elements for name, elements in used.items() if name in narrow)
         steps = tuple(flops.get(name, ZERO) for name in group.array_weights) if flops and group.trained else ()
@@ -328,66 +328,54 @@ def time_term(collective: UnitCollective) -> str:
     return stream
 
 
-def priced_family(structure: ModelStructure, family: ShardingScheme, name: str) -> ShardingScheme:
-    """Return the family with only what a unit's cost depends on: the memo key of its inputs.
+def priced_scheme(scheme: ShardingScheme, name: str) -> ShardingScheme:
+    """Return the scheme with only what a unit's cost depends on: the memo key of its inputs.
 
     The step's control collectives, which one unit carries, depend on all units.
     """
-    unit_family = scheme_for_unit(structure, family, name)
+    unit_scheme = scheme.for_unit(name)
     if name != CONTROL_UNIT:
-        return unit_family
-    return replace(unit_family, whole_experts=family.whole_experts, shares_amax=family.shares_amax)
+        return unit_scheme
+    return replace(unit_scheme, whole_experts=scheme.whole_experts, shares_amax=scheme.shares_amax)
 
 
-def unit_cost_inputs(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> UnitCostInputs:
-    """Return the cost inputs of a unit in a layout of this family under a policy."""
-    return _cached_cost_inputs(structure, priced_family(structure, family, name), name, policy)
+def unit_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
+    """Return the cost inputs of a unit in a layout of this scheme under a policy."""
+    return _cached_cost_inputs(priced_scheme(scheme, name), name, policy)
 
 
-def unit_live_sets(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> tuple[LiveSetSizes, ...]:
+def unit_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Return the live sets of a unit's backward pass that may be the peak."""
-    return _cached_live_sets(structure, priced_family(structure, family, name), name, policy)
+    return _cached_live_sets(priced_scheme(scheme, name), name, policy)
 
 
 # Three memo levels: `lru_cache` in the process, `CACHE` on disk, and `INTERNER`, which makes equal parts one object, so that
-# prices can be cached by identity. `priced_family` is the key of all three: a field that it drops, but that a cost depends on,
+# prices can be cached by identity. `priced_scheme` is the key of all three: a field that it drops, but that a cost depends on,
 # is a wrong price, not a miss.
 @lru_cache(maxsize=8192)
-def _cached_cost_inputs(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> UnitCostInputs:
-    derive = partial(derive_cost_inputs, structure, family, name, policy)
-    return CACHE.get(structure, policy, ("parts", family, name), lambda: INTERNER.of(derive()))
+def _cached_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
+    derive = partial(derive_cost_inputs, scheme, name, policy)
+    return CACHE.get(scheme.structure, policy, ("parts", scheme, name), lambda: INTERNER.of(derive()))
 
 
-def derive_cost_inputs(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> UnitCostInputs:
+def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
     """Derive the cost inputs of a unit."""
-    unit_instructions = lower_unit(structure, family, name, policy)
+    unit_instructions = lower_unit(scheme, name, policy)
     unit, kernels = unit_instructions.unit, unit_instructions.kernels
     return UnitCostInputs(
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
-        read_products(unit), weight_grad_inputs(unit, kernels), routes_tokens(structure, name), weight_arrays(unit),
+        read_products(unit), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name), weight_arrays(unit),
     )  # fmt: skip
 
 
 @lru_cache(maxsize=8192)
-def _cached_live_sets(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> tuple[LiveSetSizes, ...]:
-    derive = partial(derive_live_sets, structure, family, name, policy)
-    return CACHE.get(structure, policy, ("held", family, name), lambda: INTERNER.of(derive()))
+def _cached_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
+    derive = partial(derive_live_sets, scheme, name, policy)
+    return CACHE.get(scheme.structure, policy, ("held", scheme, name), lambda: INTERNER.of(derive()))
 
 
-def derive_live_sets(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy
-) -> tuple[LiveSetSizes, ...]:
+def derive_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Derive the live sets of a unit that may be the peak."""
-    unit_instructions = lower_unit(structure, family, name, policy)
+    unit_instructions = lower_unit(scheme, name, policy)
     return maximal_live_sets(unit_instructions, read_products(unit_instructions.unit).operands)

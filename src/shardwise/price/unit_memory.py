@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from shardwise.layout import ShardingScheme
-from shardwise.model import ModelStructure, Role, factor_bytes, moment_bytes
+from shardwise.model import Role, factor_bytes, moment_bytes
 from shardwise.model.recompute_policies import get_recompute_policy
 from shardwise.price.tensor_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (
@@ -14,7 +13,7 @@ from shardwise.price.unit_inputs import (
     LiveSetSizes,
     StateElements,
     UnitCostInputs,
-    priced_family,
+    priced_scheme,
     state_elements,
     unit_cost_inputs,
     unit_live_sets,
@@ -25,16 +24,12 @@ from shardwise.values.loss_kernels import LossKernel
 
 
 class UnitMemory:
-    """Bytes of units in the formats of a precision recipe, as a stack issues and frees them.
-
-    Families have the facts of the model and the job (`UnitPricer.complete_family`).
-    """
+    """Bytes of units in the formats of a precision recipe, as a stack issues and frees them."""
 
     def __init__(
-        self, structure: ModelStructure, formats: TensorFormats, precision: Precision, loss: LossKernel, policy: IssuePolicy, *,
-        fused_attention: bool,
+        self, formats: TensorFormats, precision: Precision, loss: LossKernel, policy: IssuePolicy, *, fused_attention: bool
     ) -> None:  # fmt: skip
-        self.structure, self.formats, self.precision, self.loss = structure, formats, precision, loss
+        self.formats, self.precision, self.loss = formats, precision, loss
         self.policy, self.fused_attention = policy, fused_attention
         self.bytes_per_logit = loss.bytes_per_logit_at(bytes_per_element(precision.activations))
 
@@ -43,33 +38,33 @@ class UnitMemory:
         """Largest number of gradient elements in a bucket."""
         return self.policy.max_bucket_bytes / bytes_per_element(self.precision.gradient_reduction)
 
-    def parts(self, family: ShardingScheme, name: str) -> UnitCostInputs:
-        return unit_cost_inputs(self.structure, family, name, self.policy)
+    def parts(self, scheme: ShardingScheme, name: str) -> UnitCostInputs:
+        return unit_cost_inputs(scheme, name, self.policy)
 
     def activation_bytes(
-        self, name: str, family: ShardingScheme, values: SymbolValues
+        self, name: str, scheme: ShardingScheme, values: SymbolValues
     ) -> tuple[UnitCostInputs, dict[str, Value]]:
         """Return a unit's cost inputs, and its bytes by column of `ActivationCost`."""
-        family = priced_family(self.structure, family, name)
-        parts = self.parts(family, name)
+        scheme = priced_scheme(scheme, name)
+        parts = self.parts(scheme, name)
         saved, logits = self.saved_bytes(parts, values)
-        if get_recompute_policy(family.recompute).keeps_scores:
+        if get_recompute_policy(scheme.recompute).keeps_scores:
             saved = saved + SAVED_SCORE_BYTES * self.written_scores(parts, values)
         return parts, {
             "saved_bytes": saved, "logits_bytes": logits,
-            "workspace_bytes": self.workspace_bytes(name, family, values) - saved,
-            "making_bytes": self.workspace_bytes(name, family, values, making=True) - saved,
+            "workspace_bytes": self.workspace_bytes(name, scheme, values) - saved,
+            "making_bytes": self.workspace_bytes(name, scheme, values, making=True) - saved,
             "buffer_bytes": self.buffer_bytes(parts, values),
             "waiting_bytes": self.formats.saved_bytes(parts.weight_grad_inputs, values),
         }  # fmt: skip
 
     def state_at_rest(
-        self, name: str, family: ShardingScheme, values: SymbolValues
+        self, name: str, scheme: ShardingScheme, values: SymbolValues
     ) -> tuple[UnitCostInputs, StateElements, dict[str, Value]]:
         """Return a unit's cost inputs, the elements of its state, and its bytes by column of `StateCost`."""
-        parts = self.parts(family, name)
+        parts = self.parts(scheme, name)
         elements = state_elements(parts.arrays, values, self.max_bucket_elements)
-        resting_bytes = self.state_bytes(parts, family, elements)
+        resting_bytes = self.state_bytes(parts, scheme, elements)
         return parts, elements, {**resting_bytes, "update_bytes": self.update_bytes(parts, elements, values)}
 
     def update_bytes(self, parts: UnitCostInputs, elements: StateElements, values: SymbolValues) -> Value:
@@ -91,18 +86,18 @@ class UnitMemory:
         return self.formats.saved_bytes(parts.products.saved, values), logits
 
     def workspace_bytes(
-        self, name: str, family: ShardingScheme, values: SymbolValues, *, making: bool = False
+        self, name: str, scheme: ShardingScheme, values: SymbolValues, *, making: bool = False
     ) -> Value:
         """Return a unit's peak bytes in its backward pass, saved tensors included, without the logits.
 
         `making`: only from the node on that makes the first weight gradient.
         """
         if self.loss.stepwise:
-            scores = self.written_scores(self.parts(family, name), values)
-            live_sets = unit_live_sets(self.structure, family, name, self.policy)
+            scores = self.written_scores(self.parts(scheme, name), values)
+            live_sets = unit_live_sets(scheme, name, self.policy)
             candidates = [live_set for live_set in live_sets if live_set.has_made_weight_grads or not making]
-            return peak_workspace_bytes(candidates, self.formats, scores, values, zero_stage=family.zero_stage)
-        plain = self.parts(replace(family, recompute="none"), name)
+            return peak_workspace_bytes(candidates, self.formats, scores, values, zero_stage=scheme.zero_stage)
+        plain = self.parts(scheme.with_recompute("none"), name)
         unrecomputed = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * unrecomputed
 
@@ -135,14 +130,14 @@ class UnitMemory:
         elements = collective.extent(values, self.max_bucket_elements).elements
         return elements * self.formats.collective_width(collective, parts.products)
 
-    def state_bytes(self, parts: UnitCostInputs, family: ShardingScheme, elements: StateElements) -> dict[str, Value]:
+    def state_bytes(self, parts: UnitCostInputs, scheme: ShardingScheme, elements: StateElements) -> dict[str, Value]:
         """Return the bytes of a unit's state, by column of `StateCost`."""
         return {
             column: sum_values(getattr(elements, name) * width for name, width in widths.items() if width)
-            for column, widths in self.state_widths(parts, family).items()
+            for column, widths in self.state_widths(parts, scheme).items()
         }
 
-    def state_widths(self, parts: UnitCostInputs, family: ShardingScheme) -> dict[str, dict[str, float]]:
+    def state_widths(self, parts: UnitCostInputs, scheme: ShardingScheme) -> dict[str, dict[str, float]]:
         """Return the bytes that each column of `StateCost` counts for an element, by field of the unit's `StateElements`.
 
         Where gradients rest in fp32 only, products give them in the format of the activations first. Source: Megatron-Core and
@@ -150,19 +145,19 @@ class UnitMemory:
         each shape), by which SimuMax's measured peaks are above the rest. Experts' come one expert at a time, which is little.
         """
         precision, gradient = self.precision, self.precision.gradient_bytes
-        gathered = self.formats.weight_in_use(parts.products) if family.zero_stage == 3 else 0.0
-        unscattered = bytes_per_element(precision.gradients) if family.zero_stage >= 2 else 0.0
+        gathered = self.formats.weight_in_use(parts.products) if scheme.zero_stage == 3 else 0.0
+        unscattered = bytes_per_element(precision.gradients) if scheme.zero_stage >= 2 else 0.0
         passing = bytes_per_element(precision.activations)
-        casts = family.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
+        casts = scheme.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
         stepwise = unscattered if self.loss.stepwise else 0.0
         arriving, leaving = {"shard": stepwise}, {"last": stepwise}
-        if family.zero_stage == 1:  # whole gradients rest, and what comes of them is there until the step's end
+        if scheme.zero_stage == 1:  # whole gradients rest, and what comes of them is there until the step's end
             arriving = leaving = {"shard": bytes_per_element(precision.gradient_reduction) * self.loss.stepwise}
         optimizer = self.formats.optimizer
         moments = moment_bytes(precision, optimizer)
         return {
             "parameters_bytes": self.formats.resting_widths(),
-            "gradients_bytes": {"shard" if family.zero_stage >= 2 else "trained": gradient},
+            "gradients_bytes": {"shard" if scheme.zero_stage >= 2 else "trained": gradient},
             # with fp32 weights the weights are their own master copy
             "master_bytes": {"shard": precision.master_bytes},
             "optimizer_bytes": {

@@ -92,7 +92,7 @@ def list_instructions(
             segments.append(
                 Segment(
                     unit=unit_name, name=name, layers=int(counts[unit_name]),
-                    recompute=pricer.family(unit_name).recompute if recomputes else "none",
+                    recompute=pricer.scheme(unit_name).recompute if recomputes else "none",
                     micro_batches=1 if name == "update" else pricing.num_micro_batches,
                     instructions=tuple(pricer.price_instruction(instruction, parts) for instruction in instructions),
                 )

@@ -20,7 +20,6 @@ from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_ch
 from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
 from shardwise.price import Pricing, Problem
 from shardwise.price.tensor_formats import SavedTensors
-from shardwise.price.unit_inputs import priced_family
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.kernel_fusion import unfused_kernels
 from shardwise.values import InputError, format_bytes, raise_problems
@@ -51,9 +50,7 @@ class RecomputeLayer:
 
     def unit(self, policy: str) -> ShardedUnit:
         """Derive the layer under another recompute policy."""
-        family = replace(self.pricer.complete_family(self.pricing.family), recompute=policy)
-        structure = self.pricer.structure
-        return derived_unit(structure, priced_family(structure, family, self.kind), self.kind)
+        return derived_unit(self.pricing.scheme.with_recompute(policy), self.kind)
 
     @cached_property
     def plain(self) -> ShardedUnit:
@@ -64,7 +61,7 @@ class RecomputeLayer:
     def sizes(self) -> dict[str, float]:
         """Bytes of each result as kept for one micro-batch."""
         forward = self.plain.forward
-        specs = {**forward.specs, **ulysses_specs(self.plain.family, forward.program)}
+        specs = {**forward.specs, **ulysses_specs(self.plain.scheme, forward.program)}
         results = (out for operation in forward.program.operations for out in operation.outputs)
         return self.saved_bytes(self.plain, {name: specs[name] for name in results})
 
@@ -79,8 +76,8 @@ class RecomputeLayer:
     @cached_property
     def seconds(self) -> dict[str, float]:
         """Seconds to compute each result again with its collectives. Keys are the first result of each operation."""
-        family = replace(self.pricing.family, recompute="full")
-        parts, values, links = self.pricer.parts(family, self.kind), self.pricing.values, self.pricing.links
+        scheme = self.pricing.scheme.with_recompute("full")
+        parts, values, links = self.pricer.parts(scheme, self.kind), self.pricing.values, self.pricing.links
         seconds: dict[str, float] = {}
         for kernel in unfused_kernels(self.unit("full"), "recompute"):
             kernel_s = float(self.pricer.kernel_s(replace(kernel, steps=()), parts, values))
@@ -250,7 +247,7 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
     counts = {"dense_block": dense, "block": sum(pricing.layers) - dense}
     layers = []
     for kind, layer in recompute_layers(pricing).items():
-        unit = layer.unit(pricing.family.recompute)
+        unit = layer.unit(pricing.scheme.recompute)
         kept = tuple(KeptTensor(name, size) for name, size in layer.saved_bytes(unit, unit.saved).items())
         layers.append(LayerRecompute(kind, counts[kind], kept, tuple(_recomputed_work(layer, unit, pricing))))
     return tuple(layers)
@@ -258,7 +255,7 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
 
 def _recomputed_work(layer: RecomputeLayer, unit: ShardedUnit, pricing: Pricing) -> Iterator[RecomputedWork]:
     """Yield kernels in order, then the collectives over several devices."""
-    parts, pricer = pricing.pricer.parts(pricing.family, layer.kind), pricing.pricer
+    parts, pricer = pricing.pricer.parts(pricing.scheme, layer.kind), pricing.pricer
     reads = set(layer.plain.backward.program.inputs) - set(unit.saved)
     for kernel in (kernel for kernel in parts.kernels if kernel.phase == "recompute"):
         spared_bytes = sum(layer.sizes[name] for name in kernel.outputs if name in reads)

@@ -59,13 +59,13 @@ def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
     for phase, steps in phases.items():
         chunked_with = {
             overlap.collective_index: _first_results(steps, overlap.compute_indices)
-            for overlap in find_overlapped_collectives(steps, unit.family)
+            for overlap in find_overlapped_collectives(steps, unit.scheme)
         }
         for position, step in enumerate(steps):
             if (
                 not isinstance(step, CollectiveStep)
                 or step.collective.kind is CollectiveKind.SLICE
-                or is_flat_move(step, unit.family)
+                or is_flat_move(step, unit.scheme)
                 or is_mean_reduction(step)
             ):
                 continue
@@ -155,7 +155,7 @@ def _with_row_counts(collectives: Iterable[UnitCollective]) -> Iterator[UnitColl
 
 def _weight_collectives(unit: ShardedUnit, group: WeightGroup, policy: IssuePolicy) -> Iterator[UnitCollective]:
     """Yield the collectives on a group's flat arrays. A gradient that was scattered is reduced over its replicas in shards."""
-    within = group.sync.within(unit.family.replica_axes)
+    within = group.sync.within(unit.scheme.replica_axes)
     if policy.noise_scale and group.trained and within:
         yield UnitCollective(
             unit.name, "backward", CollectiveKind.ALL_REDUCE, within, Role.WEIGHT_GRADIENT, group.arrays, group.weights,
@@ -199,23 +199,20 @@ AXIS_ORDER: Axes = ("pp", *BATCH_AXES, *EXPERT_AXES, "cp", *TP_AXES)
 
 
 @lru_cache(maxsize=1024)
-def control_collectives(
-    structure: ModelStructure, family: ShardingScheme, policy: IssuePolicy
-) -> tuple[UnitCollective, ...]:
+def control_collectives(scheme: ShardingScheme, policy: IssuePolicy) -> tuple[UnitCollective, ...]:
     """Return the control collectives of a step.
 
     They are the AllReduce of the gradients' norm, that of the noise scale if it is measured, that of the amax values if
     scales are delayed, that of the routers' statistics of all layers, as often as the policy says, and the sum of the
     auxiliary loss over the stages if statistics make one.
     """
-    family = replace(family, experts=structure.experts)
-    scalar = constant(1.0)
+    structure, scalar = scheme.structure, constant(1.0)
     reason = "each rank has squared its own part of the gradients"
-    collectives = [_control_reduction(NORM, norm_axes(structure, family), scalar, reason)]
+    collectives = [_control_reduction(NORM, norm_axes(scheme), scalar, reason)]
     if policy.noise_scale:
         reason = "each rank has squared its own part of each micro-batch's gradient"
-        collectives.append(_control_reduction(NOISE, noise_axes(structure, family), scalar, reason))
-    if family.shares_amax:
+        collectives.append(_control_reduction(NOISE, noise_axes(scheme), scalar, reason))
+    if scheme.shares_amax:
         reason = "each rank has the largest size of its own part of what products take"
         collectives.append(_control_reduction(AMAX, AXIS_ORDER, count_operands(structure), reason))
     per_micro_batch = policy.statistics == "micro_batch"
@@ -225,7 +222,7 @@ def control_collectives(
     if structure.experts and policy.numbers_per_expert:
         numbers = multiply_symbols([NUM_ROUTERS, "E"], coefficient=policy.numbers_per_expert)
         reason, phase = "each rank has counted the rows of its own tokens", "backward" if per_micro_batch else "update"
-        collectives.append(_control_reduction(ROUTING, routing_axes(structure, family), numbers, reason, phase))
+        collectives.append(_control_reduction(ROUTING, routing_axes(scheme), numbers, reason, phase))
     return tuple(collectives)
 
 
@@ -236,51 +233,49 @@ def _control_reduction(
     return UnitCollective(CONTROL_UNIT, phase, kind, axes, role, payload, (name,), reason=reason)
 
 
-def routing_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
+def routing_axes(scheme: ShardingScheme) -> Axes:
     """Return the axes that split tokens where their experts are chosen."""
-    forward = derived_unit(structure, family, "block").forward
+    forward = derived_unit(scheme, "block").forward
     gates = next(operation.outputs[0] for operation in forward.program.operations if isinstance(operation, Route))
     return tuple(axis for axis in AXIS_ORDER if axis in forward.specs[gates].sharded_axes)
 
 
-def norm_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
+def norm_axes(scheme: ShardingScheme) -> Axes:
     """Return the axes that split any part of the optimizer's state, and `pp`, whose stages hold different layers.
 
     One AllReduce runs over all of them, so a rank counts only its share of what it has in common with others of that group.
     """
-    split = {"pp", *(axis for spec_axes in _state_axes(structure, family) for axis in spec_axes)}
+    split = {"pp", *(axis for spec_axes in _state_axes(scheme) for axis in spec_axes)}
     return tuple(axis for axis in AXIS_ORDER if axis in split)
 
 
-def noise_axes(structure: ModelStructure, family: ShardingScheme) -> Axes:
+def noise_axes(scheme: ShardingScheme) -> Axes:
     """Return the axes over which squares of each micro-batch's gradient are summed.
 
     They split micro-batches among replicas, or a trained weight where it is used; and `pp`.
     """
-    split = {"pp", *family.replica_axes}
-    for name in units_of_structure(structure):
-        unit = derived_unit(structure, family, name)
-        split.update(*(weight_use_spec(unit.family, dims).sharded_axes for dims in unit.trained.values()))
+    split = {"pp", *scheme.replica_axes}
+    for name in units_of_structure(scheme.structure):
+        unit = derived_unit(scheme, name)
+        split.update(*(weight_use_spec(unit.scheme, dims).sharded_axes for dims in unit.trained.values()))
     return tuple(axis for axis in AXIS_ORDER if axis in split)
 
 
-def _state_axes(structure: ModelStructure, family: ShardingScheme) -> Iterator[frozenset[str]]:
-    for name in units_of_structure(structure):
-        unit = derived_unit(structure, family, name)
+def _state_axes(scheme: ShardingScheme) -> Iterator[frozenset[str]]:
+    for name in units_of_structure(scheme.structure):
+        unit = derived_unit(scheme, name)
         for dims in unit.trained.values():
-            yield optimizer_resting_spec(unit.family, dims).sharded_axes
+            yield optimizer_resting_spec(unit.scheme, dims).sharded_axes
 
 
 # Symbols for the numbers of layers of each kind.
 LAYER_COUNT_SYMBOLS = {unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS}
-# A unit's program is the same in every family.
-ANY_FAMILY = ShardingScheme(zero_stage=0, sequence_parallel=False, recompute="none")
 
 
 @lru_cache(maxsize=1024)
 def unit_operands(structure: ModelStructure, name: str) -> tuple[str, ...]:
     """Return the tensors of a unit that products with its weights read, forward operands before backward ones."""
-    unit = derived_unit(structure, ANY_FAMILY, name)
+    unit = derived_unit(ShardingScheme.unsharded(structure), name)  # products are the same under every scheme
     steps = (*unit.forward.steps, *unit.backward_steps)
     products = block_products(steps, unit.tensors)
     return tuple(dict.fromkeys(name for product in products for name in product.operation.inputs))

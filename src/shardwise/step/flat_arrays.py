@@ -311,14 +311,14 @@ class WeightGroup:
         return tuple(move.phase for move in gathers if move.phase != "update")
 
 
-def is_flat_move(step: CollectiveStep, family: ShardingScheme) -> bool:
+def is_flat_move(step: CollectiveStep, scheme: ShardingScheme) -> bool:
     """Return True if a derived step moves a part of a flat array: weights, gradients, and of update directions what
     ZeRO splits.
 
     What tensor parallelism splits of update directions is gathered matrix by matrix.
     """
     if step.tensor.role is Role.DIRECTION:
-        return set(step.collective.axes) <= set(family.zero_axes)
+        return set(step.collective.axes) <= set(scheme.zero_axes)
     return step.tensor.role in WEIGHT_ROLES
 
 
@@ -330,7 +330,7 @@ def find_weight_moves(unit: ShardedUnit) -> dict[tuple[str, WeightMove], Collect
     moves: dict[tuple[str, WeightMove], CollectiveStep] = {}
     for phase, steps in unit.phases().items():
         pass_name = "backward" if phase == "recompute" else phase
-        for step in (step for step in steps if isinstance(step, CollectiveStep) and is_flat_move(step, unit.family)):
+        for step in (step for step in steps if isinstance(step, CollectiveStep) and is_flat_move(step, unit.scheme)):
             kind, axes = step.collective.kind, step.collective.axes
             if kind is not CollectiveKind.SLICE:
                 move = WeightMove(pass_name, kind, axes, of_direction=step.tensor.role is Role.DIRECTION)
@@ -357,7 +357,7 @@ def _split_groups(
     single_device_axes: Set[str],
 ) -> Iterator[WeightGroup]:  # fmt: skip
     """Yield the first weight's group, which others may join, and then the other groups; `names` are in gradient order."""
-    program, family = unit.forward.program, unit.family
+    program, scheme = unit.forward.program, unit.scheme
     moves = {name: [move for weight, move in derived if weight == name] for name in names}
     syncs = {name: classify_moves(moves[name]) for name in names}
     base = syncs[names[0]]
@@ -367,11 +367,11 @@ def _split_groups(
     for sync in dict.fromkeys(syncs.values()):
         members = tuple(name for name in names if syncs[name] == sync)
         array_names = tuple(names) if sync == base else members
-        sizes = (weight_use_spec(family, program.dims(name)).local_elements() for name in array_names)
+        sizes = (weight_use_spec(scheme, program.dims(name)).local_elements() for name in array_names)
         conditions = ((extra_axes[name], ()) if sync == base else ((), extra_axes[name]) for name in array_names)
         weights = tuple(FlatWeight(size, *axes) for size, axes in zip(sizes, conditions, strict=True))
         group_moves = tuple(dict.fromkeys(move for name in members for move in moves[name] if move.axes in sync))
-        arrays = FlatArrays(weights, sync.shard, is_bucketed(family, sync), alignment=shard_alignment(family.optimizer))
+        arrays = FlatArrays(weights, sync.shard, is_bucketed(scheme, sync), alignment=shard_alignment(scheme.optimizer))
         yield WeightGroup(members, array_names, group_moves, sync, arrays, names[0] in unit.gradients, derived)
 
 
@@ -391,14 +391,14 @@ def can_share_arrays(sync: WeightSync, base: WeightSync, degree: Callable[[Axes]
     return degree(differing_axes(sync, base)) == 1
 
 
-def is_bucketed(family: ShardingScheme, sync: WeightSync) -> bool:
+def is_bucketed(scheme: ShardingScheme, sync: WeightSync) -> bool:
     """Return True if arrays have a limited size: where gradients rest whole.
 
     Not so for optimizers of whole matrices: with a unit's matrices in one array a device updates few of them.
     """
-    return has_whole_gradients(family) and not sync.whole_gather
+    return has_whole_gradients(scheme) and not sync.whole_gather
 
 
-def has_whole_gradients(family: ShardingScheme) -> bool:
+def has_whole_gradients(scheme: ShardingScheme) -> bool:
     """Return True if gradients rest whole between the micro-batches of a step (ZeRO-0 and -1)."""
-    return family.zero_stage < 2
+    return scheme.zero_stage < 2

@@ -147,7 +147,7 @@ def _control_collectives(program: RankProgram, passes: PassCounts) -> CountedCol
     for collective in of_units:
         if collective.is_control:  # the loss, which the last stage has
             yield _issue_control(program, collective, (*PIPELINE, *collective.axes), program.values), 1
-    for collective in control_collectives(program.architecture.structure, program.family, program.policy):
+    for collective in control_collectives(program.scheme, program.policy):
         if collective.scope == "step":
             yield _issue_control(program, collective, collective.axes, program.values), 1
             continue

@@ -89,7 +89,7 @@ def attribute_name(weight: str) -> str:
 
 
 def list_parameters(
-    architecture: Architecture, family: ShardingScheme, units: Iterable[tuple[str, str]] | None = None
+    architecture: Architecture, scheme: ShardingScheme, units: Iterable[tuple[str, str]] | None = None
 ) -> tuple[Parameter, ...]:
     """Return the parameters that some units of a model (None: all) hold, in the order of their first use in the forward pass.
 
@@ -99,21 +99,21 @@ def list_parameters(
     for path, name in unit_paths(architecture) if units is None else units:
         lent = _borrowed_weights(architecture, name)
         for owner, weights in (*lent.items(), (PlacedUnit(path, name), None)):
-            for parameter in _unit_parameters(architecture, family, owner):
+            for parameter in _unit_parameters(architecture, scheme, owner):
                 if weights is None or parameter.weight in weights:
                     parameters.setdefault((parameter.path, parameter.weight), parameter)
     return tuple(parameters.values())
 
 
-def _unit_parameters(architecture: Architecture, family: ShardingScheme, placed: PlacedUnit) -> Iterator[Parameter]:
+def _unit_parameters(architecture: Architecture, scheme: ShardingScheme, placed: PlacedUnit) -> Iterator[Parameter]:
     """Yield the parameters of a unit; a tied head has no matrix of its own."""
-    unit = derived_unit(architecture.structure, family, placed.kind)
-    tables = get_optimizer(family.optimizer).covers_vocabulary
+    unit = derived_unit(scheme, placed.kind)
+    tables = get_optimizer(scheme.optimizer).covers_vocabulary
     moves, matrices = find_weight_moves(unit), weight_matrices(unit.forward.program, tables=tables)
     for weight, dims in unit.weights.items():
         if not (architecture.tied_embeddings and weight == TIED_HEAD):
             yield Parameter(
-                placed.path, placed.kind, weight, use=weight_use_spec(unit.family, dims), trained=weight in unit.gradients,
+                placed.path, placed.kind, weight, use=weight_use_spec(unit.scheme, dims), trained=weight in unit.gradients,
                 sync=classify_moves(move for name, move in moves if name == weight), matrix=matrices.get(weight),
             )  # fmt: skip
 

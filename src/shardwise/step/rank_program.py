@@ -84,9 +84,10 @@ class RankProgram:
         return tuple(unit for units in self.stages.values() for unit in units)
 
     @cached_property
-    def family(self) -> ShardingScheme:
-        return replace(
-            make_sharding_scheme(self.layout), optimizer=self.optimizer, shares_amax=self.precision.shares_amax
+    def scheme(self) -> ShardingScheme:
+        """What the derivation reads of the layout, the model and the job."""
+        return make_sharding_scheme(
+            self.layout, self.architecture.structure, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
         )
 
     @cached_property
@@ -99,7 +100,7 @@ class RankProgram:
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
-        return list_parameters(self.architecture, self.family, self.units)
+        return list_parameters(self.architecture, self.scheme, self.units)
 
     @cached_property
     def groups(self) -> tuple[ParameterGroup, ...]:
@@ -128,7 +129,7 @@ class RankProgram:
 
     def _max_array_elements(self, sync: WeightSync) -> float | None:
         """Return the largest number of elements in an array of weights with this sync; None: no limit."""
-        return self.max_bucket_elements if is_bucketed(self.family, sync) else None
+        return self.max_bucket_elements if is_bucketed(self.scheme, sync) else None
 
     @property
     def gradient_dtype(self) -> str:
@@ -149,7 +150,7 @@ class RankProgram:
     @cached_property
     def batch_axes(self) -> Axes:
         """Axes of more than one device that split a batch by sequences."""
-        return self.drop_single_device_axes(replace(self.family, experts=self.architecture.num_experts > 0).batch_axes)
+        return self.drop_single_device_axes(self.scheme.batch_axes)
 
     @cached_property
     def loss_axes(self) -> Axes:
@@ -166,12 +167,12 @@ class RankProgram:
     @cached_property
     def norm_axes(self) -> Axes:
         """Axes that split gradients, over which the squares of the norm are summed."""
-        return self.drop_single_device_axes(norm_axes(self.architecture.structure, self.family))
+        return self.drop_single_device_axes(norm_axes(self.scheme))
 
     @cached_property
     def noise_axes(self) -> Axes:
         """Axes over which the squares of every micro-batch's gradient are summed."""
-        return self.drop_single_device_axes(noise_axes(self.architecture.structure, self.family))
+        return self.drop_single_device_axes(noise_axes(self.scheme))
 
     @cached_property
     def amax_axes(self) -> Axes:
@@ -186,19 +187,19 @@ class RankProgram:
     def routing_axes(self) -> Axes:
         """Axes that split tokens where their experts are chosen, over which routers' statistics are summed."""
         experts = self.architecture.num_experts > 0
-        return self.drop_single_device_axes(routing_axes(self.architecture.structure, self.family)) if experts else ()
+        return self.drop_single_device_axes(routing_axes(self.scheme)) if experts else ()
 
     @cached_property
     def axes(self) -> frozenset[Axes]:
         """Every group of axes that a step of any rank has a collective over."""
         units = tuple(unit_paths(self.architecture))
-        syncs = {parameter.sync for parameter in list_parameters(self.architecture, self.family, units)}
+        syncs = {parameter.sync for parameter in list_parameters(self.architecture, self.scheme, units)}
         collectives = chain.from_iterable(self.activation_collectives(path, unit) for path, unit in units)
         of_units = (collective for kind in {unit for _, unit in units} for collective in self.traffic(kind))
         used = {PIPELINE, *(axes for sync in syncs for axes in sync), *(collective.axes for collective in collectives)}
         used |= {collective.axes for collective in of_units if collective.role in (Role.DIRECTION, Role.MEAN)}
         if self.policy.noise_scale:
-            used |= {self.noise_axes, *(sync.within(self.family.replica_axes) for sync in syncs)}
+            used |= {self.noise_axes, *(sync.within(self.scheme.replica_axes) for sync in syncs)}
         groups = {self.drop_single_device_axes(axes) for axes in used}
         groups |= {self.loss_axes, self.norm_axes, self.amax_axes, self.routing_axes}
         if any(self.for_pp_rank(rank).mirrored_names for rank in range(self.layout.pp)):
@@ -212,7 +213,7 @@ class RankProgram:
 
     def unit(self, name: str) -> ShardedUnit:
         """Return a unit as derived for the layout."""
-        return derived_unit(self.architecture.structure, self.family, name)
+        return derived_unit(self.scheme, name)
 
     def traffic(self, name: str) -> tuple[UnitCollective, ...]:
         """Return the collectives of a unit."""
@@ -256,8 +257,8 @@ class RankProgram:
 
     def unit_instructions(self, path: str, unit: str) -> UnitInstructions:
         """Return the instructions of the unit at a path."""
-        family = replace(self.family, recompute=self.recompute(path, unit))
-        return lower_unit(self.architecture.structure, family, unit, self.policy, self.single_device_axes)
+        scheme = self.scheme.with_recompute(self.recompute(path, unit))
+        return lower_unit(scheme, unit, self.policy, self.single_device_axes)
 
     def steps(self, num_micro_batches: int) -> tuple[RankSlot, ...]:
         """Return the slots that the rank runs in a step, in order, with the messages around them."""

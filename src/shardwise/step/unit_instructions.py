@@ -17,7 +17,7 @@ from typing import TypeGuard
 from shardwise.derive import CollectiveStep, ProgramStep, ShardedUnit, derived_unit
 from shardwise.derive.sharded_unit import MAX_CACHED_UNITS
 from shardwise.layout import ShardingScheme
-from shardwise.model import ModelStructure, Role, whole_matrix_inputs
+from shardwise.model import Role, whole_matrix_inputs
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step.collectives import CONTROL_UNIT, control_collectives, list_unit_collectives
 from shardwise.step.instructions import (
@@ -111,16 +111,16 @@ class UnitInstructions:
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
 def lower_unit(
-    structure: ModelStructure, family: ShardingScheme, name: str, policy: IssuePolicy,
+    scheme: ShardingScheme, name: str, policy: IssuePolicy,
     single_device_axes: frozenset[str] = frozenset(),
 ) -> UnitInstructions:  # fmt: skip
-    """Lower a unit, derived in this family, to instructions under an issue policy; the head has the step's control
+    """Lower a unit, derived in this scheme, to instructions under an issue policy; the head has the step's control
     collectives.
 
     `single_device_axes`: axes known to have one device; collectives over them alone are left out.
     """
-    control = control_collectives(structure, family, policy) if name == CONTROL_UNIT else ()
-    return lower_derived_unit(derived_unit(structure, family, name), policy, single_device_axes, control)
+    control = control_collectives(scheme, policy) if name == CONTROL_UNIT else ()
+    return lower_derived_unit(derived_unit(scheme, name), policy, single_device_axes, control)
 
 
 def lower_derived_unit(

@@ -35,11 +35,11 @@ def pricing_at(rates: Rates, layout: Layout = LAYOUT) -> Pricing:
 
 def block_at(rates: Rates, layout: Layout = LAYOUT) -> ActivationCost:
     pricing = pricing_at(rates, layout)
-    return pricing.pricer.activation("block", pricing.family, pricing.values, pricing.links)
+    return pricing.pricer.activation("block", pricing.scheme, pricing.values, pricing.links)
 
 
 def block_parts(pricing: Pricing) -> UnitCostInputs:
-    return pricing.pricer.parts(pricing.pricer.complete_family(pricing.family), "block")
+    return pricing.pricer.parts(pricing.scheme, "block")
 
 
 def num_kernels(parts: UnitCostInputs, phase: str) -> int:

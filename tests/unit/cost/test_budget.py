@@ -103,7 +103,7 @@ def test_what_is_listed_adds_up_to_the_terms(name: str) -> None:
     found = pricing(name, chosen(name, (least + most) / 2).recompute)
     plain = pricing(name, "none")
     for one in list_layer_recompute(found):
-        cost = found.pricer.activation(one.layer, found.family, found.values, found.links)
+        cost = found.pricer.activation(one.layer, found.scheme, found.values, found.links)
         assert one.kept_bytes == pytest.approx(cost.saved_bytes)
         assert one.seconds > 0
         (other,) = (each for each in list_layer_recompute(plain) if each.layer == one.layer)

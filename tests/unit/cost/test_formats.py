@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes
@@ -35,8 +35,13 @@ FP8 = [name for name, recipe in PRECISIONS.items() if recipe.matmul == "fp8"]
 
 def unit_of(model: str, name: str = "block", *, sp: bool = False, recompute: str = "none") -> ShardedUnit:
     architecture = load_model(model)
-    family = ShardingScheme(3, sp, recompute, experts=bool(architecture.num_experts))
-    return derived_unit(architecture.structure, family, name)
+    scheme = scheme_of(
+        architecture.structure,
+        3,
+        sp,
+        recompute,
+    )
+    return derived_unit(scheme, name)
 
 
 def copies(recipe: Precision, products: ProductOperands, phase: str) -> Mapping[str, float]:

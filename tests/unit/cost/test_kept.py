@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
@@ -23,7 +24,7 @@ from shardwise.price.unit_inputs import (
 from shardwise.values.issue_policy import IssuePolicy
 
 STRUCTURE = load_model("deepseek-v2-lite").structure
-POLICY, FAMILY = IssuePolicy(), ShardingScheme(3, True, "full", experts=True, whole_experts=True)
+POLICY, SCHEME = IssuePolicy(), scheme_of(STRUCTURE, 3, True, "full", whole_experts=True)
 UNITS = ("block", "dense_block", "head")
 
 
@@ -45,17 +46,17 @@ def read_off() -> dict[str, UnitCostInputs]:
     """Parts of some units, as a process of its own would get them."""
     _forget()
     with use_derivation_cache():
-        unit_live_sets(STRUCTURE, FAMILY, "block", POLICY)
-        return {unit: unit_cost_inputs(STRUCTURE, FAMILY, unit, POLICY) for unit in UNITS}
+        unit_live_sets(SCHEME, "block", POLICY)
+        return {unit: unit_cost_inputs(SCHEME, unit, POLICY) for unit in UNITS}
 
 
 def count_derived(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The units that are derived from here on, in order."""
     derived: list[str] = []
 
-    def counting(structure: object, family: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
+    def counting(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> UnitCostInputs:
         derived.append(name)
-        return derive_cost_inputs(STRUCTURE, family, name, policy)
+        return derive_cost_inputs(scheme, name, policy)
 
     monkeypatch.setattr(unit_inputs, "derive_cost_inputs", counting)
     return derived
@@ -71,12 +72,10 @@ def test_the_next_process_reads_what_was_derived(folder: Path, monkeypatch: pyte
     assert derived == list(UNITS)
     assert first == second
     for unit in UNITS:
-        own = unit_inputs.priced_family(STRUCTURE, FAMILY, unit)
-        assert second[unit] == derive_cost_inputs(STRUCTURE, own, unit, POLICY)
+        own = unit_inputs.priced_scheme(SCHEME, unit)
+        assert second[unit] == derive_cost_inputs(own, unit, POLICY)
     with use_derivation_cache():
-        assert unit_live_sets(STRUCTURE, FAMILY, "block", POLICY) == derive_live_sets(
-            STRUCTURE, FAMILY, "block", POLICY
-        )
+        assert unit_live_sets(SCHEME, "block", POLICY) == derive_live_sets(SCHEME, "block", POLICY)
 
 
 def test_what_is_new_is_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,12 +83,12 @@ def test_what_is_new_is_added(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     derived = count_derived(monkeypatch)
     _forget()
     with use_derivation_cache():
-        unit_cost_inputs(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
+        unit_cost_inputs(dataclasses.replace(SCHEME, zero_stage=1), "block", POLICY)
     assert derived == ["block"]
     _forget()
     with use_derivation_cache():
-        unit_cost_inputs(STRUCTURE, dataclasses.replace(FAMILY, zero_stage=1), "block", POLICY)
-        unit_cost_inputs(STRUCTURE, FAMILY, "block", POLICY)
+        unit_cost_inputs(dataclasses.replace(SCHEME, zero_stage=1), "block", POLICY)
+        unit_cost_inputs(SCHEME, "block", POLICY)
     assert derived == ["block"]
 
 
@@ -134,5 +133,5 @@ def test_old_files_of_other_sources_are_removed(folder: Path, monkeypatch: pytes
 
 
 def test_without_being_asked_nothing_is_written(folder: Path) -> None:
-    unit_cost_inputs(STRUCTURE, FAMILY, "block", POLICY)
+    unit_cost_inputs(SCHEME, "block", POLICY)
     assert not folder.exists()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.topology import GroupLinks
 from shardwise.layout.layout import Layout
 from shardwise.layout.placement import cuts_by_axis, default_placement
-from shardwise.layout.sharding_scheme import ShardingScheme, atomic_degrees
+from shardwise.layout.sharding_scheme import atomic_degrees
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import min_virtual_stages, pipeline_schedule_names
@@ -46,10 +47,10 @@ def priced(schedule: str, overlap: OverlapConvention = "per_axis", **changes: ob
 def test_the_weights_part_of_the_backward_pass_is_a_product_for_each_weight(name: str, recompute: str) -> None:
     """As many FLOPs as the forward products, which are what is left of the forward pass without attention."""
     model = load_model(name)
-    pricer = UnitPricer(model, chip_rates(CLUSTER.chip, None), get_precision("bf16"))
+    pricer = UnitPricer(chip_rates(CLUSTER.chip, None), get_precision("bf16"))
     values = unit_values(model, 4096, atomic_degrees(model, {**dict.fromkeys(("dp", "fsdp", "tp", "cp", "pp", "ep"), 1),
                                                             "micro_batch_seqs": 2}))  # fmt: skip
-    parts = pricer.parts(pricer.complete_family(ShardingScheme(0, False, recompute)), "block")
+    parts = pricer.parts(scheme_of(model.structure, recompute=recompute), "block")
     kernels = [kernel for kernel in parts.kernels if kernel.phase in ("forward", "backward")]
     done = sum(kernel.flops.evaluate(values) for kernel in kernels if kernel.makes_weight_grads)
     products = sum(k.flops.evaluate(values) for k in kernels if k.phase == "forward" and k.kind == "contract")

@@ -55,7 +55,7 @@ def flops(group: ParameterGroup, device: int) -> float:
 def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
     """Against a count over all devices; the arrays of a unit's matrices are not cut into buckets, whatever the stage."""
     one = instance(model, layout)
-    arrays = unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).arrays
+    arrays = unit_cost_inputs(one.scheme, "block", POLICY).arrays
     groups = [group for group in one.groups if group.path == "layers.0" and group.members[0].parameter.matrix]
     fullest = sum(max(flops(group, device) for device in range(group.num_shards)) for group in groups)
     every = sum(flops(replace(group, num_shards=1), 0) for group in groups)
@@ -66,8 +66,8 @@ def test_the_fullest_device_is_priced(model: str, layout: Layout) -> None:
 def test_its_share_is_the_work_that_is_priced() -> None:
     one = instance("dense", Layout(fsdp=7, zero_stage=1))
     rates = chip_rates(load_cluster("h100:8").chip, None)
-    pricer = UnitPricer(one.architecture, replace(rates, policy=POLICY), one.precision, optimizer="muon")
-    parts = pricer.parts(pricer.complete_family(one.family), "block")
+    pricer = UnitPricer(replace(rates, policy=POLICY), one.precision, optimizer="muon")
+    parts = pricer.parts(one.scheme, "block")
     made = [kernel for kernel in parts.kernels if kernel.kind == "of_matrix"]
     priced = sum(pricer.work(kernel, parts, one.values).flops for kernel in made)
     share = largest_update_share(parts.arrays, one.values)
@@ -77,18 +77,13 @@ def test_its_share_is_the_work_that_is_priced() -> None:
 
 def test_without_parts_every_device_makes_all() -> None:
     one = instance("dense", Layout(dp=4, zero_stage=0))
-    assert (
-        largest_update_share(
-            unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).arrays, one.values
-        )
-        == 1.0
-    )
+    assert largest_update_share(unit_cost_inputs(one.scheme, "block", POLICY).arrays, one.values) == 1.0
 
 
 def test_state_of_sides_is_made_by_every_device() -> None:
     """Shampoo's squares and roots are kept wherever the matrix is used: only the step itself is made in parts."""
     one = instance("dense", Layout(fsdp=4, zero_stage=1), "shampoo")
-    kernels = unit_cost_inputs(one.architecture.structure, one.family, "block", POLICY).kernels
+    kernels = unit_cost_inputs(one.scheme, "block", POLICY).kernels
     in_part = {kernel.outputs[0].rpartition(".")[2] for kernel in kernels if kernel.shape.owned_matrices_only}
     assert in_part == {"preconditioned'"}
 
@@ -98,8 +93,7 @@ def test_the_update_is_left_out_of_the_hardware_ratio(optimizer: str) -> None:
     """The ratio compares the passes of micro-batches, in which all optimizers run the same."""
     job = Job(global_batch_tokens=2**19, seq_len=4096, optimizer=optimizer)
     pricing = Pricing(Problem(load_model("llama-3.2-1b"), load_cluster("h100:8"), job), Layout(fsdp=8, zero_stage=3))
-    family = pricing.pricer.complete_family(pricing.family)
-    updates = [k for k in pricing.pricer.parts(family, "block").kernels if k.phase == "update"]
+    updates = [k for k in pricing.pricer.parts(pricing.scheme, "block").kernels if k.phase == "update"]
     assert any(k.flops.evaluate(pricing.values) for k in updates) == (optimizer != "adamw")
-    assert pricing.pricer.flops("block", family, pricing.values).keys() == {"forward", "backward"}
+    assert pricing.pricer.flops("block", pricing.scheme, pricing.values).keys() == {"forward", "backward"}
     assert pricing.hardware_ratio() == 1.0163286133435387

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.derive.ring_attention_and_matmul import Ring, find_collective_matmuls, group_rings
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
@@ -29,12 +30,12 @@ MODELS = {
     "experts": replace(SMALL, num_experts=4, experts_per_token=2, shared_expert_width=8),
     "parallel": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu", parallel=True),
 }
-PLAIN = ShardingScheme(1, sequence_parallel=True, recompute="none")
+PLAIN = scheme_of(SMALL.structure, 1, sequence_parallel=True)
 ASYNC = replace(PLAIN, async_tp=True)
 
 
-def unit_of(family: ShardingScheme, model: str = "dense") -> ShardedUnit:
-    return derived_unit(MODELS[model].structure, family, "block")
+def unit_of(scheme: ShardingScheme, model: str = "dense") -> ShardedUnit:
+    return derived_unit(replace(scheme, structure=MODELS[model].structure), "block")
 
 
 def beside(rings: list[Ring]) -> list[tuple[str, ...]]:
@@ -47,7 +48,7 @@ def test_every_step_stays_once(model: str, recompute: str) -> None:
     structure = MODELS[model].structure
     for name in units_of_structure(structure):
         plain, pieces = (
-            derived_unit(structure, replace(family, recompute=recompute), name) for family in (PLAIN, ASYNC)
+            derived_unit(replace(scheme, structure=structure, recompute=recompute), name) for scheme in (PLAIN, ASYNC)
         )
         for phase, steps in plain.phases().items():
             assert Counter(map(str, steps)) == Counter(map(str, pieces.phases()[phase]))
@@ -79,7 +80,7 @@ def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(mode
         products = [step for step in unit.backward_steps if isinstance(step, ComputeStep)]
         used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
         made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
-        rings = list(find_collective_matmuls(unit.backward_steps, unit.family))
+        rings = list(find_collective_matmuls(unit.backward_steps, unit.scheme))
         within = [{one.operation.outputs[0] for one in ring.products} for ring in rings]
         for weight, gradient in unit.gradients.items():
             own = any(
@@ -89,7 +90,7 @@ def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(mode
 
 
 def test_what_has_no_product_stays_as_it_is() -> None:
-    embedding = derived_unit(SMALL.structure, ASYNC, "embedding")
+    embedding = derived_unit(ASYNC, "embedding")
     moved = [
         one for one in embedding.forward.steps if isinstance(one, CollectiveStep) and one.collective.axes == TP_AXES
     ]

@@ -1,10 +1,11 @@
-"""Units are derived once for all families that differ in nothing that they depend on."""
+"""Units are derived once for all schemes that differ in nothing that they depend on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from schemes import scheme_id, scheme_of
 
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
@@ -16,24 +17,24 @@ EXPERTS = Architecture(
     num_experts=4, experts_per_token=2, num_dense_layers=1, dense_d_ff=32,
 )  # fmt: skip
 STRUCTURE = EXPERTS.structure
-PLAIN = ShardingScheme(1, sequence_parallel=True, recompute="none")
+PLAIN = scheme_of(STRUCTURE, 1, sequence_parallel=True)
 ABOUT_LAYERS = [replace(PLAIN, recompute="full"), replace(PLAIN, cp_variant="ring")]
 UNITS = units_of_structure(STRUCTURE)
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_shared_scales_are_no_part_of_a_derivation(unit: str) -> None:
-    assert derived_unit(STRUCTURE, replace(PLAIN, shares_amax=True), unit) is derived_unit(STRUCTURE, PLAIN, unit)
+    assert derived_unit(replace(PLAIN, shares_amax=True), unit) is derived_unit(PLAIN, unit)
 
 
-@pytest.mark.parametrize("family", ABOUT_LAYERS)
+@pytest.mark.parametrize("scheme", ABOUT_LAYERS, ids=scheme_id)
 @pytest.mark.parametrize("unit", UNITS)
-def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, family: ShardingScheme) -> None:
-    same = derived_unit(STRUCTURE, family, unit) is derived_unit(STRUCTURE, PLAIN, unit)
+def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, scheme: ShardingScheme) -> None:
+    same = derived_unit(scheme, unit) is derived_unit(PLAIN, unit)
     assert same is (unit not in LAYER_UNITS)
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_whole_experts_are_about_units_that_have_experts(unit: str) -> None:
-    same = derived_unit(STRUCTURE, replace(PLAIN, whole_experts=True), unit) is derived_unit(STRUCTURE, PLAIN, unit)
+    same = derived_unit(replace(PLAIN, whole_experts=True), unit) is derived_unit(PLAIN, unit)
     assert same is (unit != "block")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from schemes import scheme_of
 
 from shardwise.derive.sharded_program import CollectiveStep
-from shardwise.derive.sharded_unit import ShardedUnit, derive_units
-from shardwise.layout.sharding_scheme import ShardingScheme
+from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.model.architecture import Architecture
 from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import weight_elements
@@ -41,31 +41,31 @@ def test_what_zero_moves(zero_stage: int, unit: str, num_micro_batches: int) -> 
     a = num_micro_batches
     expected = (2, 2, a + 1, (2 if unit == "head" else 3) * a)[zero_stage]
     mesh = {"fsdp": HUGE} if zero_stage else {"dp": HUGE}
-    derived = derive_units(MODEL, ShardingScheme(zero_stage, False, "none"))[unit]
+    derived = derived_unit(scheme_of(MODEL.structure, zero_stage), unit)
     assert per_step(derived, mesh, a) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputing_gathers_no_weight_again(recompute: str) -> None:
     """The recomputed slice and the backward pass need the same weights, gathered once for both."""
-    derived = derive_units(MODEL, ShardingScheme(3, False, recompute))["block"]
+    derived = derived_unit(scheme_of(MODEL.structure, 3, False, recompute), "block")
     assert per_step(derived, {"fsdp": HUGE}, 4) == pytest.approx(12, rel=1e-9)
 
 
 def test_zero_shards_over_context_parallelism_too() -> None:
-    derived = derive_units(MODEL, ShardingScheme(3, False, "none"))["block"]
+    derived = derived_unit(scheme_of(MODEL.structure, 3), "block")
     assert per_step(derived, {"fsdp": HUGE // 2, "cp": 2}, 1) == pytest.approx(3, rel=1e-9)
 
 
 def test_hybrid_sharding_reduces_the_shard_only() -> None:
     """Over dp each device reduces its 1/fsdp of the gradients, once per step."""
-    derived = derive_units(MODEL, ShardingScheme(3, False, "none"))["block"]
+    derived = derived_unit(scheme_of(MODEL.structure, 3), "block")
     assert per_step(derived, {"fsdp": 4, "dp": HUGE}, 3) == pytest.approx(3 * 3 * 3 / 4 + 2 / 4, rel=1e-9)
 
 
 @pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
 def test_the_factor_is_n_minus_1_over_n(zero_stage: int) -> None:
-    derived = derive_units(MODEL, ShardingScheme(zero_stage, False, "none"))["block"]
+    derived = derived_unit(scheme_of(MODEL.structure, zero_stage), "block")
     mesh = {"fsdp": 4} if zero_stage else {"dp": 4}
     assert per_step(derived, mesh, 1) == pytest.approx((2, 2, 2, 3)[zero_stage] * 3 / 4, rel=1e-9)
 
@@ -80,12 +80,8 @@ def test_s1_tensor_parallelism() -> None:
     sizes = {**model.dims, "B": 2, "T": 32}
     hidden = 2 * 32 * 64
     tp = ("tp_kv", "tp_rep")
-    plain = derived_traffic(derive_units(model, ShardingScheme(0, False, "none"))["block"], mesh, sizes, 1)[
-        "micro_batch"
-    ]
-    split = derived_traffic(derive_units(model, ShardingScheme(0, True, "none"))["block"], mesh, sizes, 1)[
-        "micro_batch"
-    ]
+    plain = derived_traffic(derived_unit(scheme_of(model.structure), "block"), mesh, sizes, 1)["micro_batch"]
+    split = derived_traffic(derived_unit(scheme_of(model.structure, 0, True), "block"), mesh, sizes, 1)["micro_batch"]
     # all eight devices receive 2 (n-1)/n of the hidden state in each of 4 AllReduces
     assert plain[CollectiveKind.ALL_REDUCE, tp] == 4 * 2 * 7 * hidden
     assert (CollectiveKind.ALL_GATHER, tp) not in plain

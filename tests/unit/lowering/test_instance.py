@@ -11,10 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardwise.derive.sharded_program import CollectiveStep
+from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS
+from shardwise.model.job import Job
+from shardwise.model.load import load_model
 from shardwise.model.program import Role
+from shardwise.price.layout_pricer import Pricing
+from shardwise.price.problem import Problem
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.flat_arrays import ALIGNMENT, WEIGHT_ROLES, weight_groups
 from shardwise.step.instructions import charged_axis
@@ -22,7 +27,7 @@ from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.parameters import unit_paths
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.issue_policy import IssuePolicy
-from shardwise.values.precision import PRECISIONS
+from shardwise.values.precision import PRECISIONS, get_precision
 
 SMALL = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96
@@ -131,6 +136,21 @@ def test_priced_and_issued_are_one(model: str, layout: Layout, bucket: float) ->
         for each in weight_groups(one.unit(name)):
             found = each.arrays.array_sizes(one.values, one.max_bucket_elements)
             assert each.arrays.evaluate(one.values, one.max_bucket_elements) == (len(found), sum(found))
+
+
+def test_what_runs_has_the_scheme_that_is_priced() -> None:
+    """With all that the model and the job say: it has experts, Muon updates them, and ranks share the scales of FP8."""
+    job = Job(global_batch_tokens=2**20, seq_len=4096, optimizer="muon", precision="fp8_delayed")
+    problem = Problem(load_model("mixtral-8x7b"), load_cluster("h100:64"), job)
+    layout = Layout.parse("fsdp=16 ep=4 tp=4 zero_stage=1 recompute=full")
+    priced = Pricing(problem, layout).scheme
+    precision = get_precision(job.precision)
+    program = RankProgram(
+        architecture=problem.architecture, layout=layout, precision=precision, optimizer=job.optimizer
+    )
+    assert program.scheme == priced
+    assert (priced.structure.experts, priced.optimizer, priced.shares_amax) == (True, "muon", True)
+    assert program.batch_axes == ("fsdp", "ep")
 
 
 def test_buckets_hold_what_they_may_and_come_in_the_order_of_the_backward_pass() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from schemes import scheme_of
 
-from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.step.liveness import LiveSet, live_sets
 from shardwise.step.unit_instructions import lower_unit
@@ -16,7 +16,7 @@ AT_ACTIVATION = {"d.x_out", "d.act#0", "d.gate#0", "d.up#0", "gate", "up"}
 
 
 def of_block(policy: str) -> list[LiveSet]:
-    return list(live_sets(lower_unit(STRUCTURE, ShardingScheme(0, False, policy), "block", IssuePolicy())))  # type: ignore[arg-type]
+    return list(live_sets(lower_unit(scheme_of(STRUCTURE, recompute=policy), "block", IssuePolicy())))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", ["none", "selective", "full"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from schemes import scheme_of
+
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.sharding.collectives import CollectiveKind
@@ -13,20 +15,20 @@ STRUCTURE = load_model("llama-3-8b").structure
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 
 
-def rings(phase: str, family: ShardingScheme) -> list[CollectiveMatmul]:
-    template = lower_unit(STRUCTURE, family, "block", IssuePolicy())
+def rings(phase: str, scheme: ShardingScheme) -> list[CollectiveMatmul]:
+    template = lower_unit(scheme, "block", IssuePolicy())
     return [one for one in fuse_collective_matmuls(template.passes[phase]) if isinstance(one, CollectiveMatmul)]
 
 
 def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs_again() -> None:
     """Queries, keys and values are made of one gathered input, gate and up of the other."""
-    family = ShardingScheme(1, True, "none", async_tp=True)
-    found = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("forward", family)]
+    scheme = scheme_of(STRUCTURE, 1, True, "none", async_tp=True)
+    found = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("forward", scheme)]
     assert found == [
         (GATHER, ("attention_norm.out",), 3), (SCATTER, ("attention_out",), 1),
         (GATHER, ("mlp_norm.out",), 2), (SCATTER, ("mlp_out",), 1),
     ]  # fmt: skip
-    backward = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("backward", family)]
+    backward = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("backward", scheme)]
     assert backward == [
         (GATHER, ("d.x_out",), 2), (SCATTER, ("d.mlp_norm.out",), 2), (GATHER, ("mlp_norm.out",), 2),
         (GATHER, ("d.x_mid",), 2), (SCATTER, ("d.attention_norm.out",), 3), (GATHER, ("attention_norm.out",), 3),
@@ -35,5 +37,5 @@ def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs
 
 def test_no_other_collective_runs_in_pieces_of_products() -> None:
     """Those of tensor parallelism without it, and rings of context parallelism, whose pieces are attention's."""
-    for family in (ShardingScheme(1, True, "none"), ShardingScheme(1, True, "none", cp_variant="ring")):
-        assert rings("forward", family) == rings("backward", family) == []
+    for scheme in (scheme_of(STRUCTURE, 1, True), scheme_of(STRUCTURE, 1, True, "none", cp_variant="ring")):
+        assert rings("forward", scheme) == rings("backward", scheme) == []

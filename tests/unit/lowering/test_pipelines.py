@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from schemes import scheme_id, scheme_of
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.sharding_scheme import ShardingScheme
@@ -45,8 +46,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "zb_h2": {}, "dualpipe": {}, "interleaved_breadth_first": {"num_virtual_stages": 2},
     "interleaved_zb": {"num_virtual_stages": 2},
 }  # fmt: skip
-FAMILIES = [
-    ShardingScheme(0, False, "none"), ShardingScheme(0, True, "selective"), ShardingScheme(3, False, "full"),
+SCHEMES = [
+    scheme_of(DENSE.structure), scheme_of(DENSE.structure, 0, True, "selective"), scheme_of(DENSE.structure, 3, False, "full"),
 ]  # fmt: skip
 
 
@@ -62,7 +63,7 @@ def staged(model: str, schedule: str, pp: int = 4, **layout: Any) -> list[RankPr
 def test_the_stages_together_hold_the_model(model: str, schedule: str) -> None:
     """Each parameter once; but with micro-batches from both ends, and where the first stage lends it to the last, twice."""
     ranks = staged(model, schedule)
-    whole = {one.name for one in list_parameters(MODELS[model], ranks[0].family)}
+    whole = {one.name for one in list_parameters(MODELS[model], ranks[0].scheme)}
     held = Counter(one.name for rank in ranks for one in rank.parameters)
     assert held.keys() == whole
     lent = {"tied": {"embedding.embedding"}, "predicting": {"embedding.embedding"}}.get(model, set())
@@ -115,21 +116,21 @@ def test_weights_of_the_head_are_gathered_again_where_its_backward_pass_does_not
     assert (found["1f1b"], found["afab"]) == (8, 16)
 
 
-def templates(model: str, family: ShardingScheme) -> list[UnitInstructions]:
+def templates(model: str, scheme: ShardingScheme) -> list[UnitInstructions]:
     architecture = MODELS[model]
-    family = replace(family, experts=architecture.num_experts > 0)
+    scheme = replace(scheme, structure=architecture.structure)
     return [
-        lower_unit(architecture.structure, family, "block", IssuePolicy(), single)
+        lower_unit(scheme, "block", IssuePolicy(), single)
         for single in (frozenset[str](), frozenset({"tp_kv", "tp_rep", "cp", "ep"}))
     ]
 
 
 @pytest.mark.parametrize("model", ["dense", "experts", "adapters"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_backward_pass_in_two_is_the_whole_one(model: str, family: ShardingScheme) -> None:
+@pytest.mark.parametrize("scheme", SCHEMES, ids=scheme_id)
+def test_a_backward_pass_in_two_is_the_whole_one(model: str, scheme: ShardingScheme) -> None:
     """Every instruction is in one part, in the same order; the first needs nothing of the second, which reads no weight and makes
     the products that give weights' gradients."""
-    for template in templates(model, family):
+    for template in templates(model, scheme):
         whole = [one for one in template.passes["backward"] if not isinstance(one, FreeTensors)]
         first, second = template.backward_input, template.backward_weight
         assert sorted(map(whole.index, (*first, *second))) == sorted(whole.index(one) for one in whole)

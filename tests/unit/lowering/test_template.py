@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from schemes import scheme_id, scheme_of
 
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
@@ -37,8 +38,8 @@ MODELS = {
     "biased": replace(SMALL, norm="layer", norm_bias=True, bias=("qkv", "mlp"), mlp="gelu", parallel=True),
     "predicting": replace(SMALL, num_predict_layers=1),
 }
-FAMILIES = [
-    ShardingScheme(zero, sp, recompute, cp_variant=variant, async_tp=zero == 1)
+SCHEMES = [
+    scheme_of(SMALL.structure, zero, sp, recompute, cp_variant=variant, async_tp=zero == 1)
     for zero, sp, recompute, variant in itertools.product(
         (0, 1, 2, 3), (False, True), ("none", "full"), ("all_gather", "ring", "ulysses")
     )
@@ -49,34 +50,34 @@ POLICIES = [
 ]
 
 
-CASES = list(itertools.product(MODELS, FAMILIES))
+CASES = list(itertools.product(MODELS, SCHEMES))
 
 
-def templates(model: str, family: ShardingScheme, policy: IssuePolicy) -> list[UnitInstructions]:
-    structure = MODELS[model].structure
-    return [lower_unit(structure, family, name, policy) for name in units_of_structure(structure)]
+def templates(model: str, scheme: ShardingScheme, policy: IssuePolicy) -> list[UnitInstructions]:
+    scheme = replace(scheme, structure=MODELS[model].structure)
+    return [lower_unit(scheme, name, policy) for name in units_of_structure(scheme.structure)]
 
 
 @pytest.mark.thinned(8)
-@pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_an_order_that_a_device_may_follow(model: str, family: ShardingScheme) -> None:
+@pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
+def test_an_order_that_a_device_may_follow(model: str, scheme: ShardingScheme) -> None:
     """Whoever reads a tensor, or moves it on, has waited for what brings it; a gradient leaves when it is made; and what is freed
     is there, is read no more, and is all that no later pass reads."""
     for policy in POLICIES:
-        for template in templates(model, family, policy):
+        for template in templates(model, scheme, policy):
             for name, instructions in template.passes.items():
                 follow(template, name, instructions)
 
 
 @pytest.mark.thinned(8)
-@pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_everything_is_there_and_nothing_else(model: str, family: ShardingScheme) -> None:
+@pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
+def test_everything_is_there_and_nothing_else(model: str, scheme: ShardingScheme) -> None:
     for policy in POLICIES:
-        for template in templates(model, family, policy):
+        for template in templates(model, scheme, policy):
             unit = template.unit
             issued = list_unit_collectives(unit, policy)
             if unit.name == CONTROL_UNIT:
-                issued += control_collectives(MODELS[model].structure, family, policy)
+                issued += control_collectives(replace(scheme, structure=MODELS[model].structure), policy)
             assert Counter(template.collectives) == Counter(issued)
             assert template.kernels == list_kernels(unit)
 
@@ -122,10 +123,10 @@ def follow(template: UnitInstructions, name: str, instructions: tuple[Instructio
 
 
 @pytest.mark.thinned(8)
-@pytest.mark.parametrize(("model", "family"), CASES, ids=str)
-def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, family: ShardingScheme) -> None:
+@pytest.mark.parametrize(("model", "scheme"), CASES, ids=scheme_id)
+def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, scheme: ShardingScheme) -> None:
     """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
-    for template in templates(model, family, IssuePolicy()):
+    for template in templates(model, scheme, IssuePolicy()):
         forward = template.passes["forward"]
         partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
         freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.held}
@@ -136,9 +137,7 @@ def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, fa
 def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made() -> None:
     """ZeRO-3: the block's gather leads each pass, waited for before the first kernel that reads a weight; the head's weights stay
     for its backward pass."""
-    block, head = (
-        lower_unit(SMALL.structure, ShardingScheme(3, False, "none"), name, IssuePolicy()) for name in ("block", "head")
-    )
+    block, head = (lower_unit(scheme_of(SMALL.structure, 3), name, IssuePolicy()) for name in ("block", "head"))
     for name in ("forward", "backward"):
         first = block.passes[name][0]
         assert isinstance(first, StartCollective)

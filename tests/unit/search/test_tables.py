@@ -57,9 +57,9 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
     activation, lengths = UnitPricer.activation, set()
 
     def priced(
-        self: UnitPricer, name: str, family: ShardingScheme, values: SymbolValues, links: GroupLinks
+        self: UnitPricer, name: str, scheme: ShardingScheme, values: SymbolValues, links: GroupLinks
     ) -> ActivationCost:
-        found = activation(self, name, family, values, links)
+        found = activation(self, name, scheme, values, links)
         columns = [getattr(found, field.name) for field in fields(found)]
         of_sizes = {np.shape(column) for column in columns if not isinstance(column, dict)}
         moved = {np.shape(column) for traffic in columns if isinstance(traffic, dict) for column in traffic.values()}
@@ -75,7 +75,7 @@ def test_what_depends_on_sizes_has_no_row_for_each_placement(monkeypatch: pytest
 
 
 def test_what_families_share_is_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel at the same values, and a collective of the same bytes over the same links, whatever families have them."""
+    """A kernel at the same values, and a collective of the same bytes over the same links, whatever schemes have them."""
     kernels: Counter[Hashable] = Counter()
     collectives: Counter[Hashable] = Counter()
     asked: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from shardwise.book_formulas.rules import critical_intensity
 from shardwise.hardware import Chip
 from shardwise.layout import Layout, atomic_degrees, layout_degrees, make_sharding_scheme
-from shardwise.model import Architecture
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture
 from shardwise.price.roofline import chip_rates
 from shardwise.price.unit_cost import UnitPricer, unit_values
 from shardwise.step import Kernel
@@ -89,7 +89,7 @@ def block_roofline(
     are the vendor's."""
     sharded = replace(layout or Layout(), micro_batch_seqs=num_seqs, recompute="none", recompute_layers=None)
     degrees = atomic_degrees(architecture, layout_degrees(sharded))
-    pricer = UnitPricer(architecture, chip_rates(chip, None), get_precision("bf16"))
+    pricer = UnitPricer(chip_rates(chip, None), get_precision("bf16"))
     values = unit_values(architecture, seq_len, degrees, sharded.cp_variant)
     dtype = pricer.precision.activations
     peak = chip.peak(dtype)
@@ -101,8 +101,10 @@ def block_roofline(
             flops=flops, moved_bytes=moved_bytes, math_s=flops / peak, memory_s=moved_bytes / chip.memory_bytes_per_s,
         )  # fmt: skip
 
-    family = pricer.complete_family(make_sharding_scheme(sharded))
-    parts = pricer.parts(family, "block")
+    scheme = make_sharding_scheme(
+        sharded, architecture.structure, optimizer=DEFAULT_OPTIMIZER, shares_amax=pricer.precision.shares_amax
+    )
+    parts = pricer.parts(scheme, "block")
     operations = [operation_time(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(
         model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,

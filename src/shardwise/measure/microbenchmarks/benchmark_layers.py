@@ -111,7 +111,7 @@ class SampleLayer:
     def kernels(self, unit: str, is_selected: Callable[[Kernel], bool]) -> Iterator[tuple[Kernel, float]]:
         """Yield the selected kernels of a unit, each with the bytes that it moves."""
         pricing = self.pricing
-        parts = pricing.pricer.parts(pricing.pricer.complete_family(pricing.family), unit)
+        parts = pricing.pricer.parts(pricing.scheme, unit)
         for kernel in parts.kernels:
             if is_selected(kernel):
                 yield kernel, float(pricing.pricer.kernel_bytes(kernel, parts, pricing.values))

@@ -124,7 +124,7 @@ class CallBuilder:
         """Return the sharding in which a tensor is kept between calls; a single use may slice a weight further."""
         tensor = self.unit.tensors.get(name)
         if tensor is not None and tensor.role is Role.WEIGHT:
-            return weight_use_spec(self.unit.family, tensor.dims)
+            return weight_use_spec(self.unit.scheme, tensor.dims)
         forward, backward = self.unit.forward.specs, self.unit.backward.specs
         return forward[name] if name in forward else backward[name]
 

@@ -139,7 +139,7 @@ def initial_weights(
     Matrices and sinks are normal, norms one, biases and output matrices of adapters zero. The same seed gives the same
     values in any dtype, but for rounding.
     """
-    parameters = list_parameters(architecture, ShardingScheme(0, False, "none"))
+    parameters = list_parameters(architecture, ShardingScheme.unsharded(architecture.structure))
     values = {
         parameter.name: initial_value(architecture, parameter, seed).to(device=device, dtype=dtype)
         for parameter in parameters

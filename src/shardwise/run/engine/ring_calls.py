@@ -48,7 +48,7 @@ def _ring_collectives(
     builder: CallBuilder, instructions: Iterable[Instruction | CollectiveMatmul]
 ) -> Iterator[UnitCollective]:
     """Yield the collectives that run around a ring of several ranks."""
-    if builder.unit.family.is_ring and builder.rank.nontrivial_axes(RING_AXES):
+    if builder.unit.scheme.is_ring and builder.rank.nontrivial_axes(RING_AXES):
         for instruction in instructions:
             if (
                 isinstance(instruction, StartCollective)

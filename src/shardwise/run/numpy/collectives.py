@@ -90,10 +90,10 @@ COLLECTIVES: Mapping[CollectiveKind, Callable[[VirtualDevices, Collective, Shard
 }
 
 
-def ring_positions(steps: Sequence[ProgramStep], family: ShardingScheme) -> dict[int, list[int]]:
+def ring_positions(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> dict[int, list[int]]:
     """Return the positions of attentions that run in a ring, each with those of the collectives that it replaces."""
     positions: dict[int, list[int]] = {}
-    for overlap in find_overlapped_collectives(steps, family):
+    for overlap in find_overlapped_collectives(steps, scheme):
         for position in overlap.compute_indices:
             step = steps[position]
             if isinstance(step, ComputeStep) and isinstance(step.operation, (Scan, ScanGradient)):

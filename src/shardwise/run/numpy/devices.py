@@ -38,10 +38,10 @@ class VirtualDevices:
     """
 
     def __init__(
-        self, mesh: Mesh, sizes: Mapping[str, int], family: ShardingScheme | None = None, *,
+        self, mesh: Mesh, sizes: Mapping[str, int], scheme: ShardingScheme | None = None, *,
         router: Router = DEFAULT_ROUTER,
     ) -> None:  # fmt: skip
-        self.family, self.router, self.mesh = family, router, mesh
+        self.scheme, self.router, self.mesh = scheme, router, mesh
         self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
         self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
@@ -99,7 +99,7 @@ class VirtualDevices:
     def run_instructions(self, program: Program, instructions: Sequence[Instruction]) -> None:
         """Run an instruction list. A collective's result appears at its wait; a freed tensor is gone.
 
-        Where the family has a ring, attention runs around it in place of the collectives that it overlaps.
+        Where the scheme has a ring, attention runs around it in place of the collectives that it overlaps.
         """
         ring_collectives = self.rings(instructions)
         replaced = {id(step) for collectives in ring_collectives.values() for step in collectives}
@@ -132,7 +132,7 @@ class VirtualDevices:
     def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[CollectiveStep]]:
         """Return the collectives that each attention in a ring replaces, by the attention's first result."""
         collectives_of: dict[str, list[CollectiveStep]] = {}
-        if self.family and self.family.is_ring:
+        if self.scheme and self.scheme.is_ring:
             for instruction in instructions:
                 if isinstance(instruction, StartCollective) and instruction.collective.axes == RING_AXES:
                     for result in instruction.collective.chunked_with:

@@ -49,7 +49,7 @@ def run_step(
     `state` maps each weight, and each tensor of the optimizer's state of a trained weight (`w.master`, ...), to full
     arrays; each batch maps the program's constants to full arrays. `router` says how experts are chosen.
     """
-    devices, template = VirtualDevices(mesh, sizes, unit.family, router=router), lower_derived_unit(unit, IssuePolicy())
+    devices, template = VirtualDevices(mesh, sizes, unit.scheme, router=router), lower_derived_unit(unit, IssuePolicy())
     _load_state(devices, unit, state)
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for batch in batches:
@@ -70,7 +70,7 @@ def _load_state(devices: VirtualDevices, unit: ShardedUnit, state: Mapping[str, 
     for name in (*program.names_with_role(Role.STATE), *program.names_with_role(Role.FACTOR)):
         if name in program.inputs:
             weight = unit.forward.program.dims(owning_weight(name))
-            devices.scatter_array(name, state_resting_spec(unit.family, weight, program.dims(name)), state[name])
+            devices.scatter_array(name, state_resting_spec(unit.scheme, weight, program.dims(name)), state[name])
 
 
 def _run_micro_batch(devices: VirtualDevices, template: UnitInstructions, batch: Mapping[str, Array]) -> None:
@@ -107,7 +107,7 @@ def derived_traffic(
     values = SymbolValues({**sizes, **dict(mesh.axes)})
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for phase, steps in unit.phases().items():
-        in_ring = {position for ring in ring_positions(steps, unit.family).values() for position in ring}
+        in_ring = {position for ring in ring_positions(steps, unit.scheme).values() for position in ring}
         for position, step in enumerate(steps):
             if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 per_step = phase == "update" or not step.tensor.dims  # the loss is summed once

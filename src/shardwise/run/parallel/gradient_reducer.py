@@ -157,7 +157,7 @@ class MicroBatchNorms:
 
     def __init__(self, instance: RankProgram, exchange: MeshCollectives) -> None:
         self.exchange, self.mesh = exchange, instance.mesh
-        self.axes, self.replicas = instance.noise_axes, instance.family.replica_axes
+        self.axes, self.replicas = instance.noise_axes, instance.scheme.replica_axes
         self.partial_names = partial_gradient_names(instance) if instance.policy.noise_scale else frozenset[str]()
         self.control = DTYPES[instance.control_dtype]
         self.measures, self.micro_batch = False, 0

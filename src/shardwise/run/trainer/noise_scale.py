@@ -35,7 +35,7 @@ def noise_sample(squares: float, norm: float, targets: Iterable[int]) -> NoiseSa
 
 
 def targets_of_parts(batches: Batches, step: int, layout: Layout, num_parts: int) -> Iterator[int]:
-    """Yield the targets of each part of a step's gradient whose norm is taken (`Family.replica_axes`). A part is the
+    """Yield the targets of each part of a step's gradient whose norm is taken (`ShardingScheme.replica_axes`). A part is the
     micro-batches of one of `num_parts` groups of replicas."""
     replicas_per_part = layout.num_replicas // num_parts
     for targets in batches.targets_of_replicas(step, layout.num_replicas, layout.micro_batch_seqs):

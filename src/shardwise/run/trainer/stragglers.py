@@ -32,7 +32,7 @@ def stage_flops(plan: Plan) -> list[float]:
     stages = [pricing.counts(stage).units for stage in range(plan.layout.pp)]
     names = {name: name.removeprefix(NO_RECOMPUTE) for units in stages for name in units}
     flops = {
-        name: sum(pricing.pricer.flops(unit, pricing.family, pricing.values).values()) for name, unit in names.items()
+        name: sum(pricing.pricer.flops(unit, pricing.scheme, pricing.values).values()) for name, unit in names.items()
     }
     return [float(sum(count * flops[name] for name, count in units.items())) for units in stages]
 

@@ -110,7 +110,7 @@ class Trainer:
         if result.small_squares is None:
             return {}
         instance = self.engine.instance
-        num_parts = self.world.mesh.size(instance.drop_single_device_axes(instance.family.replica_axes))
+        num_parts = self.world.mesh.size(instance.drop_single_device_axes(instance.scheme.replica_axes))
         targets = targets_of_parts(self.batches, step, self.layout, num_parts)
         sample = noise_sample(float(result.small_squares), norm, targets)
         return {} if sample is None else asdict(sample)

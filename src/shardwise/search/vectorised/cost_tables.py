@@ -13,9 +13,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shardwise.layout import EXPERT_AXES, TP_AXES, ShardingScheme, atomic_degrees, get_cp_variant
+from shardwise.layout import (
+    EXPERT_AXES,
+    TP_AXES,
+    Layout,
+    ShardingScheme,
+    atomic_degrees,
+    get_cp_variant,
+    make_sharding_scheme,
+)
 from shardwise.layout.rules.table import legal_modes
-from shardwise.layout.sharding_scheme import ParallelMode, make_scheme_of_mode
+from shardwise.layout.sharding_scheme import ParallelMode
 from shardwise.model import LAYER_UNITS, unit_counts
 from shardwise.pipeline import get_schedule
 from shardwise.pipeline.uneven_stage_costs import UnevenBubble
@@ -24,7 +32,7 @@ from shardwise.price.overlap import exposed_s
 from shardwise.price.roofline import chip_rates, exposed_share
 from shardwise.price.stage_contents import ModelEnds
 from shardwise.price.unit_cost import ActivationCost, UnitPricer, merge_costs, unit_values
-from shardwise.price.unit_inputs import UnitCostInputs, priced_family
+from shardwise.price.unit_inputs import UnitCostInputs, priced_scheme
 from shardwise.search.vectorised.candidates import FamilyKey, PlacementTable, Space
 from shardwise.search.vectorised.table_columns import (
     Array,
@@ -49,14 +57,23 @@ class TableInputs:
         architecture, cluster, job = problem.architecture, problem.cluster, problem.job
         self.architecture, self.cluster, self.job, self.space = architecture, cluster, job, space
         self.placement_table, self.families = placed, families
+        precision = get_precision(job.precision)
         self.pricer = UnitPricer(
-            architecture, chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision),
-            loss_kind(cluster, job), job.optimizer,
-        )  # fmt: skip
+            chip_rates(cluster.chip, cluster.calibration), precision, loss_kind(cluster, job), job.optimizer
+        )
+        self.base_scheme = make_sharding_scheme(
+            Layout(), architecture.structure, optimizer=job.optimizer, shares_amax=precision.shares_amax
+        )
         self.layout_degrees = {axis: column[placed.factorisation] for axis, column in space.degrees.items()}
         self.degrees = atomic_degrees(architecture, self.layout_degrees)
         self.units = tuple(unit_counts(architecture))
         self.modes = space.choices.modes(architecture)
+
+    def scheme(self, zero_stage: int, sequence_parallel: bool, recompute: str) -> ShardingScheme:
+        """Return the scheme of layouts with these choices in the plainest mode; `with_mode` gives the others."""
+        return replace(
+            self.base_scheme, zero_stage=zero_stage, sequence_parallel=sequence_parallel, recompute=recompute
+        )
 
     def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> SymbolValues:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
@@ -178,11 +195,11 @@ class ModeTables:
         return fastest, np.array(tried, dtype=np.int64)[chosen]
 
     def unit_costs(self, policy: int, mode: ParallelMode) -> dict[str, ActivationCost]:
-        family = make_scheme_of_mode(3, self.sequence_parallel, self.choices.recompute[policy], mode)
+        scheme = self.inputs.scheme(3, self.sequence_parallel, self.choices.recompute[policy]).with_mode(mode)
         waits = get_cp_variant(mode.cp_variant).waits_for_last
-        costs = {unit: self.unit_cost(unit, family, waits) for unit in (*self.inputs.units, "carry")}
+        costs = {unit: self.unit_cost(unit, scheme, waits) for unit in (*self.inputs.units, "carry")}
         if any(choice.recompute == policy and choice.layers is not None for choice in self.choices.policies):
-            plain = replace(family, recompute="none")
+            plain = scheme.with_recompute("none")
             costs |= {
                 NO_RECOMPUTE + unit: self.unit_cost(unit, plain, waits)
                 for unit in self.inputs.units
@@ -190,13 +207,13 @@ class ModeTables:
             }
         return costs
 
-    def unit_cost(self, name: str, family: ShardingScheme, waits: bool) -> ActivationCost:
-        """Return the cost of a unit, computed once for all families that derive it alike."""
-        # The mode itself is not in the key: families that differ only in what this unit has no part in price it alike. Ring
+    def unit_cost(self, name: str, scheme: ShardingScheme, waits: bool) -> ActivationCost:
+        """Return the cost of a unit, computed once for all schemes that derive it alike."""
+        # The mode itself is not in the key: schemes that differ only in what this unit has no part in price it alike. Ring
         # attention waits for the last rank, which its sizes depend on.
-        key = name, priced_family(self.inputs.architecture.structure, family, name), waits
+        key = name, priced_scheme(scheme, name), waits
         if key not in self.memo:
-            cost = self.inputs.pricer.activation(name, family, self.values[waits], self.links)
+            cost = self.inputs.pricer.activation(name, scheme, self.values[waits], self.links)
             measured = self.inputs.cluster.calibration is not None
             self.memo[key] = merge_activation_columns(
                 cost, self.job.overlap_convention, pairs=self.pairs, measured=measured
@@ -259,35 +276,34 @@ class StateTables:
         Below it no pass gathers weights, so recomputation changes nothing."""
         zero_stage, sequence_parallel = self.choices.zero_stage[zero], bool(self.choices.sequence_parallel[sp])
         recompute = self.choices.recompute[policy]
-        keys = [self.key(make_scheme_of_mode(3, sequence_parallel, recompute, mode)) for mode in self.inputs.modes]
+        most_moved = self.inputs.scheme(3, sequence_parallel, recompute)
+        keys = [self.key(most_moved.with_mode(mode)) for mode in self.inputs.modes]
         distinct_keys = list(dict.fromkeys(keys))
         modes = [self.inputs.modes[keys.index(key)] for key in distinct_keys]
-        families = [
-            make_scheme_of_mode(zero_stage, sequence_parallel, recompute if zero_stage == 3 else "none", mode)
-            for mode in modes
-        ]
+        base = self.inputs.scheme(zero_stage, sequence_parallel, recompute if zero_stage == 3 else "none")
+        schemes = [base.with_mode(mode) for mode in modes]
         units = (*self.inputs.units, *ModelEnds.of(self.inputs.architecture).units_without_passes)
-        costs = {unit: self.unit_cost(unit, families) for unit in units}
+        costs = {unit: self.unit_cost(unit, schemes) for unit in units}
         return costs, np.array([distinct_keys.index(key) * self.num_rows for key in keys], dtype=np.int64)
 
-    def key(self, family: ShardingScheme) -> Hashable:
-        return tuple(self.state_number(family, unit) for unit in self.inputs.units)
+    def key(self, scheme: ShardingScheme) -> Hashable:
+        return tuple(self.state_number(scheme, unit) for unit in self.inputs.units)
 
-    def state_number(self, family: ShardingScheme, unit: str) -> int:
-        """Return a number that is equal for families in which the unit's state is derived alike."""
-        parts = self.parts(family, unit)
+    def state_number(self, scheme: ShardingScheme, unit: str) -> int:
+        """Return a number that is equal for schemes in which the unit's state is derived alike."""
+        parts = self.parts(scheme, unit)
         if id(parts) not in self.number_of:  # holds `parts`, so that their id is not used again
             self.number_of[id(parts)] = parts, self.numbers.setdefault(parts.state_key, len(self.numbers))
         return self.number_of[id(parts)][1]
 
-    def parts(self, family: ShardingScheme, unit: str) -> UnitCostInputs:
-        return self.inputs.pricer.parts(self.inputs.pricer.complete_family(family), unit)
+    def parts(self, scheme: ShardingScheme, unit: str) -> UnitCostInputs:
+        return self.inputs.pricer.parts(scheme, unit)
 
-    def unit_cost(self, name: str, families: Sequence[ShardingScheme]) -> StateCost:
-        """Return the columns of a unit in each family."""
-        key = name, families[0].zero_stage, tuple(self.state_number(family, name) for family in families)
+    def unit_cost(self, name: str, schemes: Sequence[ShardingScheme]) -> StateCost:
+        """Return the columns of a unit in each scheme."""
+        key = name, schemes[0].zero_stage, tuple(self.state_number(scheme, name) for scheme in schemes)
         if key not in self.memo:
-            costs = [self.inputs.pricer.state(name, family, self.values, self.links) for family in families]
+            costs = [self.inputs.pricer.state(name, scheme, self.values, self.links) for scheme in schemes]
             self.memo[key] = merge_state_columns(
                 _concatenate_costs(costs, self.num_rows),
                 self.inputs.job.overlap_convention,

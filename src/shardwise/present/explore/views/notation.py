@@ -46,31 +46,31 @@ def notation(asked: Asked) -> dict[str, Any]:
     optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
     asked.require_legal()
     plan = asked.plan
-    family = Pricing(plan.problem, plan.layout).family
+    scheme = Pricing(plan.problem, plan.layout).scheme
     mesh = mesh_of(asked, plan.layout)
     own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
     whole = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
     units = {}
     for kind, times in unit_counts(plan.model).items():
-        unit = derived_unit(plan.model.structure, family, kind)
+        unit = derived_unit(scheme, kind)
         sizes = pad_vocabulary(plan.model.dims, mesh)
         weights = [
-            _weight(name, dims, _specs(unit.family, dims, whole), sizes, own) for name, dims in unit.weights.items()
+            _weight(name, dims, _specs(unit.scheme, dims, whole), sizes, own) for name, dims in unit.weights.items()
         ]
         units[kind] = {"times": times, "weights": weights}
     return head(asked) | {
         "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
-        "hidden": str(hidden_spec(family).gather_axes(whole)), "units": units, "controls": controls(asked),
+        "hidden": str(hidden_spec(scheme).gather_axes(whole)), "units": units, "controls": controls(asked),
         "fields": fields_payload(FIELDS),
     }  # fmt: skip
 
 
-def _specs(family: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
+def _specs(scheme: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
     """Where a weight and what belongs to it lie, without the axes that split nothing."""
-    use = weight_use_spec(family, dims)
+    use = weight_use_spec(scheme, dims)
     specs = {
-        "rest": weight_resting_spec(family, dims), "use": use, "gradient": gradient_resting_spec(family, use),
-        "optimizer": optimizer_resting_spec(family, dims),
+        "rest": weight_resting_spec(scheme, dims), "use": use, "gradient": gradient_resting_spec(scheme, use),
+        "optimizer": optimizer_resting_spec(scheme, dims),
     }  # fmt: skip
     return {
         state: spec.gather_axes(whole).with_partial(axis for axis in spec.partial if axis not in whole)
