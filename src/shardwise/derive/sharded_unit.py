@@ -125,8 +125,8 @@ def _shard_backward(
 ) -> ShardedUnit:
     program = transposed.program
     recompute = split_saved(forward.program, program.inputs, scheme.recompute)
-    saved_specs = {**forward.specs, **ulysses_specs(scheme, forward.program)}
-    saved = {tensor: saved_specs[tensor] for tensor in recompute.saved}
+    specs = saved_specs(scheme, forward)
+    saved = {tensor: specs[tensor] for tensor in recompute.saved}
     resting = {**input_specs(scheme, forward.program), **saved, **_output_gradient_specs(forward, program)}
     weight_gradients = {w: g for w, g in transposed.gradients.items() if w in forward.program.weights}
     gradients = {w: g for w, g in weight_gradients.items() if w not in BORROWED_WEIGHTS.get(name, ())}
@@ -150,6 +150,12 @@ def _shard_backward(
         gradients=gradients, forward_index=transposed.forward_index,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
     )  # fmt: skip
+
+
+def saved_specs(scheme: ShardingScheme, forward: ShardedProgram) -> dict[str, Spec]:
+    """Return the spec in which the forward pass saves each of its tensors, if it saves it: what Ulysses attention reads is saved
+    as attention reads it."""
+    return {**forward.specs, **ulysses_specs(scheme, forward.program)}
 
 
 def _steps_through(operations: tuple[Operation, ...], steps: tuple[ProgramStep, ...]) -> int:

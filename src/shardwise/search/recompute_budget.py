@@ -13,7 +13,7 @@ from functools import cached_property
 
 from shardwise.derive import ShardedUnit, derived_unit
 from shardwise.derive.low_precision_products import product_operands
-from shardwise.derive.tensor_specs import ulysses_specs
+from shardwise.derive.sharded_unit import saved_specs
 from shardwise.layout import Layout, violations
 from shardwise.model import LAYER_UNITS, is_byte_budget
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
@@ -61,7 +61,7 @@ class RecomputeLayer:
     def sizes(self) -> dict[str, float]:
         """Bytes of each result as kept for one micro-batch."""
         forward = self.plain.forward
-        specs = {**forward.specs, **ulysses_specs(self.plain.scheme, forward.program)}
+        specs = saved_specs(self.plain.scheme, forward)
         results = (out for operation in forward.program.operations for out in operation.outputs)
         return self.saved_bytes(self.plain, {name: specs[name] for name in results})
 
