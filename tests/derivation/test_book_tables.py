@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 from schemes import scheme_of
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, ShardingTargets, shard_program
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.backward import transpose_program
@@ -59,14 +59,13 @@ def derive_mlp(strategy: str, *, keep_gathered: bool = False) -> Passes:
     program = mlp()
     rest = dict(zip(("In", "W_in", "W_out", "Out"), map(spec, STRATEGIES[strategy]), strict=True))
     out = rest.pop("Out")
-    forward = shard_program(program, rest, final={"Out": out})
+    forward = shard_program(program, rest, ShardingTargets(final={"Out": out}))
     transposed = transpose_program(program, outputs=["Out"], inputs=("In", "W_in", "W_out"))
     kept = {"In": rest["In"].gather_axes(["Y"])} if keep_gathered else {}
     final = {transposed.gradients[name]: rest[name] for name in ("In", "W_in", "W_out")}
     saved = {**rest, "Tmp": forward.specs["Tmp"], "d.Out": out}
-    return Passes(
-        forward, shard_program(transposed.program, saved, final=final, primal=forward.specs, already_available=kept)
-    )
+    targets = ShardingTargets(final=final, primal=forward.specs)
+    return Passes(forward, shard_program(transposed.program, saved, targets, already_available=kept))
 
 
 def listed(program: ShardedProgram) -> list[tuple[str, str]]:

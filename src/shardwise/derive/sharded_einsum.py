@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, shard_program
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, ShardingTargets, shard_program
 from shardwise.model import Contract, Operation, Program, Role, Tensor
 from shardwise.model.operations import OperationSharding
 from shardwise.model.program import ProgramBuilder
@@ -176,7 +176,7 @@ def derive_by_cases(sharded: ShardedExpression) -> ShardedProgram:
     program = expression_program(sharded)
     resting = dict(zip(sharded.names, sharded.operands, strict=True))
     final = {sharded.result_name: sharded.goal if sharded.goal is not None else _without_partial_sums}
-    return shard_program(program, resting, final=final)
+    return shard_program(program, resting, ShardingTargets(final=final))
 
 
 def _without_partial_sums(spec: Spec) -> Spec:

@@ -77,36 +77,39 @@ class ShardedProgram:
         return tuple(step for step in self.steps if isinstance(step, CollectiveStep))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardingTargets:
+    """The specs that `shard_program` brings tensors to, by name.
+
+    `use`: in which operations must take a tensor (weights). `immediate`: of results as soon as they are computed (the residual
+    stream). `at_first_read`: of inputs when they are first read (gradients from which an update makes the state). `final`: of
+    results at the end. `primal`: of the forward tensors, which their gradients share. `flat_reductions` has results of
+    reductions over tensors that ZeRO cuts as flat arrays, with the axes of the cut: each device has a part of every sum.
+    After an operation of the kinds `free_after_use`, activations that were moved for it are freed, so that a later reader
+    moves them again: ring attention keeps no blocks, and the backward pass gathers them once more.
+    """
+
+    use: Mapping[str, Spec] = field(default_factory=dict)
+    immediate: Mapping[str, Spec] = field(default_factory=dict)
+    at_first_read: Mapping[str, Spec] = field(default_factory=dict)
+    final: Mapping[str, FinalSpec] = field(default_factory=dict)
+    primal: Mapping[str, Spec] = field(default_factory=dict)
+    flat_reductions: Mapping[str, Axes] = field(default_factory=dict)
+    free_after_use: tuple[type[Operation], ...] = ()
+
+
 def shard_program(
-    program: Program,
-    resting: Mapping[str, Spec],
-    *,
-    use: Mapping[str, Spec] | None = None,
-    final: Mapping[str, FinalSpec] | None = None,
-    operations: Sequence[Operation] | None = None,
-    primal: Mapping[str, Spec] | None = None,
-    already_available: Mapping[str, Spec] | None = None,
-    immediate: Mapping[str, Spec] | None = None,
-    at_first_read: Mapping[str, Spec] | None = None,
-    free_after_use: tuple[type[Operation], ...] = (),
-    flat_reductions: Mapping[str, Axes] | None = None,
-) -> ShardedProgram:
+    program: Program, resting: Mapping[str, Spec], targets: ShardingTargets, *,
+    operations: Sequence[Operation] | None = None, already_available: Mapping[str, Spec] | None = None,
+) -> ShardedProgram:  # fmt: skip
     """Derive the shardings of `operations` (default: all of the program's) and the collectives between them.
 
-    `resting` are the specs of the inputs; `use` those that operations must take tensors in (weights); `final` those that
-    results are brought to at the end; `primal` those of the forward tensors, which their gradients share.
-    `already_available` are further
-    specs in which inputs are available at the start: a weight or an activation that the forward pass gathered and did not
-    release. `immediate` are the specs that results are brought to as soon as they are computed (the residual stream),
-    `at_first_read` those that inputs are brought to when they are first read (gradients from which an update makes the state).
-    After an operation of the kinds `free_after_use`, activations that were moved for it are freed, so that a later reader
-    moves them again: ring attention keeps no blocks, and the backward pass gathers them once more. `flat_reductions` has
-    results of reductions over tensors that ZeRO cuts as flat arrays, with the axes of the cut: each device has a part of every
-    sum. Raises `ShardingError` when an operation cannot be placed.
+    `resting` are the specs of the inputs, `already_available` further specs in which they are available at the start: a
+    weight or an activation that the forward pass gathered and did not release. Raises `ShardingError` when an operation
+    cannot be placed.
     """
     sharder = _ProgramSharder(
-        program=program, use=use or {}, primal=primal or {}, immediate=immediate or {}, at_first_read=at_first_read or {},
-        free_after_use=free_after_use, flat_reductions=flat_reductions or {}, resting=dict(resting),
+        program=program, targets=targets, resting=dict(resting),
         available={name: {spec} for name, spec in resting.items()},
         dims={name: tensor.dims for name, tensor in program.tensors.items()},
     )  # fmt: skip
@@ -114,22 +117,17 @@ def shard_program(
         sharder.available[name].add(spec)
     for operation in program.operations if operations is None else operations:
         sharder.add_operation(operation)
-    for name, final_spec in (final or {}).items():
+    for name, final_spec in targets.final.items():
         sharder.rest_result(name, final_spec if isinstance(final_spec, Spec) else final_spec(sharder.resting[name]))
     return ShardedProgram(sharder.program, tuple(sharder.steps), dict(sharder.resting))
 
 
 @dataclass(slots=True, kw_only=True)
 class _ProgramSharder:
-    """The state of `shard_program`, whose arguments these are, after the steps so far."""
+    """The state of `shard_program` after the steps so far."""
 
     program: Program
-    use: Mapping[str, Spec]
-    primal: Mapping[str, Spec]
-    immediate: Mapping[str, Spec]
-    at_first_read: Mapping[str, Spec]
-    free_after_use: tuple[type[Operation], ...]
-    flat_reductions: Mapping[str, Axes]
+    targets: ShardingTargets
     resting: dict[str, Spec]
     available: dict[str, set[Spec]]
     dims: dict[str, tuple[str, ...]]
@@ -139,12 +137,14 @@ class _ProgramSharder:
         if isinstance(operation, Accumulate):
             operation = self.add_aligned_gradients(operation)
         for name in operation.operands:
-            if name in self.at_first_read:
-                self.reshard_to(name, self.at_first_read[name], "updated where the state rests")
-                self.resting[name] = self.at_first_read[name]
+            if name in self.targets.at_first_read:
+                self.reshard_to(name, self.targets.at_first_read[name], "updated where the state rests")
+                self.resting[name] = self.targets.at_first_read[name]
         specs = [self.current_spec(name) for name in operation.inputs]
-        placed = operation.propagate_sharding(specs, self.dims, self.use.__contains__, self.wanted_spec(operation))
-        if operation.outputs[0] in self.flat_reductions:
+        placed = operation.propagate_sharding(
+            specs, self.dims, self.targets.use.__contains__, self.wanted_spec(operation)
+        )
+        if operation.outputs[0] in self.targets.flat_reductions:
             placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
         for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
@@ -153,7 +153,7 @@ class _ProgramSharder:
             self.add_carry(operation, placed)
         else:
             self.steps.append(ComputeStep(operation, placed))
-        if isinstance(operation, self.free_after_use):
+        if isinstance(operation, self.targets.free_after_use):
             for name in operation.operands:
                 if self.program.tensors[name].role is not Role.WEIGHT:
                     self.available[name] &= {self.resting[name]}
@@ -161,15 +161,15 @@ class _ProgramSharder:
             self.resting[name] = spec
             self.available[name] = {spec}
             self.rest_gradient(name, spec)
-            if name in self.immediate:
-                self.rest_result(name, self.immediate[name])
+            if name in self.targets.immediate:
+                self.rest_result(name, self.targets.immediate[name])
 
     def flat_reduction_spec(self, operation: Operation, placed: OperationSharding) -> Spec:
         """Return the spec of a reduction over flat shards: partial over the axes that cut the array."""
         (name,), (spec,) = operation.outputs, placed.outputs
         cut = tuple(
             axis
-            for axis in self.flat_reductions[name]
+            for axis in self.targets.flat_reductions[name]
             if any(axis in operand.sharded_axes for operand in placed.inputs)
         )
         return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
@@ -177,11 +177,13 @@ class _ProgramSharder:
     def wanted_spec(self, operation: Operation) -> Spec | None:
         """Return the spec that a complete gradient is wanted in: its tensor's, where that is used."""
         primal = self.program.tensors[operation.outputs[0]].gradient_of
-        return self.use.get(primal) or self.resting.get(primal) or self.primal.get(primal) if primal else None
+        if not primal:
+            return None
+        return self.targets.use.get(primal) or self.resting.get(primal) or self.targets.primal.get(primal)
 
     def current_spec(self, name: str) -> Spec:
         """Return an operand's spec: its use spec, its resting spec, or (shape only) the forward tensor's."""
-        return self.use.get(name) or self.resting.get(name) or self.primal[name]
+        return self.targets.use.get(name) or self.resting.get(name) or self.targets.primal[name]
 
     def rest_gradient(self, name: str, output_spec: Spec) -> None:
         """Bring a gradient to rest as its tensor does: scatter a partial sum over the axes that split the tensor.
@@ -190,7 +192,7 @@ class _ProgramSharder:
         split over axes that do not split the tensor.
         """
         tensor = self.program.tensors[name]
-        tensor_spec = self.primal.get(tensor.gradient_of)
+        tensor_spec = self.targets.primal.get(tensor.gradient_of)
         if tensor_spec is None or tensor.role is Role.WEIGHT_GRADIENT:
             return
         tensor_spec = tensor_spec.with_partial(())
@@ -216,8 +218,8 @@ class _ProgramSharder:
             return
         start = self.resting[name]
         # A weight comes to its use spec first and further from there: engines gather it once for all its readers.
-        if tensor.role is Role.WEIGHT and self.use.get(name, spec) != spec:
-            start = self.use[name]
+        if tensor.role is Role.WEIGHT and self.targets.use.get(name, spec) != spec:
+            start = self.targets.use[name]
             self.reshard_to(name, start, reason)
         if tensor.role is not Role.CONSTANT:
             for collective in reshard(start, spec):
@@ -258,7 +260,7 @@ class _ProgramSharder:
             ComputeStep(
                 partial_sum,
                 partial_sum.propagate_sharding(
-                    [*(spec for _ in members), self.current_spec(primal)], self.dims, self.use.__contains__
+                    [*(spec for _ in members), self.current_spec(primal)], self.dims, self.targets.use.__contains__
                 ),
             )
         )

@@ -19,6 +19,7 @@ from shardwise.derive.sharded_program import (
     FinalSpec,
     ProgramStep,
     ShardedProgram,
+    ShardingTargets,
     shard_program,
 )
 from shardwise.derive.tensor_specs import (
@@ -113,8 +114,9 @@ def derive_unit(name: str, program: Program, scheme: ShardingScheme) -> ShardedU
     immediate = immediate_specs(scheme, program)
     final = {name: Spec.of(program.dims(name)) for name in program.outputs if name not in immediate}  # the loss
     forward = shard_program(
-        program, input_specs(scheme, program), use=use_specs(scheme, program), final=final, immediate=immediate
-    )
+        program, input_specs(scheme, program),
+        ShardingTargets(use=use_specs(scheme, program), final=final, immediate=immediate),
+    )  # fmt: skip
     forward = replace(forward, steps=group_rings(forward.steps, scheme))
     transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs)
     return _shard_backward(name, forward, transposed, scheme)
@@ -136,10 +138,11 @@ def _shard_backward(
     use = use_specs(scheme, forward.program)
     weights_used = forward.program.weights if name in UNITS_WITH_IMMEDIATE_BACKWARD else ()
     gathered = {weight: use[weight] for weight in weights_used if use[weight] != forward.specs[weight]}
-    sharded = shard_program(
-        program, resting, use=use, final=final, operations=operations, primal=forward.specs, already_available=gathered,
-        immediate=immediate_specs(scheme, forward.program), free_after_use=ATTENTION_OPERATIONS if scheme.is_ring else (),
+    targets = ShardingTargets(
+        use=use, final=final, primal=forward.specs, immediate=immediate_specs(scheme, forward.program),
+        free_after_use=ATTENTION_OPERATIONS if scheme.is_ring else (),
     )  # fmt: skip
+    sharded = shard_program(program, resting, targets, operations=operations, already_available=gathered)
     update = _shard_update(forward.program, gradients, sharded, scheme)
     border = _steps_through(recompute.operations, sharded.steps)
     recomputed = group_rings(sharded.steps[:border], scheme)
@@ -186,9 +189,8 @@ def _shard_update(
     immediate = {name: weight_use_spec(scheme, program.dims(name)) for name in whole_matrix_inputs(program)}
     owners = {name: weights[owning_weight(name)] for name in program.names_with_role(Role.MEAN)}
     flat = {name: zero_axes_of_weight(scheme, dims) for name, dims in owners.items() if program.dims(name) != dims}
-    sharded = shard_program(
-        program, resting, at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat
-    )
+    targets = ShardingTargets(at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat)
+    sharded = shard_program(program, resting, targets)
     return replace(sharded, steps=group_mean_reductions(sharded.steps))
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram
 from shardwise.derive.sharded_einsum import derive_by_cases, expression_program, solve_expression, strategy_program
-from shardwise.derive.sharded_program import shard_program
+from shardwise.derive.sharded_program import ShardingTargets, shard_program
 from shardwise.hardware import collective_s
 from shardwise.hardware.mesh_links import MeshOnChips
 from shardwise.model.backward import transpose_program
@@ -261,7 +261,7 @@ class _ProductPricer:
         final = {transposed.gradients[name]: rest[name].with_partial(()) for name in expression.names}
         saved = {n: forward.specs[n] for n in transposed.program.inputs if n in forward.specs} | rest
         saved[f"d.{expression.result_name}"] = forward.specs[expression.result_name]
-        sharded = shard_program(transposed.program, saved, final=final, primal=forward.specs)
+        sharded = shard_program(transposed.program, saved, ShardingTargets(final=final, primal=forward.specs))
         return self.program(sharded, forward.specs[expression.result_name])
 
 
