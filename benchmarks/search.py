@@ -22,7 +22,7 @@ from shardwise.derive import sharded_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.choices import FACTORISED_AXES, Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.sharding_scheme import layout_degrees
+from shardwise.layout.rules.layout_rule import RuleContext
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import natural_schedule
@@ -124,7 +124,7 @@ def recount(num_devices: int) -> tuple[int, int]:
             num_virtual_stages=virtual, zero_stage=zero, recompute=recompute,
             schedule=natural_schedule(degrees[FACTORISED_AXES.index("pp")], virtual),
         )  # fmt: skip
-        legal += all(rule.legal(model, job, num_devices, layout_degrees(layout)) for rule in choices.rules)
+        legal += all(rule.legal(RuleContext.from_layout(model, job, num_devices, layout)) for rule in choices.rules)
     return result.num_candidates - sum(result.num_illegal_by_rule.values()), legal
 
 

@@ -13,8 +13,8 @@ from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED
 from shardwise.layout.context_parallel import CP_VARIANTS
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
+from shardwise.layout.rules.layout_rule import RuleContext
 from shardwise.layout.rules.table import violations
-from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model.job import Job
 
 MOST_DEVICES = {5: 16}  # by how many axes a cell has; 8 for fewer
@@ -159,8 +159,8 @@ def _case(model: str, parts: tuple[str, ...], recompute: str) -> Case | None:
         recipe={"respect_documents": model.removesuffix(DEEP) in PACKED},
     )  # fmt: skip
     job = Job(global_batch_tokens=case.num_seqs * POSITIONS, seq_len=POSITIONS)
-    degrees = layout_degrees(layout)
-    runs = all(rule.legal(architecture, job, layout.num_devices, degrees) for rule in ENGINE_RULES)
+    context = RuleContext.from_layout(architecture, job, layout.num_devices, layout)
+    runs = all(rule.legal(context) for rule in ENGINE_RULES)
     legal = layout.num_devices <= MOST_DEVICES.get(len(parts), 8) and not violations(
         architecture, job, layout.num_devices, layout
     )

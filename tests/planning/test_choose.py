@@ -13,7 +13,7 @@ import shardwise as sw
 from shardwise.hardware.network.switches import Switched
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import EVEN_BATCH
+from shardwise.layout.rules.legality import has_even_batch
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.measure.calibrate.prediction_errors import predict_rows
@@ -85,7 +85,7 @@ def test_an_even_batch_comes_before_a_ragged_one() -> None:
     job = sw.Job(global_batch_tokens=84 * 4096, seq_len=4096)
     found = search_layouts(Problem(model, cluster, job).with_defaults(), reserve=MEMORY_RESERVE)
     near = [row for row in found.best if row.step_time_s <= found.best[0].step_time_s * (1 + RESOLUTION)]
-    even = [bool(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout))) for row in near]
+    even = [bool(has_even_batch(job, layout_degrees(row.layout))) for row in near]
     taken = sw.plan(model, cluster, job)
     assert any(even)
     assert taken.estimate.waste.get("sequences", 0.0) == 0.0
@@ -98,7 +98,7 @@ def test_divisible_leaves_only_layouts_that_share_the_batch_out_evenly(capsys: p
     found = search_layouts(Problem(model, cluster, job), choices=Choices(divisible=True), top=10**6)
     assert 0 < found.num_layouts < every.num_layouts
     assert found.num_illegal_by_rule["even_batch"] > 0
-    assert all(EVEN_BATCH.legal(model, job, 8, layout_degrees(row.layout)) for row in found.best)
+    assert all(has_even_batch(job, layout_degrees(row.layout)) for row in found.best)
     words = ["plan", "llama-3-8b", "h100:8", "--batch-tokens", str(84 * 4096), "--seq-len", "4096"]
     assert main([*words, "--divisible", "--json"]) == 0
     assert "sequences" not in json.loads(capsys.readouterr().out)["estimate"]["waste"]

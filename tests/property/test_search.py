@@ -17,8 +17,7 @@ from shardwise.hardware.network.topology import GroupLinks
 from shardwise.layout.choices import LAYER_FRACTIONS, Choices
 from shardwise.layout.layout import OFFLOADS, Layout
 from shardwise.layout.placement import cuts_by_axis, searched_placements
-from shardwise.layout.rules.legality import RULES
-from shardwise.layout.rules.table import violations
+from shardwise.layout.rules.table import layout_rules, violations
 from shardwise.layout.sharding_scheme import TP_AXES, ZERO_AXES, atomic_degrees, layout_degrees
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
@@ -113,7 +112,7 @@ def num_placements(cluster_name: str, degrees: tuple[tuple[str, int], ...]) -> i
 def legal_layouts(cluster_name: str) -> tuple[tuple[Layout, ...], int, dict[str, int]]:
     """Legal layouts without placement; the number of candidates; how many fail each rule as the first that they break."""
     num_devices = load_cluster(cluster_name).num_devices
-    legal, number, illegal = [], 0, dict.fromkeys((rule.name for rule in RULES), 0)
+    legal, number, illegal = [], 0, dict.fromkeys((rule.name for rule in layout_rules()), 0)
     for layout in candidates(num_devices, CHOICES):
         number += 1
         found = violations(SMALL, JOB, num_devices, layout)

@@ -4,8 +4,8 @@ The degrees of the mesh axes and the choices that go with them are one `Layout`.
 network, how many layers each pipeline stage has, and by which rules a model and a cluster can run a layout. A
 `ShardingScheme` is all of a layout, a model and a job that a derivation reads.
 
-Entry points: `layout.Layout.parse`, `sharding_scheme.make_sharding_scheme`, `rules.table.violations`,
-`rules.table.require_legal`. May import: values, sharding, hardware, model, pipeline.
+Entry points: `layout.Layout.parse`, `sharding_scheme.make_sharding_scheme`, `rules.table.layout_rules`,
+`rules.table.violations`, `rules.table.require_legal`. May import: values, sharding, hardware, model, pipeline.
 """
 
 import lazy_loader

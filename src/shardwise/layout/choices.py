@@ -6,27 +6,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.hardware import Stack
 from shardwise.layout.context_parallel import CP_VARIANTS, cp_variant_names
 from shardwise.layout.layout import OFFLOADS, get_offload_targets
-from shardwise.layout.rules.engine import ENGINE_RULES, add_engine_pins
-from shardwise.layout.rules.legality import EQUAL_STAGES, EVEN_BATCH, RULES, LayoutRule
-from shardwise.layout.rules.stack_abilities import (
-    AXIS_PHRASES,
-    ENGINE_STACK,
-    async_tp_domain_rule,
-    cp_variant_rule,
-    forbids_recompute,
-    stack_rules,
-    stage_divisions,
-    unsupported_pins,
-    zero_stages_with_replicas,
-)
-from shardwise.layout.rules.table import MODE_RULES
+from shardwise.layout.rules.engine import add_engine_pins
+from shardwise.layout.rules.layout_rule import LayoutRule
+from shardwise.layout.rules.stack_abilities import ENGINE_STACK, forbids_recompute, supported_values, unsupported_pins
+from shardwise.layout.rules.table import layout_rules
 from shardwise.layout.sharding_scheme import ParallelMode
 from shardwise.model import POLICIES, POLICY_FORMS, Architecture, Job, policy_names
 from shardwise.model.recompute_policies import policies_to_search, policy_problem
@@ -147,28 +137,28 @@ class Choices(DegreeLimits):
     @property
     def rules(self) -> tuple[LayoutRule, ...]:
         """Legality rules that every layout of the search must keep."""
-        has_choice = any(
-            sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
-            for schedule in self.schedule
-        )
-        degree_rules = (rule for rule in self._stack_rules if rule.name not in MODE_RULES)
-        requested_rules = (
-            *(EQUAL_STAGES,) * has_choice,
-            *(EVEN_BATCH,) * self.divisible,
-            *ENGINE_RULES * self.runnable,
-        )
-        return (*RULES, *requested_rules, *degree_rules)
+        # Legality is judged in the mode with the fewest requirements, and again in each; what a stack has of modes only in each.
+        return tuple(rule for rule in self._all_rules if not (rule.reads_mode and rule.source in ("cluster", "stack")))
 
     @property
     def mode_rules(self) -> tuple[LayoutRule, ...]:
         """Legality rules that the modes of the same degrees must keep."""
-        return (*RULES, *self._stack_rules)
+        return tuple(rule for rule in self._all_rules if rule.reads_mode)
 
     @property
-    def _stack_rules(self) -> tuple[LayoutRule, ...]:
+    def _all_rules(self) -> Iterator[LayoutRule]:
+        has_choice = any(
+            sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
+            for schedule in self.schedule
+        )
         pinned = {*self.asked, *self.pins}
-        domain_rules = () if self.domain is None or "async_tp" in pinned else (async_tp_domain_rule(self.domain),)
-        return (*domain_rules, *(stack_search_rules(self.stack, pinned) if self.stack else ()))
+        rules = layout_rules(
+            self.stack, equal_stages=has_choice, divisible=self.divisible, runnable=self.runnable,
+            domain=None if "async_tp" in pinned else self.domain,
+        )  # fmt: skip
+        # A stack that is known only by its kind may have what is pinned.
+        knows_pinned = self.stack is None or self.stack.known
+        return (rule for rule in rules if knows_pinned or rule.source != "stack" or pinned.isdisjoint(rule.choices))
 
     @property
     def policies(self) -> tuple[RecomputeOffload, ...]:
@@ -310,16 +300,16 @@ def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> d
     Asynchronous tensor parallelism is left out for the engine of `train`, which has it in no schedule that splits the backward
     pass; such schedules are left out for a stack that is known only by its kind.
     """
-    abilities = stack.abilities
-    searches_async_tp = abilities.async_tp and stack.name != ENGINE_STACK
+    abilities, supported = stack.abilities, supported_values(stack)
+    async_tp = supported["async_tp"] if stack.name != ENGINE_STACK else (False,)
     return {
-        "zero_stage": zero_stages_with_replicas(abilities.zero),
-        "sequence_parallel": (0, 1) if abilities.sequence_parallel else (0,),
+        "zero_stage": supported["zero_stage"],
+        "sequence_parallel": tuple(map(int, supported["sequence_parallel"])),
         "recompute": stack_recompute_policies(stack, architecture, job),
         "cp_variant": tuple(name for name in CP_VARIANTS if name in abilities.cp_variants) or cp_variant_names()[:1],
-        "async_tp": (0, 1) if searches_async_tp else (0,),
+        "async_tp": tuple(map(int, async_tp)),
         "schedule": _stack_search_schedules(stack),
-        "stages": stage_divisions(abilities.uneven_stages)[:1],
+        "stages": supported["stages"][:1],
     }
 
 
@@ -346,21 +336,3 @@ def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
     if natural <= set(schedules):
         return (NATURAL, *(name for name in schedules if SCHEDULES[name].splits_backward and stack.known))
     return ("none", *schedules)
-
-
-# The choice that each rule is about, where it is not the axis that it is named after.
-CHOICE_OF_RULE = {
-    "stack_zero": "zero_stage", **{f"stack_zero_with_{axis}": "zero_stage" for axis in AXIS_PHRASES},
-    "stack_cp_variant": "cp_variant", "cp_by_stack": "cp_variant",
-    "stack_sequence_parallel": "sequence_parallel", "stack_stages": "stages",
-}  # fmt: skip
-
-
-def stack_search_rules(stack: Stack, pinned: Collection[str]) -> tuple[LayoutRule, ...]:
-    """Return a stack's rules for a search in which some choices are pinned; for a kind of software, those about other choices."""
-    rules = (*stack_rules(stack), cp_variant_rule(stack))
-    return tuple(
-        rule
-        for rule in rules
-        if stack.known or CHOICE_OF_RULE.get(rule.name, rule.name.removeprefix("stack_")) not in pinned
-    )

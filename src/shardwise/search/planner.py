@@ -20,7 +20,7 @@ from shardwise.layout import (
     unsupported_choices,
 )
 from shardwise.layout.choices import BALANCED
-from shardwise.layout.rules.legality import EVEN_BATCH
+from shardwise.layout.rules.legality import has_even_batch
 from shardwise.model import POLICIES, Job, is_byte_budget
 from shardwise.pipeline import NATURAL, SCHEDULES
 from shardwise.price import Estimate, Problem, Reliability
@@ -226,7 +226,7 @@ def _search_same_degrees(
 
 def splits_batch_evenly(job: Job, layout: Layout) -> bool:
     """Return True if no replica is idle and every micro-batch is full."""
-    return bool(EVEN_BATCH.legal(None, job, 0, layout_degrees(layout)))  # type: ignore[arg-type]
+    return bool(has_even_batch(job, layout_degrees(layout)))
 
 
 def _complexity(cluster: Cluster, job: Job, layout: Layout) -> tuple[int, ...]:

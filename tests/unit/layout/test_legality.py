@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.layout.context_parallel import CP_VARIANTS
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import RULES
-from shardwise.layout.rules.table import require_legal, violations
+from shardwise.layout.rules.layout_rule import RuleContext
+from shardwise.layout.rules.table import layout_rules, require_legal, violations
 from shardwise.layout.sharding_scheme import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
@@ -122,7 +123,7 @@ def found(rule: str, layout: Layout, num_devices: int) -> list[str]:
 
 
 def test_every_rule_has_its_case() -> None:
-    assert set(BROKEN) == {rule.name for rule in RULES} | {"layers_per_stage"}
+    assert set(BROKEN) == {rule.name for rule in layout_rules()} | {"layers_per_stage"}
 
 
 @pytest.mark.parametrize("rule", BROKEN)
@@ -192,15 +193,16 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
     values = ((1, 3), (1, 2), (1, 3, 5, 8), (1, 2, 5), (1, 13), (1, 2), (1, 2), (0, 2), (1, 4), (0, 1), (0, 1), (1, 3))
     rows = list(itertools.product(*values))
     columns = dict(zip(axes, np.array(rows, dtype=np.int64).T, strict=True))
-    for rule in RULES:
+    for rule in layout_rules():
         seen = set()
         for number, schedule in itertools.product(range(len(CP_VARIANTS)), (NATURAL, *schedule_names())):
             if rule.name not in ("schedule", "schedule_batch") and schedule != NATURAL:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
             own = {**columns, **chosen}
-            together = np.broadcast_to(rule.legal(MODEL, JOB, 12, own), len(rows))
-            alone = [bool(rule.legal(MODEL, JOB, 12, {**dict(zip(axes, row, strict=True)), **chosen})) for row in rows]
+            context = RuleContext(MODEL, JOB, 12, own)
+            together = np.broadcast_to(rule.legal(context), len(rows))
+            alone = [bool(rule.legal(context.with_degrees(**dict(zip(axes, row, strict=True))))) for row in rows]
             assert together.tolist() == alone, rule.name
             seen |= set(alone)
         assert seen == {True, False}, rule.name
@@ -301,3 +303,29 @@ def test_interleaving_takes_micro_batches_in_multiples_of_the_stages() -> None:
         "or pp, or set schedule=1f1b num_virtual_stages=1"
     )
     assert violations(MODEL, dataclasses.replace(JOB, global_batch_tokens=JOB.seq_len * 18), 3, layout) == []
+
+
+class _RecordedDegrees(dict[str, Any]):
+    """Degrees that remember which of them were read."""
+
+    def __init__(self, degrees: dict[str, Any]) -> None:
+        super().__init__(degrees)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("stack", [None, *stack_names()])
+def test_rules_of_a_mode_are_those_that_read_what_modes_differ_in(stack: str | None) -> None:
+    """A search judges the rules of a mode once for each mode, and the others for all modes together."""
+    known = None if stack is None else get_stack(stack)
+    layout = Layout(tp=2, cp=2, fsdp=2, zero_stage=1, sequence_parallel=True, async_tp=True)
+    rules = layout_rules(known, equal_stages=True, divisible=True, domain=8)
+    for rule in (rule for rule in rules if rule.source != "engine"):
+        degrees = _RecordedDegrees(layout_degrees(layout))
+        rule.legal(RuleContext(MODEL, JOB, 8, degrees))
+        # whole experts are a choice of modes that a stack without them does not have
+        reads_mode = bool(degrees.names & {"cp_variant", "async_tp", "etp"}) and rule.name != "stack_whole_experts"
+        assert rule.reads_mode == reads_mode, rule.name

@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import LayoutRule
-from shardwise.layout.sharding_scheme import Degrees, layout_degrees
+from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
+from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, get_optimizer
 from shardwise.pipeline import get_schedule
 from shardwise.values import PRECISIONS, Precision, Value, get_precision, raise_problems
-
-RecipeOfJob = Callable[[Job], Precision]
 
 ENGINE_FORMATS = ("fp64", "fp32", "bf16", "fp16")
 # Of moments, and of gradients that are added up in another: each parameter's have a scale.
@@ -35,48 +33,9 @@ def rotary_problem(architecture: Architecture) -> str | None:
 
 
 def _recipe_rule(
-    name: str, recipe_of_job: RecipeOfJob, legal: Callable[[Precision, int, Degrees], Value],
-    explain: Callable[[Precision, Degrees], str],
-) -> LayoutRule:  # fmt: skip
-    return LayoutRule(
-        name,
-        lambda a, j, n, d: (d["tp"] > 0) & legal(recipe_of_job(j), n, d),
-        lambda a, j, n, d: f"precision {recipe_of_job(j).name}: {explain(recipe_of_job(j), d)}",
-    )
-
-
-def _recipe_rules(recipe_of_job: RecipeOfJob) -> tuple[LayoutRule, ...]:
-    return (
-        _recipe_rule(
-            "whole_scales", recipe_of_job,
-            lambda p, n, d: (d["zero_stage"] == 0) | (not _has_scaled_state(p)),
-            lambda p, d: (
-                f"state in fp8 that zero_stage={d['zero_stage']} splits within what has one scale is planned, not yet "
-                f"runnable; plan again with {pin_flags({'zero_stage': 0})}"
-            ),
-        ),
-        _recipe_rule(
-            "sums_in_scales", recipe_of_job,
-            lambda p, n, d: (n == 1) | (p.gradient_reduction not in SCALED_FORMATS),
-            lambda p, d: f"gradients that devices sum in {p.gradient_reduction} are planned, not yet runnable on several devices",
-        ),
-        _recipe_rule(
-            "gathered_as_it_rests", recipe_of_job,
-            lambda p, n, d: (d["zero_stage"] < 3) | (p.gathered in (None, p.weights)),
-            lambda p, d: (
-                f"weights in {p.weights} that zero_stage=3 gathers in {p.gathered} are planned, not yet runnable; plan again "
-                f"with {pin_flags({'zero_stage': 2})}"
-            ),
-        ),
-        _recipe_rule(
-            "narrow_products_whole", recipe_of_job,
-            lambda p, n, d: (d["async_tp"] == 0) | (not p.scaling),
-            lambda p, d: (
-                f"products in {p.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
-                f"{pin_flags({'async_tp': False})}"
-            ),
-        ),
-    )  # fmt: skip
+    name: str, choices: tuple[str, ...], legal: Callable[[RuleContext], Value], explain: Callable[[RuleContext], str]
+) -> LayoutRule:
+    return LayoutRule(name, "engine", choices, legal, lambda c: f"precision {c.precision.name}: {explain(c)}")
 
 
 def _has_scaled_state(precision: Precision) -> bool:
@@ -86,22 +45,52 @@ def _has_scaled_state(precision: Precision) -> bool:
 
 # The engine's requirements on degrees, beyond legality.
 ENGINE_RULES: tuple[LayoutRule, ...] = (
-    *_recipe_rules(lambda job: get_precision(job.precision)),
-    LayoutRule(
-        "groups_of_experts",
-        lambda a, j, n, d: (d["tp"] > 0) & (_router_problem(a) is None),  # one truth value for each row of a search
-        lambda a, j, n, d: f"of the router's groups, {_router_problem(a)}; plan again with numbers of experts that have them",
+    _recipe_rule(
+        "whole_scales", ("zero_stage",),
+        lambda c: (c["zero_stage"] == 0) | (not _has_scaled_state(c.precision)),
+        lambda c: (
+            f"state in fp8 that zero_stage={c['zero_stage']} splits within what has one scale is planned, not yet runnable; plan "
+            f"again with {pin_flags({'zero_stage': 0})}"
+        ),
+    ),
+    _recipe_rule(
+        "sums_in_scales", (),
+        lambda c: (c.num_devices == 1) | (c.precision.gradient_reduction not in SCALED_FORMATS),
+        lambda c: (
+            f"gradients that devices sum in {c.precision.gradient_reduction} are planned, not yet runnable on several devices"
+        ),
+    ),
+    _recipe_rule(
+        "gathered_as_it_rests", ("zero_stage",),
+        lambda c: (c["zero_stage"] < 3) | (c.precision.gathered in (None, c.precision.weights)),
+        lambda c: (
+            f"weights in {c.precision.weights} that zero_stage=3 gathers in {c.precision.gathered} are planned, not yet "
+            f"runnable; plan again with {pin_flags({'zero_stage': 2})}"
+        ),
+    ),
+    _recipe_rule(
+        "narrow_products_whole", ("async_tp",),
+        lambda c: (c["async_tp"] == 0) | (not c.precision.scaling),
+        lambda c: (
+            f"products in {c.precision.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
+            f"{pin_flags({'async_tp': False})}"
+        ),
     ),
     LayoutRule(
-        "rotary_pairs",
-        lambda a, j, n, d: (d["tp"] > 0) & (rotary_problem(a) is None),
-        lambda a, j, n, d: f"{rotary_problem(a)}; plan again with another width of heads",
+        "groups_of_experts", "engine", (),
+        lambda c: _router_problem(c.model) is None,
+        lambda c: f"of the router's groups, {_router_problem(c.model)}; plan again with numbers of experts that have them",
     ),
     LayoutRule(
-        "async_tp_by_schedule",
-        lambda a, j, n, d: (d["async_tp"] == 0) | (not get_schedule(d["schedule"]).splits_backward),
-        lambda a, j, n, d: (
-            f"async_tp with schedule={d['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again "
+        "rotary_pairs", "engine", (),
+        lambda c: rotary_problem(c.model) is None,
+        lambda c: f"{rotary_problem(c.model)}; plan again with another width of heads",
+    ),
+    LayoutRule(
+        "async_tp_by_schedule", "engine", ("async_tp", "schedule"),
+        lambda c: (c["async_tp"] == 0) | (not get_schedule(c["schedule"]).splits_backward),
+        lambda c: (
+            f"async_tp with schedule={c['schedule']}, which splits the backward pass, is planned, not yet runnable; plan again "
             "with --pin async_tp=false, or with --pin schedule=1f1b"
         ),
     ),
@@ -138,11 +127,10 @@ def _pin_problems(layout: Layout) -> Iterator[str]:
 
 
 def _rule_problems(architecture: Architecture, layout: Layout, precision: Precision) -> Iterator[str]:
-    degrees, job = layout_degrees(layout), Job(global_batch_tokens=1, seq_len=1)
-    rules = {rule.name: rule for rule in _recipe_rules(lambda job: precision)}  # it need not be one that has a name
-    for rule in (rules.get(rule.name, rule) for rule in ENGINE_RULES):
-        if not rule.legal(architecture, job, layout.num_devices, degrees):
-            yield f"plan: {rule.explain(architecture, job, layout.num_devices, degrees)}"
+    # No engine rule reads the job but for its precision, which need not be one that has a name.
+    job = Job(global_batch_tokens=1, seq_len=1)
+    context = RuleContext(architecture, job, layout.num_devices, layout_degrees(layout), precision)
+    yield from (f"plan: {rule.explain(context)}" for rule in ENGINE_RULES if not rule.legal(context))
 
 
 def add_engine_pins(pins: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ some stack of the kind has (`layout/choices.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,9 +15,8 @@ from shardwise.hardware import Cluster, Stack, get_stack
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
-from shardwise.layout.rules.legality import RULES, LayoutRule
-from shardwise.layout.rules.table import MODE_RULES
-from shardwise.layout.sharding_scheme import Degrees, layout_degrees
+from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
+from shardwise.layout.rules.legality import LEGALITY_RULES
 from shardwise.model import Architecture, Job, is_byte_budget
 from shardwise.model.recompute_policies import is_tensor_set, required_abilities
 from shardwise.pipeline import SCHEDULES
@@ -48,64 +47,74 @@ def forbids_recompute(job: Job, module: str) -> bool:
     return module in NEVER_WITH_DELAYED_SCALING and get_precision(job.precision).scaling == "delayed"
 
 
+def supported_values(stack: Stack) -> Mapping[str, tuple[Any, ...]]:
+    """Return the values that a stack has of each choice of a layout, by the choice's name, defaults first where there are some.
+
+    An axis that the stack lacks has a degree of 1; those that it has are not listed. The engine of `train` recomputes other
+    sets of tensors than the named policies too.
+
+    >>> from shardwise.hardware.stacks import get_stack
+    >>> {name: supported_values(get_stack("megatron"))[name] for name in ("zero_stage", "sequence_parallel", "stages")}
+    {'zero_stage': (0, 1, 2, 3), 'sequence_parallel': (False, True), 'stages': ('balanced', 'even')}
+    """
+    abilities = stack.abilities
+    return {
+        "schedule": ("none", *(abilities.schedules or SCHEDULES)), "recompute": abilities.recompute,
+        "offload": abilities.offload, "zero_stage": _with_replicas(abilities.zero),
+        "cp_variant": abilities.cp_variants or cp_variant_names(), "async_tp": (False, True)[: 1 + abilities.async_tp],
+        "stages": ("balanced", "even")[not abilities.uneven_stages :],
+        "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
+        **{axis: (1,) for axis in SPLITTING_AXES if axis not in abilities.axes},
+    }  # fmt: skip
+
+
 def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
-    """Return a stack's requirements on degrees, beyond legality."""
-    abilities, name = stack.abilities, stack.name
+    """Return a stack's requirements on degrees, beyond legality; for the engine's stack also the engine's."""
+    abilities, name, supported = stack.abilities, stack.name, supported_values(stack)
+    zero_stages, cp_variants = supported["zero_stage"], supported["cp_variant"]
     return (
         *(_axis_rule(name, axis, abilities.axes) for axis in SPLITTING_AXES if axis not in abilities.axes),
         LayoutRule(
-            "stack_zero",
-            lambda a, j, n, d: _is_one_of(d["zero_stage"], {0, *abilities.zero}),
-            lambda a, j, n, d: (
-                f"{name} has no ZeRO-{d['zero_stage']}; {_required_zero_text(zero_stages_with_replicas(abilities.zero))}"
-            ),
+            "stack_zero", "stack", ("zero_stage",),
+            lambda c: _is_one_of(c["zero_stage"], zero_stages),
+            lambda c: f"{name} has no ZeRO-{c['zero_stage']}; {_required_zero_text(zero_stages)}",
         ),
-        _zero_rule(stack, "pp", zero_stages_with_replicas(abilities.zero_with_pp)),
+        _zero_rule(stack, "pp", _with_replicas(abilities.zero_with_pp)),
         _zero_rule(stack, "cp", abilities.zero_with_cp),
         _zero_rule(stack, "ep", abilities.zero_with_ep),
         LayoutRule(
-            "stack_sequence_parallel",
-            lambda a, j, n, d: (
-                abilities.sequence_parallel | (d["sequence_parallel"] == 0) | ("tp" not in abilities.axes)
-            ),
-            lambda a, j, n, d: f"{name} has no sequence parallelism; set sequence_parallel=false",
+            "stack_sequence_parallel", "stack", ("sequence_parallel",),
+            lambda c: abilities.sequence_parallel | (c["sequence_parallel"] == 0) | ("tp" not in abilities.axes),
+            lambda c: f"{name} has no sequence parallelism; set sequence_parallel=false",
         ),
         LayoutRule(
-            "stack_whole_experts",
-            lambda a, j, n, d: abilities.whole_experts | (d["etp"] == d["tp"]),
-            lambda a, j, n, d: f"{name} splits experts over tensor parallelism as it does layers; leave etp out",
+            "stack_whole_experts", "stack", ("etp",),
+            lambda c: abilities.whole_experts | (c["etp"] == c["tp"]),
+            lambda c: f"{name} splits experts over tensor parallelism as it does layers; leave etp out",
         ),
         LayoutRule(
-            "stack_stages",
-            lambda a, j, n, d: (
-                (d["pp"] == 1) | abilities.uneven_stages | (a.num_layers % (d["pp"] * d["num_virtual_stages"]) == 0)
-            ),
-            lambda a, j, n, d: (
-                f"{name} has as many layers on each stage, and pp·num_virtual_stages = "
-                f"{d['pp'] * d['num_virtual_stages']} does not divide {a.num_layers}; choose numbers that do"
+            "stack_stages", "stack", ("stages",),
+            lambda c: (c["pp"] == 1) | abilities.uneven_stages | (c.model.num_layers % (c["pp"] * c["num_virtual_stages"]) == 0),
+            lambda c: (
+                f"{name} has as many layers on each stage, and pp·num_virtual_stages = {c['pp'] * c['num_virtual_stages']} does "
+                f"not divide {c.model.num_layers}; choose numbers that do"
             ),
         ),
         LayoutRule(
-            "stack_cp_variant",
-            lambda a, j, n, d: (d["cp"] == 1) | ("cp" not in abilities.axes) | _has_possible_variant(stack, a, j, d),
-            lambda a, j, n, d: (
-                f"none of {', '.join(abilities.cp_variants)}, which {name} has, splits over cp = {d['cp']}"
-            ),
+            "stack_cp_variant", "stack", ("cp_variant",),  # whichever variant: not one that a mode has
+            lambda c: (c["cp"] == 1) | ("cp" not in abilities.axes) | _has_possible_variant(abilities.cp_variants, c),
+            lambda c: f"none of {', '.join(abilities.cp_variants)}, which {name} has, splits over cp = {c['cp']}",
         ),
         *(ENGINE_RULES if name == ENGINE_STACK else ()),
-    )
-
-
-def cp_variant_rule(stack: Stack) -> LayoutRule:
-    """Return the rule about the variant of context parallelism, where the sequence is split."""
-    variants = stack.abilities.cp_variants
-    return LayoutRule(
-        "cp_by_stack",
-        lambda a, j, n, d: (d["cp"] == 1) | (not variants) | (cp_variant_names()[d["cp_variant"]] in variants),
-        lambda a, j, n, d: (
-            f"{stack.name} has no cp_variant={cp_variant_names()[d['cp_variant']]}; one of {', '.join(variants)} is what it has"
+        LayoutRule(
+            "cp_by_stack", "stack", ("cp_variant",),
+            lambda c: (c["cp"] == 1) | (cp_variant_names()[c["cp_variant"]] in cp_variants),
+            lambda c: (
+                f"{name} has no cp_variant={cp_variant_names()[c['cp_variant']]}; one of {', '.join(cp_variants)} is what it has"
+            ),
+            reads_mode=True,
         ),
-    )
+    )  # fmt: skip
 
 
 def async_tp_domain_rule(domain: int) -> LayoutRule:
@@ -115,56 +124,50 @@ def async_tp_domain_rule(domain: int) -> LayoutRule:
     memory of other devices as Transformer Engine's userbuffers do. No published run has it over a network.
     """
     return LayoutRule(
-        "async_tp_by_domain",
-        lambda a, j, n, d: (d["async_tp"] == 0) | (d["tp"] <= domain),
-        lambda a, j, n, d: (
-            f"async_tp over tp = {d['tp']}: {domain} devices reach one another's memory; choose a smaller tp"
-        ),
-    )
+        "async_tp_by_domain", "cluster", ("async_tp",),
+        lambda c: (c["async_tp"] == 0) | (c["tp"] <= domain),
+        lambda c: f"async_tp over tp = {c['tp']}: {domain} devices reach one another's memory; choose a smaller tp",
+        reads_mode=True,
+    )  # fmt: skip
 
 
 def _axis_rule(name: str, axis: str, stack_axes: tuple[str, ...]) -> LayoutRule:
     return LayoutRule(
-        f"stack_{axis}",
-        lambda a, j, n, d: d[axis] == 1,
-        lambda a, j, n, d: (
-            f"{name} has no {axis}, found {axis} = {d[axis]}; it has data parallelism"
+        f"stack_{axis}", "stack", (axis,),
+        lambda c: c[axis] == 1,
+        lambda c: (
+            f"{name} has no {axis}, found {axis} = {c[axis]}; it has data parallelism"
             + "".join(f", {supported_axis}" for supported_axis in stack_axes)
             + f"; set {axis}=1"
         ),
-    )
+    )  # fmt: skip
 
 
 def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
-    """Return the rule about ZeRO stages together with an axis. Another rule reports an axis that the stack lacks."""
-    missing_stages = set(range(4)) - set(zero_stages_with_replicas(stack.abilities.zero))
+    """Return the rule about ZeRO stages together with an axis. Other rules report an axis or a stage that the stack lacks."""
+    missing_stages = set(range(4)) - set(_with_replicas(stack.abilities.zero))
     return LayoutRule(
-        f"stack_zero_with_{axis}",
-        lambda a, j, n, d: (
-            (d[axis] == 1)
+        f"stack_zero_with_{axis}", "stack", ("zero_stage",),
+        lambda c: (
+            (c[axis] == 1)
             | (axis not in stack.abilities.axes)
-            | _is_one_of(d["zero_stage"], {*stages, *missing_stages})
+            | _is_one_of(c["zero_stage"], {*stages, *missing_stages})
         ),
-        lambda a, j, n, d: (
-            f"{stack.name} has no {f'ZeRO-{stage}' if (stage := d['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
+        lambda c: (
+            f"{stack.name} has no {f'ZeRO-{stage}' if (stage := c['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
             f"{_required_zero_text(stages)}, or {axis}=1"
         ),
-    )
+    )  # fmt: skip
 
 
-def _is_one_of(value: Value, values: set[int]) -> Value:
+def _is_one_of(value: Value, values: Collection[int]) -> Value:
     is_member: Value = False
     for allowed in values:
         is_member = is_member | (value == allowed)
     return is_member
 
 
-def stage_divisions(uneven: bool) -> tuple[str, ...]:
-    """Return how a stack can distribute layers over pipeline stages, its default first."""
-    return ("balanced", "even")[not uneven :]
-
-
-def zero_stages_with_replicas(zero: tuple[int, ...]) -> tuple[int, ...]:
+def _with_replicas(zero: tuple[int, ...]) -> tuple[int, ...]:
     """Return ZeRO stages with stage 0, plain replicas, among them."""
     return tuple(sorted({0, *zero}))
 
@@ -173,58 +176,47 @@ def _required_zero_text(stages: tuple[int, ...]) -> str:
     return f"a zero_stage of {', '.join(map(str, stages))} is required"
 
 
-def _has_possible_variant(stack: Stack, architecture: Architecture, job: Job, degrees: Degrees) -> Value:
+def _has_possible_variant(variants: tuple[str, ...], context: RuleContext) -> Value:
     is_possible: Value = False
-    for name in stack.abilities.cp_variants:
+    for name in variants:
+        of_variant = context.with_degrees(cp_variant=cp_variant_names().index(name))
         is_legal: Value = True
-        for rule in (rule for rule in RULES if rule.name in MODE_RULES and "cp" in rule.name):
-            is_legal = is_legal & rule.legal(
-                architecture, job, 0, {**degrees, "cp_variant": cp_variant_names().index(name)}
-            )
+        for rule in LEGALITY_RULES:
+            if "cp_variant" in rule.choices:
+                is_legal = is_legal & rule.legal(of_variant)
         is_possible = is_possible | is_legal
     return is_possible
 
 
 def unsupported_choices(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> list[str]:
     """Return what a stack does not support of a layout and its job, with what it does instead; empty where it runs all of it."""
-    choices = _checked_choices(layout)
+    context = RuleContext.from_layout(architecture, job, layout.num_devices, layout)
     return [
-        *_layout_problems(stack, architecture, job, layout),
-        *_choice_problems(stack, job, choices),
-        *_job_problems(stack, job),
+        *(
+            rule.explain(context)
+            for rule in stack_rules(stack)
+            if not (layout.layers_per_stage and "stages" in rule.choices) and not rule.legal(context)
+        ),
+        *choice_problems(stack, layout, job),
     ]
 
 
-def _layout_problems(stack: Stack, architecture: Architecture, job: Job, layout: Layout) -> Iterator[str]:
-    degrees = layout_degrees(layout)
-    for rule in (*stack_rules(stack), cp_variant_rule(stack)):
-        if rule.name == "stack_stages" and layout.layers_per_stage:
-            continue  # judged below
-        if not rule.legal(architecture, job, layout.num_devices, degrees):
-            yield rule.explain(architecture, job, layout.num_devices, degrees)
+def choice_problems(stack: Stack, layout: Layout, job: Job) -> Iterator[str]:
+    """Yield what a stack does not support among the choices of a layout that are not degrees, and of its job."""
     layers = layout.layers_per_stage
     if layers and len(set(layers)) > 1 and not stack.abilities.uneven_stages:
         yield f"{stack.name} has as many layers on each stage, found {','.join(map(str, layers))}"
+    names = ("schedule", "recompute", "offload", "async_tp")
+    yield from _value_problems(stack, job, {name: getattr(layout, name) for name in names})
+    yield from _job_problems(stack, job)
 
 
-def _checked_choices(layout: Layout) -> dict[str, Any]:
-    return {name: getattr(layout, name) for name in ("schedule", "recompute", "offload", "async_tp")}
-
-
-def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a stack lacks among some choices; a missing axis is reported alone."""
-    abilities = stack.abilities
-    supported: dict[str, tuple[Any, ...]] = {
-        "schedule": ("none", *(abilities.schedules or SCHEDULES)), "recompute": _supported_policies(stack, choices),
-        "offload": abilities.offload,
-        "zero_stage": zero_stages_with_replicas(abilities.zero), "cp_variant": abilities.cp_variants or cp_variant_names(),
-        "async_tp": (False, True)[: 1 + abilities.async_tp], "stages": stage_divisions(abilities.uneven_stages),
-        "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
-        **{axis: (1,) for axis in SPLITTING_AXES if axis not in abilities.axes},
-    }  # fmt: skip
-    for name, value in choices.items():
+def _value_problems(stack: Stack, job: Job, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which of some choices' values a stack lacks."""
+    supported = supported_values(stack)
+    for name, value in values.items():
         parts = required_abilities(value) if name == "recompute" else (value,)
-        if name in supported and not set(parts) <= set(supported[name]):
+        if name in supported and not set(parts) <= {*supported[name]} and not _is_set_for_engine(stack, name, value):
             allowed = " or ".join(str(choice).lower() for choice in supported[name])
             yield f"{stack.name} has no {name}={str(value).lower()}; {name}={allowed} is what it runs"
         elif name == "recompute" and (forbidden := [part for part in parts if forbids_recompute(job, part)]):
@@ -234,13 +226,9 @@ def _choice_problems(stack: Stack, job: Job, choices: Mapping[str, Any]) -> Iter
             )
 
 
-def _supported_policies(stack: Stack, choices: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the recompute policies that a stack runs; the engine of `train` runs any set of tensors too."""
-    policy = str(choices.get("recompute", ""))
-    return (
-        *stack.abilities.recompute,
-        *((policy,) if stack.name == ENGINE_STACK and (is_tensor_set(policy) or is_byte_budget(policy)) else ()),
-    )
+def _is_set_for_engine(stack: Stack, name: str, value: Any) -> bool:
+    """Return whether a choice is a recompute policy that the engine of `train` runs though no table has its name."""
+    return stack.name == ENGINE_STACK and name == "recompute" and (is_tensor_set(value) or is_byte_budget(value))
 
 
 def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
@@ -254,4 +242,4 @@ def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
 
 def unsupported_pins(stack: Stack, job: Job, pins: Mapping[str, Any]) -> list[str]:
     """Return what the stack does not run of a job and of pinned choices."""
-    return [*_job_problems(stack, job), *_choice_problems(stack, job, pins)] if stack.known else []
+    return [*_job_problems(stack, job), *_value_problems(stack, job, pins)] if stack.known else []

@@ -1,38 +1,50 @@
-"""Apply the layout rules: every violation of one layout, and the modes in which columns of degrees can run."""
+"""The table of layout rules, every violation of one layout, and the modes in which columns of degrees can run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shardwise.hardware import Stack
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placement
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import RULES, LayoutRule, tensor_set_problems
-from shardwise.layout.sharding_scheme import Degrees, ParallelMode, layout_degrees
+from shardwise.layout.rules.engine import ENGINE_RULES
+from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
+from shardwise.layout.rules.legality import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems
+from shardwise.layout.rules.stack_abilities import async_tp_domain_rule, stack_rules
+from shardwise.layout.sharding_scheme import Degrees, ParallelMode
 from shardwise.model import Architecture, Job
 from shardwise.values import InputError, Value
 
-MODE_RULES = (
-    "sequence_by_cp",
-    "cp_variant",
-    "heads_by_cp",
-    "cp_by_stack",
-    "async_tp",
-    "async_tp_by_domain",
-    "experts",
-    "whole_experts",
-)  # rules that read them
+
+def layout_rules(
+    stack: Stack | None = None, *, equal_stages: bool = False, divisible: bool = False, runnable: bool = False,
+    domain: int | None = None,
+) -> tuple[LayoutRule, ...]:  # fmt: skip
+    """Return the rules that layouts must keep, in the order in which a search counts what breaks them.
+
+    Legality comes first, then what a search asks for: `equal_stages` for virtual stages with equally many layers, `divisible`
+    for a batch without idle replicas, `runnable` for what `train` runs. `domain` limits asynchronous tensor parallelism to so
+    many devices, and `stack` adds what that stack has.
+
+    >>> [rule.name for rule in layout_rules(divisible=True) if rule.source == "job"]
+    ['sequence_by_cp', 'sequence_by_tp', 'micro_batch', 'schedule_batch', 'even_batch']
+    """
+    return (
+        *LEGALITY_RULES,
+        *(EQUAL_STAGES,) * equal_stages,
+        *(EVEN_BATCH,) * divisible,
+        *ENGINE_RULES * runnable,
+        *(() if domain is None else (async_tp_domain_rule(domain),)),
+        *(() if stack is None else stack_rules(stack)),
+    )
 
 
 def legal_modes(
-    architecture: Architecture,
-    job: Job,
-    degrees: Degrees,
-    modes: Sequence[ParallelMode],
-    rules: Sequence[LayoutRule] = RULES,
-) -> list[Value]:
+    architecture: Architecture, job: Job, degrees: Degrees, modes: Sequence[ParallelMode], rules: Sequence[LayoutRule]
+) -> list[Value]:  # fmt: skip
     """Return for each mode which rows of degrees can run in it; `ep` of `degrees` is the one without whole experts."""
-    rules, legal_by_mode = [rule for rule in rules if rule.name in MODE_RULES], []
+    legal_by_mode = []
     for mode in modes:
         expert_degrees: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
         mode_degrees = {
@@ -42,18 +54,18 @@ def legal_modes(
             "cp_variant": cp_variant_names().index(mode.cp_variant),
             "async_tp": mode.async_tp,
         }
+        context = RuleContext(architecture, job, 0, mode_degrees)  # no rule of modes reads the number of devices
         legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
         for rule in rules:
-            legal = legal & rule.legal(architecture, job, 0, mode_degrees)
+            legal = legal & rule.legal(context)
         legal_by_mode.append(legal)
     return legal_by_mode
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:
     """Return everything that is wrong with a layout, by every rule; empty when it can run."""
-    degrees = layout_degrees(layout)
-    problems = [f"{r.name}: {r.explain(architecture, job, num_devices, degrees)}" for r in RULES
-             if not r.legal(architecture, job, num_devices, degrees)]  # fmt: skip
+    context = RuleContext.from_layout(architecture, job, num_devices, layout)
+    problems = [f"{rule.name}: {rule.explain(context)}" for rule in layout_rules() if not rule.legal(context)]
     if layout.recompute == "none" and layout.recompute_layers is not None:
         problems.append(
             f"recompute_layers: {layout.recompute_layers} layers of each stage with recompute = none; set another "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ from shardwise.hardware import Cut, GroupLinks, Topology
 from shardwise.layout import DEGREE_AXES, EXPERT_AXES, TP_AXES, Choices, Placement, cp_variant_names, cuts_by_axis
 from shardwise.layout.choices import FACTORISED_AXES, GRID_CHOICES
 from shardwise.layout.placement import searched_placements
-from shardwise.layout.rules.legality import EVEN_BATCH, LayoutRule, no_experts_problem
+from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
+from shardwise.layout.rules.legality import has_even_batch, no_experts_problem
 from shardwise.layout.sharding_scheme import ZERO_AXES
 from shardwise.model import Architecture, Job
 from shardwise.values import NothingFitsError, Value, raise_problems
@@ -51,11 +52,11 @@ class Space:
     num_candidates: int
     num_illegal_by_rule: Mapping[str, int]
 
-    def even(self, architecture: Architecture, job: Job) -> NDArray[np.bool_]:
+    def even(self, job: Job) -> NDArray[np.bool_]:
         """Return a mask of candidates whose batch is a whole number of full micro-batches for each replica."""
         degrees: dict[str, Any] = {axis: self.degrees[axis][self.factorisation] for axis in ("dp", "fsdp")}
         degrees["micro_batch_seqs"] = np.array(self.choices.micro_batch_seqs, dtype=np.int64)[self.micro_batch]
-        return np.asarray(EVEN_BATCH.legal(architecture, job, 0, degrees))
+        return np.asarray(has_even_batch(job, degrees))
 
     def families(self) -> dict[FamilyKey, Ints]:
         """Group candidates by structure; the first of those that differ only by their ZeRO stage represents all."""
@@ -123,9 +124,8 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
     indices: list[tuple[Ints, ...]] = []
     for number, schedule in enumerate(choices.schedule):
         # A candidate counts under the first rule that it breaks, so the order of the rules is visible in `num_illegal_by_rule`.
-        legal, broken = _apply_rules(
-            choices.rules, architecture, job, num_devices, {**columns, "schedule": schedule}, shape
-        )
+        context = RuleContext(architecture, job, num_devices, {**columns, "schedule": schedule})
+        legal, broken = _apply_rules(choices.rules, context, shape)
         illegal.update(broken)
         index = np.nonzero(legal)
         indices.append((*index, np.full(len(index[0]), number)))
@@ -159,9 +159,10 @@ def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: 
     rows = _degree_rows(architecture, num_devices, choices)
     columns, shape = _grid_columns(rows, choices)
     columns["schedule"] = choices.schedule[0]
+    grid = RuleContext(architecture, job, num_devices, columns)
     num_broken = np.zeros(shape, dtype=np.int64)
     for rule in choices.rules:
-        num_broken += np.logical_not(np.broadcast_to(rule.legal(architecture, job, num_devices, columns), shape))
+        num_broken += np.logical_not(np.broadcast_to(rule.legal(grid), shape))
     index = np.unravel_index(int(np.argmin(num_broken)), shape)
     candidate = {
         name: int(np.broadcast_to(column, shape)[index]) if np.ndim(column) else column
@@ -169,24 +170,20 @@ def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: 
     }
     names = (*choices.pins, *choices.maxima, *(n for n in GRID_CHOICES if getattr(choices, n) != getattr(Choices(), n)))
     fields_text = " ".join(f"{name}={candidate[name]}" for name in dict.fromkeys((*DEGREE_AXES, *names)))
-    explanations = [
-        f"  {rule.name}: {rule.explain(architecture, job, num_devices, candidate)}"
-        for rule in choices.rules
-        if not rule.legal(architecture, job, num_devices, candidate)
-    ]
+    nearest = replace(grid, degrees=candidate)
+    explanations = [f"  {rule.name}: {rule.explain(nearest)}" for rule in choices.rules if not rule.legal(nearest)]
     request_text = f" with {', '.join(dict.fromkeys(names))} as asked for" if names else ""
     return "\n".join([f"the nearest to one{request_text}, {fields_text}, breaks", *explanations])
 
 
 def _apply_rules(
-    rules: Sequence[LayoutRule], architecture: Architecture, job: Job, num_devices: int, columns: Mapping[str, Any],
-    shape: tuple[int, ...],
-) -> tuple[NDArray[np.bool_], dict[str, int]]:  # fmt: skip
+    rules: Sequence[LayoutRule], context: RuleContext, shape: tuple[int, ...]
+) -> tuple[NDArray[np.bool_], dict[str, int]]:
     legal = np.ones(shape, dtype=bool)
     num_before = legal.size
     illegal: dict[str, int] = {}
     for rule in rules:
-        passed = rule.legal(architecture, job, num_devices, columns)
+        passed = rule.legal(context)
         if not np.all(passed):
             legal &= passed
             num_legal = int(np.count_nonzero(legal))

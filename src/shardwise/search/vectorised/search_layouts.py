@@ -89,7 +89,7 @@ class _LayoutSearch:
             problem.cluster.sustained_topology, atomic_degrees(problem.architecture, space.degrees)
         )
         self.families = space.families()
-        self.even = space.even(problem.architecture, problem.job)
+        self.even = space.even(problem.job)
         self.exposed = exposed_share(problem.cluster)
         self.hosts = {offload: host_offload(offload, problem.cluster.chip) for offload in space.choices.offload}
         self.model = ModelEnds.of(problem.architecture)
