@@ -13,14 +13,19 @@ from shardwise.hardware.network.torus import Torus, WrapRule
 from shardwise.values import InputError, lookup
 
 
-def axes_report(
-    operation: CollectiveName, num_bytes: float, axes: Sequence[int], axis_bytes_per_s: float, *,
-    wraps: bool = True, one_way: bool = False, hop_latency_s: float = 1e-6,
-) -> CollectiveReport:  # fmt: skip
-    """Return the report of a collective over whole axes of a torus, each moving `axis_bytes_per_s` both ways (the books' W)."""
+def torus_of_axes(
+    axes: Sequence[int], axis_bytes_per_s: float, *, wraps: bool = True, hop_latency_s: float = 1e-6
+) -> Torus:
+    """Return a torus whose axes each move `axis_bytes_per_s` both ways together (the books' W)."""
     rule: WrapRule = "always" if wraps else "never"
-    torus = Torus(shape=tuple(axes), bytes_per_s=axis_bytes_per_s / 2, hop_latency_s=hop_latency_s, wrap_rule=rule)
-    return collective_report(operation, num_bytes, torus, [Cut(size, 1) for size in axes], one_way=one_way)
+    return Torus(shape=tuple(axes), bytes_per_s=axis_bytes_per_s / 2, hop_latency_s=hop_latency_s, wrap_rule=rule)
+
+
+def axes_report(
+    operation: CollectiveName, num_bytes: float, torus: Torus, *, one_way: bool = False
+) -> CollectiveReport:
+    """Return the report of a collective over all axes of a torus."""
+    return collective_report(operation, num_bytes, torus, [Cut(size, 1) for size in torus.shape], one_way=one_way)
 
 
 def link_bytes(
@@ -31,9 +36,8 @@ def link_bytes(
     AllGather and ReduceScatter: floor(N/2) shards V/N on a ring, N-1 one way or on a line; AllToAll: V/8, V/2 (1-1/N), V/4.
     Source: S2, question 10. A link of 1 byte/s takes as many seconds as it carries bytes.
     """
-    return axes_report(
-        operation, num_bytes, (size,), 2.0, wraps=wraps, one_way=one_way, hop_latency_s=0.0
-    ).bandwidth_s  # fmt: skip
+    torus = torus_of_axes((size,), 2.0, wraps=wraps, hop_latency_s=0.0)
+    return axes_report(operation, num_bytes, torus, one_way=one_way).bandwidth_s
 
 
 def hop_crossover_bytes(link_bytes_per_s: float, hop_latency_s: float) -> float:

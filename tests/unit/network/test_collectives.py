@@ -13,6 +13,7 @@ from shardwise.book_formulas.collective_times import (
     idealised_s,
     link_bytes,
     point_to_point,
+    torus_of_axes,
 )
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
@@ -59,19 +60,19 @@ def test_the_books_numbers(
     time_us: float,
     bound: str,
 ) -> None:
-    report = axes_report(operation, num_bytes, axes, 9e10, wraps=wraps)
+    report = axes_report(operation, num_bytes, torus_of_axes(axes, 9e10, wraps=wraps))
     assert (report.hops, report.bound) == (hops, bound)
     assert report.time_s * 1e6 == pytest.approx(time_us, rel=1e-4)
 
 
 def test_a_hop_of_the_ring_of_16() -> None:
     """S2: T_hop = 2V / (X W), 93.2 microseconds."""
-    assert axes_report("all_gather", 64.0 * MIB, (16,), 9e10).hop_s == pytest.approx(93.2e-6, rel=1e-3)
+    assert axes_report("all_gather", 64.0 * MIB, torus_of_axes((16,), 9e10)).hop_s == pytest.approx(93.2e-6, rel=1e-3)
     assert hop_crossover_bytes(4.5e10, 1e-6) == pytest.approx(45e3)
 
 
 def test_one_way_has_the_exact_factor_and_the_books_limit() -> None:
-    report = axes_report("all_gather", 64.0 * MIB, (16,), 9e10, one_way=True)
+    report = axes_report("all_gather", 64.0 * MIB, torus_of_axes((16,), 9e10), one_way=True)
     assert report.time_s == pytest.approx(1398.1e-6, rel=1e-4)
     assert report.hops == 15
     assert idealised_s("all_gather", 64.0 * MIB, 9e10, one_way=True) == pytest.approx(1491.3e-6, rel=1e-4)
@@ -84,7 +85,9 @@ def test_one_way_has_the_exact_factor_and_the_books_limit() -> None:
 def test_table_2_of_the_roofline_notes(operation: CollectiveName, milliseconds: float) -> None:
     """S3, table 2, and that a large even ring takes just that."""
     assert idealised_s(operation, 1e9, 1.8e11) * 1e3 == pytest.approx(milliseconds, rel=1e-3)
-    assert axes_report(operation, 1e9, (64,), 1.8e11).time_s * 1e3 == pytest.approx(milliseconds, rel=1e-3)
+    assert axes_report(operation, 1e9, torus_of_axes((64,), 1.8e11)).time_s * 1e3 == pytest.approx(
+        milliseconds, rel=1e-3
+    )
 
 
 def test_scalars_over_a_link() -> None:
@@ -112,8 +115,10 @@ def test_chunks_of_an_all_to_all() -> None:
 def test_all_to_all_in_several_dimensions(axes: tuple[int, ...]) -> None:
     """S2: V max(A, B, C) / (4 N W), and twice that on lines."""
     expected = 1e9 * max(axes) / (4 * math.prod(axes) * 9e10)
-    assert axes_report("all_to_all", 1e9, axes, 9e10).bandwidth_s == pytest.approx(expected)
-    assert axes_report("all_to_all", 1e9, axes, 9e10, wraps=False).bandwidth_s == pytest.approx(2 * expected)
+    assert axes_report("all_to_all", 1e9, torus_of_axes(axes, 9e10)).bandwidth_s == pytest.approx(expected)
+    assert axes_report("all_to_all", 1e9, torus_of_axes(axes, 9e10, wraps=False)).bandwidth_s == pytest.approx(
+        2 * expected
+    )
 
 
 def test_corner_to_corner() -> None:
@@ -133,7 +138,7 @@ def test_corner_to_corner() -> None:
 def test_no_gather_beats_what_a_device_can_take_in(axes: tuple[int, ...], wraps: bool) -> None:
     """(N-1)/N of the array over one link of an axis that is a line or of two devices, two of a ring."""
     links = sum(2 if wraps and size > 2 else 1 for size in axes)
-    report = axes_report("all_gather", 1e9, axes, 9e10, wraps=wraps)
+    report = axes_report("all_gather", 1e9, torus_of_axes(axes, 9e10, wraps=wraps))
     assert report.bandwidth_s >= report.bytes_received_per_device / (links * 4.5e10) * (1 - 1e-12)
 
 

@@ -7,13 +7,14 @@ import itertools
 
 import pytest
 
-from shardwise.book_formulas.collective_times import all_to_all_chunks, axes_report, link_bytes
+from shardwise.book_formulas.collective_times import all_to_all_chunks, axes_report, link_bytes, torus_of_axes
 from shardwise.hardware.network.message_simulation import (
     SIMULATED_KINDS,
     CollectiveSimulation,
     HopMessage,
     RingGrid,
     ShardPiece,
+    ring_grid,
     simulate_collective,
 )
 from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, received_bytes
@@ -35,7 +36,7 @@ WRAPS = (True, False)
 def test_every_collective_completes_on_every_grid(kind: CollectiveKind, one_way: bool, split: bool) -> None:
     """Completion and that no summand is added twice are checked by the simulator itself."""
     for shape, wraps in itertools.product((*((n,) for n in SIZES), *GRIDS), WRAPS):
-        done = simulate_collective(kind, 1.0, shape, wraps, one_way=one_way, split=split)
+        done = simulate_collective(kind, 1.0, ring_grid(shape, wraps, one_way=one_way), split=split)
         count = done.grid.num_devices
         assert min(done.received_bytes) > 0
         if kind is not A2A:  # no byte is passed on that the device does not need
@@ -49,20 +50,21 @@ def test_every_collective_completes_on_every_grid(kind: CollectiveKind, one_way:
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
 def test_one_axis_takes_what_the_closed_form_says(kind: CollectiveKind, size: int, wraps: bool, one_way: bool) -> None:
     """Steps, and the time where latency, bandwidth, or neither plainly dominates."""
-    done = simulate_collective(kind, 6.4e6, (size,), wraps, one_way=one_way)
-    report = axes_report(OPERATION[kind], 6.4e6, (size,), 9e10, wraps=wraps, one_way=one_way, hop_latency_s=1e-6)
+    done = simulate_collective(kind, 6.4e6, ring_grid((size,), wraps, one_way=one_way))
+    torus = torus_of_axes((size,), 9e10, wraps=wraps, hop_latency_s=1e-6)
+    report = axes_report(OPERATION[kind], 6.4e6, torus, one_way=one_way)
     assert done.num_steps == report.hops
     assert done.time_s(4.5e10, 1e-6) == pytest.approx(report.time_s)
     for latency in (1e-9, 1e-3):
-        report = axes_report(OPERATION[kind], 6.4e6, (size,), 9e10, wraps=wraps, one_way=one_way, hop_latency_s=latency)
+        report = axes_report(OPERATION[kind], 6.4e6, dataclasses.replace(torus, hop_latency_s=latency), one_way=one_way)
         assert done.time_s(4.5e10, latency) == pytest.approx(report.time_s)
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("wraps", "one_way"), [(True, False), (True, True), (False, False)])
 def test_busiest_link_of_an_axis(size: int, wraps: bool, one_way: bool) -> None:
-    gather = simulate_collective(AG, 1.0, (size,), wraps, one_way=one_way)
-    transpose = simulate_collective(A2A, 1.0, (size,), wraps, one_way=one_way)
+    gather = simulate_collective(AG, 1.0, ring_grid((size,), wraps, one_way=one_way))
+    transpose = simulate_collective(A2A, 1.0, ring_grid((size,), wraps, one_way=one_way))
     assert gather.busiest_link_bytes == pytest.approx(link_bytes("all_gather", 1.0, size, wraps=wraps, one_way=one_way))
     assert transpose.busiest_link_bytes == pytest.approx(
         link_bytes("all_to_all", 1.0, size, wraps=wraps, one_way=one_way)
@@ -73,14 +75,14 @@ def test_busiest_link_of_an_axis(size: int, wraps: bool, one_way: bool) -> None:
 def test_a_ring_that_splits_its_last_hop_needs_the_exact_factor(size: int) -> None:
     """The books' V/W is floor(N/2) whole shards; half each way in the last hop gives (N-1)/N V/W."""
     links = 2 if size > 2 else 1
-    done = simulate_collective(AG, 1.0, (size,), split=True)
+    done = simulate_collective(AG, 1.0, ring_grid((size,)), split=True)
     assert done.busiest_link_bytes == pytest.approx((size - 1) / size / links)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_ring_transposes_in_the_time_of_its_busiest_link(size: int) -> None:
     """All links are as busy in every step, so steps cost nothing; the first step has the most."""
-    done = simulate_collective(A2A, 1.0, (size,))
+    done = simulate_collective(A2A, 1.0, ring_grid((size,)))
     assert done.time_s(1.0, 0.0) == pytest.approx(done.busiest_link_bytes)
     assert done.num_steps == size // 2
 
@@ -88,14 +90,14 @@ def test_a_ring_transposes_in_the_time_of_its_busiest_link(size: int) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_a_line_transposes_at_its_middle_links_pace(size: int) -> None:
     """One chunk on a link in each step, the farthest first: floor(N^2/4) steps, no more than the middle link needs."""
-    done = simulate_collective(A2A, float(size * size), (size,), False, capacity=1, split=False)
+    done = simulate_collective(A2A, float(size * size), ring_grid((size,), False), capacity=1, split=False)
     assert done.num_steps == done.busiest_link_bytes == size * size // 4
 
 
 @pytest.mark.parametrize("size", [4, 8, 16])
 def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
     """S3, C.4: N/2 + ... + 1 to the right, (N/2 - 1) + ... + 1 to the left; 10 and 6 for 8."""
-    done = simulate_collective(A2A, float(size * size), (size,), split=False)
+    done = simulate_collective(A2A, float(size * size), ring_grid((size,)), split=False)
     chunks = all_to_all_chunks(size)
     assert done.link_bytes[0, 1] == chunks.right
     assert done.link_bytes[1, 0] == chunks.left
@@ -105,8 +107,8 @@ def test_chunks_of_an_all_to_all_right_and_left(size: int) -> None:
 @pytest.mark.parametrize("wraps", WRAPS)
 def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None:
     """S2: the longest axis sets the pace; hops are those of all axes."""
-    done = simulate_collective(A2A, 1.0, shape, wraps)
-    report = axes_report("all_to_all", 1.0, shape, 2.0, wraps=wraps, hop_latency_s=1e-9)
+    done = simulate_collective(A2A, 1.0, ring_grid(shape, wraps))
+    report = axes_report("all_to_all", 1.0, torus_of_axes(shape, 2.0, wraps=wraps, hop_latency_s=1e-9))
     assert done.busiest_link_bytes == pytest.approx(report.bandwidth_s)
     assert done.num_steps == report.hops
 
@@ -116,8 +118,8 @@ def test_all_to_all_on_several_axes(shape: tuple[int, ...], wraps: bool) -> None
 @pytest.mark.parametrize("kind", [AG, RS])
 def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: CollectiveKind) -> None:
     """No schedule beats the closed form by more than the last hop of a ring; on equal lines it is met."""
-    done = simulate_collective(kind, 1.0, shape, wraps, split=True)
-    report = axes_report(OPERATION[kind], 1.0, shape, 2.0, wraps=wraps, hop_latency_s=1e-9)
+    done = simulate_collective(kind, 1.0, ring_grid(shape, wraps), split=True)
+    report = axes_report(OPERATION[kind], 1.0, torus_of_axes(shape, 2.0, wraps=wraps, hop_latency_s=1e-9))
     count = done.grid.num_devices
     assert done.num_steps == report.hops
     assert done.busiest_link_bytes >= report.bandwidth_s * (1 - 1 / count) - 1e-12
@@ -129,7 +131,7 @@ def test_gathering_on_several_axes(shape: tuple[int, ...], wraps: bool, kind: Co
 
 def test_the_simulator_finds_faults() -> None:
     """A schedule with a message too few, to a stranger, or of something that is not there."""
-    good = simulate_collective(AG, 1.0, (4,))
+    good = simulate_collective(AG, 1.0, ring_grid((4,)))
     first, *rest = good.steps
     stranger = HopMessage(0, 2, ShardPiece(0, 0, 0), True)
     absent = HopMessage(0, 1, ShardPiece(3, 3, 0), True)
@@ -145,7 +147,7 @@ def test_the_simulator_finds_faults() -> None:
 
 def test_states_of_a_reduction_count_the_summands() -> None:
     """S1, ring all-reduce: after N-1 steps one way each device has one whole shard, after N-1 more all."""
-    done = simulate_collective(AR, 1.0, (5,), one_way=True)
+    done = simulate_collective(AR, 1.0, ring_grid((5,), one_way=True))
     states = list(done.states())
     assert done.num_steps == 8
     assert all(len(state) == 5 for state in states)
@@ -167,30 +169,30 @@ def test_wrong_input(
     kind: CollectiveKind, shape: tuple[int, ...], wraps: tuple[bool, ...] | bool, parts: list[str]
 ) -> None:
     with pytest.raises(InputError) as caught:
-        simulate_collective(kind, 1.0, shape, wraps)
+        simulate_collective(kind, 1.0, ring_grid(shape, wraps))
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_wrong_bytes_and_capacity() -> None:
     with pytest.raises(InputError, match="more than 0"):
-        simulate_collective(AG, 0.0, (4,))
+        simulate_collective(AG, 0.0, ring_grid((4,)))
     with pytest.raises(InputError, match="capacity of 0"):
-        simulate_collective(A2A, 1.0, (4,), capacity=0)
+        simulate_collective(A2A, 1.0, ring_grid((4,)), capacity=0)
 
 
 def test_frames_show_what_came() -> None:
     """AllGather on a ring of 4: own shard, both neighbours', then the opposite one."""
-    shown = frames(simulate_collective(AG, 1.0, (4,)))
+    shown = frames(simulate_collective(AG, 1.0, ring_grid((4,))))
     assert [frame.title for frame in shown] == ["start", "after step 1", "after step 2"]
     assert [[cell.row for cell in frame.columns[0]] for frame in shown] == [[0], [0, 1, 3], [0, 1, 2, 3]]
     assert [[cell.row for cell in frame.columns[0] if cell.new] for frame in shown] == [[], [1, 3], [2]]
 
 
 def test_frames_of_a_reduction_and_a_transposition() -> None:
-    reduced = frames(simulate_collective(RS, 1.0, (4,), False))
+    reduced = frames(simulate_collective(RS, 1.0, ring_grid((4,), False)))
     assert [cell.label for cell in reduced[0].columns[0]] == ["1"] * 4
     assert [(cell.row, cell.label) for cell in reduced[-1].columns[2]] == [(2, "4")]
-    transposed = frames(simulate_collective(A2A, 1.0, (2, 2), split=False))
+    transposed = frames(simulate_collective(A2A, 1.0, ring_grid((2, 2)), split=False))
     names = device_names(RingGrid((2, 2), (True, True)))
     assert [cell.label for cell in transposed[0].columns[1]] == [f"0,1→{name}" for name in names]
     arrived = [(number, f"{name}→0,1") for number, name in enumerate(names)]
@@ -202,11 +204,11 @@ def test_a_drawing_is_the_same_every_time(kind: CollectiveKind) -> None:
     def drawn(done: CollectiveSimulation) -> str:
         return draw_strip(strip_of(done)).svg()
 
-    first = drawn(simulate_collective(kind, 34e6, (4, 2), (True, False)))
-    assert first == drawn(simulate_collective(kind, 34e6, (4, 2), (True, False)))
+    first = drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
+    assert first == drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
     assert "34 MB over a ring of 4 and a line of 2" in first
 
 
 def test_too_many_devices_to_draw() -> None:
     with pytest.raises(InputError, match="at most 16"):
-        strip_of(simulate_collective(AG, 1.0, (17,)))
+        strip_of(simulate_collective(AG, 1.0, ring_grid((17,))))

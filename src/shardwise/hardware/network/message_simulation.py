@@ -256,23 +256,24 @@ class CollectiveSimulation:
             yield tuple(dict(held_pieces) for held_pieces in state)
 
 
+def ring_grid(shape: tuple[int, ...], wraps: tuple[bool, ...] | bool = True, *, one_way: bool = False) -> RingGrid:
+    """Return a grid of devices; a single `wraps` says of all axes whether they are rings."""
+    return RingGrid(shape, (wraps,) * len(shape) if isinstance(wraps, bool) else wraps, one_way)
+
+
 def simulate_collective(
-    kind: CollectiveKind, num_bytes: float, shape: tuple[int, ...], wraps: tuple[bool, ...] | bool = True, *,
-    one_way: bool = False, split: bool | None = None, capacity: int | None = None,
-) -> CollectiveSimulation:  # fmt: skip
+    kind: CollectiveKind, num_bytes: float, grid: RingGrid, *, split: bool | None = None, capacity: int | None = None
+) -> CollectiveSimulation:
     """Carry out a collective over all devices of a grid and check that it is complete.
 
     num_bytes: the whole array: what a device has after an AllGather, before a ReduceScatter or AllReduce, and of an AllToAll
     all devices' shards together.
-    wraps: which axes are rings. one_way: rings are used in one direction only.
     split: whether data that goes half around a ring of even size goes half each way. Otherwise it goes one way, as the books'
     AllGather of N/2 whole hops does (the default, but for AllToAll, whose N^2/8 need it).
     capacity: chunks that a link of an AllToAll takes in one step, the farthest to go first; without it every chunk moves in
     every step.
     """
-    rings = (wraps,) * len(shape) if isinstance(wraps, bool) else wraps
-    _check(kind, num_bytes, shape, rings)
-    grid = RingGrid(shape, rings, one_way)
+    _check(kind, num_bytes, grid)
     split_ties = kind is CollectiveKind.ALL_TO_ALL if split is None else split
     steps: MessageSteps
     if kind is CollectiveKind.ALL_TO_ALL:
@@ -292,7 +293,8 @@ def simulate_collective(
     return simulation
 
 
-def _check(kind: CollectiveKind, num_bytes: float, shape: tuple[int, ...], wraps: tuple[bool, ...]) -> None:
+def _check(kind: CollectiveKind, num_bytes: float, grid: RingGrid) -> None:
+    shape, wraps = grid.shape, grid.wraps
     problems = []
     if kind not in SIMULATED_KINDS:
         problems.append(f"simulate: found {kind}; one of {', '.join(SIMULATED_KINDS)} is required")

@@ -199,7 +199,7 @@ def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[in
 
 def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
-    from shardwise.hardware.network.message_simulation import SIMULATED_KINDS, simulate_collective
+    from shardwise.hardware.network.message_simulation import SIMULATED_KINDS, ring_grid, simulate_collective
     from shardwise.present.draw.strip import draw_strip
     from shardwise.present.pictures.collective_frames import MOST_DEVICES, strip_of
     from shardwise.sharding import CollectiveKind
@@ -221,6 +221,6 @@ def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     shape = (report.num_devices,) if ring else tuple(size for size in report.axes if size > 1)
     wraps = (True,) if ring else tuple(w for w, size in zip(report.wraps, report.axes, strict=True) if size > 1)
     done = simulate_collective(
-        CollectiveKind(report.kind), report.bytes, shape, wraps, one_way=one_way or ring, split=False
+        CollectiveKind(report.kind), report.bytes, ring_grid(shape, wraps, one_way=one_way or ring), split=False
     )
     write_picture("--draw", target, draw_strip(strip_of(done)))

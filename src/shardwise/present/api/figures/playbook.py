@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from shardwise.hardware.network.message_simulation import simulate_collective
+from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.present.api.figures.figure import PLAYBOOK, Figure
 from shardwise.present.api.figures.searched import best_layouts
 from shardwise.present.api.figures.simulated import memory_of_a_step, overlap
@@ -19,7 +19,7 @@ RING = 5  # devices of the playbook's animations
 
 def ring(kind: CollectiveKind) -> tuple[Strip]:
     """A collective on a one-way ring, step by step."""
-    return (strip_of(simulate_collective(kind, 100e6, (RING,), (True,), one_way=True, split=False)),)
+    return (strip_of(simulate_collective(kind, 100e6, ring_grid((RING,), one_way=True), split=False)),)
 
 
 def _pipeline(name: str, section: str, original: str, here: str, *sizes: int) -> Figure:
