@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from shardwise.pipeline.compare_schedules import PassTimes, play_schedule
+from shardwise.pipeline.compare_schedules import play_schedule
+from shardwise.pipeline.timeline import PassTimes
 from shardwise.present.cli import main
 from shardwise.present.cli.plain import plain
 from shardwise.present.cli.schedule_report import bars, timeline_report

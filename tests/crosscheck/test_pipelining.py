@@ -10,7 +10,7 @@ import pytest
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from shardwise.pipeline.actions import ActionList
-from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions
+from shardwise.pipeline.registry import ALL_SCHEDULES, OrderOptions, build_actions
 from shardwise.pipeline.timeline import play_actions
 from shardwise.pipeline.torch_csv import from_csv, to_csv
 
@@ -61,7 +61,9 @@ def test_1f1b(p: int, m: int, v: int) -> None:
 @pytest.mark.parametrize(("p", "m", "v"), [*GRID, (4, 10, 2), (4, 3, 2), (4, 6, 3), (8, 20, 2)])
 def test_interleaved(ours: str, theirs: str, p: int, m: int, v: int) -> None:
     """Rounds need not be as many micro-batches as ranks: 10 on 4 ranks are two of 5."""
-    assert to_csv(build_actions(ours, p, m, v, round_size=m // max(1, m // p))) == several(theirs, p, m, v)
+    assert to_csv(build_actions(ours, p, m, v, options=OrderOptions(round_size=m // max(1, m // p)))) == several(
+        theirs, p, m, v
+    )
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (8, 24)])

@@ -32,7 +32,7 @@ from shardwise.model.parameters_and_flops import num_params
 from shardwise.pipeline import registry as pipelines
 from shardwise.pipeline import schedule as schedule_module
 from shardwise.pipeline.registry import build_actions
-from shardwise.pipeline.timeline import Durations, play_actions
+from shardwise.pipeline.timeline import Durations, PassTimes, play_actions
 from shardwise.present.cli import main
 from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate, stage_memories
@@ -227,9 +227,9 @@ def test_a_schedule_waits_and_holds_as_its_file_says(schedule: str, p: int, m: i
     form, line = pipelines.get_schedule(schedule), play_actions(build_actions(schedule, p, m))
     assert line.makespan - m * 3.0 == pytest.approx(form.bubble_s(p, 1, m, schedule_module.PassSeconds(1.0, 2.0)))
     assert line.peak_activations == tuple(form.in_flight(p, 1, m, stage) for stage in range(p))
-    late = {"message": 1.0}
+    late = PassTimes(message_s=1.0)
     slower = [
-        play_actions(build_actions(name, p, m), Durations.even(p, **late)).makespan for name in (schedule, "1f1b")
+        play_actions(build_actions(name, p, m), Durations.even(p, times=late)).makespan for name in (schedule, "1f1b")
     ]
     assert slower[0] < slower[1] or m == p
 

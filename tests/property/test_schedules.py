@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from shardwise.pipeline.actions import ActionList
 from shardwise.pipeline.clock import check_actions
 from shardwise.pipeline.messages import count_messages, remote_dependencies
-from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems
-from shardwise.pipeline.timeline import Durations, play_actions
+from shardwise.pipeline.registry import ALL_SCHEDULES, OrderOptions, build_actions, find_problems
+from shardwise.pipeline.timeline import Durations, PassTimes, play_actions
 from shardwise.pipeline.torch_csv import from_csv, to_csv
 
 SECONDS = st.integers(1, 16).map(lambda quarters: quarters / 4)
@@ -65,10 +65,8 @@ def test_bounds_of_the_makespan(actions: ActionList, data: st.DataObject) -> Non
 
 @given(lists(), st.sampled_from((0.5, 2.0, 8.0)))
 def test_a_step_scales_with_its_durations(actions: ActionList, factor: float) -> None:
-    even = Durations.even(actions.num_stages, message=0.25)
-    scaled = Durations.even(
-        actions.num_stages, forward=factor, input=factor, weight=factor, message=0.25 * factor
-    )  # fmt: skip
+    even = Durations.even(actions.num_stages, times=PassTimes(message_s=0.25))
+    scaled = Durations.even(actions.num_stages, times=PassTimes(factor, factor, factor, message_s=0.25 * factor))
     assert play_actions(actions, scaled).makespan == factor * play_actions(actions, even).makespan
 
 
@@ -88,7 +86,7 @@ def test_the_automatic_scheduler_keeps_to_its_memory_and_is_no_worse(p: int, m: 
     h1 = build_actions("zb_h1", p, m)
     durations = data.draw(durations_of(h1))
     most = data.draw(st.integers(1, 2 * p))
-    actions = build_actions("zb_auto", p, m, 1, durations, most / p)
+    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(most / p))
     check_actions(actions)
     line = play_actions(actions, durations)
     assert max(line.peak_activations) <= most

@@ -5,7 +5,6 @@ from .actions import FULL_BACKWARD as FULL_BACKWARD
 from .actions import Action as Action
 from .actions import ActionList as ActionList
 from .actions import Slot as Slot
-from .compare_schedules import PassTimes as PassTimes
 from .messages import RankSlot as RankSlot
 from .registry import NATURAL as NATURAL
 from .registry import SCHEDULES as SCHEDULES
@@ -13,4 +12,5 @@ from .registry import build_actions as build_actions
 from .registry import get_schedule as get_schedule
 from .registry import natural_schedule as natural_schedule
 from .schedule import PassSeconds as PassSeconds
+from .timeline import PassTimes as PassTimes
 from .timeline import Timeline as Timeline

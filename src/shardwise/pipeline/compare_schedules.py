@@ -11,37 +11,18 @@ from shardwise.pipeline.messages import count_messages
 from shardwise.pipeline.registry import (
     ALL_SCHEDULES,
     MEMORY_TOLERANCE,
+    NO_OPTIONS,
+    OrderOptions,
     activation_share,
     build_actions,
     find_problems,
     min_virtual_stages,
 )
-from shardwise.pipeline.timeline import Durations, Timeline, play_actions
+from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
 from shardwise.values import InputError, MergedFields
 
 SCHEMA = "shardwise.schedule/1"
 COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
-
-
-class PassTimes(NamedTuple):
-    """Seconds of a rank's whole part of the model, which its virtual stages share evenly, and of a message.
-
-    A whole backward pass takes `input_s` and `weight_s`. `together_s`: a forward and a whole backward pass at the same
-    time; None: their sum.
-    """
-
-    forward_s: float = 1.0
-    input_s: float = 1.0
-    weight_s: float = 1.0
-    together_s: float | None = None
-    message_s: float = 0.0
-
-    def durations(self, num_stages: int, v: float) -> Durations:
-        """Return the durations of even stages."""
-        return Durations.even(
-            num_stages, v, forward=self.forward_s, input=self.input_s, weight=self.weight_s, together=self.together_s,
-            message=self.message_s,
-        )  # fmt: skip
 
 
 class ScheduleFigures(NamedTuple):
@@ -58,7 +39,7 @@ class ScheduleFigures(NamedTuple):
 
 def play_schedule(
     schedule: str, stages: int, micro_batches: int, virtual_stages: int | None = None, times: PassTimes | None = None,
-    memory_limit: float | None = None, round_size: int | None = None,
+    options: OrderOptions = NO_OPTIONS,
 ) -> Timeline:  # fmt: skip
     """Play a schedule, by any of its names, with even stages. Raises `InputError`; see `build_actions`.
 
@@ -66,10 +47,8 @@ def play_schedule(
     0.375
     """
     v = min_virtual_stages(schedule, stages) if virtual_stages is None else virtual_stages
-    durations = (times or PassTimes()).durations(max(stages * v, 1), max(v, 1))
-    return play_actions(
-        build_actions(schedule, stages, micro_batches, v, durations, memory_limit, round_size=round_size), durations
-    )
+    durations = Durations.even(max(stages * v, 1), max(v, 1), times)
+    return play_actions(build_actions(schedule, stages, micro_batches, v, durations, options), durations)
 
 
 def summarize_timeline(timeline: Timeline) -> ScheduleFigures:
@@ -100,7 +79,7 @@ def compare_schedules(
             v = virtual_stages if v > 1 and virtual_stages is not None else v
             if find_problems(name, stages, number, v):
                 continue
-            durations = (times or PassTimes()).durations(stages * v, v)
+            durations = Durations.even(stages * v, v, times)
             actions = ALL_SCHEDULES[name].actions(stages, number, v, durations, memory_limit)
             if memory_limit is None or max(activation_share(actions)) <= memory_limit * (1 + MEMORY_TOLERANCE):
                 rows += 1

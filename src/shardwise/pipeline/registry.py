@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from shardwise.pipeline import dualpipe, gpipe_1f1b, zero_bubble, zero_bubble_search
 from shardwise.pipeline.actions import ActionList
@@ -18,8 +18,8 @@ from shardwise.pipeline.timeline import Durations, peak_in_flight
 from shardwise.values import InputError, Value, describe_unknown, lookup, raise_problems, where
 
 __all__ = [
-    "ALL_SCHEDULES", "MAX_PASSES", "MEMORY_TOLERANCE", "NATURAL", "SCHEDULES", "activation_share", "build_actions",
-    "check_memory_limit", "default_searched_schedules", "find_problems", "get_schedule", "in_flight_split",
+    "ALL_SCHEDULES", "MAX_PASSES", "MEMORY_TOLERANCE", "NATURAL", "NO_OPTIONS", "SCHEDULES", "OrderOptions", "activation_share",
+    "build_actions", "check_memory_limit", "default_searched_schedules", "find_problems", "get_schedule", "in_flight_split",
     "min_virtual_stages", "natural_schedule", "pipeline_schedule_names", "resolve_schedule_name", "schedule_names",
     "schedule_names_by_alias",
 ]  # fmt: skip
@@ -147,25 +147,36 @@ MAX_PASSES = 1_000_000  # of a kind: a list of them takes a gigabyte
 MEMORY_TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
 
 
+class OrderOptions(NamedTuple):
+    """What the order of a schedule's actions keeps to, where the schedule leaves a choice.
+
+    `memory_limit`: activations that a rank may hold, in units of what 1F1B's first stage does (1.0 is p micro-batches).
+    `round_size`: micro-batches of a virtual stage in a row, for interleaved schedules.
+    """
+
+    memory_limit: float | None = None
+    round_size: int | None = None
+
+
+NO_OPTIONS = OrderOptions()
+
+
 def build_actions(
-    name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None,
-    memory_limit: float | None = None, *, round_size: int | None = None,
+    name: str, p: int, m: int, v: int | None = None, durations: Durations | None = None, options: OrderOptions = NO_OPTIONS
 ) -> ActionList:  # fmt: skip
     """Return the action list of a schedule, by any of its names, on p ranks with m micro-batches and v virtual stages each.
 
-    v None: the fewest that the schedule supports. `memory_limit`: activations that a rank may hold, in units of what
-    1F1B's first stage does (1.0 is p micro-batches). `round_size`: micro-batches of a virtual stage in a row, for
-    interleaved schedules. Raises `InputError` that says what the schedule requires.
+    v None: the fewest that the schedule supports. Raises `InputError` that says what the schedule requires.
 
     >>> [str(slot[0]) for slot in build_actions("gpipe", 2, 2).order[0]]
     ['0F0', '0F1', '0B0', '0B1']
     """
     name = resolve_schedule_name(name)
     v = min_virtual_stages(name, p) if v is None else v
-    raise_problems(find_problems(name, p, m, v, round_size))
-    rounds = {} if round_size is None else {"round_size": round_size}
-    actions = ALL_SCHEDULES[name].actions(p, m, v, durations, memory_limit, **rounds)
-    check_memory_limit(actions, memory_limit)
+    raise_problems(find_problems(name, p, m, v, options.round_size))
+    rounds = {} if options.round_size is None else {"round_size": options.round_size}
+    actions = ALL_SCHEDULES[name].actions(p, m, v, durations, options.memory_limit, **rounds)
+    check_memory_limit(actions, options.memory_limit)
     return actions
 
 

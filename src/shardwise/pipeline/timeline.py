@@ -17,6 +17,20 @@ from shardwise.values import Displayable, InputError, raise_problems
 StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
 
 
+class PassTimes(NamedTuple):
+    """Seconds of a rank's whole part of the model, which its virtual stages share evenly, and of a message.
+
+    A whole backward pass takes `input_s` and `weight_s`. `together_s`: a forward and a whole backward pass at the same
+    time; None: their sum.
+    """
+
+    forward_s: float = 1.0
+    input_s: float = 1.0
+    weight_s: float = 1.0
+    together_s: float | None = None
+    message_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
     """Seconds of each virtual stage's passes of one micro-batch, and of a message between two ranks.
@@ -53,21 +67,19 @@ class Durations:
         raise_problems(problems)
 
     @classmethod
-    def even(
-        cls, num_stages: int, v: float = 1, *,
-        forward: float = 1.0, input: float = 1.0, weight: float = 1.0, together: float | None = None, message: float = 0.0,
-    ) -> Durations:  # fmt: skip
-        """Return durations of equal stages; the seconds are a whole rank's, of which each virtual stage has 1 / v.
+    def even(cls, num_stages: int, v: float = 1, times: PassTimes | None = None) -> Durations:
+        """Return durations of equal stages; `times` are a whole rank's, of which each virtual stage has 1 / v.
 
-        >>> Durations.even(4, 2, forward=1.0).forward
+        >>> Durations.even(4, 2, PassTimes(forward_s=1.0)).forward
         (0.5, 0.5, 0.5, 0.5)
         """
+        times = times or PassTimes()
         return cls(
-            forward=(forward / v,) * num_stages,
-            input=(input / v,) * num_stages,
-            weight=(weight / v,) * num_stages,
-            together=None if together is None else (together / v,) * num_stages,
-            message=message,
+            forward=(times.forward_s / v,) * num_stages,
+            input=(times.input_s / v,) * num_stages,
+            weight=(times.weight_s / v,) * num_stages,
+            together=None if times.together_s is None else (times.together_s / v,) * num_stages,
+            message=times.message_s,
         )
 
     @property

@@ -7,7 +7,7 @@ import pytest
 from shardwise.layout.layout import Layout
 from shardwise.pipeline.actions import Action, ActionList, loop_placement
 from shardwise.pipeline.clock import check_actions
-from shardwise.pipeline.registry import ALL_SCHEDULES, SCHEDULES, build_actions, resolve_schedule_name
+from shardwise.pipeline.registry import ALL_SCHEDULES, SCHEDULES, OrderOptions, build_actions, resolve_schedule_name
 from shardwise.pipeline.torch_csv import from_csv, to_csv
 from shardwise.values.errors import InputError
 
@@ -116,22 +116,22 @@ def test_what_schedules_require(arguments: tuple[str, int, int], problem: str) -
 
 def test_rounds_too_small_and_of_those_who_have_none() -> None:
     with pytest.raises(InputError, match="found 16 in rounds of 2 on 4 stages; rounds of at least 4"):
-        build_actions("interleaved", 4, 16, 2, round_size=2)
+        build_actions("interleaved", 4, 16, 2, options=OrderOptions(round_size=2))
     with pytest.raises(InputError, match="round size: found 4 for 1f1b, which has no rounds"):
-        build_actions("1f1b", 4, 16, round_size=4)
+        build_actions("1f1b", 4, 16, options=OrderOptions(round_size=4))
 
 
 def test_a_memory_limit_is_kept_or_refused() -> None:
-    assert build_actions("1f1b", 4, 16, memory_limit=1.0).name == "1f1b"
+    assert build_actions("1f1b", 4, 16, options=OrderOptions(memory_limit=1.0)).name == "1f1b"
     with pytest.raises(
         InputError,
         match=r"memory limit: rank 0 of zb_h2 holds 1.75 times what 1F1B's first stage does; the limit is 1;",
     ):
-        build_actions("zb_h2", 4, 16, memory_limit=1.0)
+        build_actions("zb_h2", 4, 16, options=OrderOptions(memory_limit=1.0))
     with pytest.raises(
         InputError, match=r"memory limit: found 0.2 of what 1F1B's first of 4 stages holds; at least 0.25"
     ):
-        build_actions("zb_auto", 4, 16, memory_limit=0.2)
+        build_actions("zb_auto", 4, 16, options=OrderOptions(memory_limit=0.2))
 
 
 def test_names_of_papers_and_engines() -> None:

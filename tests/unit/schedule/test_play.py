@@ -6,13 +6,13 @@ import pytest
 
 from shardwise.pipeline.actions import Action, ActionList, loop_placement
 from shardwise.pipeline.registry import build_actions
-from shardwise.pipeline.timeline import Durations, play_actions
+from shardwise.pipeline.timeline import Durations, PassTimes, play_actions
 from shardwise.values.errors import InputError
 
 
 def test_two_stages_by_hand() -> None:
     """F 1, B 2, a message 0.5: the second stage waits for F, the first one for B."""
-    line = play_actions(build_actions("1f1b", 2, 2), Durations.even(2, message=0.5))
+    line = play_actions(build_actions("1f1b", 2, 2), Durations.even(2, times=PassTimes(message_s=0.5)))
     assert line.starts == [[0.0, 1.0, 5.0, 8.0], [1.5, 2.5, 4.5, 5.5]]
     assert line.ends == [[1.0, 2.0, 7.0, 10.0], [2.5, 4.5, 5.5, 7.5]]
     assert line.makespan == 10.0
@@ -41,7 +41,7 @@ def test_a_pair_takes_as_long_as_is_given_or_its_parts() -> None:
     pair = ((Action("F", 0, 0),), (Action("F", 0, 1), Action("B", 0, 0)), (Action("B", 0, 1),))
     actions = ActionList(name="own", order=(pair,), placement=loop_placement(1, 1), num_micro_batches=2)
     assert play_actions(actions).ends == [[1.0, 4.0, 6.0]]
-    assert play_actions(actions, Durations.even(1, together=2.5)).ends == [[1.0, 3.5, 5.5]]
+    assert play_actions(actions, Durations.even(1, times=PassTimes(together_s=2.5))).ends == [[1.0, 3.5, 5.5]]
     assert play_actions(actions, Durations(forward=(1.0,), input=(1.0,), weight=(1.0,), backward=(4.0,))).ends == [
         [1.0, 6.0, 10.0]
     ]

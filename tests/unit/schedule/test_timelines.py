@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from shardwise.pipeline.clock import check_actions
-from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems, get_schedule
+from shardwise.pipeline.registry import ALL_SCHEDULES, OrderOptions, build_actions, find_problems, get_schedule
 from shardwise.pipeline.schedule import PassSeconds
-from shardwise.pipeline.timeline import AWAITING_CHANGE, SAVED_CHANGE, Durations, Timeline, play_actions
+from shardwise.pipeline.timeline import AWAITING_CHANGE, SAVED_CHANGE, Durations, PassTimes, Timeline, play_actions
 
 PASSES = [
     (2, 1.0, 1.0, 1.0),
@@ -24,7 +24,8 @@ PASSES = [
 def played(schedule: str, p: int, m: int, v: int = 1, **seconds: float) -> Timeline:
     actions = build_actions(schedule, p, m, v)
     check_actions(actions)
-    return play_actions(actions, Durations.even(actions.num_stages, actions.num_virtual_stages, **seconds))
+    times = PassTimes(**{f"{name}_s": value for name, value in seconds.items()})
+    return play_actions(actions, Durations.even(actions.num_stages, actions.num_virtual_stages, times))
 
 
 @pytest.mark.parametrize("schedule", ["afab", "1f1b", "zb_h1", "zb_h2"])
@@ -215,7 +216,7 @@ def test_interleaved_zb_of_alike_passes_waits_for_the_last_rank_to_begin() -> No
 def test_the_automatic_order_of_passes_that_take_alike_is_zb_h2s(p: int, m: int) -> None:
     """Within 1F1B's memory it takes as long as ZB-H1: as a layout's schedule it would be one of the two by another name."""
     assert build_actions("zb_auto", p, m).order == build_actions("zb_h2", p, m).order
-    within = play_actions(build_actions("zb_auto", p, m, memory_limit=1.0))
+    within = play_actions(build_actions("zb_auto", p, m, options=OrderOptions(memory_limit=1.0)))
     assert within.makespan == play_actions(build_actions("zb_h1", p, m)).makespan
 
 
@@ -238,7 +239,7 @@ def test_zb_v_takes_few_micro_batches(p: int, m: int) -> None:
 @pytest.mark.parametrize("size", [4, 6, 8, 12, 16])
 def test_rounds_between_depth_first_and_breadth_first(size: int) -> None:
     """Llama 3.1's tunable: micro-batches of a virtual stage in a row. The bubble stays, what is held grows with them."""
-    actions = build_actions("interleaved", 4, 16, 3, round_size=size)
+    actions = build_actions("interleaved", 4, 16, 3, options=OrderOptions(round_size=size))
     line = play_actions(actions)
     assert line.bubble == pytest.approx(3 / (3 * 16))
     assert line.peak_activations[0] == (2 * size + 2 * 3 + 1) / 3

@@ -8,8 +8,8 @@ import pytest
 
 from shardwise.pipeline import zero_bubble_search
 from shardwise.pipeline.clock import check_actions
-from shardwise.pipeline.registry import build_actions
-from shardwise.pipeline.timeline import Durations, Timeline, play_actions
+from shardwise.pipeline.registry import OrderOptions, build_actions
+from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
 from shardwise.pipeline.zero_bubble_search import BeamSearch, BeamState
 
 from .exact import least_makespan
@@ -19,7 +19,7 @@ WITHIN = 1.02  # of the least makespan
 
 
 def automatic(p: int, m: int, durations: Durations, most: int) -> Timeline:
-    actions = build_actions("zb_auto", p, m, 1, durations, most / p)
+    actions = build_actions("zb_auto", p, m, 1, durations, OrderOptions(most / p))
     check_actions(actions)
     line = play_actions(actions, durations)
     assert max(line.peak_activations) <= most
@@ -101,7 +101,7 @@ def test_twice_the_memory_leaves_no_bubble_where_passes_take_alike() -> None:
 
 def test_it_beats_zb_h1_where_passes_take_differently() -> None:
     """Long messages and short weights' gradients: more passes ahead, as far as memory allows, wait for less."""
-    durations = Durations.even(8, forward=1.0, input=1.2, weight=0.7, message=0.1)
+    durations = Durations.even(8, times=PassTimes(1.0, 1.2, 0.7, message_s=0.1))
     h1 = play_actions(build_actions("zb_h1", 8, 32), durations).makespan
     limits = [automatic(8, 32, durations, most).makespan for most in (4, 6, 8, 12, 16)]
     assert limits == sorted(limits, reverse=True)

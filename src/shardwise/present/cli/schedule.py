@@ -97,6 +97,7 @@ def _compare(arguments: argparse.Namespace) -> str | Report:
 def _timeline(arguments: argparse.Namespace) -> Timeline:
     """What is asked for, played. Raises `InputError`."""
     from shardwise.pipeline.compare_schedules import play_schedule
+    from shardwise.pipeline.registry import OrderOptions
     from shardwise.values import InputError
 
     if arguments.name.casefold().endswith(".csv"):
@@ -108,7 +109,7 @@ def _timeline(arguments: argparse.Namespace) -> Timeline:
         )
     return play_schedule(
         arguments.name, stages, micro_batches, _count(arguments, "virtual_stages"), parse_times(arguments.times),
-        _limit(arguments), _count(arguments, "round_size"),
+        OrderOptions(_limit(arguments), _count(arguments, "round_size")),
     )  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def _from_file(arguments: argparse.Namespace) -> Timeline:
     from pathlib import Path
 
     from shardwise.pipeline.registry import check_memory_limit
-    from shardwise.pipeline.timeline import play_actions
+    from shardwise.pipeline.timeline import Durations, play_actions
     from shardwise.pipeline.torch_csv import from_csv
     from shardwise.values import InputError
 
@@ -130,7 +131,8 @@ def _from_file(arguments: argparse.Namespace) -> Timeline:
         raise InputError(f"{arguments.name}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
     actions = from_csv(text, Path(arguments.name).stem)
     check_memory_limit(actions, _limit(arguments))
-    return play_actions(actions, parse_times(arguments.times).durations(actions.num_stages, actions.num_virtual_stages))
+    durations = Durations.even(actions.num_stages, actions.num_virtual_stages, parse_times(arguments.times))
+    return play_actions(actions, durations)
 
 
 def _sizes(arguments: argparse.Namespace) -> tuple[int, list[int]]:
