@@ -16,6 +16,10 @@ NORM_FUNCTIONS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "rms": ("rms_norm", (("sum_square", "squares"),)),
     "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
 }
+# The projection that a weight belongs to: one of the names in `ModelStructure.bias` and `lora_targets`.
+PROJECTIONS: Mapping[str, str] = {
+    "wq": "qkv", "wk": "qkv", "wv": "qkv", "wo": "attention_out", "w_up": "mlp", "w_gate": "mlp", "w_down": "mlp",
+}  # fmt: skip
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
@@ -86,7 +90,7 @@ class BlockBuilder:
             self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
         attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
-        return self.project_out(attended, "wo", (*query_dims[2:], "D"), "attention_out", "attention_out")
+        return self.project_out(attended, "wo", (*query_dims[2:], "D"), "attention_out")
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
@@ -132,21 +136,22 @@ class BlockBuilder:
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
-        up = self.contract_with_lora(y, "w_up", ("F", "D"), "up", hidden, "mlp")
+        up = self.contract_with_lora(y, "w_up", ("F", "D"), "up", hidden)
         inputs = [self.add_bias(up, "mlp", "up", "F", hidden)]
         if self.architecture.structure.has_gated_mlp:
-            gate = self.contract_with_lora(y, "w_gate", ("F", "D"), "gate", hidden, "mlp")
+            gate = self.contract_with_lora(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
-        return self.project_out(act, "w_down", ("F", "D"), "mlp", "mlp_out")
+        return self.project_out(act, "w_down", ("F", "D"), "mlp_out")
 
-    def project_out(self, x: str, weight: str, weight_dims: Iterable[str], projection: str, name: str) -> str:
+    def project_out(self, x: str, weight: str, weight_dims: Iterable[str], name: str) -> str:
         """Add a product back to D. Its sums are reduced where the residual stream rests before a bias is added to them."""
+        projection = PROJECTIONS[weight]
         if projection in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
             self.deferred_biases.append((self.builder.part, projection, name))
-            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, projection)
+            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN)
         role = Role.RESIDUAL if projection in self.architecture.bias else Role.ACTIVATION
-        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, projection, role)
+        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, role)
         return self.add_bias(out, projection, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
@@ -198,12 +203,11 @@ class BlockBuilder:
         """Add queries, keys or values as flat heads, before norms and rotation."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
-        flat = self.contract_with_lora(y, f"w{name}", (*heads, "D"), target, dims, "qkv")
+        flat = self.contract_with_lora(y, f"w{name}", (*heads, "D"), target, dims)
         return self.add_bias(flat, "qkv", target, heads, dims)
 
     def contract_with_lora(
-        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], projection: str,
-        role: Role = Role.ACTIVATION,
+        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], role: Role = Role.ACTIVATION
     ) -> str:  # fmt: skip
         """Add a product and, where the structure has one, that of its low-rank adapter.
 
@@ -211,7 +215,7 @@ class BlockBuilder:
         operands.
         """
         out = self.contract(x, weight, weight_dims, name, dims, role)
-        if projection not in self.architecture.structure.lora_targets:
+        if PROJECTIONS[weight] not in self.architecture.structure.lora_targets:
             return out
         input_dims = tuple(dim for dim in weight_dims if dim not in dims)
         output_dims = tuple(dim for dim in weight_dims if dim in dims)
