@@ -14,7 +14,7 @@ from torch import Tensor
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.engine.model import Timer
+from shardwise.run.engine.model import ModelOptions, Timer
 from shardwise.run.engine.model_builder import ModelWeights, UnitTensors, build_torch_model
 from shardwise.step.rank_program import parameter_shapes, single_device_instance
 
@@ -74,7 +74,11 @@ class Executor:
         names = [one.name for one in instance.parameters if one.trained]
         self.gradients = Resting({n: torch.full_like(weights.tensors[n], torch.nan) for n in names}, takes_products)
         self.model = build_torch_model(
-            instance, weights.dtype, self._ends, CPU, recomputing=recomputing, prediction_weight=prediction_weight
+            instance,
+            weights.dtype,
+            self._ends,
+            CPU,
+            options=ModelOptions(recomputing=recomputing, prediction_weight=prediction_weight),
         )
 
     def _ends(self, path: str) -> UnitTensors:

@@ -14,7 +14,7 @@ from training import Case, engine_of, plain, run_step
 from shardwise.layout.layout import Layout
 from shardwise.run.engine import expert_parallel
 from shardwise.run.parallel.collectives import MeshCollectives
-from shardwise.run.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import RankThreadOptions, run_rank_threads
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.sharding.spec import Axes
 
@@ -109,7 +109,7 @@ def without_each(case: Case, right: Sequence[float]) -> tuple[list[bool], list[f
         dropped = Dropped()
         dropping(dropped, patch)
         found: tuple[list[bool], list[float]] = run_rank_threads(
-            steps, case.layout.num_devices, case, right, dropped, copies_arguments=False
+            steps, case.layout.num_devices, case, right, dropped, options=RankThreadOptions(copies_arguments=False)
         )[0]
     return found
 

@@ -17,7 +17,7 @@ from training import Case, plain, put_together, trained
 from shardwise.layout.layout import Layout
 from shardwise.run.faults.agreement import all_gather_ints
 from shardwise.run.parallel.world import World
-from shardwise.run.rank_threads import run_rank_threads
+from shardwise.run.rank_threads import RankThreadOptions, run_rank_threads
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import CollectiveGroup, PeerTensor
@@ -211,7 +211,7 @@ def test_faults_are_found_by_name(
     function: Callable[[], None], error: type[Exception], text: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(error, match=text):
-        run_rank_threads(function, 2, **options)
+        run_rank_threads(function, 2, options=RankThreadOptions(**options))
 
 
 def test_outputs_are_not_there_before_the_wait() -> None:

@@ -28,6 +28,7 @@ from shardwise.run.faults.rank_status import (
 )
 from shardwise.run.faults.rendezvous import Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest
+from shardwise.run.recipe import TrainingRecipe
 
 
 def beat(number: int, awaits: str = "", stage: str = "step 5") -> HeartbeatMessage:
@@ -93,7 +94,7 @@ class Watched:
         self.codes: list[int] = []
         self.stop = StopRequest()
         self.heartbeat = HeartbeatMonitor(
-            meeting_of(rank), self.stop, silent_after_s=30.0, timeout_s=600.0, remains=lambda: "this remains",
+            meeting_of(rank), self.stop, TrainingRecipe(steps=1), remains=lambda: "this remains",
             say=self.said.append, end=self.codes.append,
         )  # fmt: skip
         self.now = self.heartbeat._checked_at
@@ -355,10 +356,8 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
     keys.set("silent", "[]")
     said: list[str] = []
     monkeypatch.setattr("shardwise.run.faults.heartbeat.HEARTBEATS_PER_TIMEOUT", 60_000)
-    settings = {"silent_after_s": 3000.0, "timeout_s": 6000.0}
-    beats = [
-        HeartbeatMonitor(one, StopRequest(), say=said.append, end=said.append, **settings) for one in (first, second)
-    ]  # type: ignore[arg-type]
+    recipe = TrainingRecipe(steps=1, silent_after_s=3000.0, timeout_s=6000.0)
+    beats = [HeartbeatMonitor(one, StopRequest(), recipe, say=said.append, end=said.append) for one in (first, second)]
     with beats[0] as watcher:
         with beats[1]:
             until(lambda: watcher.detector.beats.get(1, beat(0)).number >= 3)

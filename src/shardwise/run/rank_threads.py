@@ -20,6 +20,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,37 +35,51 @@ class SharedStateError(RuntimeError):
     """A rank has changed state that all threads of the process share: random generators, or the default dtype."""
 
 
-def run_rank_threads(
-    function: Callable[..., Any], world_size: int, *arguments: Any, is_cooperative: bool = True, is_strict: bool = True,
-    seed: int | None = None, timeout_s: float = 120.0, copies_arguments: bool = True,
-) -> list[Any]:  # fmt: skip
-    """Call `function(*arguments)` on each rank of a world, and return what each rank returns, in the order of ranks.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankThreadOptions:
+    """How ranks run as threads.
 
-    Args:
+    Attributes:
         is_cooperative: Run one rank at a time.
         is_strict: Fill outputs with NaN until the wait, and refuse writes to inputs before it.
         seed: Order in which ranks run; None: by their number.
         timeout_s: Longest time without any operation of any rank.
         copies_arguments: Give each rank a copy of the arguments of its own, as a process has.
+    """
+
+    is_cooperative: bool = True
+    is_strict: bool = True
+    seed: int | None = None
+    timeout_s: float = 120.0
+    copies_arguments: bool = True
+
+
+DEFAULT_OPTIONS = RankThreadOptions()
+
+
+def run_rank_threads(
+    function: Callable[..., Any], world_size: int, *arguments: Any, options: RankThreadOptions = DEFAULT_OPTIONS
+) -> list[Any]:
+    """Call `function(*arguments)` on each rank of a world, and return what each rank returns, in the order of ranks.
 
     Raises the error of the first rank that failed, with a note that names the rank; `DeadlockError` where no rank can go on;
     `SharedStateError` where ranks changed what threads share.
     """
-    scheduler = ThreadScheduler(world_size, is_cooperative=is_cooperative, seed=seed)
+    scheduler = ThreadScheduler(world_size, is_cooperative=options.is_cooperative, seed=options.seed)
     groups: dict[str, SharedGroup] = {}
     results: list[Any] = [None] * world_size
     before = _shared_state()
-    packed = pickle.dumps(arguments) if copies_arguments else b""
+    packed = pickle.dumps(arguments) if options.copies_arguments else b""
 
     def run(rank: int) -> None:
         error: BaseException | None = None
         scheduler.enter(rank)
         try:
             scheduler.check()
-            transport = ThreadTransport(rank, scheduler, groups, is_strict=is_strict)
+            transport = ThreadTransport(rank, scheduler, groups, is_strict=options.is_strict)
             set_thread_transport(transport)
             track_thread_activity()
-            results[rank] = function(*(pickle.loads(packed) if copies_arguments else arguments))
+            results[rank] = function(*(pickle.loads(packed) if options.copies_arguments else arguments))
             if transport.unfinished:
                 work = next(iter(transport.unfinished.values()))
                 raise RuntimeError(
@@ -86,7 +101,7 @@ def run_rank_threads(
         thread.start()
     scheduler.start()
     try:
-        _join(scheduler, threads, timeout_s)
+        _join(scheduler, threads, options.timeout_s)
     except BaseException as error:  # a timeout, or Ctrl-C: ranks end where they wait next
         scheduler.fail(error)
         raise

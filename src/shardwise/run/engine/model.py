@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -135,12 +135,14 @@ class ModelOptions:
     """What happens around a model's units.
 
     `movement` gathers and frees weights; `recomputing` is entered around recomputation. `prediction_weight` multiplies
-    the mean loss of the modules of multi-token prediction, which run in training only.
+    the mean loss of the modules of multi-token prediction, which run in training only. `compiled`: torch.compile joins
+    the calls of a block between collectives.
     """
 
-    movement: WeightMovement
-    recomputing: Timer
-    prediction_weight: float
+    movement: WeightMovement = field(default_factory=ResidentWeights)
+    recomputing: Timer = nullcontext
+    prediction_weight: float = 1.0
+    compiled: bool = False
 
 
 class TorchModel:

@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from shardwise.layout import ShardingScheme
 from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
 from shardwise.run.engine.call_builder import CallBuilder
 from shardwise.run.engine.call_rewrites import GradientSink
-from shardwise.run.engine.model import ModelOptions, ModelUnit, ResidentWeights, Timer, TorchModel, WeightMovement
+from shardwise.run.engine.model import ModelOptions, ModelUnit, TorchModel
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit
 from shardwise.run.kernels.matmul import OperandScales, product_formats
@@ -47,14 +46,13 @@ class UnitTensors(NamedTuple):
 
 def build_torch_model(
     instance: RankProgram, dtype: torch.dtype, ends_of: Callable[[str], UnitTensors], device: torch.device, *,
-    rank: Rank | None = None, movement: WeightMovement | None = None, recomputing: Timer = nullcontext, compiled: bool = False,
-    prediction_weight: float = 1.0,
+    rank: Rank | None = None, options: ModelOptions | None = None,
 ) -> TorchModel:  # fmt: skip
     """Return a model whose units run in `dtype` on a rank as an instance says (None: on the only one).
 
-    `ends_of` gives the tensors of the unit at a path. `compiled`: torch.compile joins the calls between collectives.
-    `prediction_weight` is the weight of the loss of multi-token prediction.
+    `ends_of` gives the tensors of the unit at a path.
     """
+    options = options or ModelOptions()
     architecture = instance.architecture
     units: dict[tuple[str, str], TorchUnit] = {}
     rank = rank or Rank(instance.mesh)
@@ -67,14 +65,13 @@ def build_torch_model(
             template = instance.unit_instructions(path, kind)
             builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
             split = instance.splits_backward and kind in SPLIT_UNITS
-            units[key] = TorchUnit(template, builder, compiled=compiled and number is not None, split=split)
+            units[key] = TorchUnit(template, builder, compiled=options.compiled and number is not None, split=split)
         weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
         layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     stages = {stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)}
-    options = ModelOptions(movement or ResidentWeights(), recomputing, prediction_weight)
     return TorchModel(architecture, layers, dtype, rank, stages, options)
 
 

@@ -20,6 +20,7 @@ from shardwise.run.faults.rank_status import LAST_HEARTBEAT, Activity, Heartbeat
 from shardwise.run.faults.rendezvous import MISSING_KEY, Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.faults.torch_stores import Store
+from shardwise.run.recipe import TrainingRecipe
 
 
 @dataclass(slots=True)
@@ -89,12 +90,12 @@ class HeartbeatMonitor:
     """
 
     def __init__(
-        self, rendezvous: Rendezvous, stop: StopRequest, *, silent_after_s: float, timeout_s: float,
+        self, rendezvous: Rendezvous, stop: StopRequest, recipe: TrainingRecipe, *,
         remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
         self.meeting, self.stop, self.remains, self.say, self.end = rendezvous, stop, remains, say, end
-        self.silent_after_s, self.timeout_s, self.rank = silent_after_s, timeout_s, rendezvous.rank
-        self.detector, self._lock = FailureDetector(silent_after_s), threading.Lock()
+        self.silent_after_s, self.timeout_s, self.rank = recipe.silent_after_s, recipe.timeout_s, rendezvous.rank
+        self.detector, self._lock = FailureDetector(recipe.silent_after_s), threading.Lock()
         self._reported: dict[int, float] = {}  # missing ranks that were reported, and for how many seconds
         self._missing_elsewhere = False  # whether the reporter's list in the store has missing ranks
         self._request_started: float | None = None  # when the pending request to the store was made

@@ -87,9 +87,7 @@ def guard_run(
         with _report_refused_writes(resume_hint):
             yield
         return
-    heartbeat = HeartbeatMonitor(
-        rendezvous, stop, silent_after_s=recipe.silent_after_s, timeout_s=recipe.timeout_s, remains=resume_hint
-    )
+    heartbeat = HeartbeatMonitor(rendezvous, stop, recipe, remains=resume_hint)
     with heartbeat:
         try:
             with _report_refused_writes(resume_hint):

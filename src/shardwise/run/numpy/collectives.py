@@ -160,7 +160,7 @@ def _ring_gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...
         for index, (q, _, _, queries, _, out, lse, dy) in enumerate(shards):
             block = (index - turn) % len(shards)
             _, k, v, _, keys = shards[block][:5]
-            parts = kernels.attention_gradient(q, k, v, queries, keys, out, lse, dy)
+            parts = kernels.attention_gradient(kernels.AttentionOperands(q, k, v, queries, keys), out, lse, dy)
             dq[index] = dq[index] + parts[0]
             dk[block] = dk[block] + parts[1]
             dv[block] = dv[block] + parts[2]

@@ -224,7 +224,7 @@ class DeviceKernel:
                 part = kernels.attention(*arrays[:5])
                 return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
             case ScanGradient():
-                return kernels.attention_gradient(*arrays)
+                return kernels.attention_gradient(kernels.AttentionOperands(*arrays[:5]), *arrays[5:])
             case operation:
                 return (self._single_result(operation, arrays),)
 

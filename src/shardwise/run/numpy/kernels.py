@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -189,10 +189,19 @@ def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tupl
     return np.einsum("bkgts,bsku->btkgu", shares, v), np.einsum("bkgt->btkg", lse)
 
 
-def attention_gradient(
-    q: Array, k: Array, v: Array, queries: Array, keys: Array, out: Array, lse: Array, dy: Array
-) -> tuple[Array, Array, Array]:
+class AttentionOperands(NamedTuple):
+    """What attention reads: q [B,T,K,G,H], k [B,S,K,H], v [B,S,K,U], and the positions of queries [T] and keys [S]."""
+
+    q: Array
+    k: Array
+    v: Array
+    queries: Array
+    keys: Array
+
+
+def attention_gradient(operands: AttentionOperands, out: Array, lse: Array, dy: Array) -> tuple[Array, Array, Array]:
     """Return dq, dk, dv, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
+    q, k, v, queries, keys = operands
     weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
     dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
     dweights = np.einsum("btkgu,bsku->bkgts", dy, v)

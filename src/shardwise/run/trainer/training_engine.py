@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shardwise.layout import get_cp_variant
 from shardwise.run.engine.micro_batch import MicroBatch, positions_read
+from shardwise.run.engine.model import ModelOptions
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.kernels.attention_mask import PositionRange
@@ -79,10 +80,10 @@ class TrainingEngine:
             trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic
         )
         self.rank = self._rank()
+        options = ModelOptions(self.gatherer, lambda: self.clock("recompute"), recipe.prediction_weight, recipe.compile)
         self.model = build_torch_model(
-            instance, formats.activations, self._unit_tensors, world.device, rank=self.rank, movement=self.gatherer,
-            recomputing=lambda: self.clock("recompute"), compiled=recipe.compile, prediction_weight=recipe.prediction_weight,
-        )  # fmt: skip
+            instance, formats.activations, self._unit_tensors, world.device, rank=self.rank, options=options
+        )
         stages = instance.drop_single_device_axes(PIPELINE) if instance.architecture.num_experts else ()
         self.balancer = ExpertBalancer(self.model.balance_biases, self.exchange, instance.routing_axes, recipe, stages)
         self.observer = StepObserver()
