@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.records.run_folder import RunFolder, RunInputs
-from shardwise.records.run_summary import SourceUsage, summarise_run, summary_text
+from shardwise.records.run_summary import DataSummary, SourceUsage, summarise_run, summary_text
 from shardwise.records.step_log import (
     MEASURED_TERMS,
     LogWriter,
@@ -136,8 +136,8 @@ def test_the_summary_is_of_the_whole_run(tmp_path: Path) -> None:
     with LogWriter(path) as log:
         for step, seconds in enumerate((9.0, 2.0, 1.0), start=1):
             log.write(format_step_line(record(step, step_time_s=seconds), RATES, {}))
-    found = summarise_run(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
-                       planned=(1e6, 0.5), sources={"data": SourceUsage(1.0, 0.5, None)})  # fmt: skip
+    data = DataSummary(5.0, None, {"data": SourceUsage(1.0, 0.5, None)})
+    found = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(1e6, 0.5))
     assert (found["steps"], found["first_loss"], found["last_loss"]) == (3, 10.0, 10.0 / 3)
     assert (found["step_time_s"], found["tokens_per_s"], found["seconds"]) == (2.0, 2**19, 12.0)
     text = summary_text(found)
@@ -162,8 +162,8 @@ def test_the_summary_has_the_checkpoints_beside_the_plan(tmp_path: Path) -> None
             log.write(
                 {"event": "checkpoint", "step": step, "write_s": write_s, "stall_s": stall_s, "num_bytes": 3_000_000}
             )
-    found = summarise_run(read_log(path), RATES, log_path="log.jsonl", unigram_entropy_nats=5.0, held_out_loss=None,
-                       planned=(2.5e6, 0.5), sources={})  # fmt: skip
+    data = DataSummary(5.0, None, {})
+    found = summarise_run(read_log(path), RATES, data, log_path="log.jsonl", planned=(2.5e6, 0.5))
     assert found["checkpoints"] == {
         "number": 3, "num_bytes": 3e6, "write_s": 0.75, "stall_s": 0.25, "stalled": 0.25, "planned_bytes": 2.5e6,
         "planned_write_s": 0.5,

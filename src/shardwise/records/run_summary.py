@@ -90,14 +90,20 @@ class SourceUsage(NamedTuple):
     held_out_loss: float | None
 
 
+class DataSummary(NamedTuple):
+    """What a run says of its data: entropy of token frequencies, loss on held-out text, and use of the sources by name."""
+
+    unigram_entropy_nats: float
+    held_out_loss: float | None
+    sources: Mapping[str, SourceUsage]
+
+
 def summarise_run(
-    log: StepLog, throughput: MfuFormula, *, log_path: str, unigram_entropy_nats: float, held_out_loss: float | None,
-    planned: tuple[float, float], sources: Mapping[str, SourceUsage],
-) -> dict[str, Any]:  # fmt: skip
+    log: StepLog, throughput: MfuFormula, data: DataSummary, *, log_path: str, planned: tuple[float, float]
+) -> dict[str, Any]:
     """Return the `SummaryPayload` of a run; rates are those of the median step, as the first steps of a run are slower.
 
-    `planned`: bytes of a checkpoint, and seconds to write it. `sources`: by name. Raises `InputError` for a log without
-    steps.
+    `planned`: bytes of a checkpoint, and seconds to write it. Raises `InputError` for a log without steps.
     """
     if not log.steps:
         raise InputError(f"{log_path}: found no step; a run of at least one is required")
@@ -105,14 +111,15 @@ def summarise_run(
     middle = sorted(log.timed_steps, key=lambda record: record.step_time_s)[(len(log.timed_steps) - 1) // 2]
     return {
         "schema": SCHEMA, "steps": last.step, "first_loss": _json_loss(first.loss), "last_loss": _json_loss(last.loss),
-        "held_out_loss": _json_loss(held_out_loss), "unigram_entropy_nats": unigram_entropy_nats,
+        "held_out_loss": _json_loss(data.held_out_loss), "unigram_entropy_nats": data.unigram_entropy_nats,
         "step_time_s": median(record.step_time_s for record in log.timed_steps),
         "data_s": median(record.seconds.get("data", 0.0) for record in log.timed_steps),
         "tokens_per_s": throughput.tokens_per_s(middle), "mfu": throughput.mfu(middle), "hfu": throughput.hfu(middle),
         "num_tokens": sum(record.num_tokens for record in log.steps),
         "seconds": sum(record.step_time_s for record in log.steps), "checkpoints": _checkpoints_payload(log, *planned),
         "sources": {
-            name: {**usage._asdict(), "held_out_loss": _json_loss(usage.held_out_loss)} for name, usage in sources.items()
+            name: {**usage._asdict(), "held_out_loss": _json_loss(usage.held_out_loss)}
+            for name, usage in data.sources.items()
         },
         "starts": [_start_payload(header) for header in log.headers], "slow": _slow_ranks(log), "log": log_path,
     }  # fmt: skip

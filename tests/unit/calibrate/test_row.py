@@ -17,13 +17,14 @@ from shardwise.measure.calibrate.published_runs.run_table import RowCells, Skipp
 from shardwise.measure.calibrate.user_runs import ROW_COLUMNS, RunAsRow, append_row, run_to_row
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.price import Problem
 from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=1 << 20, seq_len=8192, loss="fused")
 
 
 def own_row(text: str = "fsdp=64", model: str = "llama-3-8b", cluster: str = "h100:64", job: Job = JOB) -> RunAsRow:
-    return run_to_row(load_model(model), load_cluster(cluster), job, Layout.parse(text), "megatron", 2.5)
+    return run_to_row(Problem(load_model(model), load_cluster(cluster), job), Layout.parse(text), "megatron", 2.5)
 
 
 def test_most_published_runs_come_back_as_they_are_priced() -> None:
@@ -35,7 +36,7 @@ def test_most_published_runs_come_back_as_they_are_priced() -> None:
         if not isinstance(found, Prediction):
             continue
         case, total = found.case, total + 1
-        own = run_to_row(case.architecture, case.cluster, case.job, case.layout, case.software.stack.name, 1.0)
+        own = run_to_row(Problem(case.architecture, case.cluster, case.job), case.layout, case.software.stack.name, 1.0)
         again = predict_cached(own.row.inputs)
         assert isinstance(again, Prediction)
         exact = again.estimate.step_time_s == pytest.approx(found.estimate.step_time_s, rel=1e-9)
@@ -62,7 +63,7 @@ def test_what_a_row_cannot_say_is_named() -> None:
 def test_the_network_and_the_shape_of_a_machine_are_said() -> None:
     cluster = load_cluster("tpu-v5p:4x4x8")
     job = replace(JOB, loss="streamed")
-    own = run_to_row(load_model("llama-3-8b"), cluster, job, Layout.parse("fsdp=128"), "maxtext", 2.5)
+    own = run_to_row(Problem(load_model("llama-3-8b"), cluster, job), Layout.parse("fsdp=128"), "maxtext", 2.5)
     assert (own.cells["chip"], own.cells["intra_node_link"], own.cells["n_devices"]) == ("tpu-v5p", "4x4x8", "128")
     assert own_row().cells["inter_node_link"] == "400 Gb/s per device"
 
@@ -93,7 +94,7 @@ def test_a_chip_that_the_catalogue_does_not_have() -> None:
     mine = load_cluster("h100:64")
     mine = Cluster(name="mine", chip=replace(mine.chip, name="mine", base=None), topology=mine.topology)
     layout = Layout.parse("fsdp=64")
-    found = run_to_row(load_model("llama-3-8b"), mine, JOB, layout, "megatron", 1.0)
+    found = run_to_row(Problem(load_model("llama-3-8b"), mine, JOB), layout, "megatron", 1.0)
     assert (found.cells["chip"], found.lost_fields) == ("mine", ())
     case = read_case(RowCells(dict(found.cells)), mine)
     assert (case.cluster.chip, case.cluster.topology, case.layout.fsdp) == (mine.chip, mine.topology, 64)

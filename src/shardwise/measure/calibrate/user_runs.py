@@ -54,6 +54,7 @@ from shardwise.measure.calibrate.published_runs.run_table import (
 )
 from shardwise.model import Architecture, Job
 from shardwise.model.architecture import IS_GATED
+from shardwise.price import Problem
 from shardwise.values import InputError, get_precision, parse_quantity
 
 
@@ -82,14 +83,12 @@ class CalibrationRuns(NamedTuple):
     skipped: Counter[str]
 
 
-def run_from_log(
-    name: str, architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, stack: Stack, step_time_s: float
-) -> PricedRun:
+def run_from_log(name: str, problem: Problem, layout: Layout, stack: Stack, step_time_s: float) -> PricedRun:
     """Return a run from its launch and its log, which leave nothing to guess."""
     software = RowSoftware(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
     case = RunCase(
-        architecture=architecture, cluster=without_calibration(cluster), job=job, layout=layout_as_run(stack, layout),
-        software=software, recomputes=(layout.recompute,), approximations=(),
+        architecture=problem.architecture, cluster=without_calibration(problem.cluster), job=problem.job,
+        layout=layout_as_run(stack, layout), software=software, recomputes=(layout.recompute,), approximations=(),
     )  # fmt: skip
     return PricedRun(build_row(1, {"id": name, "dup_group": name}), step_time_s, case)
 
@@ -224,17 +223,24 @@ class RunAsRow:
         return build_row(1, {**self.cells})
 
 
+class MeasuredPeak(NamedTuple):
+    """Peak memory of a device, and how it was measured, as a row's cell says it."""
+
+    num_bytes: float
+    kind: str
+
+
 def run_to_row(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, software: str, step_time_s: float, *,
-    name: str = "", memory_bytes: float | None = None, memory_kind: str = "",
+    problem: Problem, layout: Layout, software: str, step_time_s: float, *, name: str = "", peak: MeasuredPeak | None = None
 ) -> RunAsRow:  # fmt: skip
     """Return a run as a row. `software` is the name of a stack. Raises `InputError` for a run that no row can
     express."""
+    architecture, cluster, job = problem.architecture, problem.cluster, problem.job
     cells = _model_cells(architecture) | _machine_cells(cluster) | _layout_cells(layout) | _job_cells(job, architecture)
     cells |= _format_cells({**cells, "software": software}, job)
     measured = {"id": name or f"{architecture.name} {layout}", "source": "own run", "step_time_s": f"{step_time_s:.9g}"}
-    if memory_bytes is not None:
-        measured |= {"peak_memory_gb": f"{memory_bytes / 1e9:.6g}", "memory_unit": "GB", "memory_kind": memory_kind}
+    if peak is not None:
+        measured |= {"peak_memory_gb": f"{peak.num_bytes / 1e9:.6g}", "memory_unit": "GB", "memory_kind": peak.kind}
     texts = {column: text for column, text in (cells | {"software": software} | measured).items() if text}
     return RunAsRow(texts, tuple(_lost_fields(_read_back(texts, cluster), architecture, job, layout)))
 

@@ -112,6 +112,7 @@ def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
     from shardwise.measure.calibrate.user_runs import run_from_log
     from shardwise.measure.utilisation.measured_run import read_measured_log
     from shardwise.present.cli.ran import ran_files
+    from shardwise.price import Problem
     from shardwise.values import InputError
 
     *what, log = files
@@ -121,8 +122,8 @@ def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
     if ran.layout is None or measured.step_time_s is None:
         raise InputError(f"--run: {log} has no time of a step, and nothing says its batch")
     return run_from_log(
-        log, ran.model, ran.cluster, ran.job, ran.layout, match_stack(ran.software), measured.step_time_s
-    )  # fmt: skip
+        log, Problem(ran.model, ran.cluster, ran.job), ran.layout, match_stack(ran.software), measured.step_time_s
+    )
 
 
 def _out(text: str | None) -> Path | None:

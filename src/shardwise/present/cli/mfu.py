@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
 from shardwise.present.cli.section import Report
@@ -176,21 +176,15 @@ def row_of_run(ran: RunSetup, measured: MeasuredStep, name: str) -> RunAsRow:
     """A measured run as a row. Raises `InputError` where there is no layout or no time of a step."""
     from dataclasses import replace
 
-    from shardwise.measure.calibrate.user_runs import run_to_row
+    from shardwise.measure.calibrate.user_runs import MeasuredPeak, run_to_row
     from shardwise.price import loss_kind
     from shardwise.values import InputError
 
     if ran.layout is None or measured.step_time_s is None:
         raise InputError("row: a run without a layout or the time of a step; --layout, --plan or --launch is required")
     job = replace(ran.job, loss=loss_kind(ran.cluster, ran.job))
-    return run_to_row(
-        ran.model, ran.cluster, job, ran.layout, ran.software, measured.step_time_s, name=name, **_peak(measured)
-    )  # fmt: skip
-
-
-def _peak(measured: MeasuredStep) -> dict[str, Any]:
-    """The memory that a log says, and how it was measured."""
     log = measured.log
-    return {} if log is None or log.memory_bytes is None else {
-        "memory_bytes": log.memory_bytes, "memory_kind": log.format.memory_kind
-    }  # fmt: skip
+    peak = None if log is None or log.memory_bytes is None else MeasuredPeak(log.memory_bytes, log.format.memory_kind)
+    return run_to_row(
+        Problem(ran.model, ran.cluster, job), ran.layout, ran.software, measured.step_time_s, name=name, peak=peak
+    )

@@ -17,7 +17,7 @@ from shardwise.model import model_flops_per_token, num_params
 from shardwise.price import Pricing, Reliability, mfu_format
 from shardwise.price.training_run import checkpoint_bytes, checkpoint_seconds
 from shardwise.records import RunFolder, StepLog, StepRecord, read_log
-from shardwise.records.run_summary import SourceUsage, summarise_run
+from shardwise.records.run_summary import DataSummary, SourceUsage, summarise_run
 from shardwise.records.step_log import (
     EVENT,
     INSPECTED,
@@ -187,11 +187,12 @@ def write_summary(
     text."""
     out, log = settings.out, read_log(settings.out.log)
     write_noise(out, log)
+    data_summary = DataSummary(
+        data.unigram_entropy_nats, data.mean_loss(held_out), _drawn_sources(data, steps, held_out)
+    )
     summary = summarise_run(
-        log, throughput_of(plan, device), log_path=str(out.log), held_out_loss=data.mean_loss(held_out),
-        unigram_entropy_nats=data.unigram_entropy_nats, planned=planned_checkpoints(plan),
-        sources=_drawn_sources(data, steps, held_out),
-    )  # fmt: skip
+        log, throughput_of(plan, device), data_summary, log_path=str(out.log), planned=planned_checkpoints(plan)
+    )
     write_json_atomic(out.summary, summary)
     return summary
 
