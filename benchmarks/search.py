@@ -30,7 +30,7 @@ from shardwise.price import Problem, unit_inputs
 from shardwise.price.derivation_cache import use_derivation_cache
 from shardwise.price.estimate import estimate
 from shardwise.search.vectorised.candidates import factorisations
-from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
+from shardwise.search.vectorised.search_layouts import SearchChecks, SearchResult, search_layouts
 from shardwise.step.collectives import control_collectives
 from shardwise.step.unit_instructions import lower_unit
 
@@ -132,7 +132,9 @@ def largest_difference(samples: int) -> float:
     """Largest relative difference between sampled rows of the search and the scalar path."""
     model, cluster = load_model("llama-3-405b"), load_cluster("h100:16384")
     job = Job(global_batch_tokens=16 * 2**20, seq_len=8192)
-    found = search_layouts(Problem(model, cluster, job), sample=samples, seed=random.Random(0).randrange(2**31)).sampled
+    found = search_layouts(
+        Problem(model, cluster, job), checks=SearchChecks(num_samples=samples, seed=random.Random(0).randrange(2**31))
+    ).sampled
     worst = 0.0
     for row in found:
         scalar = estimate(Problem(model, cluster, job), row.layout)

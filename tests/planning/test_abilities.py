@@ -22,7 +22,7 @@ from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.vectorised.search_layouts import search_layouts
+from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts
 from shardwise.values.errors import InputError
 from shardwise.values.loss_kernels import LOSS_KERNELS
 from shardwise.values.precision import PRECISIONS
@@ -140,7 +140,9 @@ def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, mo
     cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
     job = replace(JOB, loss=stack.loss)
     found = search_layouts(
-        Problem(architecture, cluster, job), choices=Choices().limit_to_stack(stack, architecture, JOB), sample=200
+        Problem(architecture, cluster, job),
+        choices=Choices().limit_to_stack(stack, architecture, JOB),
+        checks=SearchChecks(num_samples=200),
     )
     for row in (*found.best, *found.by_factorisation, *found.sampled):
         assert unsupported_choices(stack, architecture, job, row.layout) == []

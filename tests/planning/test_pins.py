@@ -12,7 +12,7 @@ from shardwise.layout.choices import Choices
 from shardwise.present.cli import main
 from shardwise.price import Problem
 from shardwise.search.vectorised.candidates import build_space
-from shardwise.search.vectorised.search_layouts import search_layouts
+from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts
 from shardwise.values.errors import InputError, NothingFitsError
 
 PLAN = ["plan", "llama-3-8b", "h100:16", "--batch-tokens", "512Ki", "--seq-len", "8192"]
@@ -61,7 +61,7 @@ def test_the_narrowed_search_is_the_part_of_the_whole_that_is_asked_for() -> Non
     pinned = search_layouts(
         Problem(MODEL, CLUSTER, JOB), choices=Choices().with_pins({"tp": 4, "recompute": "none"}, {"pp": 2})
     )
-    every = search_layouts(Problem(MODEL, CLUSTER, JOB), sample=10**9).sampled
+    every = search_layouts(Problem(MODEL, CLUSTER, JOB), checks=SearchChecks(num_samples=10**9)).sampled
     wanted = [r for r in every if r.layout.tp == 4 and r.layout.pp <= 2 and r.layout.recompute == "none"]
     assert len(wanted) == pinned.num_layouts > 100
     fitting = [row.step_time_s for row in wanted if row.memory_bytes <= CLUSTER.chip.memory_bytes]

@@ -53,7 +53,7 @@ def test_a_search_says_how_far_it_is() -> None:
 
 def test_several_clusters_are_told_apart() -> None:
     told = Told()
-    plan_clusters(MODEL, [load_cluster("h100:8"), load_cluster("h200:8")], JOB, progress=told)
+    plan_clusters([Problem(MODEL, load_cluster(name), JOB) for name in ("h100:8", "h200:8")], progress=told)
     assert [stage for stage in told.stages() if "priced" in stage] == [
         "h100:8: layouts priced",
         "h200:8: layouts priced",

@@ -27,7 +27,7 @@ from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.roofline import loss_kind
 from shardwise.search.vectorised.candidates import build_space
-from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
+from shardwise.search.vectorised.search_layouts import SearchChecks, SearchResult, search_layouts
 from shardwise.values.errors import NothingFitsError
 
 SMALL = Architecture(
@@ -173,7 +173,9 @@ def test_rows_equal_the_scalar_estimate(model: str, cluster_name: str, job: Job,
     architecture = {"small": SMALL, "deep": DEEP, "adapted": ADAPTED}.get(model) or load_model(model)
     cluster = load_cluster(cluster_name)
     job = dataclasses.replace(job, overlap=overlap)
-    rows = search_layouts(Problem(architecture, cluster, job), sample=70, seed=len(overlap)).sampled
+    rows = search_layouts(
+        Problem(architecture, cluster, job), checks=SearchChecks(num_samples=70, seed=len(overlap))
+    ).sampled
     assert len(rows) > 40
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.recompute for row in rows} == {"none", "selective", "full"}
@@ -204,7 +206,9 @@ def test_kept_rows_equal_the_scalar_estimate(model: str) -> None:
         recompute=("none", "full"),
         maxima={"pp": 2},
     )
-    found = search_layouts(Problem(architecture, cluster, job), choices=choices, top=8, sample=30)
+    found = search_layouts(
+        Problem(architecture, cluster, job), choices=choices, top=8, checks=SearchChecks(num_samples=30)
+    )
     rows = {row.layout: row for row in (*found.best, *found.pareto, *found.by_factorisation, *found.sampled)}
     assert len(rows) > 30
     for layout, row in part_of(list(rows.items())):
@@ -235,7 +239,9 @@ def test_rows_equal_the_scalar_prediction(
     architecture = {"deep": DEEP}.get(model) or load_model(model)
     plain, cluster = load_cluster(cluster_name), load_cluster(cluster_name, stack=stack)
     job, choices = dataclasses.replace(job, overlap=overlap), dataclasses.replace(Choices(), offload=OFFLOADS)
-    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=60, seed=len(overlap)).sampled
+    rows = search_layouts(
+        Problem(architecture, cluster, job), choices=choices, checks=SearchChecks(num_samples=60, seed=len(overlap))
+    ).sampled
     assert len(rows) > 30
     assert {row.layout.zero_stage for row in rows} == {0, 1, 2, 3}
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
@@ -263,7 +269,9 @@ def test_no_other_mode_is_predicted_to_be_much_faster(stack: str) -> None:
     """Modes are chosen by a layer's own traffic, beside which weights travel: of what shows that decides all but a hundredth."""
     cluster, job = load_cluster("h100:64", stack=stack), Job(global_batch_tokens=2**20, seq_len=8192)
     model, choices = load_model("qwen3-30b-a3b"), dataclasses.replace(Choices(), async_tp=(0, 1))
-    rows = search_layouts(Problem(model, cluster, job), choices=choices, sample=60, seed=3).sampled
+    rows = search_layouts(
+        Problem(model, cluster, job), choices=choices, checks=SearchChecks(num_samples=60, seed=3)
+    ).sampled
     assert any(row.layout.async_tp for row in rows)
     for row in part_of(rows, 6):
         tp, ep = row.layout.tp, row.layout.ep
@@ -297,7 +305,9 @@ def test_rows_with_parts_of_the_layers_and_offload_equal_the_scalar_estimate(
     """Under several recipes, and for stages with fewer layers than are to recompute."""
     architecture = {"small": SMALL, "deep": DEEP}.get(model) or load_model(model)
     cluster, job = load_cluster(cluster_name), dataclasses.replace(job, overlap=overlap)
-    rows = search_layouts(Problem(architecture, cluster, job), choices=POLICIES, sample=60, seed=len(overlap)).sampled
+    rows = search_layouts(
+        Problem(architecture, cluster, job), choices=POLICIES, checks=SearchChecks(num_samples=60, seed=len(overlap))
+    ).sampled
     assert len(rows) > 35
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert {row.layout.recompute for row in rows if row.layout.recompute_layers} == {"selective", "full"}
@@ -333,7 +343,9 @@ def test_rows_of_a_pinned_schedule_equal_the_scalar_estimate(
     in_turn = ("interleaved", "looped_bfs", "interleaved_breadth_first", "interleaved_zb")
     uneven = {"num_virtual_stages": 2} if schedule in in_turn else {}  # alike or not
     choices = Choices().with_pins({"schedule": schedule, **uneven}, {})
-    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=50, seed=len(schedule)).sampled
+    rows = search_layouts(
+        Problem(architecture, cluster, job), choices=choices, checks=SearchChecks(num_samples=50, seed=len(schedule))
+    ).sampled
     assert len(rows) > 30
     assert {row.layout.schedule for row in rows} == {schedule}
     assert schedule == "none" or len({row.layout.pp for row in rows}) > 1
@@ -349,7 +361,9 @@ def test_the_experts_traffic_that_pairs_hide_equals_the_scalar_estimate(schedule
     """It hides beside pairs alone, and tensor parallelism's does not."""
     cluster, job = load_cluster("h100:48"), Job(global_batch_tokens=192 * 1024, seq_len=1024, overlap="per_axis")
     choices = dataclasses.replace(CHOICES, schedule=(schedule,), recompute=("none",))
-    rows = search_layouts(Problem(DEEP, cluster, job), choices=choices, sample=80, seed=3).sampled
+    rows = search_layouts(
+        Problem(DEEP, cluster, job), choices=choices, checks=SearchChecks(num_samples=80, seed=3)
+    ).sampled
     assert any(row.layout.ep > 1 and row.layout.tp > 1 for row in rows)
     for row in part_of(rows, 6):
         scalar = estimate(Problem(DEEP, cluster, job), row.layout)
@@ -374,7 +388,9 @@ def test_rows_of_a_schedule_with_offload_and_parts_of_the_layers_equal_the_scala
     )
     job = Job(global_batch_tokens=192 * 1024, seq_len=1024, precision=precision, overlap=overlap)
     cluster, choices = load_cluster("h100:48"), dataclasses.replace(POLICIES, schedule=(schedule,))
-    rows = search_layouts(Problem(architecture, cluster, job), choices=choices, sample=120, seed=len(schedule)).sampled
+    rows = search_layouts(
+        Problem(architecture, cluster, job), choices=choices, checks=SearchChecks(num_samples=120, seed=len(schedule))
+    ).sampled
     assert {row.layout.offload for row in rows} == set(OFFLOADS)
     assert len({row.layout.recompute_layers for row in rows}) > 2
     for row in part_of(rows):
@@ -397,7 +413,9 @@ def test_memory_of_stages_that_differ_is_that_of_the_fullest(schedule: str) -> N
         Job(global_batch_tokens=2**22, seq_len=4096),
     )
     choices = dataclasses.replace(Choices(), schedule=(schedule,), num_virtual_stages=(1, 2))
-    rows = search_layouts(Problem(model, cluster, job), choices=choices, sample=150, seed=3).sampled
+    rows = search_layouts(
+        Problem(model, cluster, job), choices=choices, checks=SearchChecks(num_samples=150, seed=3)
+    ).sampled
     assert max(row.layout.pp for row in rows) >= 16
     for row in part_of(rows):
         memory_bytes = estimate(Problem(model, cluster, job), row.layout).memory_bytes
@@ -572,7 +590,9 @@ def test_no_other_mode_is_faster(cluster_name: str) -> None:
     """Of the variants of context parallelism, with and without asynchronous tensor parallelism, each row has the fastest."""
     cluster = load_cluster(cluster_name)
     choices = dataclasses.replace(CHOICES, async_tp=(0, 1))
-    rows = search_layouts(Problem(SMALL, cluster, JOB), choices=choices, sample=60, seed=3).sampled
+    rows = search_layouts(
+        Problem(SMALL, cluster, JOB), choices=choices, checks=SearchChecks(num_samples=60, seed=3)
+    ).sampled
     assert {row.layout.cp_variant for row in rows} >= {"all_gather", "zigzag"}
     assert any(row.layout.async_tp for row in rows)
     for row in part_of(rows, 6):

@@ -18,7 +18,7 @@ from shardwise.pipeline.registry import NATURAL
 from shardwise.price import Problem
 from shardwise.search.vectorised import best_rows
 from shardwise.search.vectorised import search_layouts as searching
-from shardwise.search.vectorised.search_layouts import SearchResult, search_layouts
+from shardwise.search.vectorised.search_layouts import SearchChecks, SearchResult, search_layouts
 
 MODELS = (SMALL, DEEP, MIXED, ADAPTED, load_model("llama-3.2-1b"), load_model("gpt-oss-20b"))
 CLUSTERS = (
@@ -59,7 +59,9 @@ def case(seed: int) -> tuple[SearchResult, SearchResult, int]:
         num_timed = sum(timed)
         return (
             bounded,
-            search_layouts(Problem(model, cluster, job), choices=choices, top=top, exhaustive=True),
+            search_layouts(
+                Problem(model, cluster, job), choices=choices, top=top, checks=SearchChecks(exhaustive=True)
+            ),
             num_timed,
         )
 

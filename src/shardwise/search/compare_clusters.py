@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.hardware import Cluster
 from shardwise.hardware.cluster_sizes import iterate_sizes
 from shardwise.layout import Choices
-from shardwise.model import Architecture, Job
 from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
@@ -35,24 +34,26 @@ NUM_TRIES = 4
 
 
 def plan_clusters(
-    architecture: Architecture, clusters: Sequence[Cluster], job: Job, *, limits: Limits | None = None,
-    choices: Choices | None = None, reliability: Reliability | None = None, progress: Progress = ignore_progress,
+    problems: Iterable[Problem], *, limits: Limits | None = None, choices: Choices | None = None,
+    reliability: Reliability | None = None, progress: Progress = ignore_progress,
 ) -> Comparison:  # fmt: skip
-    """Plan a job on each cluster and choose one (`choose_contender`). A cluster on which nothing fits stays, with the reason."""
+    """Plan a job on each cluster and choose one (`choose_contender`). A cluster on which nothing fits stays, with the reason.
+
+    `problems` are those of one job on each of the clusters."""
     limits, contenders = limits or Limits(), []
-    for cluster in clusters:
-        plan, problem = None, None
+    for problem in problems:
+        plan, reason, cluster = None, None, problem.cluster
         try:
             plan = make_plan(
-                Problem(architecture, cluster, job), choices=choices, reliability=reliability,
-                progress=prefix_progress(progress, cluster.name), elsewhere=False,
+                problem, choices=choices, reliability=reliability, progress=prefix_progress(progress, cluster.name),
+                elsewhere=False,
             )  # fmt: skip
         except (NothingFitsError, MissingValueError) as error:
-            problem = str(error)
+            reason = str(error)
         run = plan.run if plan else None
         contenders.append(
             Contender(
-                cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=problem,
+                cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=reason,
                 in_time=limits.in_time(run), within_budget=limits.within_budget(run),
             )
         )  # fmt: skip

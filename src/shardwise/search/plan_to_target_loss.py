@@ -6,13 +6,12 @@ Entry point: `plan_to_loss`. The result also says whether another noise scale wo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from shardwise.batch_size import LossTarget
-from shardwise.hardware import Cluster
 from shardwise.layout import Choices
-from shardwise.model import Architecture, Job
+from shardwise.model import Job
 from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability
 from shardwise.search.compare_clusters import limit_names
 from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
@@ -43,23 +42,35 @@ def batches_around(noise_tokens: float, seq_len: int) -> tuple[int, ...]:
     return tuple(seq_len * 2**exponent for exponent in exponents)
 
 
+@dataclass(frozen=True, slots=True)
+class LossQuestion:
+    """What is asked of a search for a loss: the loss, the batches to try, and what is best.
+
+    `batches` are tokens (default: doublings around the noise scale, `batches_around`). `goal`: "time" (default), or "usd"
+    (default with a deadline)."""
+
+    target: LossTarget
+    batches: tuple[int, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    goal: Goal | None = None
+
+    def batches_for(self, job: Job) -> tuple[int, ...]:
+        """Return the batches to try for a job, in tokens."""
+        return self.batches or batches_around(self.target.noise.tokens, job.seq_len)
+
+
 def plan_to_loss(
-    architecture: Architecture, clusters: Sequence[Cluster], job: Job, target: LossTarget, *, batches: Sequence[int] = (),
-    limits: Limits | None = None, goal: Goal | None = None, choices: Choices | None = None,
+    problems: Iterable[Problem], question: LossQuestion, *, choices: Choices | None = None,
     reliability: Reliability | None = None, progress: Progress = ignore_progress,
 ) -> LossSearch:  # fmt: skip
     """Plan every batch on every cluster, and choose what reaches the loss the soonest, or for the fewest dollars.
 
-    `batches` are tokens (default: doublings around the noise scale, `batches_around`). `goal`: "time" (default), or "usd"
-    (default with a deadline). Of plans whose times a prediction cannot tell apart, the cheaper one is chosen. Raises
-    `NothingFitsError` if no point has a plan."""
-    limits, points = limits or Limits(), []
-    pairs = [
-        (cluster, batch)
-        for cluster in clusters
-        for batch in tuple(batches) or batches_around(target.noise.tokens, job.seq_len)
-    ]
-    for number, (cluster, batch) in enumerate(pairs, 1):
+    `problems` are those of one job on each of the clusters. Of plans whose times a prediction cannot tell apart, the cheaper one
+    is chosen. Raises `NothingFitsError` if no point has a plan."""
+    target, limits, points = question.target, question.limits, []
+    pairs = [(problem, batch) for problem in problems for batch in question.batches_for(problem.job)]
+    for number, (problem, batch) in enumerate(pairs, 1):
+        cluster = problem.cluster
         point = LossPoint(
             cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, batch_tokens=batch
         )
@@ -67,7 +78,7 @@ def plan_to_loss(
             # The run of its job is the one to the loss: days and dollars of a plan file are those that the search compares.
             tokens = None if target.tokens is None else target.tokens_to_loss(batch)
             plan = make_plan(
-                Problem(architecture, cluster, replace(job, global_batch_tokens=batch, tokens=tokens)), choices=choices,
+                replace(problem, job=replace(problem.job, global_batch_tokens=batch, tokens=tokens)), choices=choices,
                 reliability=reliability, elsewhere=False,
                 progress=prefix_progress(
                     progress, f"{number} of {len(pairs)}: {cluster.name}, batch {format_binary(batch)}"
@@ -81,7 +92,7 @@ def plan_to_loss(
         points.append(replace(point, plan=replace(plan, to_loss=target), time=time, within_limits=within_limits))
     if not any(point.plan for point in points):
         raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
-    goal = goal or ("usd" if limits.deadline_s is not None else "time")
+    goal = question.goal or ("usd" if limits.deadline_s is not None else "time")
     search = choose_point(
         LossSearch(target=target, points=tuple(points), limits=limits, goal=goal, chosen=None, reason="")
     )

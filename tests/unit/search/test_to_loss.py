@@ -10,9 +10,9 @@ import shardwise as sw
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.hardware.cluster_sizes import double_cluster
-from shardwise.price import Limits
+from shardwise.price import Limits, Problem
 from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
-from shardwise.search.plan_to_target_loss import batches_around, choose_point, plan_to_loss
+from shardwise.search.plan_to_target_loss import LossQuestion, batches_around, choose_point, plan_to_loss
 from shardwise.values.errors import InputError, NothingFitsError
 
 TARGET = LossTarget(noise=NoiseScale(tokens=2.0**20))
@@ -80,13 +80,12 @@ def test_batches_are_whole_sequences_around_the_noise_scale(noise: float, seq_le
 
 def test_a_better_estimate_of_the_noise_scale_is_weighed() -> None:
     """At another noise scale the plans stay, and the choice among them is that of a search with it."""
-    clusters = [sw.load_cluster("h100:4"), sw.load_cluster("h100:8")]
-    sizes = [2**14, 2**16, 2**18]
-    found = plan_to_loss(
-        MODEL, clusters, JOB, LossTarget(noise=NoiseScale(tokens=2**16, interval90=(2**14, 2**19))), batches=sizes
-    )
+    problems = [Problem(MODEL, sw.load_cluster(name), JOB) for name in ("h100:4", "h100:8")]
+    sizes = (2**14, 2**16, 2**18)
+    target = LossTarget(noise=NoiseScale(tokens=2**16, interval90=(2**14, 2**19)))
+    found = plan_to_loss(problems, LossQuestion(target, sizes))
     for one in found.sensitivity:
-        again = plan_to_loss(MODEL, clusters, JOB, LossTarget(noise=NoiseScale(tokens=one.noise_tokens)), batches=sizes)
+        again = plan_to_loss(problems, LossQuestion(LossTarget(noise=NoiseScale(tokens=one.noise_tokens)), sizes))
         assert again.chosen is not None
         best = again.points[again.chosen]
         assert (one.cluster, one.batch_tokens) == (best.cluster, best.batch_tokens)
@@ -111,8 +110,9 @@ def test_a_cluster_that_does_not_grow_is_said() -> None:
 
 
 def test_where_nothing_fits_every_point_says_why() -> None:
+    problem = Problem(sw.load_model("llama-3-70b"), sw.load_cluster("h100:1"), JOB)
     with pytest.raises(NothingFitsError) as raised:
-        plan_to_loss(sw.load_model("llama-3-70b"), [sw.load_cluster("h100:1")], JOB, TARGET, batches=[2**16, 2**17])
+        plan_to_loss([problem], LossQuestion(TARGET, (2**16, 2**17)))
     assert len(raised.value.problems) == 2
 
 

@@ -102,6 +102,7 @@ def plan_clusters(
     ('h100:8', 'the fastest')
     """
     from shardwise.layout import choices_from_pins
+    from shardwise.price import Problem
     from shardwise.search.compare_clusters import plan_clusters as search_clusters
 
     architecture, what, *several = run_all(
@@ -110,9 +111,8 @@ def plan_clusters(
         *(partial(cluster_of, one, stack) for one in clusters),
     )
     kept = choices_from_pins(pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices)
-    return search_clusters(
-        architecture, several, what, limits=limits, choices=kept, reliability=reliability, progress=progress
-    )
+    problems = [Problem(architecture, cluster, what) for cluster in several]
+    return search_clusters(problems, limits=limits, choices=kept, reliability=reliability, progress=progress)
 
 
 def plan_to_loss(
@@ -140,7 +140,9 @@ def plan_to_loss(
     """
     from shardwise.layout import choices_from_pins, job_for_engine
     from shardwise.present.api.losses import loss_target
+    from shardwise.price import Limits, Problem
     from shardwise.search import default_seq_len
+    from shardwise.search.plan_to_target_loss import LossQuestion
     from shardwise.search.plan_to_target_loss import plan_to_loss as search_to_loss
 
     architecture, *several = run_all(
@@ -153,8 +155,10 @@ def plan_to_loss(
     kept = choices_from_pins(
         pins_of(pins, "pins"), pins_of(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
     )
+    what = job_for_engine(what) if runnable else what
     return search_to_loss(
-        architecture, several, job_for_engine(what) if runnable else what, target, batches=sizes, limits=limits, goal=goal,
+        [Problem(architecture, cluster, what) for cluster in several],
+        LossQuestion(target, tuple(sizes), limits or Limits(), goal),
         choices=kept, reliability=reliability, progress=progress,
     )  # fmt: skip
 

@@ -121,9 +121,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
         _require_within(chosen, limits, choices, progress)
         found: Plan | Comparison = chosen
     else:
-        found = plan_clusters(
-            model, clusters, job, limits=limits, choices=choices, reliability=reliability, progress=progress
-        )
+        problems = [Problem(model, cluster, job) for cluster in clusters]
+        found = plan_clusters(problems, limits=limits, choices=choices, reliability=reliability, progress=progress)
         chosen = _chosen(found, choices, progress)
     if arguments.out:
         dump_plan(chosen, arguments.out)

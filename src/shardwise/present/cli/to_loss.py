@@ -105,12 +105,15 @@ def _searched(
     asked: tuple[Architecture, tuple[Cluster, ...], Job], choices: Choices | None, limits: Limits,
 ) -> LossSearch:  # fmt: skip
     from shardwise.layout import job_for_engine
-    from shardwise.search.plan_to_target_loss import plan_to_loss
+    from shardwise.price import Problem
+    from shardwise.search.plan_to_target_loss import LossQuestion, plan_to_loss
 
     model, clusters, job = asked
+    job = job_for_engine(job) if arguments.runnable else job
     return plan_to_loss(
-        model, clusters, job_for_engine(job) if arguments.runnable else job, target, batches=batches, limits=limits,
-        goal=arguments.minimise, choices=choices, reliability=resolve_reliability(arguments), progress=arguments.progress,
+        [Problem(model, cluster, job) for cluster in clusters],
+        LossQuestion(target, batches, limits, arguments.minimise),
+        choices=choices, reliability=resolve_reliability(arguments), progress=arguments.progress,
     )  # fmt: skip
 
 

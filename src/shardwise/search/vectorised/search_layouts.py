@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,15 +52,29 @@ class _WeightlessState(dict[str, StateCost]):
 WEIGHTLESS = _WeightlessState()
 
 
+class SearchChecks(NamedTuple):
+    """What a check of the search asks of it.
+
+    `exhaustive` prices the time of all layouts, with the same result. About `num_samples` rows are kept at random, in an order
+    that `seed` decides, so that they can be compared with the scalar price.
+    """
+
+    exhaustive: bool = False
+    num_samples: int = 0
+    seed: int = 0
+
+
+NO_CHECKS = SearchChecks()
+
+
 def search_layouts(
-    problem: Problem, *, choices: Choices | None = None, top: int = 64,
-    reserve: float = 0.0, sample: int = 0, seed: int = 0, exhaustive: bool = False, progress: Progress = ignore_progress,
+    problem: Problem, *, choices: Choices | None = None, top: int = 64, reserve: float = 0.0,
+    checks: SearchChecks = NO_CHECKS, progress: Progress = ignore_progress,
 ) -> SearchResult:  # fmt: skip
     """Search the best legal layouts of a job. A layout fits if it leaves the share `reserve` of the memory free.
 
-    The memory of all layouts is priced, the step time only of those that fit and may still be kept by a lower bound;
-    `exhaustive` prices the time of all, with the same result. `sample` keeps about so many rows at random, so that tests can
-    compare them with the scalar price. `cpu_seconds` of the result includes the derivation.
+    The memory of all layouts is priced, the step time only of those that fit and may still be kept by a lower bound.
+    `cpu_seconds` of the result includes the derivation.
 
     Raises `NothingFitsError` if the choices leave no legal layout."""
     started = time.process_time()
@@ -75,8 +89,8 @@ def search_layouts(
         )
     best = BestRows(top, problem.cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
     search = _LayoutSearch(problem, space, best, progress)
-    search.exhaustive = exhaustive
-    search.sample(sample, seed)
+    search.exhaustive = checks.exhaustive
+    search.sample(checks.num_samples, checks.seed)
     search.price_all()
     return search.result(started)
 
