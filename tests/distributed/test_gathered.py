@@ -35,7 +35,7 @@ def layers_at_once(case: Case) -> list[int]:
 
 
 def _whole_layers(engine: TrainingEngine) -> int:
-    layers = {group.group.path for group in engine.groups if group.splits_weights and group.whole}
+    layers = {group.group.path for group in engine.groups if group.splits_weights and group.is_gathered}
     return len({path for path in layers if path.startswith("layers.")})
 
 

@@ -141,7 +141,7 @@ class Case:
     def micro_batches(self, step: int, replica: int, num_replicas: int) -> list[MicroBatch]:
         """One replica's part of each global micro-batch, which are as large for any number of replicas."""
         small = self.small()
-        shared = small if num_replicas == small.layout.num_replicas else small.on_one_device()
+        shared = small if num_replicas == small.layout.num_replicas else small.on_single_device()
         return [to_micro_batch(*arrays) for arrays in shared.micro_batches(step, replica)]
 
 
@@ -285,7 +285,7 @@ def whole_of(ranks: Sequence[Pieces]) -> dict[str, torch.Tensor]:
     """Parameters by name, flat; NaN where no rank has a piece. What several ranks have is alike on all of them."""
     found: dict[str, torch.Tensor] = {}
     for one, values in (piece for rank in ranks for piece in rank):
-        whole = found.setdefault(one.name, torch.full(one.whole, float("nan"), dtype=torch.float64))
+        whole = found.setdefault(one.name, torch.full(one.global_shape, float("nan"), dtype=torch.float64))
         for box, piece in zip(one.boxes(), values.split([box.volume for box in one.boxes()]), strict=True):
             own, before = piece.view(box.lengths).to(torch.float64), whole[box.slices]
             assert bool((before.isnan() | (before == own)).all()), f"{one.name}: copies differ"

@@ -135,7 +135,7 @@ def executed(
     end = program.specs[made.result_name]
     assert not end.partial
     whole = devices.gather_array(made.result_name, end)
-    for coordinate, shard in zip(devices.coordinates, devices.held[made.result_name, end], strict=True):
+    for coordinate, shard in zip(devices.coordinates, devices.live_shards[made.result_name, end], strict=True):
         np.testing.assert_allclose(shard, devices.local_part(whole, end, coordinate), rtol=1e-9, atol=1e-9)
     return whole
 

@@ -59,7 +59,7 @@ def check(
         at: rng.integers(-50, 50, size=shape)
         for at in itertools.product(*(range(mesh.size(a)) for a in before.partial))
     }
-    devices.held["A", before] = [
+    devices.live_shards["A", before] = [
         devices.local_part(summands[tuple(c[a] for a in before.partial)], before, c) for c in devices.coordinates
     ]
     collectives = reshard(before, after)
@@ -77,7 +77,7 @@ def check(
 
 def _check_shards(devices: VirtualDevices, after: Spec, whole: Any, combine: Any) -> None:
     """Where no axis stays partial each shard is a window of the whole; else the shards of a group combine to it."""
-    held = devices.held["A", after]
+    held = devices.live_shards["A", after]
     for group in devices.groups(after.partial):
         window = devices.local_part(whole, after, devices.coordinates[group[0]])
         np.testing.assert_array_equal(combine.reduce([held[device] for device in group]), window)
@@ -145,8 +145,8 @@ def test_axis_order_matters() -> None:
     devices.scatter_array("B", parse_tensor("B[I_YX, J]").spec, rows)
     second = 2  # X = 0, Y = 1, Z = 0
     assert devices.coordinates[second] == {"X": 0, "Y": 1, "Z": 0}
-    assert devices.held["A", parse_tensor("A[I_XY, J]").spec][second][:, 0].tolist() == [2, 3]
-    assert devices.held["B", parse_tensor("B[I_YX, J]").spec][second][:, 0].tolist() == [4, 5]
+    assert devices.live_shards["A", parse_tensor("A[I_XY, J]").spec][second][:, 0].tolist() == [2, 3]
+    assert devices.live_shards["B", parse_tensor("B[I_YX, J]").spec][second][:, 0].tolist() == [4, 5]
 
 
 def test_reshard_refuses_what_no_collective_can_do() -> None:

@@ -70,7 +70,7 @@ def test_a_list_takes_as_long_as_its_longest_path(given: list[TimedInstruction])
     computed = sum(one.seconds for one in given if isinstance(one, TimedKernel))
     assert found.seconds == computed + sum(found.exposed.values())
     waited = {one.transfer for one in given if isinstance(one, WaitTransfer)}
-    assert {found.events[number].what for number in found.trailing} == {
+    assert {found.events[number].work for number in found.trailing} == {
         one.transfer for one in given if isinstance(one, StartTransfer) and one.transfer not in waited
     }
 

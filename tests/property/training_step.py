@@ -222,9 +222,9 @@ class StrictDevices(VirtualDevices):
 
     def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
         known = self.known[id(program)]
-        self.held = {
+        self.live_shards = {
             (name, spec): shards
-            for (name, spec), shards in self.held.items()
+            for (name, spec), shards in self.live_shards.items()
             if (name, spec) in known or name in self.state
         }
         super().follow(program, instructions)
@@ -232,7 +232,7 @@ class StrictDevices(VirtualDevices):
     def get(self, name: str, spec: Spec) -> Any:
         owned = (*spec.sharded_axes, *spec.partial)
         first: dict[tuple[int, ...], Any] = {}
-        for coordinate, shard in zip(self.coordinates, self.held[name, spec], strict=True):
+        for coordinate, shard in zip(self.coordinates, self.live_shards[name, spec], strict=True):
             same = first.setdefault(tuple(coordinate[axis] for axis in owned), shard)
             assert error(shard, same) <= TOLERANCE, f"{name}: devices that should hold the same shard differ"
         return super().get(name, spec)
@@ -332,22 +332,24 @@ class _Chain:
     def micro_batch(self, batch: Mapping[str, Any]) -> None:
         head, _, last = self.links[-1]
         loss = "loss", loss_spec(head)
-        earlier_loss = last.held.get(loss)
-        held = [{g: d.held.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links]
+        earlier_loss = last.live_shards.get(loss)
+        held = [
+            {g: d.live_shards.get((g, u.backward.specs[g])) for g in u.gradients.values()} for u, _, d in self.links
+        ]
         x = None
         for unit, _, devices in self.links:
             program = unit.forward.program
             devices.constants = {name: (program.dims(name), a) for name, a in batch.items() if name in program.inputs}
             if x is not None:
-                devices.held["x", unit.forward.specs["x"]] = x
+                devices.live_shards["x", unit.forward.specs["x"]] = x
             devices.run_instructions(program, self.lists[id(unit)]["forward"])
             (output,) = program.outputs
-            x = devices.held[loss if unit is head else (output, unit.forward.specs[output])]
-        own_loss = last.held[loss]
+            x = devices.live_shards[loss if unit is head else (output, unit.forward.specs[output])]
+        own_loss = last.live_shards[loss]
         dx = [np.ones(()) for _ in range(self.case.mesh.num_devices)]
         for unit, _, devices in reversed(self.links):
             (output,) = unit.forward.program.outputs
-            devices.held[f"d.{output}", unit.forward.specs[output]] = dx
+            devices.live_shards[f"d.{output}", unit.forward.specs[output]] = dx
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
                 assert unit.backward.specs[name] == hidden_spec(self.case.scheme)
@@ -356,8 +358,8 @@ class _Chain:
             for name, shards in earlier.items():
                 key = name, unit.backward.specs[name]
                 if shards is not None:
-                    devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
-        last.held[loss] = (
+                    devices.live_shards[key] = [a + b for a, b in zip(shards, devices.live_shards[key], strict=True)]
+        last.live_shards[loss] = (
             own_loss if earlier_loss is None else [a + b for a, b in zip(earlier_loss, own_loss, strict=True)]
         )
 

@@ -91,15 +91,15 @@ class World:
     rank: int
     size: int
     device: torch.device
-    meeting: Rendezvous | None
+    rendezvous: Rendezvous | None
     transport: Transport
     stage: int = 0
 
 
 def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> World:
-    place, meeting = world.join_world("cpu", timedelta(seconds=recipe.timeout_s))
+    place, rendezvous = world.join_world("cpu", timedelta(seconds=recipe.timeout_s))
     transport = current_transport()
-    return World(transport.rank, transport.size, place, meeting, transport)
+    return World(transport.rank, transport.size, place, rendezvous, transport)
 
 
 class Bigram:

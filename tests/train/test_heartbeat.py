@@ -156,7 +156,7 @@ def test_where_nobody_waits_yet_it_is_said_later() -> None:
 
 def test_of_many_silent_ranks_the_first_few_are_named() -> None:
     watched = Watched()
-    watched.heartbeat.meeting = meeting_of(0, 9)
+    watched.heartbeat.rendezvous = meeting_of(0, 9)
     watched.hear({rank: beat(1) for rank in range(1, 9)})
     with mark_waiting("x"):
         (line,) = watched.pass_s(31)
@@ -203,7 +203,7 @@ def test_a_silent_rank_that_a_request_to_stop_wakes_has_time_to_be_heard(back: b
         for _ in range(4):
             watched.pass_s(10)
         watched.stop.record_signal(signal.SIGTERM)
-        watched.stop.asked_at = watched.now
+        watched.stop.requested_at = watched.now
         watched.pass_s(9)
         assert not watched.codes
         if back:

@@ -35,7 +35,7 @@ def test_the_memory_of_the_fullest_rank_is_kept(
         ]
 
     monkeypatch.setattr(machine_probe, "all_gather_ints", others)
-    world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, meeting=None)
+    world: Any = SimpleNamespace(device=torch.device("cpu"), rank=0, size=3, rendezvous=None)
     folder = RunFolder(tmp_path)
     measuring = machine_probe.RunMeasurement(world, folder, lambda: {"product": 1.0})
     record: Any = SimpleNamespace(step=4)

@@ -149,13 +149,13 @@ def test_loss_and_gradients_are_the_derivations(
     num_batches, num_targets = weights.architecture.num_predict_layers + 1, 3 * SEQS * POSITIONS
     batches = [batch_of(*tokens(weights.architecture, seed)) for seed in range(num_batches)]
     further = iter(batches[1:])
-    monkeypatch.setattr(MicroBatch, "shift_by_one_token", lambda _: next(further))
+    monkeypatch.setattr(MicroBatch, "shift_to_next_token", lambda _: next(further))
     executor = Executor(weights, takes_products=takes_products, prediction_weight=WEIGHT)
     on_way = executor.model.forward(batches[0], num_targets, trains=True)
     executor.model.backward(on_way)
     loss, gradients = judged(weights, batches, num_targets)
-    assert (on_way.loss + sum(on_way.further)).item() == pytest.approx(loss, rel=1e-12)
-    assert len(on_way.further) == weights.architecture.num_predict_layers
+    assert (on_way.loss + sum(on_way.mtp_losses)).item() == pytest.approx(loss, rel=1e-12)
+    assert len(on_way.mtp_losses) == weights.architecture.num_predict_layers
     assert_near(executor.gradients.found, gradients)
 
 
@@ -217,7 +217,7 @@ def test_loss_and_gradients_are_those_of_a_decoder_by_hand(case: str) -> None:
         executor.model.backward(on_way)
         assert on_way.loss.item() == pytest.approx(output.loss.item(), rel=1e-12)
         further = [loss.item() / max(len(output.further), 1) for loss in output.further]
-        assert [loss.item() for loss in on_way.further] == pytest.approx(further, rel=1e-12)
+        assert [loss.item() for loss in on_way.mtp_losses] == pytest.approx(further, rel=1e-12)
         logits = weights.logits(ids, documents)
         torch.testing.assert_close(logits, decoder.logits(ids, documents).detach(), rtol=1e-10, atol=1e-12)
     wanted = {name: one.grad for name, one in decoder.named_parameters() if one.grad is not None}
@@ -337,7 +337,7 @@ def test_further_targets_stay_in_their_documents() -> None:
     )
     batch, found = batch_of(ids, targets, torch.tensor([[0, 1, 1, 1, 2], [0, 0, 0, 0, 0]])), []
     for _ in range(5):
-        batch = batch.shift_by_one_token()
+        batch = batch.shift_to_next_token()
         found.append((batch.ids_BT[0].tolist(), batch.targets_BT.tolist()))
         assert torch.equal(batch.ids_BT[0], batch.ids_BT[1])
         assert batch.documents_BT is not None
@@ -368,7 +368,7 @@ def test_a_part_has_the_further_tokens_of_the_whole() -> None:
         for found, wanted in ((part.ids_BT, whole.ids_BT), (part.targets_BT, whole.targets_BT)):
             for (row, count), (place, _) in zip(rows, own, strict=True):
                 assert torch.equal(found[:, row : row + count], wanted[:, place : place + count])
-        whole, part = whole.shift_by_one_token(), part.shift_by_one_token()
+        whole, part = whole.shift_to_next_token(), part.shift_to_next_token()
     for places in ((3, 4), (8, 2), (11, 2)):
         with pytest.raises(ValueError, match="are required"):
             whole.restrict_to(((0, 5), (4, 4), (9, 3))).rows((places,))

@@ -114,9 +114,9 @@ def test_state_takes_the_bytes_of_the_plan(precision: Precision, architecture: A
 def given_and_resting(engine: TrainingEngine) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     found = {}
     for group in engine.reducer.groups:
-        assert group.given is not None
+        assert group.staging is not None
         for name, member in group.members.items():
-            kept = group.given.scaled[name]
+            kept = group.staging.scaled[name]
             found[name] = kept.to(torch.float32), group.flat.view(group.flat.gradients, member).flatten().clone()
     return found
 
@@ -133,7 +133,7 @@ def test_gradients_are_rounded_before_they_are_added_up() -> None:
     for given, resting in seen.values():
         assert torch.equal(given, resting)
         assert len(given.unique()) <= 2 * 127 + 1
-    assert all(group.given is not None and not group.given.scaled for group in plain.reducer.groups)
+    assert all(group.staging is not None and not group.staging.scaled for group in plain.reducer.groups)
 
 
 def test_of_two_micro_batches_the_sum_is_in_the_format_of_sums() -> None:
@@ -189,7 +189,7 @@ def test_a_scale_has_its_place_among_those_of_other_parts() -> None:
     assert elements is moment.elements
     assert scale is moment.scale
     assert name == "m_scales_of_2x2"
-    assert (where.whole, where.window, where.size) == ((4,), Box((2,), (1,)), 1)
+    assert (where.global_shape, where.window, where.size) == ((4,), Box((2,), (1,)), 1)
 
 
 REFUSED = {

@@ -149,7 +149,7 @@ def tokens_of(layout: str, *, num_seqs: int = 7, step: int = 1, **recipe: Any) -
 def test_replicas_have_together_what_one_process_has() -> None:
     """In micro-batches of three sequences, one for each of three replicas; the last replicas have none of the last."""
     case, parts = tokens_of("dp=3")
-    alone = list(case.on_one_device().micro_batches(1, 0))
+    alone = list(case.on_single_device().micro_batches(1, 0))
     assert [len(ids) for ids, _, _ in alone] == [3, 3, 1]
     assert [[len(ids) for ids, _, _ in part] for part in parts] == [[1, 1, 1], [1, 1, 0], [1, 1, 0]]
     for number, whole in enumerate(alone):

@@ -82,19 +82,19 @@ class NoiseScaleBatches:
     """B = sqrt(lambda · B_noise), decided again after every `every` steps from the current estimate of the noise scale.
 
     All in tokens. `exchange_tokens` is lambda, how many more tokens a step less is worth (`dynamic_batch_tokens`). Batches are
-    multiples of `increment` from `least` to `most`; until there is an estimate they are the smallest. None stands for what the
-    layout needs for one micro-batch of each replica (`least`, `increment`), and for the plan's batch (`most`).
+    multiples of `increment` from `smallest` to `largest`, and `smallest` until there is an estimate. None stands for what the
+    layout needs for one micro-batch of each replica (`smallest`, `increment`), and for the plan's batch (`largest`).
 
     Assumes B_simple, which a run measures, in place of B_noise, as McCandlish et al. 2018 do (isotropic curvature).
 
-    >>> schedule = NoiseScaleBatches(exchange_tokens=1e6, least=1024, most=10**6, increment=1024)
+    >>> schedule = NoiseScaleBatches(exchange_tokens=1e6, smallest=1024, largest=10**6, increment=1024)
     >>> schedule.batch(10_000), schedule.batch(0.0), schedule.batch(10**9)
     (100352, 1024, 999424)
     """
 
     exchange_tokens: float
-    least: int | None = None
-    most: int | None = None
+    smallest: int | None = None
+    largest: int | None = None
     increment: int | None = None
     every: int = DECISION_STEPS
 
@@ -103,29 +103,29 @@ class NoiseScaleBatches:
             raise InputError(
                 f"{SCHEDULE_FLAG}: found lambda={self.exchange_tokens:g}; a number of tokens above 0 is required"
             )
-        if self.least is not None and self.most is not None and self.least > self.most:
+        if self.smallest is not None and self.largest is not None and self.smallest > self.largest:
             raise InputError(
-                f"{SCHEDULE_FLAG}: found from={self.least:,} to={self.most:,}; from at most to is required"
+                f"{SCHEDULE_FLAG}: found from={self.smallest:,} to={self.largest:,}; from at most to is required"
             )
 
     def resolve(self, batch_tokens: int, quantum: int) -> NoiseScaleBatches:
         """Return the schedule with defaults of a plan with batches of `batch_tokens` whose layout runs multiples of `quantum`
         tokens."""
-        max_tokens = batch_tokens if self.most is None else self.most
-        min_tokens = min(quantum, max_tokens) if self.least is None else self.least
-        return replace(self, most=max_tokens, least=min_tokens, increment=self.increment or quantum)
+        max_tokens = batch_tokens if self.largest is None else self.largest
+        min_tokens = min(quantum, max_tokens) if self.smallest is None else self.smallest
+        return replace(self, largest=max_tokens, smallest=min_tokens, increment=self.increment or quantum)
 
     def batch(self, noise_tokens: float) -> int:
         """Return the tokens of the batch at a noise scale; for a resolved schedule."""
-        assert self.least is not None
-        assert self.most is not None
+        assert self.smallest is not None
+        assert self.largest is not None
         assert self.increment is not None
         target = dynamic_batch_tokens(max(noise_tokens, 0.0), self.exchange_tokens)
-        target = min(max(target, self.least), self.most)
+        target = min(max(target, self.smallest), self.largest)
         batch_tokens = round(target / self.increment) * self.increment
-        while batch_tokens > self.most:
+        while batch_tokens > self.largest:
             batch_tokens -= self.increment
-        return max(batch_tokens, self.least)
+        return max(batch_tokens, self.smallest)
 
 
 BatchSchedule = PhasedBatches | LinearBatches | NoiseScaleBatches
@@ -184,7 +184,7 @@ def _parse_linear(fields: Mapping[str, str], label: str) -> BatchSchedule:
 
 def _parse_noise(fields: Mapping[str, str], label: str) -> BatchSchedule:
     exchange = parse_quantity(fields["lambda"], label=f"{label} lambda", unit="")
-    names = {"from": "least", "to": "most", "by": "increment", "every": "every"}
+    names = {"from": "smallest", "to": "largest", "by": "increment", "every": "every"}
     counts = _parse_counts(fields, tuple(names), label)
     return NoiseScaleBatches(
         exchange_tokens=exchange, **dict(zip((names[key] for key in names if key in fields), counts, strict=True))

@@ -15,7 +15,7 @@ from shardwise.values import InputError, parse_quantity, raise_problems
 
 NOISE_FILE = "noise.json"  # of a run's folder: what it measured
 NOISE_SCHEMA = "shardwise.noise/1"
-GIVEN_SOURCE = "given"
+DEFAULT_SOURCE = "given"
 KAPLAN = "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3"
 MAX_TOKENS = 1e15  # far above any; products with it stay finite
 
@@ -32,7 +32,7 @@ class NoiseScale:
 
     tokens: float
     interval90: tuple[float, float] | None = None
-    source: str = GIVEN_SOURCE
+    source: str = DEFAULT_SOURCE
 
     def __post_init__(self) -> None:
         problems = []

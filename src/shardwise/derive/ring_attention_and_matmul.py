@@ -199,12 +199,12 @@ def _group_steps(steps: Sequence[ProgramStep], group: Sequence[ProgramStep], las
     group_ids = {id(step) for step in group}
     leading = [step for step in steps[: last + 1] if id(step) not in group_ids]
     trailing = [step for step in steps[last + 1 :] if id(step) not in group_ids]
-    while leading and trailing and _are_in_one_ring(leading[-1], trailing[0], [*leading, *trailing]):
+    while leading and trailing and _share_ring(leading[-1], trailing[0], [*leading, *trailing]):
         leading.append(trailing.pop(0))
     return [*leading, *group, *trailing]
 
 
-def _are_in_one_ring(first: ProgramStep, second: ProgramStep, steps: Sequence[ProgramStep]) -> bool:
+def _share_ring(first: ProgramStep, second: ProgramStep, steps: Sequence[ProgramStep]) -> bool:
     return any({id(first), id(second)} <= {id(step) for step in ring.steps} for ring in _adjacent_rings(steps))
 
 
@@ -237,8 +237,8 @@ def _is_sum(step: ProgramStep) -> TypeGuard[ComputeStep]:
         return False
     operation = step.operation
     adds = isinstance(operation, Map) and operation.function in FUNCTIONS and FUNCTIONS[operation.function].additive
-    has_one_spec = all(spec == step.placed.outputs[0] for _, spec in step.reads)
-    return (isinstance(operation, Accumulate) or adds) and has_one_spec
+    specs_match = all(spec == step.placed.outputs[0] for _, spec in step.reads)
+    return (isinstance(operation, Accumulate) or adds) and specs_match
 
 
 def _arrives(step: ProgramStep, tensor: TensorInSpec) -> bool:

@@ -98,13 +98,13 @@ def _operand_names(expression: EinsumExpression) -> tuple[str, ...]:
 def _result_name(expression: EinsumExpression, names: Sequence[str]) -> str:
     """Return the name of the result. A single tensor keeps its name if it is only resharded; otherwise `A` becomes `A'`."""
     if len(names) == 1:
-        return _result_name_of_one(expression)
+        return _resharded_name(expression)
     if expression.result is not None:
         return expression.result.name
     return next(name for name in ("C", "Z", "Out", "Result") if name not in names)
 
 
-def _result_name_of_one(expression: EinsumExpression) -> str:
+def _resharded_name(expression: EinsumExpression) -> str:
     (operand,), result = expression.operands, expression.result
     if result is None or result.spec.dims == operand.spec.dims:
         return operand.name

@@ -142,7 +142,7 @@ class _ProgramSharder:
                 self.resting[name] = self.targets.at_first_read[name]
         specs = [self.current_spec(name) for name in operation.inputs]
         placed = operation.propagate_sharding(
-            specs, self.dims, self.targets.use.__contains__, self.wanted_spec(operation)
+            specs, self.dims, self.targets.use.__contains__, self.target_spec(operation)
         )
         if operation.outputs[0] in self.targets.flat_reductions:
             placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
@@ -174,7 +174,7 @@ class _ProgramSharder:
         )
         return spec.gather_axes(cut).with_partial((*cut, *(axis for axis in spec.partial if axis not in cut)))
 
-    def wanted_spec(self, operation: Operation) -> Spec | None:
+    def target_spec(self, operation: Operation) -> Spec | None:
         """Return the spec that a complete gradient is wanted in: its tensor's, where that is used."""
         primal = self.program.tensors[operation.outputs[0]].gradient_of
         if not primal:

@@ -50,7 +50,7 @@ def place_mesh(mesh: Mesh, on: str) -> MeshOnChips:
         chip = load_chip(on)
         topology = build_bare_chip_topology(on, tuple(size for _, size in mesh.axes))
         if isinstance(topology, Torus):
-            cuts = {name: _own_axis_cuts(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
+            cuts = {name: _axis_cuts(i, size, len(mesh.axes)) for i, (name, size) in enumerate(mesh.axes)}
             return MeshOnChips(on, chip, topology, mesh, GroupLinks(topology, cuts))
     else:
         cluster = load_cluster(on)
@@ -67,7 +67,7 @@ def _format_mesh(mesh: Mesh) -> str:
     return ", ".join(f"{name}={size}" for name, size in mesh.axes)
 
 
-def _own_axis_cuts(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
+def _axis_cuts(level: int, size: int, num_levels: int) -> tuple[Cut, ...]:
     return tuple(Cut(size if i == level else 1, 1) for i in range(num_levels))
 
 

@@ -46,7 +46,7 @@ def chip_with_runs(chip: str) -> str | None:
 
 def is_measured(stack: Stack) -> bool:
     """Return True if published runs used the stack itself, not only others of its kind."""
-    return stack.known and stack.name in load_published_fit()["stacks"]
+    return stack.is_known and stack.name in load_published_fit()["stacks"]
 
 
 def constants_with_sources(chip: str, stack: Stack) -> dict[str, FittedConstant]:
@@ -124,7 +124,7 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
         yield f"no published run is of {chip}, which has what is expected of any chip"
     elif similar_chip != chip:
         yield f"no published run is of {chip}, which is taken to be as {similar_chip}"
-    if not stack.known:
+    if not stack.is_known:
         yield f"the stack is not known, and has the defaults of its kind, {stack.kind}: --stack NAME narrows the interval"
     elif not is_measured(stack):
         yield f"no published run is of {stack.name}, which has the defaults of its kind, {stack.kind}"

@@ -155,7 +155,7 @@ class Stack:
     casts: Casts = "everywhere"
     precision: str = DEFAULT_PRECISION
     precision_source: str = ""
-    known: bool = True
+    is_known: bool = True
 
     @property
     def overlaps_gradients(self) -> bool:
@@ -194,7 +194,7 @@ def get_stack(name: str) -> Stack:
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
         casts=entry.get("casts", "everywhere"), precision=_inherited(entry, "precision", DEFAULT_PRECISION),
-        precision_source=_inherited(entry, "precision_source", ""), known=name not in STACK_KINDS,
+        precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS,
     )  # fmt: skip
 
 

@@ -29,8 +29,8 @@ class TableReader:
 
     def add_problem(self, key: str, required: str) -> None:
         """Record that a value is missing or is not what is required."""
-        found_text = f"found {short_repr(self.table[key])}" if key in self.table else "missing"
-        self.problems.append(f"{self.where}: {key}: {found_text}; {required} is required")
+        value_text = f"found {short_repr(self.table[key])}" if key in self.table else "missing"
+        self.problems.append(f"{self.where}: {key}: {value_text}; {required} is required")
 
     def quantity(self, key: str, unit: str | None = None, *, any_size: bool = False) -> float:
         """Read a number or a text such as "96 GB", above 0, in the unit that `key` implies unless one is given.

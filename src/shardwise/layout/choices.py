@@ -119,7 +119,7 @@ class Choices(DegreeLimits):
     runnable: bool = False
     stack: Stack | None = None
     domain: int | None = None
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[ParallelMode, ...]:
         """Return the modes in which the same degrees can run; the search takes the fastest, and of equals the first.
@@ -151,13 +151,13 @@ class Choices(DegreeLimits):
             sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for schedule in self.schedule
         )
-        pinned = {*self.asked, *self.pins}
+        pinned = {*self.requested, *self.pins}
         rules = layout_rules(
             self.stack, equal_stages=has_choice, divisible=self.divisible, runnable=self.runnable,
             domain=None if "async_tp" in pinned else self.domain,
         )  # fmt: skip
         # A stack that is known only by its kind may have what is pinned.
-        knows_pinned = self.stack is None or self.stack.known
+        knows_pinned = self.stack is None or self.stack.is_known
         return (rule for rule in rules if knows_pinned or rule.source != "stack" or pinned.isdisjoint(rule.choices))
 
     @property
@@ -188,13 +188,13 @@ class Choices(DegreeLimits):
         """
         if stack is None or self.runnable:
             return self
-        pinned = {name: getattr(self, name)[0] for name in self.asked}
+        pinned = {name: getattr(self, name)[0] for name in self.requested}
         raise_problems([f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned})])
         defaults = Choices()
         stack_values: Any = {
             name: values
             for name, values in stack_search_values(stack, architecture, job).items()
-            if name not in self.asked and getattr(self, name) == getattr(defaults, name)
+            if name not in self.requested and getattr(self, name) == getattr(defaults, name)
         }
         return replace(self, stack=stack, domain=domain, **stack_values)
 
@@ -216,7 +216,7 @@ class Choices(DegreeLimits):
         return replace(
             self, **searched, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
             maxima={**self.maxima, **{axis: maximum for axis, maximum in maxima.items() if axis in DEGREE_AXES}},
-            asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in DEGREE_AXES)))),
+            requested=tuple(dict.fromkeys((*self.requested, *(name for name in pins if name not in DEGREE_AXES)))),
         )  # fmt: skip
 
 
@@ -334,5 +334,5 @@ def _stack_search_schedules(stack: Stack) -> tuple[str, ...]:
     schedules = stack.abilities.schedules
     natural = {natural_schedule(2, virtual) for virtual in (1, 2)}
     if natural <= set(schedules):
-        return (NATURAL, *(name for name in schedules if SCHEDULES[name].splits_backward and stack.known))
+        return (NATURAL, *(name for name in schedules if SCHEDULES[name].splits_backward and stack.is_known))
     return ("none", *schedules)

@@ -167,7 +167,7 @@ def timeline_payload(timeline: Timeline) -> dict[str, Any]:
         "durations_s": {
             "forward": durations.forward, "input": durations.input, "weight": durations.weight,
             "backward": durations.full_backward,
-            "together": durations.together, "message": durations.message,
+            "together": durations.overlapped, "message": durations.message,
         },
         "makespan_s": timeline.makespan,
         "local_bubble": timeline.local_bubble,

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwise.pipeline.actions import ActionList, bidirectional_placement, slots_from_words, v_placement
-from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule, one_stage_each, two_stages_each
+from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule, single_stage_each, two_stages_each
 from shardwise.values import Value, maximum, minimum, where
 
 
@@ -50,7 +50,7 @@ def dualpipe_other_peaks(p: Value, v: Value, m: Value, stage: Value) -> PeakCand
 
 
 DUALPIPE = Schedule(
-    supports=one_stage_each, actions=dualpipe_actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=dualpipe_bubble_s,
+    supports=single_stage_each, actions=dualpipe_actions, bubble="(p/2 - 1) · (F&B + B - 3W)", bubble_s=dualpipe_bubble_s,
     in_flight=lambda p, v, m, stage: minimum(m, p + 1), other_peaks=dualpipe_other_peaks,
     num_awaiting_weight_grads=lambda p, v, m, stage: minimum(stage, p - 1 - stage) + 1, num_overlapped=lambda p, v, m: m - p - 1,
     min_micro_batches=lambda p, v: 2 * p, requires_min=True, micro_batch_multiple=lambda p, v: 2, splits_backward=True,

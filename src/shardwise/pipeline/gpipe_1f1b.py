@@ -29,7 +29,7 @@ from shardwise.pipeline.schedule import (
     in_flight_afab,
     in_flight_interleaved,
     many_stages_each,
-    one_stage_each,
+    single_stage_each,
 )
 from shardwise.values import InputError, Value, minimum, where
 
@@ -69,7 +69,7 @@ def naive_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limi
 
 
 NAIVE = Schedule(
-    supports=one_stage_each, actions=naive_actions,
+    supports=single_stage_each, actions=naive_actions,
     unpriced_reason="it waits in every micro-batch, and closed forms have what is waited for at the ends of a step",
 )  # fmt: skip
 
@@ -82,7 +82,7 @@ def gpipe_actions(p: int, m: int, v: int = 1, durations: Any = None, memory_limi
 
 
 GPIPE = Schedule(
-    supports=one_stage_each, actions=gpipe_actions, bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v",
+    supports=single_stage_each, actions=gpipe_actions, bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v",
     in_flight=lambda p, v, m, stage: in_flight_afab(m), num_at_end=lambda p, v, m: m,
     aliases=("gpipe",),
 )  # fmt: skip
@@ -97,7 +97,7 @@ def one_f_one_b_actions(
 
 
 ONE_F_ONE_B = Schedule(
-    supports=one_stage_each, actions=one_f_one_b_actions, natural=True,
+    supports=single_stage_each, actions=one_f_one_b_actions, natural=True,
     bubble_s=full_backward_bubble_s, bubble="(p - 1) · (F + B) / v",
     in_flight=in_flight_one_f_one_b, aliases=("pipedream_flush", "one_forward_one_backward"),
 )  # fmt: skip

@@ -102,7 +102,7 @@ class Schedule:
         return self.placement is bidirectional_placement
 
 
-def one_stage_each(p: Value, v: Value) -> Value:
+def single_stage_each(p: Value, v: Value) -> Value:
     """Return True for pipelines with one stage on each rank."""
     return (p > 1) & (v == 1)
 

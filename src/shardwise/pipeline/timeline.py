@@ -36,7 +36,7 @@ class Durations:
     """Seconds of each virtual stage's passes of one micro-batch, and of a message between two ranks.
 
     `forward`, `input` (the backward pass for activations) and `weight` (for weights) are in the model's order.
-    `backward` is the whole backward pass, None: input and weight together. `together` is a stage's forward and whole
+    `backward` is the whole backward pass, None: input and weight together. `overlapped` is a stage's forward and whole
     backward pass at the same time, None: their sum; a pair of two stages takes the mean of theirs. `message`: from the
     end of a pass until the next rank may use its output; the sending rank goes on meanwhile. Raises `InputError`.
     """
@@ -45,7 +45,7 @@ class Durations:
     input: StageSeconds
     weight: StageSeconds
     backward: StageSeconds | None = None
-    together: StageSeconds | None = None
+    overlapped: StageSeconds | None = None
     message: float = 0.0
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Durations:
             "weight": self.weight,
             "message": (self.message,),
         }
-        seconds_by_name |= {"backward": self.backward or (), "together": self.together or ()}
+        seconds_by_name |= {"backward": self.backward or (), "together": self.overlapped or ()}
         problems = [
             f"durations: {name} is {value!r}; a finite number of seconds, at least 0, is required"
             for name, values in seconds_by_name.items()
@@ -78,7 +78,7 @@ class Durations:
             forward=(times.forward_s / v,) * num_stages,
             input=(times.input_s / v,) * num_stages,
             weight=(times.weight_s / v,) * num_stages,
-            together=None if times.together_s is None else (times.together_s / v,) * num_stages,
+            overlapped=None if times.together_s is None else (times.together_s / v,) * num_stages,
             message=times.message_s,
         )
 
@@ -106,8 +106,8 @@ class Durations:
 
     def pair_seconds(self, slot: Slot) -> float:
         """Return the seconds of a forward and a backward pass that run together."""
-        if self.together is not None:
-            return sum(self.together[action.stage] for action in slot) / len(slot)
+        if self.overlapped is not None:
+            return sum(self.overlapped[action.stage] for action in slot) / len(slot)
         by_kind = self.by_kind()
         return sum(by_kind[action.kind][action.stage] for action in slot)
 

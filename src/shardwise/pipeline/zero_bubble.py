@@ -28,7 +28,7 @@ from shardwise.pipeline.schedule import (
     PeakCandidates,
     Schedule,
     many_stages_each,
-    one_stage_each,
+    single_stage_each,
     two_stages_each,
 )
 from shardwise.values import Value, maximum, minimum, where
@@ -46,7 +46,7 @@ def zb_h1_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
 
 
 ZB_H1 = Schedule(
-    supports=one_stage_each, actions=zb_h1_actions, bubble="(p - 1) · (F + B - 2W)", bubble_s=zb_h1_bubble_s,
+    supports=single_stage_each, actions=zb_h1_actions, bubble="(p - 1) · (F + B - 2W)", bubble_s=zb_h1_bubble_s,
     in_flight=lambda p, v, m, stage: minimum(m, p), num_awaiting_weight_grads=lambda p, v, m, stage: minimum(m, stage),
     min_micro_batches=lambda p, v: p, splits_backward=True, aliases=("zb-h1", "zb1p"),
 )  # fmt: skip
@@ -64,7 +64,7 @@ def zb_h2_bubble_s(p: Value, v: Value, m: Value, passes: PassSeconds) -> Value:
 
 
 ZB_H2 = Schedule(
-    supports=one_stage_each, actions=zb_h2_actions, bubble="(p - 1) · (F + B - 3W)", bubble_s=zb_h2_bubble_s,
+    supports=single_stage_each, actions=zb_h2_actions, bubble="(p - 1) · (F + B - 3W)", bubble_s=zb_h2_bubble_s,
     in_flight=lambda p, v, m, stage: minimum(m, 2 * p - 1),
     num_awaiting_weight_grads=lambda p, v, m, stage: minimum(m, 2 * stage),
     min_micro_batches=lambda p, v: 2 * p - 1, splits_backward=True, aliases=("zb-h2", "zb2p"),

@@ -33,7 +33,7 @@ from shardwise.pipeline.actions import (
     Slot,
     loop_placement,
 )
-from shardwise.pipeline.schedule import Schedule, one_stage_each
+from shardwise.pipeline.schedule import Schedule, single_stage_each
 from shardwise.pipeline.timeline import Durations, Timeline, peak_in_flight, play_actions
 from shardwise.values import InputError
 
@@ -75,7 +75,7 @@ def _candidate_orders(p: int, m: int, durations: Durations, max_in_flight: int) 
 
 
 ZB_AUTO = Schedule(
-    supports=one_stage_each, actions=zb_auto_actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
+    supports=single_stage_each, actions=zb_auto_actions, splits_backward=True, aliases=("zero_bubble", "zb_heuristic"),
     unpriced_reason="its order is made for seconds and memory that are given, and a layout is neither",
 )  # fmt: skip
 

@@ -156,7 +156,7 @@ class Interner:
     """Makes equal parts of values one object: evaluated once, compared by identity, and written to a pickle once."""
 
     def __init__(self) -> None:
-        self.known: dict[Hashable, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
         self.names: dict[type, tuple[str, ...] | None] = {}  # the fields of a kind of dataclass; None: of another type
 
     def of(self, value: T) -> T:
@@ -170,8 +170,8 @@ class Interner:
         if id(value) in interned_by_id:
             return interned_by_id[id(value)]
         kind = type(value)
-        if kind in BY_VALUE and (kind, value) in self.known:
-            return self.known[kind, value]
+        if kind in BY_VALUE and (kind, value) in self.cache:
+            return self.cache[kind, value]
         if kind not in self.names:
             self.names[kind] = tuple(getattr(kind, "__dataclass_fields__", ())) or None
         names = self.names[kind]
@@ -182,14 +182,14 @@ class Interner:
         elif isinstance(value, dict):
             parts = [self._of(part, interned_by_id) for item in value.items() for part in item]
         else:
-            return self.known.setdefault((kind, value), value)
+            return self.cache.setdefault((kind, value), value)
         # parts are shared already, so that their identities tell whether the whole is
         key = (kind, *map(id, parts))
-        interned = self.known.get(key)
+        interned = self.cache.get(key)
         if interned is None:
-            interned = self.known[key] = _rebuild(kind, names, parts)
+            interned = self.cache[key] = _rebuild(kind, names, parts)
         if kind in BY_VALUE:
-            self.known[kind, interned] = interned
+            self.cache[kind, interned] = interned
         interned_by_id[id(value)] = interned
         return interned
 

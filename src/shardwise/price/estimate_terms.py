@@ -70,7 +70,7 @@ class TermRule(NamedTuple, Generic[Record]):
     appear in the formula as inputs; their own inputs are then not the term's.
     """
 
-    words: str
+    description: str
     formula: ContextText
     source: ContextText
     value: Callable[[Record], Value]
@@ -98,11 +98,12 @@ class TermRules(Generic[Record]):
         value = float(rule.value(recorder.copy(record, input_properties=rule.input_properties)))
         reads = [read for read in rule.derived(expressions) if read.polynomial]
         return Term(
-            name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.words,
+            name=f"{self.tree}.{name}", value=value, unit=self.unit, words=rule.description,
             formula=_resolve_text(rule.formula, context), source=_resolve_text(rule.source, context),
             inputs=tuple(recorder.inputs.values()),
             derived=tuple(
-                DerivedExpression(what=r.what, expression=str(r.polynomial), value=expressions.value(r.polynomial)) for r in reads
+                DerivedExpression(what=r.meaning, expression=str(r.polynomial), value=expressions.value(r.polynomial))
+                for r in reads
             ),
             symbols=expressions.symbols(read.polynomial for read in reads),
         )  # fmt: skip

@@ -165,15 +165,15 @@ class _ProductPricer:
         self.expression, self.on = expression, chips
         self.width = bytes_per_element(expression.dtype)
         self.values = SymbolValues({**expression.sizes, **dict(expression.mesh.axes)})
-        self.known: dict[tuple[CollectiveKind, Axes, float], tuple[float, float]] = {}
+        self.cache: dict[tuple[CollectiveKind, Axes, float], tuple[float, float]] = {}
 
     def collective(self, kind: CollectiveKind, axes: Axes, payload: float) -> tuple[float, float]:
         """Return the bytes received by one device, and the seconds (0 without a chip)."""
         key = (kind, axes, payload)
-        if key not in self.known:
+        if key not in self.cache:
             moved = received_elements(kind, axes, constant(payload)).evaluate(self.values) * self.width
-            self.known[key] = moved, self.seconds(kind, axes, payload * self.width)
-        return self.known[key]
+            self.cache[key] = moved, self.seconds(kind, axes, payload * self.width)
+        return self.cache[key]
 
     def seconds(self, kind: CollectiveKind, axes: Axes, payload_bytes: float) -> float:
         if self.on is None:

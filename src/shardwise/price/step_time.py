@@ -184,9 +184,9 @@ class StageStep:
         return total
 
 
-def _with_host_copies(own_s: Value, host_s: Value) -> Value:
+def _with_host_copies(span_s: Value, host_s: Value) -> Value:
     """Return the seconds of a span with host transfers beside all of it: the longer of the two.
 
     PCIe is full-duplex, so those of a forward and a backward pass that run together do not add up.
     """
-    return own_s if isinstance(host_s, float) and host_s == 0.0 else maximum(own_s, host_s)
+    return span_s if isinstance(host_s, float) and host_s == 0.0 else maximum(span_s, host_s)

@@ -66,7 +66,7 @@ class SavedTensors:
     def __init__(self, unit: ShardedUnit, operands: Iterable[ProductOperand]) -> None:
         self.unit, self.phases = unit, unit.phases()
         self.orders = {operand.name: len(operand.orders) for operand in operands if not operand.is_forward}
-        self._known: dict[str, tuple[Role, int, bool]] = {}
+        self._cache: dict[str, tuple[Role, int, bool]] = {}
 
     def saved(self, tensors: Iterable[tuple[str, Spec]]) -> tuple[SavedElements, ...]:
         """Return the elements of some tensors; those that are saved alike are summed."""
@@ -78,13 +78,13 @@ class SavedTensors:
 
     def saving_key(self, name: str) -> tuple[Role, int, bool]:
         """Return the role, the number of orders of dims, and whether anything but products reads it."""
-        if name not in self._known:
+        if name not in self._cache:
             unit, role = self.unit, self.unit.tensors[name].role
             by_products, also = False, True
             if name in unit.forward.program.tensors:
                 by_products, also = saved_tensor_readers(self.phases, unit.tensors, name)
-            self._known[name] = role, self.orders[name] if by_products else 0, also or not by_products
-        return self._known[name]
+            self._cache[name] = role, self.orders[name] if by_products else 0, also or not by_products
+        return self._cache[name]
 
 
 def weight_grad_inputs(unit: ShardedUnit, kernels: Iterable[Kernel]) -> tuple[SavedElements, ...]:
@@ -112,7 +112,7 @@ class TensorFormats:
     def __init__(self, precision: Precision, optimizer: Optimizer | None = None) -> None:
         self.precision, self.optimizer = precision, optimizer or get_optimizer(DEFAULT_OPTIMIZER)
         self.roles = bytes_by_role(precision, self.optimizer)
-        self._known: dict[tuple[bool, bool], Mapping[Role, float]] = {}
+        self._cache: dict[tuple[bool, bool], Mapping[Role, float]] = {}
 
     def product_rate_format(self, kernel: Kernel) -> str:
         """Return the format that a kernel's FLOPs run in."""
@@ -225,10 +225,10 @@ class TensorFormats:
 
     def _roles(self, products: ProductOperands, phase: str) -> Mapping[Role, float]:
         key = products.narrow, phase == "update"
-        if key not in self._known:
+        if key not in self._cache:
             weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
-            self._known[key] = {**self.roles, Role.WEIGHT: weight}
-        return self._known[key]
+            self._cache[key] = {**self.roles, Role.WEIGHT: weight}
+        return self._cache[key]
 
 
 def elements_with_role(saved: Sequence[SavedElements], role: Role) -> Polynomial:

@@ -79,12 +79,12 @@ class InputRecorder:
 
         # A subclass made here intercepts every attribute, so methods of the record read the notes as well. `given` cached
         # properties are returned as they are, without running: their own inputs are not noted.
-        def taken(copied: Any, name: str) -> Any:
+        def read_attribute(copied: Any, name: str) -> Any:
             if name in recorded_fields:
                 return self.note(values[name], recorded_fields[name])
             return super(recording_type, copied).__getattribute__(name)
 
-        recording_type: Any = type(kind.__name__, (kind,), {"__getattribute__": taken})
+        recording_type: Any = type(kind.__name__, (kind,), {"__getattribute__": read_attribute})
         field_values = {name: values[name] for name in _names(record)}
         copied: Record = (
             recording_type(*field_values.values()) if isinstance(record, tuple) else recording_type(**field_values)
@@ -111,16 +111,16 @@ class _RecordedMapping(Mapping[Any, Any]):
     """A mapping whose items are a function of each item and its key."""
 
     def __init__(self, mapping: Mapping[Any, Any], item: Callable[[Any, str], Any]) -> None:
-        self.of, self.item = mapping, item
+        self.mapping, self.item = mapping, item
 
     def __getitem__(self, key: Any) -> Any:
-        return self.item(self.of[key], key)
+        return self.item(self.mapping[key], key)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.of)
+        return iter(self.mapping)
 
     def __len__(self) -> int:
-        return len(self.of)
+        return len(self.mapping)
 
 
 def read_numbers(record: tuple[Any, ...]) -> tuple[TermInput, ...]:
@@ -158,7 +158,7 @@ PARTIAL_STATE = {"apart": "elements of no matrices", "factors": "numbers of rows
 class UnitExpression(NamedTuple):
     """Elements or FLOPs of one unit on one device, counted once."""
 
-    what: str
+    meaning: str
     polynomial: Polynomial
 
 

@@ -71,14 +71,14 @@ class ConditionalTensor(NamedTuple):
 class LiveSetSizes(NamedTuple):
     """Live tensors of a node, with sizes as expressions.
 
-    `gradients` are elements of weight gradients in flight, `has_made_weight_grads`: some were made by then;
+    `gradients` are elements of weight gradients in flight, `has_weight_grads`: some were made by then;
     `score_bytes`: bytes of each attention score, where scores are written to memory.
     """
 
     tensors: tuple[SavedElements, ...]
     conditional: tuple[ConditionalTensor, ...]
     gradients: Polynomial
-    has_made_weight_grads: bool
+    has_weight_grads: bool
     score_bytes: float
 
 
@@ -107,7 +107,7 @@ def _live_set_sizes(moment: LiveSet, keys: SavedTensors) -> LiveSetSizes:
     )
     gradients = sum_polynomials(spec.local_elements() for spec in moment.gradients)
     return LiveSetSizes(
-        tensors, conditional, gradients, moment.has_made_weight_grads,
+        tensors, conditional, gradients, moment.has_weight_grads,
         SAVED_SCORE_BYTES * moment.scores + SCORE_GRADIENT_BYTES * moment.gradient_of_scores,
     )  # fmt: skip
 
@@ -120,7 +120,7 @@ def _dominates(larger: LiveSetSizes, smaller: LiveSetSizes) -> bool:
 
 def _coefficients(sizes: LiveSetSizes) -> Mapping[object, float]:
     """Return the coefficients of a live set's sizes, by what they multiply."""
-    coefficients: dict[object, float] = {"scores": sizes.score_bytes, "makes": sizes.has_made_weight_grads}
+    coefficients: dict[object, float] = {"scores": sizes.score_bytes, "makes": sizes.has_weight_grads}
     coefficients |= {monomial.factors: monomial.coefficient for monomial in sizes.gradients.monomials}
     for saved, over, rows in (*((tensor, (), None) for tensor in sizes.tensors), *sizes.conditional):
         kind = saved._replace(elements=Polynomial()), over, rows
@@ -198,8 +198,8 @@ def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
         passing = sum_polynomials(elements for name, elements in used.items() if "E" not in dims[name])
         gathers = bool(group.sync.gather)
         matrix_elements = sum_polynomials(elements for name, elements in used.items() if name in matrices)
-        own_factors = (name for name in factors if name in update.inputs and owning_weight(name) in used)
-        specs = (state_resting_spec(unit.scheme, dims[owning_weight(name)], update.dims(name)) for name in own_factors)
+        used_factors = (name for name in factors if name in update.inputs and owning_weight(name) in used)
+        specs = (state_resting_spec(unit.scheme, dims[owning_weight(name)], update.dims(name)) for name in used_factors)
         factor_elements = sum_polynomials(spec.local_elements() for spec in specs)
         cast = sum_polynomials(elements for name, elements in used.items() if name in narrow)
         steps = tuple(flops.get(name, ZERO) for name in group.array_weights) if flops and group.trained else ()

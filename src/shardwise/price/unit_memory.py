@@ -95,7 +95,7 @@ class UnitMemory:
         if self.loss.stepwise:
             scores = self.written_scores(self.parts(scheme, name), values)
             live_sets = unit_live_sets(scheme, name, self.policy)
-            candidates = [live_set for live_set in live_sets if live_set.has_made_weight_grads or not making]
+            candidates = [live_set for live_set in live_sets if live_set.has_weight_grads or not making]
             return peak_workspace_bytes(candidates, self.formats, scores, values, zero_stage=scheme.zero_stage)
         plain = self.parts(scheme.with_recompute("none"), name)
         unrecomputed = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)

@@ -50,7 +50,7 @@ class TrainingDtypes:
     @property
     def scales_loss(self) -> bool:
         """True if the loss is scaled: gradients are computed or accumulated in fp16, in which small ones underflow."""
-        return torch.float16 in (self.activations, self.held)
+        return torch.float16 in (self.activations, self.stored_gradients)
 
     @property
     def scales_moments(self) -> bool:
@@ -59,7 +59,7 @@ class TrainingDtypes:
         return 1 in (self.moments.itemsize, self.squares.itemsize)
 
     @property
-    def held(self) -> torch.dtype:
+    def stored_gradients(self) -> torch.dtype:
         """The dtype in which gradients are stored between micro-batches."""
         return self.accumulated or self.gradients
 

@@ -37,7 +37,7 @@ def plan_layout(
     stack = stack_of(problem.cluster)
     layout = fit_recompute_budget(problem, layout_as_run(stack, layout))
     priced = estimate(problem, layout)
-    unsupported = unsupported_choices(stack, architecture, job, layout) if stack and stack.known else []
+    unsupported = unsupported_choices(stack, architecture, job, layout) if stack and stack.is_known else []
     priced = replace(priced, notes=(*priced.notes, *unsupported))
     return assemble_plan(problem, layout, priced, reliability)
 

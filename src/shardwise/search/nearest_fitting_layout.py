@@ -30,7 +30,7 @@ UNPINNABLE_FIELDS = ("etp", "layers_per_stage", "placement")  # fields of a layo
 STAGE_FIELDS = ("num_virtual_stages", "schedule")  # what layers per stage decide together with
 
 
-def complete_layout(problem: Problem, given_fields: Mapping[str, Any]) -> Layout:
+def complete_layout(problem: Problem, fixed_fields: Mapping[str, Any]) -> Layout:
     """Return the fastest layout with some fields given; if none of them fits, the one with the least memory.
 
     Degrees that are left out are 1 if the given ones multiply to the number of devices. If no legal layout has the given
@@ -43,14 +43,14 @@ def complete_layout(problem: Problem, given_fields: Mapping[str, Any]) -> Layout
     >>> (layout.tp, layout.fsdp, layout.pp), layout.micro_batch_seqs > 1
     ((4, 4, 1), True)
     """
-    pins = {name: value for name, value in given_fields.items() if name in PINNABLE_CHOICES and value is not None}
-    if prod(given_fields.get(axis, 1) for axis in FACTORISED_AXES) == problem.cluster.num_devices:
+    pins = {name: value for name, value in fixed_fields.items() if name in PINNABLE_CHOICES and value is not None}
+    if prod(fixed_fields.get(axis, 1) for axis in FACTORISED_AXES) == problem.cluster.num_devices:
         pins = {**dict.fromkeys(FACTORISED_AXES, 1), **pins}
-    if "layers_per_stage" in given_fields:
-        pins = {**{name: getattr(layout_from_fields(given_fields), name) for name in STAGE_FIELDS}, **pins}
+    if "layers_per_stage" in fixed_fields:
+        pins = {**{name: getattr(layout_from_fields(fixed_fields), name) for name in STAGE_FIELDS}, **pins}
     fastest = _search_within_pins(problem, pins)
-    layout = layout_from_fields(given_fields) if fastest is None else replace(fastest, placement=None)
-    unpinnable = {name: given_fields[name] for name in UNPINNABLE_FIELDS if name in given_fields}
+    layout = layout_from_fields(fixed_fields) if fastest is None else replace(fastest, placement=None)
+    unpinnable = {name: fixed_fields[name] for name in UNPINNABLE_FIELDS if name in fixed_fields}
     return layout_as_run(stack_of(problem.cluster), replace(layout, **unpinnable))
 
 
@@ -71,9 +71,9 @@ def _search_within_pins(problem: Problem, pins: Mapping[str, Any]) -> Layout | N
     return result.best[0].layout if result.best else result.least_memory.layout
 
 
-def added_fields_text(layout: Layout, given_fields: Mapping[str, Any]) -> str:
+def added_fields_text(layout: Layout, fixed_fields: Mapping[str, Any]) -> str:
     """Return the fields of a completed layout that were not given, as its text writes them."""
-    return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in given_fields)
+    return " ".join(word for word in str(layout).split() if word.partition("=")[0] not in fixed_fields)
 
 
 def find_nearest_fitting(problem: Problem, layout: Layout, progress: Progress = ignore_progress) -> Layout | None:

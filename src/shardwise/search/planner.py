@@ -143,10 +143,10 @@ def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str |
 
     None if the gain is within `RESOLUTION`, and for a stack that is known only by its kind."""
     stack = stack_of(plan.cluster)
-    if stack is None or not stack.known or choices.runnable:
+    if stack is None or not stack.is_known or choices.runnable:
         return None
     progress("what another stack could run")
-    if choices.schedule == Choices().schedule and "schedule" not in choices.asked:
+    if choices.schedule == Choices().schedule and "schedule" not in choices.requested:
         choices = replace(
             choices, schedule=(NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.splits_backward))
         )

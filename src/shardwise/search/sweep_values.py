@@ -143,7 +143,7 @@ def _parse_range(text: str, name: str, label: str) -> Iterator[int]:
     increment = _parse_step(step, label)
     minimum = 0 if name == "zero_stage" and not multiplied else 1
     low, high = (parse_count(end, label=label, minimum=minimum) for end in (first, last))
-    _require_one_kind(first, last, label)
+    _require_same_kind(first, last, label)
     if low > high:
         raise InputError(f"{label}: found {text!r}, which goes down; {last}:{first}:{step} is required")
     yield from itertools.takewhile(lambda value: value <= high, _range_counts(low, increment, multiplied))
@@ -175,7 +175,7 @@ def _range_counts(low: int, increment: int, multiplied: bool) -> Iterator[int]:
         value = value * increment if multiplied else value + increment
 
 
-def _require_one_kind(first: str, last: str, label: str) -> None:
+def _require_same_kind(first: str, last: str, label: str) -> None:
     """Raise for a range from a binary to a decimal unit, or the reverse: no step leads from one to the other."""
     with_unit = [end for end in (first, last) if end[-1].isalpha()]
     binary = [end for end in with_unit if end.endswith("i")]

@@ -71,8 +71,8 @@ def received_elements(kind: CollectiveKind, axes: Axes, payload: Polynomial) -> 
         return Polynomial()
     if kind in (CollectiveKind.SEND_RECV, CollectiveKind.RECEIVE, CollectiveKind.PERMUTE):
         return payload
-    own_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
-    return (payload + own_share * -1.0) * (2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0)
+    local_share = payload * Polynomial((Monomial(1.0, tuple((axis, -1) for axis in sorted(axes))),))
+    return (payload + local_share * -1.0) * (2.0 if kind is CollectiveKind.ALL_REDUCE else 1.0)
 
 
 ROWS = "rows"

@@ -83,13 +83,13 @@ def before_and_after(step: CollectiveStep) -> tuple[ShardedTensor, ShardedTensor
 class FreeTensors:
     """Release tensors that no later instruction reads."""
 
-    held: tuple[ShardedTensor, ...]
+    sharded_tensors: tuple[ShardedTensor, ...]
     stream: ClassVar[str] = COMPUTE
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """Names of the tensors, each once."""
-        return tuple(dict.fromkeys(tensor.name for tensor in self.held))
+        return tuple(dict.fromkeys(tensor.name for tensor in self.sharded_tensors))
 
 
 class InstructionId(NamedTuple):

@@ -49,13 +49,13 @@ class LiveSet(NamedTuple):
     """Tensors that are live at one node of a backward pass.
 
     `gradients` are the shardings of weight gradients that the node makes, before they are scattered;
-    `has_made_weight_grads`: this node or an earlier one made some. `scores`: attention's scores are live, where they
+    `has_weight_grads`: this node or an earlier one made some. `scores`: attention's scores are live, where they
     are written to memory; `gradient_of_scores`: so is their gradient.
     """
 
     parts: tuple[LiveTensor, ...]
     gradients: tuple[Spec, ...]
-    has_made_weight_grads: bool
+    has_weight_grads: bool
     scores: bool
     gradient_of_scores: bool
 

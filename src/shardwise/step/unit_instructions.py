@@ -165,8 +165,8 @@ class _CollectivePlacement:
     def instructions(self, unplaced: Sequence[UnitCollective]) -> Iterator[Instruction]:
         """Yield the steps, with each collective that has no position among them started once its payload is made."""
         pending_results = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
-        held_back = list(unplaced)
-        yield from self.start_ready(held_back, pending_results)
+        pending = list(unplaced)
+        yield from self.start_ready(pending, pending_results)
         for step in self.steps:
             if isinstance(step, UnitCollective):
                 yield from self.start(step)
@@ -178,14 +178,14 @@ class _CollectivePlacement:
             yield from self.wait(step.reads)
             yield KernelLaunch(step)
             pending_results -= set(step.outputs)
-            yield from self.start_ready(held_back, pending_results)
+            yield from self.start_ready(pending, pending_results)
         yield from (WaitCollective(collective) for collective in self.moving)
 
-    def start_ready(self, held_back: list[UnitCollective], pending_results: set[str]) -> Iterator[Instruction]:
+    def start_ready(self, pending: list[UnitCollective], pending_results: set[str]) -> Iterator[Instruction]:
         """Start the collectives held back whose payload is complete."""
-        for collective in list(held_back):
+        for collective in list(pending):
             if pending_results.isdisjoint(payload_tensors(self.unit, collective)):
-                held_back.remove(collective)
+                pending.remove(collective)
                 yield from self.start(collective)
 
     def start(self, collective: UnitCollective) -> Iterator[Instruction]:

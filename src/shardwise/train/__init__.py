@@ -159,7 +159,7 @@ def build_components() -> RunComponents:
     def join(plan: Plan, recipe: TrainingRecipe, device: Device) -> RankGroup:
         timeout = timedelta(seconds=recipe.timeout_s)
         place, rendezvous = world.join_world(device, timeout)
-        return world.World(engine_instance(plan, recipe).mesh, place, meeting=rendezvous, timeout=timeout)
+        return world.World(engine_instance(plan, recipe).mesh, place, rendezvous=rendezvous, timeout=timeout)
 
     def checkpoints(folder: Path, recipe: TrainingRecipe) -> CheckpointStore:
         return Checkpointer(

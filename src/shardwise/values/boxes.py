@@ -40,10 +40,10 @@ class Box:
             for start, length, size in zip(self.offsets, self.lengths, shape, strict=True)
         )
 
-    def intersection(self, other: Box) -> Box | None:
+    def intersection(self, box: Box) -> Box | None:
         """Return the box that two boxes share, or None if they share no element."""
         starts, lengths = [], []
-        for a, m, b, n in zip(self.offsets, self.lengths, other.offsets, other.lengths, strict=True):
+        for a, m, b, n in zip(self.offsets, self.lengths, box.offsets, box.lengths, strict=True):
             start, stop = max(a, b), min(a + m, b + n)
             if start >= stop:
                 return None

@@ -11,19 +11,19 @@ from shardwise.values.errors import lookup
 class LossKernel(NamedTuple):
     """Kind of cross-entropy kernel: peak bytes per logit, for bf16 logits.
 
-    `in_one_format`: all these bytes are in the logits' own format, so that they double in fp32. `stepwise`: the engine runs
+    `in_logits_format`: all these bytes are in the logits' own format, so that they double in fp32. `stepwise`: the engine runs
     the derived operations one by one, so that memory over time follows from them (`step/liveness.py`); for other kernels it
     is a share of the activations (`price.unit_inputs`).
     """
 
     bytes_per_logit: float
     source: str
-    in_one_format: bool = False
+    in_logits_format: bool = False
     stepwise: bool = False
 
     def bytes_per_logit_at(self, width: float) -> float:
         """Return the peak bytes per logit for logits of `width` bytes."""
-        return self.bytes_per_logit * (width / 2.0 if self.in_one_format else 1.0)
+        return self.bytes_per_logit * (width / 2.0 if self.in_logits_format else 1.0)
 
 
 LOSS_KERNELS: dict[str, LossKernel] = {
@@ -51,7 +51,7 @@ LOSS_KERNELS: dict[str, LossKernel] = {
         2.0,
         "the gradient written over the logits as soon as there is a loss, with fp32 for a part of the tokens at a time: "
         "run/kernels/cross_entropy.py, which `train` runs; flash-attn's losses/cross_entropy.py, inplace_backward",
-        in_one_format=True,
+        in_logits_format=True,
         stepwise=True,
     ),
     "chunked": LossKernel(

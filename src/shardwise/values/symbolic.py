@@ -162,8 +162,8 @@ class Monomial:
     coefficient: float
     factors: tuple[tuple[Symbol, int], ...] = ()
 
-    def __mul__(self, other: Monomial) -> Monomial:
-        return Monomial(self.coefficient * other.coefficient, _factors(self.factors + other.factors))
+    def __mul__(self, monomial: Monomial) -> Monomial:
+        return Monomial(self.coefficient * monomial.coefficient, _factors(self.factors + monomial.factors))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
         result: Value = self.coefficient
@@ -201,15 +201,15 @@ class Polynomial:
 
     monomials: tuple[Monomial, ...] = ()
 
-    def __add__(self, other: Polynomial) -> Polynomial:
-        return sum_polynomials((self, other)) if self and other else self or other
+    def __add__(self, summand: Polynomial) -> Polynomial:
+        return sum_polynomials((self, summand)) if self and summand else self or summand
 
-    def __mul__(self, other: Polynomial | float) -> Polynomial:
-        if isinstance(other, Polynomial):
-            return sum_polynomials(Polynomial((a * b,)) for a in self.monomials for b in other.monomials)
-        if other == 1:
+    def __mul__(self, factor: Polynomial | float) -> Polynomial:
+        if isinstance(factor, Polynomial):
+            return sum_polynomials(Polynomial((a * b,)) for a in self.monomials for b in factor.monomials)
+        if factor == 1:
             return self
-        return Polynomial(tuple(Monomial(m.coefficient * other, m.factors) for m in self.monomials if other))
+        return Polynomial(tuple(Monomial(m.coefficient * factor, m.factors) for m in self.monomials if factor))
 
     def evaluate(self, values: Mapping[Symbol, Value]) -> Value:
         """Return the number (or array) of the polynomial for these values of its symbols."""

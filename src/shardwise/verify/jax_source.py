@@ -31,7 +31,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 '''
 
-_OWN_PART = '''\
+_LOCAL_PART = '''\
 def own_part(x: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array:
     """The part of `x` along `dim` that belongs to this device's place on the axes, the first axis the slowest."""
     size = x.shape[dim] // lax.axis_size(axes)
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 def write_jax_source(listing: ProductListing) -> str:
     """Return the text of the file."""
     header = _HEADER.format(title=listing.title, mesh=listing.mesh_text, count=listing.mesh.num_devices)
-    helpers = [_OWN_PART] if CollectiveKind.SLICE in listing.kinds else []
+    helpers = [_LOCAL_PART] if CollectiveKind.SLICE in listing.kinds else []
     helpers += [_PART_TO_SEND] if any(step.sends_part for step in listing.collectives) else []
     return "\n\n".join([header, *helpers, fill_template(_PRODUCT, listing, "jax.Array", _call), _main(listing)])
 

@@ -31,7 +31,7 @@ RESERVED_NAMES = frozenset({
     "part_to_send", "slots", "in_axes_order", "in_group_order", "all_gather", "reduce_scatter", "all_reduce",
     "all_to_all", "permute", *dir(builtins),
 })  # fmt: skip
-_WORDS = {
+_KIND_TEXTS = {
     CollectiveKind.ALL_GATHER: "all-gather", CollectiveKind.REDUCE_SCATTER: "reduce-scatter",
     CollectiveKind.ALL_REDUCE: "all-reduce", CollectiveKind.ALL_TO_ALL: "all-to-all",
     CollectiveKind.PERMUTE: "permute", CollectiveKind.SLICE: "slice",
@@ -236,11 +236,11 @@ def _einsum_line(
 def _collective_line(step: CollectiveStep, mesh: Mesh, variables: _Variables, later: set[TensorKey]) -> CollectiveLine:
     name, collective = step.tensor.name, step.collective
     before, after = collective.before, collective.after
-    if collective.kind not in _WORDS or before.reduction != "sum":
-        raise InputError(f"emit: {collective} of {name} cannot be written; only {', '.join(_WORDS)} can")
+    if collective.kind not in _KIND_TEXTS or before.reduction != "sum":
+        raise InputError(f"emit: {collective} of {name} cannot be written; only {', '.join(_KIND_TEXTS)} can")
     axis_changes = [len(new) - len(old) for old, new in zip(before.axes, after.axes, strict=True)]
     line = CollectiveLine(
-        comment=f"{name}: {before} -> {after}, {_WORDS[collective.kind]} over {', '.join(collective.axes)}",
+        comment=f"{name}: {before} -> {after}, {_KIND_TEXTS[collective.kind]} over {', '.join(collective.axes)}",
         source=variables.by_key[name, before], target=variables.define((name, after), later),
         kind=collective.kind, axes=collective.axes,
         gathered=next((i for i, change in enumerate(axis_changes) if change < 0), 0),

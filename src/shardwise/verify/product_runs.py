@@ -95,14 +95,14 @@ def _run_numpy(product: ShardedExpression, program: ShardedProgram, seed: int) -
         spec = operand.spec
         samples = rng.standard_normal(operand.shape)
         summands = samples if spec.partial else samples[None]
-        devices.held[name, spec] = [
+        devices.live_shards[name, spec] = [
             devices.local_part(summands[product.mesh.position(place, spec.partial)], spec, place)
             for place in devices.coordinates
         ]
         unsharded.append(summands.sum(axis=0))
     devices.run(program.program, program.steps)
     expected = np.asarray(np.einsum(listing.equation, *unsharded, optimize=True))
-    shards = zip(devices.coordinates, devices.held[product.result_name, listing.spec], strict=True)
+    shards = zip(devices.coordinates, devices.live_shards[product.result_name, listing.spec], strict=True)
     error = max(np.abs(shard - devices.local_part(expected, listing.spec, place)).max() for place, shard in shards)
     return float(error / np.abs(expected).max())
 

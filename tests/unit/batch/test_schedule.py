@@ -115,7 +115,7 @@ def test_a_batch_by_noise_scale_keeps_to_its_limits_and_steps() -> None:
 
 def test_what_a_schedule_by_noise_scale_leaves_open_is_the_plans() -> None:
     found = parse_batch_schedule("noise:lambda=1M").resolve(65536, 2048)
-    assert found == NoiseScaleBatches(exchange_tokens=1e6, least=2048, most=65536, increment=2048, every=100)
+    assert found == NoiseScaleBatches(exchange_tokens=1e6, smallest=2048, largest=65536, increment=2048, every=100)
 
 
 @pytest.mark.parametrize(

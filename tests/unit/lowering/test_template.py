@@ -111,8 +111,8 @@ def follow(template: UnitInstructions, name: str, instructions: tuple[Instructio
                     each for start in moving for each in payload_tensors(unit, start.collective)
                 }
             case FreeTensors():
-                assert set(one.held) <= held
-                freed |= set(one.held)
+                assert set(one.sharded_tensors) <= held
+                freed |= set(one.sharded_tensors)
     assert not moving
     if name == "update":
         assert not freed
@@ -129,7 +129,7 @@ def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, sc
     for template in templates(model, scheme, IssuePolicy()):
         forward = template.passes["forward"]
         partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
-        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.held}
+        freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.sharded_tensors}
         assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
         assert template.unit.name == "embedding" or partial & freed, template.unit.name
 

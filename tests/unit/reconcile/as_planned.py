@@ -17,7 +17,7 @@ NS = 1e9
 
 
 def simulated(plan: Plan) -> SimulatedStep:
-    return simulate(plan.problem, plan.layout).found
+    return simulate(plan.problem, plan.layout).step
 
 
 def as_planned(plan: Plan, num_ranks: int = 2, axis: str = "tp_kv") -> list[RankTrace]:
@@ -47,10 +47,10 @@ def _events(found: SimulatedStep) -> Iterator[TraceEvent]:
     now = found.clock.ends[0][-1]
     for left in found.trailing[0]:  # for which the update waits
         if left.end > now:
-            axes = AXES.get(left.what.axis, (left.what.axis,))
+            axes = AXES.get(left.transfer.axis, (left.transfer.axis,))
             yield TraceEvent(
-                kind=WAIT, name=left.what.name, stream="compute", start_ns=round(now * NS), end_ns=round(left.end * NS),
-                role=left.what.role, axes=axes, number=numbers[axes] - 1,
+                kind=WAIT, name=left.transfer.name, stream="compute", start_ns=round(now * NS), end_ns=round(left.end * NS),
+                role=left.transfer.role, axes=axes, number=numbers[axes] - 1,
             )  # fmt: skip
             now = left.end
     yield from _played(found.updates[0], found.passes_s, "", numbers)
@@ -61,7 +61,7 @@ def _played(
 ) -> Iterator[TraceEvent]:
     now, moved = 0.0, {}
     for place, event in enumerate(played.events):
-        what, begin, end = event.what, round((start + event.start) * NS), round((start + event.end) * NS)
+        what, begin, end = event.work, round((start + event.start) * NS), round((start + event.end) * NS)
         if isinstance(what, Transfer):
             axes = AXES.get(what.axis, (what.axis,))
             moved[place] = made = TraceEvent(

@@ -96,7 +96,7 @@ def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, toge
     """On the ranks in the middle, for F, the input's part of B and W of one second each; others wait no longer."""
     form = get_schedule("dualpipe")
     m = 2 * pp + more
-    line = played("dualpipe", pp, m, together=together)
+    line = played("dualpipe", pp, m, overlapped=together)
     expected = form.bubble_s(pp, 1, m, PassSeconds(1.0, 2.0, 1.0, together))
     assert max(line.idle()) <= expected + 1e-9
     for middle in (pp // 2 - 1, pp // 2):
@@ -108,7 +108,7 @@ def test_dualpipe_waits_as_long_as_the_closed_form_says(pp: int, more: int, toge
 
 
 def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
-    line = played("dualpipe", 8, 24, input=1.4, weight=0.8, together=2.6)
+    line = played("dualpipe", 8, 24, input=1.4, weight=0.8, overlapped=2.6)
     assert 0 < max(line.idle()) < get_schedule("dualpipe").bubble_s(8, 1, 24, PassSeconds(1.0, 2.2, 0.8, 2.6))
 
 
@@ -118,8 +118,8 @@ def test_dualpipe_waits_no_longer_where_weight_gradients_are_short() -> None:
 def test_dualpipe_v_is_dualpipe_of_twice_the_ranks(p: int, more: int, together: float) -> None:
     """(p - 1) (F&B + B - 3W) of one of its 2p stages, and 2p + 1 of these held: the table of the published implementation."""
     m = 2 * p + more
-    line = played("dualpipe_v", p, m, 2, together=together)
-    twice = played("dualpipe", 2 * p, 2 * m, together=together)
+    line = played("dualpipe_v", p, m, 2, overlapped=together)
+    twice = played("dualpipe", 2 * p, 2 * m, overlapped=together)
     expected = (p - 1) * (together + 2.0 - 3.0) / 2
     assert max(line.idle()) == pytest.approx(max(twice.idle()) / 2) == pytest.approx(expected, abs=1e-9)
     assert line.peak_activations == (p + 0.5,) * p
@@ -150,7 +150,7 @@ def test_a_step_of_a_v_takes_as_long_as_its_closed_form_says(
     """The micro-batches of a rank, those in pairs together, and the bubble: no rank waits less."""
     form, whole = get_schedule(schedule), 1.0 + input_ + weight
     for m, together in ((2 * p, whole), (2 * p + 1, 0.85 * whole), (2 * p + 9, 0.95 * whole)):
-        line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, together=together)
+        line = played(schedule, p, m, 2, forward=1.0, input=input_, weight=weight, overlapped=together)
         paired = form.num_overlapped(p, 2, m)
         work = (m - paired) * whole + paired * together
         bubble = form.bubble_s(p, 2, m, PassSeconds(1.0, input_ + weight, weight, together))

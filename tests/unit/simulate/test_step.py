@@ -57,7 +57,7 @@ LAYOUTS = [
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_stream_does_two_things_at_once(layout: str) -> None:
-    found = simulation(layout).found
+    found = simulation(layout).step
     for rank in range(len(found.ranks)):
         streams: dict[str, list[tuple[float, float]]] = {}
         for one, start, end in events(found, rank):
@@ -74,12 +74,12 @@ def test_the_critical_path_is_as_long_as_the_step(layout: str) -> None:
     """Each part of it begins where the one before it ends; nothing in the step takes longer than from its beginning."""
     found = simulation(layout)
     assert sum(part.seconds for part in found.critical_path) == pytest.approx(found.step_time_s, rel=1e-9)
-    path = critical_passes(found.found)
+    path = critical_passes(found.step)
     assert path[0].start == 0.0
     for before, after in pairwise(path):
         assert before.end + after.message_s == pytest.approx(after.start, abs=1e-9)
-        assert after.message_s > 0.0 or before.rank == after.rank or found.found.message_s == 0.0
-    for plays in found.found.slot_timelines:
+        assert after.message_s > 0.0 or before.rank == after.rank or found.step.message_s == 0.0
+    for plays in found.step.slot_timelines:
         for played in {*plays}:
             chain = played.path()
             assert sum(one.end - one.start for one in chain) == pytest.approx(played.seconds, rel=1e-9)
@@ -88,7 +88,7 @@ def test_the_critical_path_is_as_long_as_the_step(layout: str) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_seconds_of_a_rank_add_up(layout: str) -> None:
     found = simulation(layout)
-    for rank in found.found.ranks:
+    for rank in found.step.ranks:
         parts = sum(rank.computed.values()) + sum(rank.exposed.values()) + rank.bubble_s
         assert parts == pytest.approx(found.step_time_s, rel=1e-9)
         assert rank.bubble_s >= 0.0
@@ -97,7 +97,7 @@ def test_the_seconds_of_a_rank_add_up(layout: str) -> None:
 @pytest.mark.parametrize("layout", ["tp=4 pp=4", "tp=2 pp=4 cp=2 num_virtual_stages=2", "tp=4 pp=4 schedule=zb_h2", V])
 def test_its_schedule_is_the_played_one(layout: str) -> None:
     """With the seconds of its own passes, first and last ones apart, which differ by what is reduced once per step alone."""
-    found = simulation(layout).found
+    found = simulation(layout).step
     by_kind: dict[str, dict[int, float]] = {}
     for rank, plays in enumerate(found.slot_timelines):
         for slot, played in zip(found.actions.order[rank], plays, strict=True):
@@ -114,20 +114,20 @@ def test_its_schedule_is_the_played_one(layout: str) -> None:
 
 def test_weights_are_gathered_one_unit_ahead() -> None:
     """ZeRO-3: only the first layer waits for its weights, where a layer takes longer than the next one's gather."""
-    found = simulation("fsdp=16").found
+    found = simulation("fsdp=16").step
     forward = found.slot_timelines[0][0]
-    first, second, *_ = (one for one in forward.events if one.what.unit == "block" and isinstance(one.what, Transfer))
-    layers = [one for one in forward.events if one.what.unit == "block" and isinstance(one.what, TimedKernel)]
+    first, second, *_ = (one for one in forward.events if one.work.unit == "block" and isinstance(one.work, Transfer))
+    layers = [one for one in forward.events if one.work.unit == "block" and isinstance(one.work, TimedKernel)]
     assert first.end <= layers[0].start + 1e-12
     assert second.start < layers[-1].end
-    waited = [one for one in forward.path() if isinstance(one.what, Transfer) and one.what.unit != "head"]
+    waited = [one for one in forward.path() if isinstance(one.work, Transfer) and one.work.unit != "head"]
     assert waited  # the head's gather takes longer than the last layer
     assert all(one.end <= layers[0].start + 1e-12 for one in waited)
 
 
 def test_gradients_once_per_step_leave_beside_the_last_pass_alone() -> None:
     """Data-parallel: a bucket leaves behind its layer's kernels; what the first layer and the embedding leave is exposed."""
-    found = simulation("dp=16").found
+    found = simulation("dp=16").step
     *others, last = (played for slot, played, _, _ in found.slots(0) if slot[0].kind == "B")
     assert not any(one.stream == "dp" for played in others for one in played.events)
     sent = [one for one in last.events if one.stream == "dp"]
@@ -158,9 +158,9 @@ def test_what_has_to_move_moves() -> None:
             for axis in ("tp", "cp", "fsdp", "dp", "control")
         }
         moved = dict.fromkeys(priced, 0.0)
-        for one, start, end in events(simulation(layout).found, 0):
-            if isinstance(one.what, Transfer):
-                moved[one.what.axis] += end - start
+        for one, start, end in events(simulation(layout).step, 0):
+            if isinstance(one.work, Transfer):
+                moved[one.work.axis] += end - start
         assert moved == pytest.approx(priced, rel=1e-9, abs=1e-12), layout
 
 
@@ -178,7 +178,7 @@ def test_uneven_virtual_stages_have_the_bubble_that_is_played() -> None:
 
 
 def test_a_message_takes_its_time() -> None:
-    found = simulation("tp=4 pp=4").found
+    found = simulation("tp=4 pp=4").step
     message_s = found.message_s
     assert message_s > 0.0
     (start, *_), (end, *_) = found.clock.starts[1], found.clock.ends[0]
@@ -216,13 +216,13 @@ def test_contention_makes_what_runs_beside_traffic_slower() -> None:
         Layout.parse("fsdp=16"),
     )
     free, slow = simulate_step(pricing), simulate_step(pricing, contention=1.2)
-    moved = sum(end - start for one, start, end in events(free, 0) if isinstance(one.what, Transfer))
+    moved = sum(end - start for one, start, end in events(free, 0) if isinstance(one.work, Transfer))
     more = sum(slow.ranks[0].computed.values()) - sum(free.ranks[0].computed.values())
     assert 0.0 < more < 0.2 * moved + 1e-9
 
 
 def test_a_dualpipe_pair_runs_both_passes_at_once() -> None:
-    found = simulation("fsdp=4 pp=4 zero_stage=1 schedule=dualpipe").found
+    found = simulation("fsdp=4 pp=4 zero_stage=1 schedule=dualpipe").step
     pairs = [played for slot, played, _, _ in found.slots(0) if len(slot) == 2]
     assert pairs
     computed = {phase for one in pairs for phase in one.computed}
@@ -232,11 +232,11 @@ def test_a_dualpipe_pair_runs_both_passes_at_once() -> None:
 def test_adapters_borrowed_weights_and_mixed_recomputation_are_simulated() -> None:
     """Modules of multi-token prediction on the last stage, tied embeddings at both ends."""
     deep = simulation("fsdp=64 pp=8 ep=64 recompute=full", model="deepseek-v3", cluster="h100:512", tokens=2**22)
-    assert "predict" in {unit for stage in deep.found.stages for unit in stage.units}
-    assert "embedding" in deep.found.stages[-1].owned_units
+    assert "predict" in {unit for stage in deep.step.stages for unit in stage.units}
+    assert "embedding" in deep.step.stages[-1].owned_units
     tied = simulation("pp=2 dp=4", model="qwen2.5-0.5b", cluster="h100:8")
     assert all(
-        any(one.what.name == "all_reduce of both copies" for one in update.events) for update in tied.found.updates
+        any(one.work.name == "all_reduce of both copies" for one in update.events) for update in tied.step.updates
     )
     assert set(tied.exposed) <= {"pp", "dp", "control"}
 
@@ -258,7 +258,7 @@ def test_each_unit_s_work_is_a_pass_of_its_own() -> None:
 
 
 def test_a_trace_has_every_kernel_and_transfer() -> None:
-    found = simulation("fsdp=8 pp=2 zero_stage=1", tokens=2**17).found
+    found = simulation("fsdp=8 pp=2 zero_stage=1", tokens=2**17).step
     count = sum(len(played.events) for plays in found.slot_timelines for played in plays) + sum(
         len(one.events) for one in found.updates
     )
@@ -283,7 +283,7 @@ def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_
 def test_what_runs_beside_kernels_in_pieces_is_no_reason_to_wait_for_gradients() -> None:
     """Gradients that are scattered are waited for when the next ones leave; whatever else begins meanwhile, they go on."""
     first, second = (
-        Transfer(seconds=1.0, axis="fsdp", unit=one, name="g", role=GRADIENT, waits_one_behind=True)
+        Transfer(seconds=1.0, axis="fsdp", unit=one, name="g", role=GRADIENT, waits_for_next=True)
         for one in ("layer 1", "layer 0")
     )
     piece = Transfer(seconds=1.0, axis="tp", unit="layer 0", name="piece")

@@ -116,7 +116,7 @@ def test_the_path_goes_through_what_is_waited_for() -> None:
         kernel(1.0),
     ]
     found = play_streams([works])
-    assert [one.what for one in found.path()] == [works[0], slow, works[-1]]
+    assert [one.work for one in found.path()] == [works[0], slow, works[-1]]
     assert found.seconds == 6.0
 
 

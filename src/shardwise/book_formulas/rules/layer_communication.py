@@ -164,8 +164,8 @@ def zero3_elements(num_layers: float, d_model: float, degree: float) -> Zero3Ele
     Formula: 3·L·16·D²/n its own, (n - 1) times that received. Unit: elements.
     Source: the playbook, A3. Differs: it prints the own shards as what is communicated.
     """
-    own_elements = 3.0 * num_layers * 16.0 * d_model**2 / degree
-    return Zero3Elements(own=own_elements, received=own_elements * (degree - 1.0))
+    local_elements = 3.0 * num_layers * 16.0 * d_model**2 / degree
+    return Zero3Elements(own=local_elements, received=local_elements * (degree - 1.0))
 
 
 def ring_attention_times(

@@ -193,8 +193,8 @@ def iterate_messages(steps: MessageSteps) -> Iterator[HopMessage]:
 
 
 DirectedLink = tuple[int, int]
-HeldPieces = Mapping[ShardPiece, frozenset[int]]  # a piece and the devices whose summands are in it
-DeviceStates = tuple[HeldPieces, ...]
+PieceSummands = Mapping[ShardPiece, frozenset[int]]  # a piece and the devices whose summands are in it
+DeviceStates = tuple[PieceSummands, ...]
 SIMULATED_KINDS = (
     CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL,
 )  # fmt: skip
@@ -250,10 +250,10 @@ class CollectiveSimulation:
     def states(self) -> Iterator[DeviceStates]:
         """Yield the pieces that each device holds: at the start, then after each step."""
         state: list[dict[ShardPiece, frozenset[int]]] = _initial_state(self.kind, self.grid.num_devices, self.num_parts)
-        yield tuple(dict(held_pieces) for held_pieces in state)
+        yield tuple(dict(pieces) for pieces in state)
         for number, step in enumerate(self.steps):
             _apply_step(step, state, self.grid, number)
-            yield tuple(dict(held_pieces) for held_pieces in state)
+            yield tuple(dict(pieces) for pieces in state)
 
 
 def ring_grid(shape: tuple[int, ...], wraps: tuple[bool, ...] | bool = True, *, one_way: bool = False) -> RingGrid:
@@ -344,7 +344,7 @@ def _check_final_state(simulation: CollectiveSimulation) -> None:
     *_, final_state = simulation.states()
     num_devices = simulation.grid.num_devices
     all_devices, parts = frozenset(range(num_devices)), range(simulation.num_parts)
-    for device, held_pieces in enumerate(final_state):
+    for device, pieces in enumerate(final_state):
         if simulation.kind is CollectiveKind.ALL_TO_ALL:
             expected = {ShardPiece(s, device, p): frozenset((s,)) for s in range(num_devices) for p in parts}
         elif simulation.kind is CollectiveKind.ALL_GATHER:
@@ -352,5 +352,5 @@ def _check_final_state(simulation: CollectiveSimulation) -> None:
         else:
             shards = range(num_devices) if simulation.kind is CollectiveKind.ALL_REDUCE else (device,)
             expected = {ShardPiece(s, s, p): all_devices for s in shards for p in parts}
-        assert held_pieces == expected, f"{simulation.kind}: device {device} is not complete"
+        assert pieces == expected, f"{simulation.kind}: device {device} is not complete"
     assert math.isclose(sum(simulation.received_bytes), sum(simulation.link_bytes.values()))

@@ -28,7 +28,7 @@ class NcclFactors(NamedTuple):
     reduces: bool = False
 
 
-def _one(num_devices: int) -> float:
+def _full_size(num_devices: int) -> float:
     return 1.0
 
 
@@ -37,12 +37,12 @@ def _share_of_others(num_devices: int) -> float:
 
 
 NCCL_FACTORS: Mapping[str, NcclFactors] = {
-    "all_gather": NcclFactors(_one, _share_of_others, reduces=True),
-    "reduce_scatter": NcclFactors(_one, _share_of_others, reduces=True),
-    "all_reduce": NcclFactors(_one, lambda n: 2.0 * _share_of_others(n), passes=2, reduces=True),
+    "all_gather": NcclFactors(_full_size, _share_of_others, reduces=True),
+    "reduce_scatter": NcclFactors(_full_size, _share_of_others, reduces=True),
+    "all_reduce": NcclFactors(_full_size, lambda n: 2.0 * _share_of_others(n), passes=2, reduces=True),
     "all_to_all": NcclFactors(lambda n: 1.0 / n, _share_of_others),
-    "broadcast": NcclFactors(_one, _one),
-    "send_recv": NcclFactors(_one, _one),
+    "broadcast": NcclFactors(_full_size, _full_size),
+    "send_recv": NcclFactors(_full_size, _full_size),
 }
 
 

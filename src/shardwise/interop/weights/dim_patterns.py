@@ -39,13 +39,13 @@ class PatternLetter(NamedTuple):
 
 
 class PatternFactor(NamedTuple):
-    """Parts that lie one behind the other, each a product of dims; `own_part` is the index of the parameter's.
+    """Parts that lie one behind the other, each a product of dims; `part_index` is the index of the parameter's.
 
     `number` names what the factor counts ("layer", "expert"), or is "".
     """
 
     parts: tuple[tuple[PatternLetter, ...], ...]
-    own_part: int
+    part_index: int
     number: str
 
 
@@ -57,7 +57,7 @@ def parse_pattern(pattern: str) -> tuple[FactorGroup, ...]:
     """Return the groups of a pattern. Raises `ValueError` if it does not follow the grammar above.
 
     >>> (rows,), columns = parse_pattern("[F]+F, D")
-    >>> rows.own_part, len(rows.parts), columns[0].parts
+    >>> rows.part_index, len(rows.parts), columns[0].parts
     (0, 2, ((PatternLetter(dim='D', interleaved=False),),))
     """
     return tuple(tuple(_parse_factor(word) for word in group.split()) for group in pattern.split(","))
@@ -157,9 +157,11 @@ def arrange(pattern: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arra
         stride, offset = 1, 0
         for factor in reversed(group):
             extents = [math.prod(sizes[letter.dim] for letter in part) for part in factor.parts]
-            offset += stride * sum(extents[: factor.own_part])
-            runs_by_dim |= _own_runs(factor, stored_dim, stride, sizes)
-            left_out = [dim for dim in left_out if dim not in {letter.dim for letter in factor.parts[factor.own_part]}]
+            offset += stride * sum(extents[: factor.part_index])
+            runs_by_dim |= _part_runs(factor, stored_dim, stride, sizes)
+            left_out = [
+                dim for dim in left_out if dim not in {letter.dim for letter in factor.parts[factor.part_index]}
+            ]
             stride *= sum(extents)
         shape.append(stride)
         offsets.append(offset)
@@ -168,12 +170,12 @@ def arrange(pattern: str, dims: Sequence[str], sizes: Mapping[str, int]) -> Arra
     return Arrangement(tuple(shape), tuple(offsets), tuple(runs_by_dim[dim] for dim in dims))
 
 
-def _own_runs(
+def _part_runs(
     factor: PatternFactor, stored_dim: int, stride: int, sizes: Mapping[str, int]
 ) -> dict[str, tuple[StridedRun, ...]]:
     """Return the strided runs of the parameter's dims in a factor."""
     runs = {}
-    for letter in reversed(factor.parts[factor.own_part]):
+    for letter in reversed(factor.parts[factor.part_index]):
         runs[letter.dim] = _letter_runs(letter, stored_dim, stride, sizes[letter.dim])
         stride *= sizes[letter.dim]
     return runs

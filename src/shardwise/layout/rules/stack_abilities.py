@@ -76,7 +76,7 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
         *(_axis_rule(name, axis, abilities.axes) for axis in SPLITTING_AXES if axis not in abilities.axes),
         LayoutRule(
             "stack_zero", "stack", ("zero_stage",),
-            lambda c: _is_one_of(c["zero_stage"], zero_stages),
+            lambda c: _is_any_of(c["zero_stage"], zero_stages),
             lambda c: f"{name} has no ZeRO-{c['zero_stage']}; {_required_zero_text(zero_stages)}",
         ),
         _zero_rule(stack, "pp", _with_replicas(abilities.zero_with_pp)),
@@ -151,7 +151,7 @@ def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
         lambda c: (
             (c[axis] == 1)
             | (axis not in stack.abilities.axes)
-            | _is_one_of(c["zero_stage"], {*stages, *missing_stages})
+            | _is_any_of(c["zero_stage"], {*stages, *missing_stages})
         ),
         lambda c: (
             f"{stack.name} has no {f'ZeRO-{stage}' if (stage := c['zero_stage']) else 'plain replicas'} {AXIS_PHRASES[axis]}; "
@@ -160,7 +160,7 @@ def _zero_rule(stack: Stack, axis: str, stages: tuple[int, ...]) -> LayoutRule:
     )  # fmt: skip
 
 
-def _is_one_of(value: Value, values: Collection[int]) -> Value:
+def _is_any_of(value: Value, values: Collection[int]) -> Value:
     is_member: Value = False
     for allowed in values:
         is_member = is_member | (value == allowed)
@@ -242,4 +242,4 @@ def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
 
 def unsupported_pins(stack: Stack, job: Job, pins: Mapping[str, Any]) -> list[str]:
     """Return what the stack does not run of a job and of pinned choices."""
-    return [*_job_problems(stack, job), *_value_problems(stack, job, pins)] if stack.known else []
+    return [*_job_problems(stack, job), *_value_problems(stack, job, pins)] if stack.is_known else []

@@ -214,7 +214,7 @@ REQUIRED = {
 }
 
 
-def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -> tuple[BatchRun, ...]:
+def run_batch_sweep(arguments: argparse.Namespace, report: Callable[[str], None]) -> tuple[BatchRun, ...]:
     """Make the runs that are left of a sweep, and return all of them. Raises `InputError`, and `SystemExit` after a
     signal."""
     require_flags(arguments, REQUIRED)
@@ -222,7 +222,7 @@ def run_batch_sweep(arguments: argparse.Namespace, say: Callable[[str], None]) -
     design, budget = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
     sweep = _build_sweep(arguments, design, target_loss)
     run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
-    Runner(sweep, budget, say).run_all(_identity(arguments, sweep))
+    Runner(sweep, budget, report).run_all(_identity(arguments, sweep))
     return sweep.runs()
 
 

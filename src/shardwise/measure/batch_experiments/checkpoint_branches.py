@@ -222,7 +222,7 @@ REQUIRED = {
 
 
 def run_checkpoint_branches(
-    arguments: argparse.Namespace, say: Callable[[str], None]
+    arguments: argparse.Namespace, report: Callable[[str], None]
 ) -> tuple[BranchPoint, tuple[Branch, ...]]:
     """Make the branches that are left, and return the checkpoint and all branches. Raises `InputError`, and
     `SystemExit` after a signal."""
@@ -230,7 +230,7 @@ def run_checkpoint_branches(
     experiment = parse_branches(arguments)
     budget = ProcessBudget.of(arguments.processes, experiment.start.plan.layout.num_devices)
     run_all(*(partial(_admit, experiment, trial) for trial in experiment.trials))
-    Runner(experiment, budget, say).run_all(_identity(experiment))
+    Runner(experiment, budget, report).run_all(_identity(experiment))
     return read_branch_point(experiment.folder.path), read_branches(experiment.folder.path)
 
 

@@ -192,11 +192,11 @@ class ProcessBudget:
 
 @dataclass(slots=True)
 class Runner(Generic[T]):
-    """Make the runs of an experiment; `say` shows a line of progress."""
+    """Make the runs of an experiment; `report` shows a line of progress."""
 
     experiment: Experiment[T]
     budget: ProcessBudget
-    say: Callable[[str], None]
+    report: Callable[[str], None]
     _running: dict[T, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def run_all(self, identity: Mapping[str, Any]) -> None:
@@ -206,12 +206,12 @@ class Runner(Generic[T]):
         with RunLock(folder.path) as lock, StopRequest() as stop:
             lock.take()
             folder.open_or_resume(identity)
-            self.say(
+            self.report(
                 f"{folder.num_ended()} of the {folder.kind}'s runs are done; {self.budget.num_processes} run side by side"
             )
             code = self.run(stop)
         if code:
-            self.say(f"stopped; the same command goes on with the {folder.kind} in {folder.path}")
+            self.report(f"stopped; the same command goes on with the {folder.kind} in {folder.path}")
             raise SystemExit(code)
 
     def run(self, stop: StopRequest) -> int:
@@ -264,7 +264,7 @@ class Runner(Generic[T]):
         folder.add(line)
         shutil.rmtree(folder.run_of(trial.name).checkpoints, ignore_errors=True)
         done = f"{pluralize(folder.num_ended(), 'run')} done, {len(self._running)} under way"
-        self.say(f"{self.experiment.progress_line(trial, line)} ({done})")
+        self.report(f"{self.experiment.progress_line(trial, line)} ({done})")
 
     def _end(self) -> None:
         for process in self._running.values():

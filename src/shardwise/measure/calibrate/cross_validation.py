@@ -29,7 +29,7 @@ from shardwise.measure.calibrate.constant_fit import (
 from shardwise.measure.calibrate.observations import Observation
 from shardwise.values import Progress, ignore_progress, lookup
 
-TENTHS, NUM_GIVEN, DRAWS = 10, 3, 3
+TENTHS, NUM_CALIBRATION_RUNS, DRAWS = 10, 3, 3
 FOLDS = ("model", "source", "lab", "three")
 REPEATED_FOLDS = ("model", "three")  # drawn at random, several times
 SEED = 0
@@ -174,16 +174,16 @@ def _give_three_runs(evidence: FitEvidence) -> Iterator[HeldOutPrediction]:
     """Yield predictions of a source after three of its runs, drawn at random, moved the constants of the others."""
     members, fitted = evidence.members, evidence.fitted
     random = np.random.default_rng(SEED)
-    for lab in (group for group in fold_groups(members, "three") if len(group) > 2 * NUM_GIVEN):
+    for lab in (group for group in fold_groups(members, "three") if len(group) > 2 * NUM_CALIBRATION_RUNS):
         point = refit_without(evidence, lab, new_stacks=True)
         for draw in range(DRAWS):
-            given_runs = random.choice(lab, NUM_GIVEN, replace=False).tolist()
-            lab_fit = fit_given_runs([members[i].observation for i in given_runs], fitted, point)
-            for i in sorted(set(lab) - set(given_runs)):
+            calibration_runs = random.choice(lab, NUM_CALIBRATION_RUNS, replace=False).tolist()
+            lab_fit = fit_calibration_runs([members[i].observation for i in calibration_runs], fitted, point)
+            for i in sorted(set(lab) - set(calibration_runs)):
                 yield HeldOutPrediction("three", draw, i, lab_fit.constants_at(members[i].observation, lab_fit.point))
 
 
-def fit_given_runs(observations: Sequence[Observation], fitted: ConstantFit, point: Array) -> ConstantFit:
+def fit_calibration_runs(observations: Sequence[Observation], fitted: ConstantFit, point: Array) -> ConstantFit:
     """Return a fit to a few runs whose priors are the constants at `point`."""
     index = {key: position for position, key in enumerate(fitted.keys)}
     initial = initial_fit(observations)

@@ -120,7 +120,7 @@ STRATA: Mapping[str, Stratum] = {
     "source": lambda run: run.row.family or "not stated",
     "quality": lambda run: run.row.quality or "not stated",
     "recompute": lambda run: "stated" if run.row.cell("recompute") else "not stated",
-    "stack": lambda run: "known" if _case(run).software.stack.known else "new",
+    "stack": lambda run: "known" if _case(run).software.stack.is_known else "new",
 }
 MEMORY_STRATA: Mapping[str, Stratum] = {**STRATA, "measured": lambda run: find_instrument(run.row.instrument).name}
 
@@ -233,7 +233,7 @@ def _hidden_share(prediction: Prediction) -> float:
 
 # What makes a run slower than predicted; the first that applies.
 CAUSES_OF_SLOWNESS: tuple[tuple[Applies, str], ...] = (
-    (lambda p: not p.case.software.stack.known, "a stack that no run measured: priced as others of its kind"),
+    (lambda p: not p.case.software.stack.is_known, "a stack that no run measured: priced as others of its kind"),
     (lambda p: _hidden_share(p) > 0.4, "much traffic, taken as hidden behind compute for the most part"),
     (
         lambda p: bool(p.case.architecture.num_experts),

@@ -48,7 +48,7 @@ from shardwise.values import InputError, Progress, ignore_progress
 FEW_RUNS = 30  # below this number each run is fitted with `SIGMA_FEW`
 UNIDENTIFIED = 0.8  # of the prior's deviation: a constant whose deviation stays above it is still its prior
 # From 3 runs the spread is that of held-out labs with three runs given, from 10 that of the user's own runs.
-RUNS_FOR_LAB_SPREAD, RUNS_FOR_OWN_SPREAD = 3, 10
+RUNS_FOR_LAB_SPREAD, RUNS_FOR_USER_SPREAD = 3, 10
 NARROWEST_SPREAD = 0.03  # two runs of the same job differ by 2 to 5%
 TOO_SHORT = "of the micro-benchmarks: shorter than a few launches"
 
@@ -151,7 +151,7 @@ class UserClusterFit:
         """90% prediction interval by kind of model, as factors on a prediction.
 
         With fewer than `RUNS_FOR_LAB_SPREAD` runs of a kind: what the published runs show for the stack. With fewer
-        than `RUNS_FOR_OWN_SPREAD`: the narrower of that and of what held-out labs show once three of their runs are
+        than `RUNS_FOR_USER_SPREAD`: the narrower of that and of what held-out labs show once three of their runs are
         given, since more knowledge makes nothing less certain. Beyond: the runs themselves, each predicted from the
         others, because a fit follows what it was fitted to.
 
@@ -191,9 +191,9 @@ def _spread_of_kind(shipped: tuple[float, float], kind: str, residuals: Array, w
     num_runs = float(weights.sum())
     if num_runs < RUNS_FOR_LAB_SPREAD:
         return shipped
-    if num_runs < RUNS_FOR_OWN_SPREAD:
-        given_runs_spread = tuple(map(float, load_published_fit()["spread"]["calibrated"][kind]))
-        low, high = min(shipped, given_runs_spread, key=lambda pair: pair[1] / pair[0])
+    if num_runs < RUNS_FOR_USER_SPREAD:
+        calibrated_spread = tuple(map(float, load_published_fit()["spread"]["calibrated"][kind]))
+        low, high = min(shipped, calibrated_spread, key=lambda pair: pair[1] / pair[0])
         measured_ratios = np.exp(residuals[weights > 0])  # the interval contains all runs that were measured here
         return min(low, float(measured_ratios.min())), max(high, float(measured_ratios.max()))
     low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (num_runs + 5.0) / num_runs)
@@ -213,8 +213,8 @@ def fit_user_cluster(
 ) -> UserClusterFit:  # fmt: skip
     """Fit the constants to rows, to runs read from logs and to a file of micro-benchmarks; priors from published runs.
     Raises `InputError` if none of them can be used."""
-    runs, found_stack, skipped = select_runs(rows, user_cluster, stack, logged)
-    stack = found_stack or stack or match_stack("")
+    runs, matched_stack, skipped = select_runs(rows, user_cluster, stack, logged)
+    stack = matched_stack or stack or match_stack("")
     progress(f"{len(runs)} runs read")
     target = BenchmarkTarget(cluster=user_cluster.nominal, stack=stack, clock=relative_clock(user_cluster.nominal.chip))
     benches = read_benchmark_lines(bench_path, target) if bench_path is not None else ()

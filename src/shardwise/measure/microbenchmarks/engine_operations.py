@@ -143,7 +143,7 @@ def layer_operation(sample: SampleLayer, device: torch.device) -> TimedOperation
     angles = rotation(positions, sample.architecture.head_dim, DEFAULT_NUMERICS.rotary, x.dtype)
     unit, output_gradient = layer.unit, torch.ones_like(x)
 
-    def both() -> None:
+    def forward_and_backward() -> None:
         slots = unit.empty_slots()
         layer.put(
             slots, {**layer.weights, ANGLES: angles, "x": x, MASK: AttentionMask(), GRADIENTS: DiscardedGradients()}
@@ -152,7 +152,7 @@ def layer_operation(sample: SampleLayer, device: torch.device) -> TimedOperation
         layer.put(slots, {f"d.{unit.output}": output_gradient.clone()})
         run_calls(unit.backward[FULL_BACKWARD].steps, slots)
 
-    return TimedOperation(both, 1)
+    return TimedOperation(forward_and_backward, 1)
 
 
 def step_operation(sample: SampleLayer, num_processes: int, device: torch.device) -> TimedOperation:
@@ -177,12 +177,12 @@ def loss_operands(sample: SampleLayer, device: torch.device) -> tuple[Tensor, Te
 def _loss_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:
     x, weight, targets = loss_operands(sample, device)
 
-    def both() -> object:
+    def loss_and_gradients() -> object:
         logits = torch.mm(x, weight.t())
         loss = cross_entropy(logits, targets, 1.0, None, replace=True)
         return loss, torch.mm(logits, weight), torch.mm(logits.t(), x)
 
-    return TimedOperation(both, 1)
+    return TimedOperation(loss_and_gradients, 1)
 
 
 def _update_operation(sample: SampleLayer, device: torch.device) -> TimedOperation:

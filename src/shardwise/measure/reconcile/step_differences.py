@@ -100,7 +100,7 @@ def match_operations(rank: TracedRank, planned: SimulatedStep) -> dict[Operation
 def _planned_kernels(planned: SimulatedStep, stage: int) -> Iterator[TimedKernel]:
     """Yield the kernels of a stage; those of the update as one."""
     timelines = [*planned.slot_timelines[stage], planned.updates[stage]]
-    kernels = (event.what for timeline in timelines for event in timeline.events if isinstance(event.what, TimedKernel))
+    kernels = (event.work for timeline in timelines for event in timeline.events if isinstance(event.work, TimedKernel))
     for kernel in kernels:
         is_update = kernel.phase == UPDATE
         yield TimedKernel(seconds=kernel.seconds, unit="", phase=UPDATE, name=UPDATE) if is_update else kernel
@@ -274,7 +274,7 @@ def _transfers_s(step: TracedStep, planned: SimulatedStep, axis: str) -> float:
     for rank in step.ranks:
         stage = rank.trace.coordinate.get(PIPELINE, 0)
         for timeline in (*planned.slot_timelines[stage], planned.updates[stage]):
-            transfers = (simulated.what for simulated in timeline.events if isinstance(simulated.what, Transfer))
+            transfers = (simulated.work for simulated in timeline.events if isinstance(simulated.work, Transfer))
             total_s += sum(transfer.seconds for transfer in transfers if transfer.axis == axis)
     return total_s / len(step.ranks)
 

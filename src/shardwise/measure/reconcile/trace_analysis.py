@@ -86,7 +86,7 @@ class TraceAnalysis:
     @cached_property
     def differences(self) -> tuple[StepDifference, ...]:
         """Differences from the planned step, the largest first."""
-        return compare_step(self.step, self.planned.found)
+        return compare_step(self.step, self.planned.step)
 
     @cached_property
     def stalls(self) -> tuple[Stall, ...]:
@@ -148,7 +148,7 @@ class TraceAnalysis:
 
     def _slowest(self, rank: int) -> str:
         """Return the text of the operation that takes the most longer on a rank than on the others of its stage."""
-        planned = self.planned.found
+        planned = self.planned.step
         slow_rank = next(traced_rank for traced_rank in self.step.ranks if traced_rank.trace.rank == rank)
         stage = slow_rank.trace.coordinate.get(PIPELINE, 0)
         peers = [

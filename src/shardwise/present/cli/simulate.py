@@ -78,4 +78,4 @@ def _write_files(arguments: argparse.Namespace, found: Simulation) -> None:
     if arguments.draw:
         write_picture("--draw", arguments.draw, draw_timeline(step_chart(found)))
     if arguments.trace:
-        write_file("--trace", arguments.trace, trace_text(found.found) + "\n")
+        write_file("--trace", arguments.trace, trace_text(found.step) + "\n")

@@ -19,10 +19,8 @@ MOST_PARTS = 8  # of the critical path, in text
 
 def simulation_report(found: Simulation, plan: Plan) -> Report:
     """The step beside its estimate; in detail what its length is made of, and of a pipeline each rank."""
-    how = (
-        "starts and waits where the list has them" if found.found.overlap == LIST else f"overlap {found.found.overlap}"
-    )
-    contention = f", kernels {found.found.contention:g} times as long beside traffic" * (found.found.contention > 1.0)
+    how = "starts and waits where the list has them" if found.step.overlap == LIST else f"overlap {found.step.overlap}"
+    contention = f", kernels {found.step.contention:g} times as long beside traffic" * (found.step.contention > 1.0)
     difference = found.step_time_s / plan.estimate.step_time_s - 1.0
     head = [
         f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
@@ -31,7 +29,7 @@ def simulation_report(found: Simulation, plan: Plan) -> Report:
         f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
     ]
     if plan.layout.pp > 1:
-        head.append(f"  {title_of(found.found.actions)}; bubble {format_percent(found.bubble)} of the rest of the step")
+        head.append(f"  {title_of(found.step.actions)}; bubble {format_percent(found.bubble)} of the rest of the step")
     path = Section([_path(found), *_across(found)], detail=True, name="critical path")
     sections = [Section(head, title=f"{plan.model.name}: {plan.layout}"), Section([_terms(found, plan)]), path]
     return [*sections, _ranks(found)] if plan.layout.pp > 1 else sections
@@ -73,8 +71,8 @@ def _words(part: CriticalPart) -> str:
 
 def _across(found: Simulation) -> Iterator[str]:
     """Of a pipeline the ranks that the path goes through."""
-    pieces = split_by_rank(critical_passes(found.found))
-    if len(found.found.ranks) == 1:
+    pieces = split_by_rank(critical_passes(found.step))
+    if len(found.step.ranks) == 1:
         return
     longest = max(pieces, key=lambda one: one[-1].end - one[0].start)
     first, last = ("&".join(map(str, leg.slot)) for leg in (longest[0], longest[-1]))
@@ -87,7 +85,7 @@ def _across(found: Simulation) -> Iterator[str]:
 def _ranks(found: Simulation) -> Section:
     """Of each rank what it computes, waits for and holds."""
     rows: list[Row] = [("rank", "computes", "exposed", "waits for stages", "memory")]
-    for number, (rank, memory) in enumerate(zip(found.found.ranks, found.memories, strict=True)):
+    for number, (rank, memory) in enumerate(zip(found.step.ranks, found.memories, strict=True)):
         computed, exposed = (format_seconds(sum(one.values())) for one in (rank.computed, rank.exposed))
         rows.append((str(number), computed, exposed, format_seconds(rank.bubble_s), format_bytes(memory.peak_bytes)))
     return Section([Table(rows=tuple(rows), right=range(5))], detail=True, name="each rank")

@@ -77,4 +77,4 @@ def _write_files(arguments: argparse.Namespace, found: TraceAnalysis, folder: Ru
         about = f"{found.plan.model.name}, {found.plan.layout}"
         write_picture("--memory", arguments.memory, draw_lines(anatomy_chart(read_memory_traces(folder), about)))
     if arguments.out:
-        write_file("--out", arguments.out, both_traces(found.step, found.planned.found) + "\n")
+        write_file("--out", arguments.out, both_traces(found.step, found.planned.step) + "\n")

@@ -25,7 +25,7 @@ FINEST = 2000.0  # parts of the step: anything closer is drawn as one
 def step_chart(simulation: Simulation) -> TimelineChart:
     """The picture: for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream
     of communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
-    found = simulation.found
+    found = simulation.step
     num_slots = sum(map(len, found.clock.starts))
     if num_slots > MOST_DRAWN:
         raise InputError(
@@ -50,7 +50,7 @@ def shown_simulation(simulation: Simulation) -> Shown:
         "step": format_seconds(simulation.step_time_s), "bubble": format_percent(simulation.bubble),
         "memory at most": format_bytes(simulation.peak_bytes),
     } | {f"exposed {axis}": format_seconds(seconds) for axis, seconds in simulation.exposed.items()}  # fmt: skip
-    title = f"A step of {simulation.found.pricing.architecture.name}, simulated"
+    title = f"A step of {simulation.step.pricing.architecture.name}, simulated"
     return Shown(title=title, tables=(Table.of(facts),), charts=lambda: (step_chart(simulation),))
 
 
@@ -75,7 +75,7 @@ def _rows(found: SimulatedStep, memories: Sequence[MemoryCurve], streams: Sequen
 
 def _computing(found: SimulatedStep, rank: int) -> Iterator[Span]:
     """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
-    own = found.held[rank]
+    own = found.rank_stages[rank]
     for slot, played, start, _ in found.slots(rank):
         times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
         spans = _merged(found, times)
@@ -151,7 +151,7 @@ def planned_events(found: SimulatedStep, first: int = 0) -> tuple[dict[Action, E
 
 
 def _traced(one: Done, rank: int, start: float, end: float) -> Event:
-    what = one.what
+    what = one.work
     if isinstance(what, TimedKernel):
         return Event(
             name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}

@@ -77,9 +77,9 @@ def find_critical_path(step: SimulatedStep) -> tuple[CriticalPart, ...]:
         parts = seconds_by_timeline.get(leg.played) if leg.last is None else _path_seconds(leg.played, leg.last)
         if parts is None:
             parts = seconds_by_timeline[leg.played] = _path_seconds(leg.played)
-        for transfer in leg.trailing:
-            key = (transfer.what.unit, "", transfer.what.axis)
-            total[key] = total.get(key, 0.0) + transfer.end - transfer.start
+        for trailing in leg.trailing:
+            key = (trailing.transfer.unit, "", trailing.transfer.axis)
+            total[key] = total.get(key, 0.0) + trailing.end - trailing.start
         for key, seconds in parts.items():
             total[key] = total.get(key, 0.0) + seconds
         if leg.message_s:
@@ -96,7 +96,7 @@ def _path_seconds(played: StreamTimeline, last: int | None = None) -> dict[tuple
     """Return the path of a pass, summed by unit, phase and axis."""
     total: dict[tuple[str, str, str], float] = {}
     for event in played.path(last):
-        work = event.what
+        work = event.work
         key = (work.unit, work.phase, "") if isinstance(work, TimedKernel) else (work.unit, "", work.axis)
         total[key] = total.get(key, 0.0) + event.end - event.start
     return total

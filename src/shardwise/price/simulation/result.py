@@ -117,17 +117,17 @@ class Simulation(Displayable):
     (True, 0.0)
     """
 
-    found: SimulatedStep
+    step: SimulatedStep
 
     @property
     def step_time_s(self) -> float:
         """Seconds from the first kernel of any rank to the end of the last update."""
-        return self.found.step_time_s
+        return self.step.step_time_s
 
     @property
     def bubble_s(self) -> float:
         """Seconds of waiting for other stages."""
-        return self.found.ranks[self.found.busiest].bubble_s
+        return self.step.ranks[self.step.busiest].bubble_s
 
     @property
     def bubble(self) -> float:
@@ -139,20 +139,20 @@ class Simulation(Displayable):
     def exposed(self) -> dict[str, float]:
         """Exposed communication: seconds that the compute stream waits, by mesh axis; `host`: for copies to and from
         the host."""
-        exposed = self.found.ranks[self.found.busiest].exposed
+        exposed = self.step.ranks[self.step.busiest].exposed
         return {axis: exposed[axis] for axis in EXPOSED_AXES if exposed.get(axis, 0.0) > 0.0}
 
     @cached_property
     def time(self) -> dict[str, float]:
         """Seconds by the terms of an estimate; they add up to the step."""
-        computed = self.found.ranks[self.found.busiest].computed
+        computed = self.step.ranks[self.step.busiest].computed
         kernels = {term: computed.get(phase, 0.0) for term, phase in PHASES.items()}
         return {**kernels, **{axis: self.exposed.get(axis, 0.0) for axis in EXPOSED_AXES}, "bubble": self.bubble_s}
 
     @cached_property
     def memories(self) -> tuple[MemoryCurve, ...]:
         """Live bytes of a device of each rank, over time."""
-        return memory_over_time(self.found)
+        return memory_over_time(self.step)
 
     @property
     def peak_bytes(self) -> float:
@@ -162,7 +162,7 @@ class Simulation(Displayable):
     @cached_property
     def critical_path(self) -> tuple[CriticalPart, ...]:
         """Parts of the step's critical path, the longest first; their seconds add up to the step."""
-        return find_critical_path(self.found)
+        return find_critical_path(self.step)
 
     def __repr__(self) -> str:
         exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in self.exposed.items())
@@ -245,7 +245,7 @@ class SimulationPayload(TypedDict):
 
 def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
     """Return the versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
-    step, step_s = simulation.found, simulation.step_time_s
+    step, step_s = simulation.step, simulation.step_time_s
     return {
         "schema": SCHEMA, "model": model_payload(step.pricing.architecture), "layout": _layout_payload(step.pricing),
         "overlap": step.overlap, "contention": step.contention, "step_time_s": step_s, "time": simulation.time,

@@ -30,7 +30,7 @@ class SimulatedStep:
     """A simulated step, in seconds.
 
     `clock` has start and end of each slot of each rank, `slot_timelines` what the streams do in it, from its start;
-    `updates` what they do in each rank's update, from `passes_s`. `held`: the stages of each rank.
+    `updates` what they do in each rank's update, from `passes_s`. `rank_stages`: the stages of each rank.
     """
 
     pricing: Pricing
@@ -38,7 +38,7 @@ class SimulatedStep:
     contention: float
     actions: ActionList
     stages: tuple[VirtualStage, ...]
-    held: tuple[tuple[int, ...], ...]
+    rank_stages: tuple[tuple[int, ...], ...]
     clock: ScheduleClock
     slot_timelines: tuple[tuple[StreamTimeline, ...], ...]
     updates: tuple[StreamTimeline, ...]
@@ -61,10 +61,10 @@ class SimulatedStep:
             start = self.clock.starts[rank][number]
             for event_number in timeline.trailing:
                 event = timeline.events[event_number]
-                assert isinstance(event.what, Transfer)
+                assert isinstance(event.work, Transfer)
                 begin = max(start + event.start, free.get(event.stream, 0.0))
                 free[event.stream] = begin + event.end - event.start
-                yield TrailingTransfer(number, event_number, event.what, event.stream, begin, free[event.stream])
+                yield TrailingTransfer(number, event_number, event.work, event.stream, begin, free[event.stream])
 
     @cached_property
     def gradients_ready_s(self) -> tuple[float, ...]:
@@ -106,10 +106,11 @@ class SimulatedStep:
                 for name, seconds in seconds_by_name.items():
                     total[name] = total.get(name, 0.0) + seconds * number
         now = self.clock.ends[rank][-1]
-        for transfer in self.trailing[rank]:
-            if transfer.end > now:
-                exposed[transfer.what.axis] = exposed.get(transfer.what.axis, 0.0) + transfer.end - now
-                now = transfer.end
+        for trailing in self.trailing[rank]:
+            if trailing.end > now:
+                axis = trailing.transfer.axis
+                exposed[axis] = exposed.get(axis, 0.0) + trailing.end - now
+                now = trailing.end
         bubble_s, late_s = self._waits_between_passes(rank)
         if late_s:
             exposed["pp"] = exposed.get("pp", 0.0) + late_s
@@ -137,7 +138,7 @@ class TrailingTransfer(NamedTuple):
 
     slot: int
     event: int
-    what: Transfer
+    transfer: Transfer
     stream: str
     start: float
     end: float
@@ -173,8 +174,8 @@ class StepSimulator:
         self.actions = build_actions(layout.schedule, layout.pp, pricing.num_micro_batches, layout.num_virtual_stages)
         self.works = UnitTimings(pricing)
         self.lists = PassLists(self.works, reduces_after=pricing.pricer.rates.policy.reduction == "after")
-        self.stages, self.held = build_virtual_stages(self.works, self.actions.placement)
-        self.known: dict[tuple[StagePass, ...], StreamTimeline] = {}
+        self.stages, self.rank_stages = build_virtual_stages(self.works, self.actions.placement)
+        self.cache: dict[tuple[StagePass, ...], StreamTimeline] = {}
 
     def run(self) -> SimulatedStep:
         pp = self.pricing.layout.pp
@@ -184,16 +185,16 @@ class StepSimulator:
         streams = [self.pricing.step(stage).stream_s for stage in self.pricing.stages(self.works.costs)]
         updates = tuple(
             self.play(self.lists.update([self.stages[n] for n in stage_numbers], self.overlap, float(stream_s)))
-            for stage_numbers, stream_s in zip(self.held, streams, strict=True)
+            for stage_numbers, stream_s in zip(self.rank_stages, streams, strict=True)
         )
         return SimulatedStep(
-            self.pricing, self.overlap, self.contention, self.actions, self.stages, self.held, clock, timelines, updates,
+            self.pricing, self.overlap, self.contention, self.actions, self.stages, self.rank_stages, clock, timelines, updates,
             message_s,
         )  # fmt: skip
 
     def slot_timelines(self, rank: int) -> Iterator[StreamTimeline]:
         """Yield what a rank's streams do in each of its slots."""
-        slots, num_stages = self.actions.order[rank], len(self.held[rank])
+        slots, num_stages = self.actions.order[rank], len(self.rank_stages[rank])
         first = _first_actions(slots, (FORWARD,), num_stages)
         last = _first_actions(reversed(slots), (FULL_BACKWARD, BACKWARD_WEIGHT), num_stages)
         steady: dict[tuple[str, int], StreamTimeline] = {}
@@ -210,9 +211,9 @@ class StepSimulator:
             yield timeline
 
     def play_passes(self, passes: tuple[StagePass, ...]) -> StreamTimeline:
-        if passes not in self.known:
-            self.known[passes] = self.play(*self.pass_lists(passes))
-        return self.known[passes]
+        if passes not in self.cache:
+            self.cache[passes] = self.play(*self.pass_lists(passes))
+        return self.cache[passes]
 
     def pass_lists(self, passes: tuple[StagePass, ...]) -> list[list[TimedInstruction]]:
         if self.overlap == LIST:

@@ -91,7 +91,7 @@ class PassLists:
     def scatters_gradients(self, unit: str) -> bool:
         """Return True if a unit's gradients are scattered with every micro-batch, so that the step reduces shards."""
         started = started_transfers(self.works.unit_work(unit, FULL_BACKWARD))
-        return any(transfer.waits_one_behind for transfer in started)
+        return any(transfer.waits_for_next for transfer in started)
 
     def start_step_reductions(self, unit: str, works: Sequence[TimedInstruction]) -> tuple[TimedInstruction, ...]:
         """Return a unit's work, with collectives of the step started after the last kernel that makes their payload."""
@@ -104,8 +104,8 @@ class PassLists:
 
     def late_reductions(self, stage: VirtualStage) -> Iterator[Transfer]:
         """Yield the reductions of gradients that rest whole, where they wait for the end of the backward pass."""
-        own_units = (unit for unit in stage.units[::-1] if unit not in stage.borrowed_units)
-        for unit in (*own_units, *self.units_without_passes(stage)) if self.reduces_after else ():
+        stage_units = (unit for unit in stage.units[::-1] if unit not in stage.borrowed_units)
+        for unit in (*stage_units, *self.units_without_passes(stage)) if self.reduces_after else ():
             if not self.scatters_gradients(unit):
                 yield from self.reduced(unit)
 
@@ -204,9 +204,9 @@ def _delay_scatter_waits(works: Iterable[TimedInstruction]) -> Iterator[TimedIns
         if isinstance(work, WaitTransfer) and work.transfer.role == GRADIENT:
             pending.append(work)
             continue
-        if isinstance(work, StartTransfer) and work.transfer.waits_one_behind:
-            yield from (wait for wait in pending if wait.transfer.waits_one_behind)
-            pending = [wait for wait in pending if not wait.transfer.waits_one_behind]
+        if isinstance(work, StartTransfer) and work.transfer.waits_for_next:
+            yield from (wait for wait in pending if wait.transfer.waits_for_next)
+            pending = [wait for wait in pending if not wait.transfer.waits_for_next]
         yield work
     yield from pending
 

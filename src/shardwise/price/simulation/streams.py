@@ -35,7 +35,7 @@ class Transfer:
     object.
 
     `carries`: the tensors that it moves. `chunked_kernels_s`: seconds of the kernels beside which it runs in chunks.
-    `waits_one_behind`: it is waited for when the next one of its kind begins.
+    `waits_for_next`: it is waited for when the next one of its kind begins.
     """
 
     seconds: float
@@ -45,7 +45,7 @@ class Transfer:
     role: str = ACTIVATION
     carries: tuple[str, ...] = ()
     chunked_kernels_s: float = 0.0
-    waits_one_behind: bool = False
+    waits_for_next: bool = False
 
     @property
     def exposed_s(self) -> float:
@@ -107,7 +107,7 @@ PASS_START = -1  # in place of an event's index: the start of the pass
 class StreamEvent(NamedTuple):
     """Work on a stream. `cause`: the index of the event at whose end it started."""
 
-    what: TimedKernel | Transfer
+    work: TimedKernel | Transfer
     stream: str
     start: float
     end: float
@@ -134,8 +134,8 @@ class StreamTimeline:
         """Seconds of kernels by phase."""
         seconds_by_phase: dict[str, float] = {}
         for event in self.events:
-            if isinstance(event.what, TimedKernel):
-                phase = event.what.phase
+            if isinstance(event.work, TimedKernel):
+                phase = event.work.phase
                 seconds_by_phase[phase] = seconds_by_phase.get(phase, 0.0) + event.end - event.start
         return seconds_by_phase
 

@@ -42,7 +42,7 @@ class UnitTimings:
 
     def __init__(self, pricing: Pricing) -> None:
         self.pricing, self.pricer = pricing, InstructionPricer(pricing)
-        self._known: dict[tuple[str, str], tuple[TimedInstruction, ...]] = {}
+        self._cache: dict[tuple[str, str], tuple[TimedInstruction, ...]] = {}
 
     @cached_property
     def costs(self) -> tuple[Mapping[str, ActivationCost], Mapping[str, StateCost]]:
@@ -51,9 +51,9 @@ class UnitTimings:
 
     def unit_work(self, unit: str, kind: str) -> tuple[TimedInstruction, ...]:
         """Return a unit's work in a pass of a kind, or in the update."""
-        if (unit, kind) not in self._known:
-            self._known[unit, kind] = tuple(self._time_unit(unit, kind))
-        return self._known[unit, kind]
+        if (unit, kind) not in self._cache:
+            self._cache[unit, kind] = tuple(self._time_unit(unit, kind))
+        return self._cache[unit, kind]
 
     def _time_unit(self, unit: str, kind: str) -> Iterator[TimedInstruction]:
         unit_instructions, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
@@ -81,7 +81,7 @@ class UnitTimings:
                     seconds=self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase), unit=plain_unit, phase=kernel.phase,
                     name=kernel.name, results=kernel.outputs,
                 )  # fmt: skip
-                yield from chunked.behind(kernel)
+                yield from chunked.after(kernel)
             elif isinstance(instruction, (StartCollective, WaitCollective)) and id(instruction.collective) in transfers:
                 transfer = transfers[id(instruction.collective)]
                 yield start_transfer(transfer) if isinstance(instruction, StartCollective) else WaitTransfer(transfer)
@@ -96,7 +96,7 @@ class UnitTimings:
             seconds=seconds, axis=time_term(collective), unit=unit.name, name=collective.name,
             role=CONTROL if collective.is_control else TRANSFER_ROLES.get(collective.role, ACTIVATION),
             carries=payload_tensors(unit, collective),
-            waits_one_behind=collective.kind is CollectiveKind.REDUCE_SCATTER and collective.scope == "micro_batch",
+            waits_for_next=collective.kind is CollectiveKind.REDUCE_SCATTER and collective.scope == "micro_batch",
         )  # fmt: skip
 
     def message_s(self) -> float:
@@ -116,7 +116,7 @@ class _LaunchOverhead:
 
     def __init__(self, pricer: InstructionPricer, parts: UnitCostInputs, kind: str) -> None:
         self.pricer, self.parts, self.kind = pricer, parts, kind
-        self.known: dict[str, float] = {}
+        self.cache: dict[str, float] = {}
 
     def casts(self, unit: str, phase: str) -> Iterator[TimedKernel]:
         seconds = self.pricer.casts_s(self.parts, phase)
@@ -124,9 +124,9 @@ class _LaunchOverhead:
             yield TimedKernel(seconds=seconds, unit=unit, phase=phase, name="cast")
 
     def gap_s(self, phase: str) -> float:
-        if phase not in self.known:
-            self.known[phase] = 0.0 if self.kind == UPDATE else self.pricer.gap_s(self.parts, phase)
-        return self.known[phase]
+        if phase not in self.cache:
+            self.cache[phase] = 0.0 if self.kind == UPDATE else self.pricer.gap_s(self.parts, phase)
+        return self.cache[phase]
 
 
 class _ChunkedCollectives:
@@ -165,7 +165,7 @@ class _ChunkedCollectives:
         if id(kernel) in self.first:
             yield start_transfer(self.first[id(kernel)])
 
-    def behind(self, kernel: Launched) -> Iterator[TimedInstruction]:
+    def after(self, kernel: Launched) -> Iterator[TimedInstruction]:
         if id(kernel) in self.last:
             yield WaitTransfer(self.last[id(kernel)])
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shardwise.batch_size import BatchRamp
 from shardwise.run.data.sample_order import Int64s, Mixture, sequence_numbers
-from shardwise.run.data.token_shard_reader import TokenShards, require_one_tokenizer
+from shardwise.run.data.token_shard_reader import TokenShards, require_same_tokenizer
 from shardwise.values import InputError, raise_problems, run_all
 
 
@@ -72,7 +72,7 @@ class Batches:
                 for source_shards in shards
             ),
             lambda: Mixture(weights or [1] * len(shards)),
-            lambda: require_one_tokenizer(shards),
+            lambda: require_same_tokenizer(shards),
         )
         self.sources: tuple[Sequences, ...] = tuple(sources)
         counts = [(len(source), source.shards.num_documents) for source in self.sources]

@@ -42,7 +42,7 @@ DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtyp
 ENDS_DTYPE = np.dtype("<i8")  # signed like NumPy's indices: searchsorted would copy unsigned ones
 SHARD_NAME = re.compile(rf"(?:{'|'.join(SPLITS)})-[0-9]{{5,}}")
 SHARD_FILE = re.compile(rf"{SHARD_NAME.pattern}\.(?:tokens|ends|crc32)")
-AGAIN = "tokenize again, with --force"
+REMEDY = "tokenize again, with --force"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class TokenShard:
         if not SHARD_NAME.fullmatch(self.name) or not 1 <= self.num_documents <= self.num_tokens:
             raise InputError(
                 f"shard: found {self.name!r} of {self.num_tokens} tokens and {self.num_documents} documents; {required} are "
-                f"required: {AGAIN}"
+                f"required: {REMEDY}"
             )
 
     @property
@@ -126,7 +126,7 @@ class ShardIndex:
         names = [shard.name for shard in (*self.train.shards, *self.held_out.shards)]
         if len(set(names)) < len(names):
             problems.append("two shards have one name; names of their own are required")
-        raise_problems([f"{INDEX_FILE}: {problem}: {AGAIN}" for problem in problems])
+        raise_problems([f"{INDEX_FILE}: {problem}: {REMEDY}" for problem in problems])
 
     def split(self, name: str) -> SplitIndex:
         """Return the split of a name. Raises `InputError` for one that is not in `SPLITS`."""
@@ -204,10 +204,10 @@ def read_index(folder: str | Path) -> ShardIndex:
         try:
             actual_size = os.stat(root / name).st_size
         except OSError as error:
-            problems.append(f"{root / name}: cannot read: {error.strerror}; {size:,} bytes are required: {AGAIN}")
+            problems.append(f"{root / name}: cannot read: {error.strerror}; {size:,} bytes are required: {REMEDY}")
             continue
         if actual_size != size:
-            problems.append(f"{root / name}: found {actual_size:,} bytes; {size:,} are required: {AGAIN}")
+            problems.append(f"{root / name}: found {actual_size:,} bytes; {size:,} are required: {REMEDY}")
     raise_problems(problems)
     return index
 
@@ -220,14 +220,14 @@ def _payload(path: Path) -> Any:
             f"{path}: cannot read: {error.strerror}; a folder that `shardwise tokenize` wrote is required"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}; {AGAIN}") from None
+        raise InputError(f"{path} is not JSON: {error}; {REMEDY}") from None
 
 
 def _parse(payload: Any, path: Path) -> ShardIndex:
     schema = payload.get("schema") if isinstance(payload, dict) else type(payload).__name__
     if schema != SCHEMA:
-        raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {AGAIN}")
+        raise InputError(f"{path}: found schema {schema!r}; {SCHEMA!r} is required: {REMEDY}")
     if fault := describe_checksum_problem(payload):
-        raise InputError(f"{path} {fault}; what was written is required: {AGAIN}")
+        raise InputError(f"{path} {fault}; what was written is required: {REMEDY}")
     fields = {key: value for key, value in payload.items() if key not in ("schema", CHECKSUM_KEY)}
     return parse_dataclass(ShardIndex, fields, str(path))

@@ -13,7 +13,15 @@ import numpy as np
 
 from shardwise.run.data.block_checksums import SUMS_DTYPE, Array, VerifiedBlocks
 from shardwise.run.data.sample_order import Int64s
-from shardwise.run.data.shard_index import AGAIN, DTYPES, ENDS_DTYPE, TOKENIZER_FILE, ShardIndex, TokenShard, read_index
+from shardwise.run.data.shard_index import (
+    DTYPES,
+    ENDS_DTYPE,
+    REMEDY,
+    TOKENIZER_FILE,
+    ShardIndex,
+    TokenShard,
+    read_index,
+)
 from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
 from shardwise.values import InputError, raise_problems
 
@@ -29,7 +37,7 @@ class _MappedShard:
     def read(self, start: int, stop: int) -> Array:
         """Return tokens `start` to `stop`, cut at the end of the shard. Raises `InputError` if they are damaged."""
         tokens = self.tokens[start:stop]
-        self.blocks.require(start * tokens.itemsize, start * tokens.itemsize + tokens.nbytes, AGAIN)
+        self.blocks.require(start * tokens.itemsize, start * tokens.itemsize + tokens.nbytes, REMEDY)
         return tokens
 
 
@@ -77,13 +85,13 @@ class TokenShards:
             text = path.read_bytes()
         except OSError as error:
             raise InputError(
-                f"{path}: cannot read: {error.strerror}; the tokenizer of the shards is required: {AGAIN}"
+                f"{path}: cannot read: {error.strerror}; the tokenizer of the shards is required: {REMEDY}"
             ) from None
         actual_hash = hashlib.sha256(text).hexdigest()
         if actual_hash != self.index.tokenizer_sha256:
             raise InputError(
                 f"{path}: its hash is {actual_hash[:12]}; {self.index.tokenizer_sha256[:12]} is required, "
-                f"that of the shards: {AGAIN}"
+                f"that of the shards: {REMEDY}"
             )
         return parse_tokenizer(text, str(path), self.index.end_token)
 
@@ -99,7 +107,7 @@ class TokenShards:
         tokens = np.concatenate(parts).astype(np.int64)
         if tokens.max() >= self.vocab_size:
             raise InputError(
-                f"{self.folder}: found token {tokens.max()} in {self.name}; ids below {self.vocab_size} are required: {AGAIN}"
+                f"{self.folder}: found token {tokens.max()} in {self.name}; ids below {self.vocab_size} are required: {REMEDY}"
             )
         return tokens
 
@@ -149,12 +157,12 @@ class TokenShards:
         for name, array, crc in ((shard.ends_file, ends, shard.ends_crc32), (shard.sums_file, sums, shard.sums_crc32)):
             if zlib.crc32(array.data) != crc:
                 raise InputError(
-                    f"{self.folder / name} is damaged (CRC-32 mismatch); what was written is required: {AGAIN}"
+                    f"{self.folder / name} is damaged (CRC-32 mismatch); what was written is required: {REMEDY}"
                 )
         if int(ends[-1]) != shard.num_tokens:
             raise InputError(
                 f"{self.folder / shard.ends_file}: the last document ends at {int(ends[-1])}; {shard.num_tokens} is required: "
-                f"{AGAIN}"
+                f"{REMEDY}"
             )
         return _MappedShard(tokens, ends, VerifiedBlocks(self.folder / shard.tokens_file, tokens, sums))
 
@@ -164,10 +172,10 @@ class TokenShards:
             return np.asarray(np.memmap(self.folder / name, dtype=dtype, mode="r"))
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise InputError(f"{self.folder / name}: cannot read: {reason}; {AGAIN}") from None
+            raise InputError(f"{self.folder / name}: cannot read: {reason}; {REMEDY}") from None
 
 
-def require_one_tokenizer(sources: Sequence[TokenShards]) -> None:
+def require_same_tokenizer(sources: Sequence[TokenShards]) -> None:
     """Raise `InputError` that names each source whose tokenizer differs from the first one's."""
     required = sources[0].index.tokenizer_sha256
     raise_problems(

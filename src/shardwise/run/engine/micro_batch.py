@@ -79,7 +79,7 @@ class MicroBatch:
             yield row, position, length
             row += length
 
-    def shift_by_one_token(self) -> MicroBatch:
+    def shift_to_next_token(self) -> MicroBatch:
         """Return the micro-batch one token on: each position takes the next one's id and target.
 
         The last position of a range repeats its id and has no target, nor has a position whose target this batch

@@ -101,14 +101,14 @@ class ModelUnit:
 class InFlightPass:
     """A micro-batch between the forward and the backward pass of a stage.
 
-    `places` are the indices of the stage's units; `further` the weighted losses of multi-token prediction; `slots` the
+    `places` are the indices of the stage's units; `mtp_losses` the weighted losses of multi-token prediction; `slots` the
     slots of each unit, and `routed` the statistics [2, E] of each router, by unit index; `output` the hidden state for
     the next stage.
     """
 
     places: Sequence[int]
     loss: Tensor
-    further: list[Tensor] = field(default_factory=list)
+    mtp_losses: list[Tensor] = field(default_factory=list)
     slots: dict[int, Slots] = field(default_factory=dict)
     routed: dict[int, Tensor] = field(default_factory=dict)
     output: Tensor | None = None
@@ -119,7 +119,7 @@ class InFlightPass:
         if ROUTER_STATISTICS in unit.slot_of:
             self.routed[unit_index] = slots[unit.slot_of[ROUTER_STATISTICS]]
         if layer.predicts:
-            self.further.append(slots[unit.slot_of[unit.loss or ""]])
+            self.mtp_losses.append(slots[unit.slot_of[unit.loss or ""]])
         elif unit.loss is not None:
             self.loss = slots[unit.slot_of[unit.loss]]
         if unit.output is None:
@@ -239,7 +239,7 @@ class TorchModel:
             predicts = self.layers[unit_index].predicts
             unit_inputs = stage_inputs
             if predicts:
-                mtp_batch = mtp_batch.shift_by_one_token()
+                mtp_batch = mtp_batch.shift_to_next_token()
                 unit_inputs = MicroBatchInputs(self.architecture, mtp_batch, self.dtype, self.rank)
             factor = self.options.prediction_weight / self.architecture.num_predict_layers if predicts else 1.0
             yield unit_index, next_unit, unit_inputs, {"loss_scale": factor * scale, TRAINS: trains}

@@ -83,7 +83,7 @@ def broadcast_from_first(world: RankGroup, numbers: Sequence[float], awaits: str
 
 class RankGroup(Protocol):
     """The ranks of a run as seen by one: its rank, the number of ranks, its pipeline stage, device, transport and
-    rendezvous. `meeting` is None in a run of one process."""
+    rendezvous. `rendezvous` is None in a run of one process."""
 
     @property
     def rank(self) -> int: ...
@@ -96,4 +96,4 @@ class RankGroup(Protocol):
     @property
     def transport(self) -> Transport: ...
     @property
-    def meeting(self) -> Rendezvous | None: ...
+    def rendezvous(self) -> Rendezvous | None: ...

@@ -91,9 +91,9 @@ class HeartbeatMonitor:
 
     def __init__(
         self, rendezvous: Rendezvous, stop: StopRequest, recipe: TrainingRecipe, *,
-        remains: Callable[[], str] = lambda: "", say: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
+        remains: Callable[[], str] = lambda: "", report: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
-        self.meeting, self.stop, self.remains, self.say, self.end = rendezvous, stop, remains, say, end
+        self.rendezvous, self.stop, self.remains, self.report, self.end = rendezvous, stop, remains, report, end
         self.silent_after_s, self.timeout_s, self.rank = recipe.silent_after_s, recipe.timeout_s, rendezvous.rank
         self.detector, self._lock = FailureDetector(recipe.silent_after_s), threading.Lock()
         self._reported: dict[int, float] = {}  # missing ranks that were reported, and for how many seconds
@@ -116,7 +116,7 @@ class HeartbeatMonitor:
     # Thread 1, the only one that may block: asks the store. It writes `_request_started`, `_missing_elsewhere` and `_store_gone`.
 
     def _exchange(self) -> None:
-        keys, number = self.meeting.keys(), 0
+        keys, number = self.rendezvous.keys(), 0
         try:
             while not self._ended.is_set():
                 number, self._request_started = number + 1, time.monotonic()
@@ -132,7 +132,7 @@ class HeartbeatMonitor:
 
     def _read_beats(self, keys: Store) -> None:
         with self._lock:
-            peer_ranks = self.detector.ranks_to_read(self.rank, self.meeting.size, time.monotonic())
+            peer_ranks = self.detector.ranks_to_read(self.rank, self.rendezvous.size, time.monotonic())
         *beats, reported_missing = keys.multi_get([*map(heartbeat_key, peer_ranks), MISSING_KEY])
         now = time.monotonic()
         with self._lock:
@@ -166,20 +166,20 @@ class HeartbeatMonitor:
             self._report_store(now)
         waited_s = now - activity().since if activity().awaits else 0.0
         is_unheard = self._missing_elsewhere or missing or store_is_silent
-        asked_at = now - self.silent_after_s if self.stop.asked_at is None else self.stop.asked_at
-        in_grace_period = now - asked_at < self.silent_after_s / WAKE_DIVISOR
+        requested_at = now - self.silent_after_s if self.stop.requested_at is None else self.stop.requested_at
+        in_grace_period = now - requested_at < self.silent_after_s / WAKE_DIVISOR
         if self.stop.signal and waited_s >= self.silent_after_s and is_unheard and not in_grace_period:
             self._end_process(activity(), list(missing or self._reported), is_reporter=is_reporter)
 
     @property
     def store_is_silent(self) -> bool:
         """True if the store does not answer."""
-        asked_at = self._request_started
-        return self._store_gone or (asked_at is not None and time.monotonic() - asked_at >= self.silent_after_s)
+        requested_at = self._request_started
+        return self._store_gone or (requested_at is not None and time.monotonic() - requested_at >= self.silent_after_s)
 
     def _report(self, missing: Mapping[int, float], beats: Mapping[int, HeartbeatMessage], now: float) -> None:
         for rank in [rank for rank in self._reported if rank not in missing]:
-            self.say(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
+            self.report(f"rank {rank} is back, after {self._reported.pop(rank):.0f} s or more")
         waiting_rank = self._who_waits(missing, beats)
         # Without a waiting rank a report can wait longer: at first another rank may have no detector yet.
         newly_missing = [
@@ -190,7 +190,7 @@ class HeartbeatMonitor:
         if newly_missing:
             longest = max(missing[rank] for rank in newly_missing)
             waiting_rank = waiting_rank or f"rank {self.rank} is in {activity()}"
-            self.say(
+            self.report(
                 f"no sign of life for {longest:.0f} s from {self._names(newly_missing)}; {waiting_rank}. The run goes on if it "
                 f"comes back, and ends where a wait lasts {self.timeout_s:g} s; SIGTERM ends it now"
             )
@@ -205,14 +205,14 @@ class HeartbeatMonitor:
         return f"rank {waiting[0][0]} waits in {waiting[0][1]}" if waiting else ""
 
     def _names(self, ranks: list[int]) -> str:
-        return join_first([str(self.meeting.peers[rank]) for rank in ranks])
+        return join_first([str(self.rendezvous.peers[rank]) for rank in ranks])
 
     def _report_store(self, now: float) -> None:
         """Report a silent store from the first rank; if a rank owns the store, from the next one."""
-        self._store_reported, owner = True, self.meeting.store_owner
+        self._store_reported, owner = True, self.rendezvous.store_owner
         if not self._store_gone and self.rank == (0 if owner is None else owner.rank + 1):
             owner_text = "the launcher" if owner is None else str(owner)
-            self.say(
+            self.report(
                 f"no sign of life for {self.silent_after_s:g} s from {owner_text}, which has the run's store; "
                 f"rank {self.rank} is in {activity()}. The run goes on if it comes back; SIGTERM ends it now"
             )
@@ -222,7 +222,7 @@ class HeartbeatMonitor:
         name = signal.Signals(self.stop.signal).name
         if is_reporter:
             missing_text = f" for {self._names(missing)}" if missing else ""
-            self.say(
+            self.report(
                 f"stopped by {name} while rank {self.rank} waits in {current}{missing_text}: "
                 f"no checkpoint of it; {self.remains()}"
             )

@@ -21,7 +21,7 @@ from shardwise.run.faults.torch_stores import Store
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.values import InputError, ShardwiseError
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
 
 def record_exit(rendezvous: Rendezvous, code: int) -> None:
@@ -64,7 +64,7 @@ def _describe_other_ranks(rendezvous: Rendezvous, keys: Store, awaits: str) -> s
     return join_first(descriptions, " and {} more elsewhere")
 
 
-def _ask_store(ask: Callable[[], Found], default: Found) -> Found:
+def _ask_store(ask: Callable[[], Answer], default: Answer) -> Answer:
     """Return the store's answer, or a default when the store is gone."""
     try:
         return ask()
@@ -82,7 +82,7 @@ def guard_run(
     others if it cannot, followed by the text of `resume_hint`. Raises `InputError` when the system refuses to write a
     file.
     """
-    rendezvous = world.meeting if world.size > 1 else None
+    rendezvous = world.rendezvous if world.size > 1 else None
     if rendezvous is None:
         with _report_refused_writes(resume_hint):
             yield

@@ -34,7 +34,7 @@ class StopRequest:
 
     def __init__(self, *, ends_process: bool = False) -> None:
         self.signal = 0
-        self.asked_at: float | None = None  # on the clock of time.monotonic
+        self.requested_at: float | None = None  # on the clock of time.monotonic
         self._recorded = threading.Event()
         self._ends_process, self._in_order = ends_process, threading.Event()
         self._previous_handlers: dict[signal.Signals, Any] = {}
@@ -44,7 +44,7 @@ class StopRequest:
     def record_signal(self, signum: int) -> None:
         """Record a signal."""
         self.signal = self.signal or signum
-        self.asked_at = self.asked_at or time.monotonic()
+        self.requested_at = self.requested_at or time.monotonic()
         self._recorded.set()
 
     def wait(self, seconds: float) -> bool:

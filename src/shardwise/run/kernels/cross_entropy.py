@@ -88,7 +88,7 @@ class VocabParallelCrossEntropy:
 
     def target_logit(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Return each token's target logit [B, T]; zero where another rank has the word, or the target is ignored."""
-        columns, is_local = self._own(targets)
+        columns, is_local = self._local_columns(targets)
         return torch.where(is_local, cap_logits(logits.gather(-1, columns[..., None])[..., 0], self.cap), 0.0)
 
     def loss(self, total: Tensor, largest: Tensor, target: Tensor, targets: Tensor, scale: float | Tensor) -> Tensor:
@@ -102,7 +102,7 @@ class VocabParallelCrossEntropy:
     ) -> Tensor:
         """Overwrite the logits with their gradient."""
         logs, counted = (largest + total.log())[..., None], (targets != IGNORE_INDEX)[..., None]
-        columns, is_local = (tensor[..., None] for tensor in self._own(targets))
+        columns, is_local = (tensor[..., None] for tensor in self._local_columns(targets))
         for part, log, counts, column, hits in _iterate_rows(logits, logs, counted, columns, is_local):
             values = part if self.cap is None else torch.tanh(part.to(log.dtype) / self.cap)
             shares = ((values if self.cap is None else values * self.cap) - log).exp_()
@@ -110,7 +110,7 @@ class VocabParallelCrossEntropy:
             part.copy_((shares if self.cap is None else shares.mul_(1.0 - values.square())).mul_(scale))
         return logits
 
-    def _own(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def _local_columns(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the column of each target, and which targets are among this rank's words."""
         local_index = targets - self.first
         is_local = (local_index >= 0) & (local_index < self.num_words) & (targets != IGNORE_INDEX)

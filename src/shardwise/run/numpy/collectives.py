@@ -120,7 +120,7 @@ def run_ring(
     scatters = [moved for moved in collectives if moved.collective.kind is CollectiveKind.REDUCE_SCATTER]
     result_specs = {moved.tensor.name: moved.collective.after for moved in scatters}
     for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
-        devices.held[name, result_specs.get(name, spec)] = result
+        devices.live_shards[name, result_specs.get(name, spec)] = result
 
 
 def _ring_operands(

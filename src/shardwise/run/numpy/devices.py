@@ -45,7 +45,7 @@ class VirtualDevices:
         self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
         self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
-        self.held: dict[tuple[str, Spec], Shards] = {}
+        self.live_shards: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
         self.moved: MovedElements = Counter()
         self.scores: dict[tuple[str, int], Array] = {}
@@ -59,11 +59,11 @@ class VirtualDevices:
         for coordinate in self.coordinates:
             first = self.mesh.position(coordinate, spec.partial) == 0
             shards.append(self.local_part(padded, spec, coordinate) * (1 if first else 0))
-        self.held[name, spec] = shards
+        self.live_shards[name, spec] = shards
 
     def gather_array(self, name: str, spec: Spec) -> Array:
         """Return the full array of all devices' shards, without padding."""
-        shards = self.held[name, spec]
+        shards = self.live_shards[name, spec]
         array = np.zeros(tuple(self.sizes[dim] for dim in spec.dims), dtype=shards[0].dtype)
         copies = spec.replication(self.mesh)
         for coordinate, shard in zip(self.coordinates, shards, strict=True):
@@ -86,7 +86,7 @@ class VirtualDevices:
         if program.tensors[name].role is Role.CONSTANT:
             _, array = self.constants[name]
             return [self.local_part(array, spec, coordinate) for coordinate in self.coordinates]
-        return self.held[name, spec]
+        return self.live_shards[name, spec]
 
     def run(self, program: Program, steps: tuple[ProgramStep, ...]) -> None:
         """Run derived steps: collectives move shards, operations compute on each device alone."""
@@ -117,15 +117,15 @@ class VirtualDevices:
                         id(instruction.collective),
                     )
                 case WaitCollective():
-                    self.held |= self.arriving.pop(id(instruction.collective))
+                    self.live_shards |= self.arriving.pop(id(instruction.collective))
                 case FreeTensors():
-                    for tensor_key in instruction.held:
+                    for tensor_key in instruction.sharded_tensors:
                         self.free(*tensor_key)
 
     def free(self, name: str, spec: Spec) -> None:
         """Free a tensor in a sharding; with the last of a router's gates, the scores of their experts are freed too."""
-        self.held.pop((name, spec), None)
-        if not any(name == held_name for held_name, _ in self.held):
+        self.live_shards.pop((name, spec), None)
+        if not any(name == live_name for live_name, _ in self.live_shards):
             for device in range(len(self.coordinates)):
                 self.scores.pop((name, device), None)
 
@@ -145,9 +145,9 @@ class VirtualDevices:
         for step in steps:
             before, after = ((step.tensor.name, spec) for spec in (step.collective.before, step.collective.after))
             if before in self.arriving[key]:  # the step before it of a collective of several
-                self.held[before] = self.arriving[key].pop(before)
+                self.live_shards[before] = self.arriving[key].pop(before)
             self.communicate(step.tensor.name, step.collective)
-            self.arriving[key][after] = self.held.pop(after)
+            self.arriving[key][after] = self.live_shards.pop(after)
 
     def compute(self, program: Program, step: ComputeStep) -> None:
         operation, placed = step.operation, step.placed
@@ -159,7 +159,7 @@ class VirtualDevices:
             for result, array in zip(results, kernel(device, [o[device] for o in operands]), strict=True):
                 result.append(array)
         for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
-            self.held[name, spec] = result
+            self.live_shards[name, spec] = result
             if isinstance(operation, Contract) and program.tensors[name].role is Role.LOGITS:
                 self._hide_padding(spec, result)
 
@@ -172,16 +172,16 @@ class VirtualDevices:
     def communicate(self, name: str, collective: Collective) -> None:
         if collective.kind is CollectiveKind.SEND_RECV:
             return
-        before = self.held[name, collective.before]
+        before = self.live_shards[name, collective.before]
         if collective.kind is CollectiveKind.PERMUTE:
-            self.held[name, collective.after] = self.permute(collective, before)
+            self.live_shards[name, collective.after] = self.permute(collective, before)
             return
         after: Shards = list(before)
         for group in self.groups(collective.axes):
             received = COLLECTIVES[collective.kind](self, collective, [before[device] for device in group])
             for device, array in zip(group, received, strict=True):
                 after[device] = array
-        self.held[name, collective.after] = after
+        self.live_shards[name, collective.after] = after
 
     def permute(self, collective: Collective, shards: Shards) -> Shards:
         """Send one part of each device's shard to one device."""

@@ -79,15 +79,15 @@ def _run_micro_batch(devices: VirtualDevices, template: UnitInstructions, batch:
     program = unit.forward.program
     (loss,) = program.outputs
     accumulated = [(loss, loss_spec(unit)), *((g, unit.backward.specs[g]) for g in unit.gradients.values())]
-    earlier = {key: devices.held[key] for key in accumulated if key in devices.held}
+    earlier = {key: devices.live_shards[key] for key in accumulated if key in devices.live_shards}
     devices.constants = {name: (program.dims(name), array) for name, array in batch.items()}
     devices.run_instructions(program, template.passes["forward"])
-    loss_shards = devices.held[accumulated[0]]
+    loss_shards = devices.live_shards[accumulated[0]]
     devices.scatter_array(f"d.{loss}", unit.forward.specs[loss], np.ones(()))
     devices.run_instructions(unit.backward.program, template.passes["backward"])
-    devices.held[accumulated[0]] = loss_shards
+    devices.live_shards[accumulated[0]] = loss_shards
     for key, shards in earlier.items():
-        devices.held[key] = [a + b for a, b in zip(shards, devices.held[key], strict=True)]
+        devices.live_shards[key] = [a + b for a, b in zip(shards, devices.live_shards[key], strict=True)]
 
 
 def loss_spec(unit: ShardedUnit) -> Spec:

@@ -70,14 +70,14 @@ class FactoredWeight:
     def _row_or_column(self, name: str) -> Tensor:
         """Return a row or column statistic, or a mean, without padding, in the accumulation dtype."""
         statistic = self.means[name] if name in self.means else self.moments[name.removesuffix("'")]
-        return self.extents.own(self.optimizer.granularity(name), statistic).to(self.fine)
+        return self.extents.unpadded(self.optimizer.granularity(name), statistic).to(self.fine)
 
     def _update_rows_and_columns(self, name: str, formula_inputs: Any) -> None:
         """Compute an update that reads only row and column statistics, and means."""
         update = self.optimizer.updates[name]
         updated = update.formula(formula_inputs, *map(self._row_or_column, update.reads))
         if update.is_state:
-            self.extents.own(update.granularity, self.moments[name]).copy_(updated)
+            self.extents.unpadded(update.granularity, self.moments[name]).copy_(updated)
             return
         mean = self.means[f"{name}'"] = self.extents.zeros(update.granularity, self.group.state, self.fine)
         self._add(mean, updated, name)
@@ -85,7 +85,7 @@ class FactoredWeight:
     def _add(self, mean: Tensor, contribution: Tensor, name: str, box: Box | None = None) -> None:
         """Add the contribution of a part of a weight to a mean."""
         granularity = self.optimizer.granularity(name)
-        unpadded = self.extents.own(granularity, mean)
+        unpadded = self.extents.unpadded(granularity, mean)
         unpadded = unpadded if box is None else unpadded[index_in(box, unpadded)]
         unpadded += contribution.sum(REDUCED_DIMS[granularity], keepdim=True) / self.extents.count(
             granularity, self._read(name)
@@ -149,7 +149,11 @@ class FactoredWeight:
             if granularity is not Granularity.ELEMENT:
                 assert isinstance(matrix, WeightMatrix)
                 dim_indices = [dims.index(dim) for dim in matrix.dims_at(granularity)]
-                yield name, self._row_or_column_shard(dim_indices), self.extents.own(granularity, moment).reshape(-1)
+                yield (
+                    name,
+                    self._row_or_column_shard(dim_indices),
+                    self.extents.unpadded(granularity, moment).reshape(-1),
+                )
             elif self.interval is not None:
                 yield name, self.interval, moment
 
@@ -241,7 +245,7 @@ class MatrixExtents:
         sizes = [1 if dim in REDUCED_DIMS[granularity] else size for dim, size in enumerate(self.shape)]
         return torch.zeros(sizes, dtype=dtype, device=like.device)
 
-    def own(self, granularity: Granularity, statistic: Tensor) -> Tensor:
+    def unpadded(self, granularity: Granularity, statistic: Tensor) -> Tensor:
         """Return a view without padding."""
         return statistic[
             tuple(

@@ -47,14 +47,14 @@ class ParameterShard(NamedTuple):
         return self.member.parameter.name
 
     @property
-    def whole(self) -> Shape:
+    def global_shape(self) -> Shape:
         """Shape of the full parameter."""
         return self.member.global_shape
 
     @property
     def covers_parameter(self) -> bool:
         """True if the rank uses all of the parameter."""
-        return self.window.lengths == self.whole
+        return self.window.lengths == self.global_shape
 
     def boxes(self) -> Iterator[Box]:
         """Yield the boxes of the full parameter that it covers, in order."""
@@ -108,7 +108,7 @@ class FlatParameterGroup:
         self.shard = self.zeros(size, formats.weights) if self.splits_weights else self.local_slice(self.weights)
         self.has_master = formats.has_master and self.group.trained
         self.state = self.zeros(size, formats.state) if self.has_master else self.shard
-        self.whole = True
+        self.is_gathered = True
 
     def _views(self) -> dict[str, Any]:
         """Return the tensors of the parameters that the model uses."""
@@ -120,7 +120,7 @@ class FlatParameterGroup:
 
     def _make_gradients(self) -> None:
         size = self.group.shard_size if self.scatters else self.group.padded_size
-        self.gradients = self.zeros(size, self.formats.held)
+        self.gradients = self.zeros(size, self.formats.stored_gradients)
         update = self.formats.update
         self.update = None if update is None else self.zeros(self.group.shard_size, update)
         self.gradient_shard = self.gradients if self.scatters else self.local_slice(self.gradients)
@@ -128,13 +128,13 @@ class FlatParameterGroup:
     def allocate(self) -> None:
         """Give the gathered weights their memory; views refer to it again."""
         self.weights.untyped_storage().resize_(self.group.padded_size * self.weights.element_size())
-        self.whole = True
+        self.is_gathered = True
         self.on_resize(self.weights)
 
     def release(self) -> None:
         """Free it. Views that a unit has become valid again when the weights are gathered."""
         self.weights.untyped_storage().resize_(0)
-        self.whole = False
+        self.is_gathered = False
         self.on_resize(self.weights)
 
     def intervals(self) -> Iterator[ParameterShard]:
@@ -207,7 +207,7 @@ class TiledParameterGroup(FlatParameterGroup):
         plain = sum(member.size for member in self.group.members if not self._is_tiled(member))
         self.weights = self.shard = self.zeros(plain, self.formats.weights)
         self.state = self.zeros(self.group.shard_size, self.formats.state)
-        self.has_master = self.whole = True
+        self.has_master = self.is_gathered = True
         assert len(self.state) == self.group.padded_size, "the master copy is whole (layout.rules.engine)"
 
     def _views(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class WeightGatherer:
     """Gathers and frees weights around the units of a model (`run.engine.model.WeightMovement`), by their index in the
     forward pass.
 
-    `forward` and `backward` are the groups that each unit needs gathered in a pass; units in `kept` keep them from the
+    `forward` and `backward` are the groups that each unit needs gathered in a pass; units in `kept_units` keep them from the
     forward to the backward pass.
     """
 
@@ -273,7 +273,7 @@ class WeightGatherer:
         self, forward: Sequence[Sequence[FlatParameterGroup]], backward: Sequence[Sequence[FlatParameterGroup]],
         kept_units: Set[int], exchange: MeshCollectives,
     ) -> None:  # fmt: skip
-        self.forward, self.backward, self.kept, self.exchange = forward, backward, kept_units, exchange
+        self.forward, self.backward, self.kept_units, self.exchange = forward, backward, kept_units, exchange
         self.pending: dict[int, PendingWork] = {}
 
     def before_forward(self, unit_index: int, next_unit: int | None) -> None:
@@ -284,7 +284,7 @@ class WeightGatherer:
 
     def after_forward(self, unit_index: int) -> None:
         """Free them, unless the backward pass follows at once."""
-        for group in self.forward[unit_index] if unit_index not in self.kept else ():
+        for group in self.forward[unit_index] if unit_index not in self.kept_units else ():
             group.release()
 
     def before_backward(self, unit_index: int, previous_unit: int | None, next_unit: int | None) -> None:
@@ -299,7 +299,7 @@ class WeightGatherer:
         """Free the weights of a unit that are still there."""
         for group in (*self.forward[unit_index], *self.backward[unit_index]):
             # Frozen weights have no gradient whose arrival would free them, and shared ones still wait for other units'.
-            if group.whole and id(group) not in self.pending:
+            if group.is_gathered and id(group) not in self.pending:
                 group.release()
 
     def _require(self, groups: Iterable[FlatParameterGroup]) -> None:
@@ -311,7 +311,7 @@ class WeightGatherer:
 
     def _start(self, groups: Iterable[FlatParameterGroup]) -> None:
         for group in groups:
-            if not group.whole:
+            if not group.is_gathered:
                 group.allocate()
                 arguments = group.weights, group.shard, group.sync.gather, group.weights_carried
                 self.pending[id(group)] = self.exchange.all_gather(*arguments)
@@ -323,5 +323,5 @@ class WeightGatherer:
                 pending = self.pending.pop(id(group), None)
                 if pending:
                     pending.wait()
-                if group.whole:
+                if group.is_gathered:
                     group.release()

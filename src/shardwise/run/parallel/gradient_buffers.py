@@ -38,7 +38,7 @@ class GradientBuffer:
         self.remaining_passes = 0
         self.measured = False  # the norm of each pass's gradients is taken
         formats = flat.formats
-        self.given = None if formats.accumulated is None or flat.scatters else GradientStaging(flat)
+        self.staging = None if formats.accumulated is None or flat.scatters else GradientStaging(flat)
         self.separate_buffer: Tensor | None = None
         self.arriving: Tensor | None = None
         self.pending: PendingWork | None = None
@@ -90,8 +90,8 @@ class GradientBuffer:
     def target(self, name: str) -> tuple[Tensor | None, bool]:
         """Return where products may write a parameter's gradient, and whether they add; None if dtypes differ."""
         member, formats = self.members[name], self.flat.formats
-        if self.given is not None:
-            return self.given.target(member), False
+        if self.staging is not None:
+            return self.staging.target(member), False
         if self.array.dtype != formats.activations:
             return None, False
         return self.flat.view(self.array, member), self.accumulates(name)
@@ -99,8 +99,8 @@ class GradientBuffer:
     def accept(self, name: str, gradient: Tensor | None) -> bool:
         """Take a parameter's gradient (None: it is at its target). Returns whether the group now has all its gradients."""
         member = self.members[name]
-        if self.given is not None:
-            gradient = self.given.accept(member, gradient)
+        if self.staging is not None:
+            gradient = self.staging.accept(member, gradient)
         if gradient is not None:
             target = self.flat.view(self.array, member)
             target.add_(gradient) if self.accumulates(name) else target.copy_(gradient)

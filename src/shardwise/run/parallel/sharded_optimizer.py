@@ -86,9 +86,9 @@ class ShardedOptimizer:
         weights: dict[str, list[FactoredWeight]] = {}
         for group in self.groups:
             for member in group.group.members:
-                own_optimizer = optimizer.for_weight(is_matrix=member.parameter.matrix is not None)
+                weight_optimizer = optimizer.for_weight(is_matrix=member.parameter.matrix is not None)
                 hyperparameters = optimizer.hyperparameters_for(fields, matrix=member.parameter.is_matrix)
-                weight = FactoredWeight(group, member, own_optimizer, hyperparameters)
+                weight = FactoredWeight(group, member, weight_optimizer, hyperparameters)
                 weights.setdefault(group.group.path, []).append(weight)
         updates = {}
         for path, unit_weights in weights.items():

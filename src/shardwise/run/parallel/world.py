@@ -32,9 +32,9 @@ class World:
 
     def __init__(
         self, mesh: Mesh, device: torch.device | str = "cpu", *, transport: Transport | None = None,
-        meeting: Rendezvous | None = None, timeout: timedelta = TIMEOUT,
+        rendezvous: Rendezvous | None = None, timeout: timedelta = TIMEOUT,
     ) -> None:  # fmt: skip
-        self.mesh, self.device, self.meeting, self.timeout = mesh, torch.device(device), meeting, timeout
+        self.mesh, self.device, self.rendezvous, self.timeout = mesh, torch.device(device), rendezvous, timeout
         self.transport = current_transport() if transport is None else transport
         self.rank, self.size = self.transport.rank, self.transport.size
         if self.size != mesh.num_devices:
@@ -95,26 +95,26 @@ def join_world(requested: Device, timeout: timedelta = TIMEOUT) -> tuple[torch.d
 
     Raises `InputError` where GPUs are asked for and there are too few, and `LostRankError` where ranks do not come.
     """
-    peer, meeting = Peer.of_this_process(visible_gpus(requested)), None
+    peer, rendezvous = Peer.of_this_process(visible_gpus(requested)), None
     if "RANK" in os.environ and not dist.is_initialized():
-        meeting = join_rendezvous(peer, RENDEZVOUS_TIMEOUT)
-    device = choose_device(requested, (peer,) if meeting is None else meeting.peers, peer)
+        rendezvous = join_rendezvous(peer, RENDEZVOUS_TIMEOUT)
+    device = choose_device(requested, (peer,) if rendezvous is None else rendezvous.peers, peer)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     else:
         keep_host_memory()
-    if meeting is not None:
+    if rendezvous is not None:
         try:
             with wait_for_ranks("the process group of all ranks"):
-                _init_process_group(meeting, "nccl" if device.type == "cuda" else "gloo", timeout)
+                _init_process_group(rendezvous, "nccl" if device.type == "cuda" else "gloo", timeout)
         except LostRankError as error:
-            exit_as_lost(meeting.keys(), meeting.rank, str(error))
-    return device, meeting
+            exit_as_lost(rendezvous.keys(), rendezvous.rank, str(error))
+    return device, rendezvous
 
 
-def _init_process_group(meeting: Rendezvous, backend: str, timeout: timedelta) -> None:
-    store = PrefixStore("default_pg", meeting.store)
-    dist.init_process_group(backend, store=store, rank=meeting.rank, world_size=meeting.size, timeout=timeout)
+def _init_process_group(rendezvous: Rendezvous, backend: str, timeout: timedelta) -> None:
+    store = PrefixStore("default_pg", rendezvous.store)
+    dist.init_process_group(backend, store=store, rank=rendezvous.rank, world_size=rendezvous.size, timeout=timeout)
 
 
 def leave_world() -> None:
@@ -130,8 +130,8 @@ def visible_gpus(requested: Device) -> tuple[str, ...]:
     return tuple(str(torch.cuda.get_device_properties(number).uuid) for number in range(torch.cuda.device_count()))
 
 
-def choose_device(requested: Device, peers: Sequence[Peer], own_peer: Peer) -> torch.device:
-    """Return the device of `own_peer`, one of the ranks `peers`: with `auto` a GPU where every rank can have one of its
+def choose_device(requested: Device, peers: Sequence[Peer], local_peer: Peer) -> torch.device:
+    """Return the device of `local_peer`, one of the ranks `peers`: with `auto` a GPU where every rank can have one of its
     own, else the CPU.
 
     On a host whose ranks all see its GPUs each has that of its local rank. Where a launcher lets each rank see GPUs of
@@ -152,11 +152,11 @@ def choose_device(requested: Device, peers: Sequence[Peer], own_peer: Peer) -> t
             f"--device: found {len(ranks)} ranks on {hosts_without_gpus[0]}, which see {len(gpus)} GPUs; "
             "a GPU for each rank is required, or --device cpu"
         )
-    gpu_of_rank = numbers[own_peer.host]
+    gpu_of_rank = numbers[local_peer.host]
     return (
         torch.device("cpu")
         if hosts_without_gpus or gpu_of_rank is None
-        else torch.device("cuda", gpu_of_rank[own_peer.rank])
+        else torch.device("cuda", gpu_of_rank[local_peer.rank])
     )
 
 

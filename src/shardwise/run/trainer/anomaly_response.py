@@ -63,7 +63,7 @@ def first_non_finite(engine: TrainingEngine, local_loss: float, world: World) ->
 def _weights(engine: TrainingEngine) -> Iterator[tuple[str, Tensor]]:
     for group in engine.groups:
         tensors = ((name, view) for name, view in group.views.items() if isinstance(view, Tensor))
-        yield from tensors if group.whole else ()
+        yield from tensors if group.is_gathered else ()
         yield from ((shard.name, group.state[shard.start : shard.start + shard.size]) for shard in group.intervals())
 
 

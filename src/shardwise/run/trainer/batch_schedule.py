@@ -27,9 +27,9 @@ def complete_schedule(plan: Plan, recipe: TrainingRecipe) -> PhasedBatches | Noi
         raise InputError(
             "--batch-schedule: batches by noise scale follow what is measured; --noise-scale-every N is required"
         )
-    if isinstance(schedule, NoiseScaleBatches) and schedule.least is None:
-        limit = schedule.most or plan.job.global_batch_tokens
-        schedule = replace(schedule, least=min(_min_measured_tokens(plan), limit))
+    if isinstance(schedule, NoiseScaleBatches) and schedule.smallest is None:
+        limit = schedule.largest or plan.job.global_batch_tokens
+        schedule = replace(schedule, smallest=min(_min_measured_tokens(plan), limit))
     return schedule.resolve(plan.job.global_batch_tokens, quantum_tokens(plan))
 
 
@@ -57,7 +57,7 @@ def batch_ramp(plan: Plan, recipe: TrainingRecipe, previous: BatchRamp | None = 
         case PhasedBatches():
             return ramp_from_phases(schedule.phases, seq_len, previous, step)
         case NoiseScaleBatches():
-            initial = ramp_from_phases([(0, schedule.least or 0)], seq_len)
+            initial = ramp_from_phases([(0, schedule.smallest or 0)], seq_len)
             return previous.until(step) if previous is not None and step else initial
 
 
@@ -66,7 +66,7 @@ def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
     schedule = complete_schedule(plan, recipe)
     if isinstance(schedule, NoiseScaleBatches):
         sizes: Iterable[int] = _possible_sizes(schedule)
-        ramp_from_phases([(0, schedule.least or 0), (1, schedule.increment or 0)], plan.job.seq_len)
+        ramp_from_phases([(0, schedule.smallest or 0), (1, schedule.increment or 0)], plan.job.seq_len)
     else:
         sizes = (sequences * plan.job.seq_len for _, sequences in batch_ramp(plan, recipe).values)
     for tokens in sizes:
@@ -77,7 +77,7 @@ def require_batches(plan: Plan, recipe: TrainingRecipe) -> None:
 
 def _possible_sizes(schedule: NoiseScaleBatches) -> Iterator[int]:
     """Yield every batch that a schedule by noise scale may choose, in tokens."""
-    smallest, largest, step = schedule.least or 0, schedule.most or 0, schedule.increment or 1
+    smallest, largest, step = schedule.smallest or 0, schedule.largest or 0, schedule.increment or 1
     yield smallest
     yield from range(-(-smallest // step) * step, largest + 1, step)
 

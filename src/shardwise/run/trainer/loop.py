@@ -154,7 +154,7 @@ class TrainingLoop:
         recipe, trainer = self.settings.recipe, self.trainer
         first_step, inspected = trainer.step, self._inspected_from(trainer.step + 1)
         stragglers = StragglerDetector(self.world, self.plan, recipe.slow_factor)
-        if stopped := self._asked_to_stop():
+        if stopped := self._stop_signal():
             return stopped
         while trainer.step < recipe.steps and not loss_check.is_reached:
             set_stage(f"step {trainer.step + 1}")
@@ -170,7 +170,7 @@ class TrainingLoop:
             loss_check.step(record, reporter)
             resizer.step(record, reporter)
             if trainer.step < recipe.steps and not loss_check.is_reached:
-                if stopped := self._asked_to_stop():
+                if stopped := self._stop_signal():
                     return stopped
                 self._periodic_work(reporter)
         return 0
@@ -192,7 +192,7 @@ class TrainingLoop:
                 details = {"stall_s": saved.stall_s, "write_s": saved.write_s, "num_bytes": saved.num_bytes}
                 reporter.event(CHECKPOINT_EVENT, saved.step, details)
 
-    def _asked_to_stop(self) -> int:
+    def _stop_signal(self) -> int:
         """Return a signal that stops any rank, or 0, on all ranks."""
         return all_reduce_max(self.world, self.stop.signal, "the question whether to stop")
 
@@ -240,7 +240,7 @@ class TrainingLoop:
 
     def _print_resume_command(self, reporter: RunReporter | None, signum: int) -> None:
         if reporter:
-            reporter.say(
+            reporter.print_line(
                 f"stopped by {signal.Signals(signum).name} after step {self.trainer.step} of {self.settings.recipe.steps}, with "
                 f"a checkpoint in {self.settings.out.checkpoints}; to go on: {self.settings.resume_command}"
             )

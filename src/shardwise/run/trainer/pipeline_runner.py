@@ -132,7 +132,7 @@ class PipelineRunner:
             if not (self.trains and context.instance.backward_follows_forward):
                 context.gatherer.end()
         if in_flight.output is None:
-            losses = self._unscaled((in_flight.loss, *in_flight.further))
+            losses = self._unscaled((in_flight.loss, *in_flight.mtp_losses))
             if self.losses:
                 losses = [loss + earlier for loss, earlier in zip(losses, self.losses, strict=True)]
             self.losses = losses

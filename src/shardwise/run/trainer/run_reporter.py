@@ -107,7 +107,7 @@ class RunReporter:
             }
         )  # fmt: skip
         ranks = pluralize(plan.layout.num_devices, "rank")
-        self.say(
+        self.print_line(
             f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
             f"{plan.layout}\n{formula}\n"
             + (f"after {pluralize(first_step, 'step')}: " if first_step else "")
@@ -129,15 +129,15 @@ class RunReporter:
         line |= {f"{VALIDATION_LOSS}/{name}": source_loss for name, source_loss in losses_by_source.items()}
         self._log.write(line)
         self._to_board(line, step)
-        self.say(f"step {step}: held-out loss {loss:.4f}")
+        self.print_line(f"step {step}: held-out loss {loss:.4f}")
 
     def event(self, event: str, step: int, details: Mapping[str, Any], text: str = "") -> None:
         """Log an event after so many steps, and print `text` if there is any."""
         self._log.write({EVENT: event, "step": step, **details})
         if text:
-            self.say(text)
+            self.print_line(text)
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line."""
         self._print(("\r\x1b[K" if self._rewrites_line else "") + text)
 
@@ -159,7 +159,7 @@ class RunReporter:
             self._print(f"\r\x1b[K{text}", end="")
         elif at_tenth or record.step == self.steps or now - self._printed_at >= SECONDS_BETWEEN:
             self._printed_at = now
-            self.say(text)
+            self.print_line(text)
 
     def _progress_text(self, record: StepRecord) -> str:
         mfu = self.throughput.mfu(record)

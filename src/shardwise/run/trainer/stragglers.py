@@ -76,7 +76,7 @@ class StragglerDetector:
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
         """Add a completed step; all ranks call this."""
         self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
-        if self.world.meeting is None or len(self._work_s) < STEPS_BETWEEN:
+        if self.world.rendezvous is None or len(self._work_s) < STEPS_BETWEEN:
             return
         local = [round(1e6 * median(self._work_s)), self.world.stage]
         self._work_s.clear()
@@ -84,7 +84,7 @@ class StragglerDetector:
         work_s = [max(microseconds, 1) / 1e6 for microseconds, _ in rows]
         slow = slow_ranks(work_s, [stage for _, stage in rows], self._flops, self.factor)
         if reporter is not None and slow.keys() != self._slow.keys():
-            peers = self.world.meeting.peers
+            peers = self.world.rendezvous.peers
             ranks = [
                 {
                     "rank": rank,

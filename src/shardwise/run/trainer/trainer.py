@@ -184,9 +184,11 @@ def _replicated(values: Tensor) -> TensorShard:
 def _shard_tensors(shard: ParameterShard, values: Tensor) -> TensorShard | tuple[TensorShard, ...]:
     """Return a process's shard of a parameter: an interval of the flattened one, or boxes if the parameter is split."""
     if shard.covers_parameter:
-        return TensorShard(shard.whole, (shard.offset,), values)
+        return TensorShard(shard.global_shape, (shard.offset,), values)
     boxes, position = [], 0
     for box in shard.boxes():
-        boxes.append(TensorShard(shard.whole, box.offsets, values[position : position + box.volume].view(box.lengths)))
+        boxes.append(
+            TensorShard(shard.global_shape, box.offsets, values[position : position + box.volume].view(box.lengths))
+        )
         position += box.volume
     return tuple(boxes)

@@ -248,7 +248,7 @@ class TrainingEngine:
             if group.has_master:
                 yield MASTER, group.state
         for gradients in self.reducer.groups:
-            staged = () if gradients.given is None else gradients.given.stored_tensors()
+            staged = () if gradients.staging is None else gradients.staging.stored_tensors()
             yield from ((GRADIENTS, tensor) for tensor in (gradients.flat.gradients, *staged))
             if gradients.flat.update is not None:
                 yield OPTIMIZER, gradients.flat.update

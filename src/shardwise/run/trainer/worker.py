@@ -52,14 +52,14 @@ def _train(
 ) -> RunEnd:
     set_stage("the checks before the first step")
     require_on_all_ranks(
-        world, partial(_require_one_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
+        world, partial(_require_same_layout, str(plan.layout), all_gather_texts(world, str(plan.layout)))
     )
     data = require_on_all_ranks(world, lambda: _check_rank(plan, settings, components, world, lock))
     # Measured before the model fills the device.
     measuring = RunMeasurement(world, settings.out, lambda: components.probe(plan, world))
     trainer = require_on_all_ranks(world, lambda: components.trainer(plan, settings.recipe, data.train, world))
     require_on_all_ranks(world, lambda: _begin_run(plan, settings, data, lock) if world.rank == 0 else None)
-    peers = world.meeting.peers if world.meeting else (Peer.of_this_process(),)
+    peers = world.rendezvous.peers if world.rendezvous else (Peer.of_this_process(),)
     require_on_all_ranks(world, lambda: lock.share(peers) if world.rank == 0 else None)
     require_on_all_ranks(world, lambda: lock.share(peers) if world.rank > 0 else None)
     with require_on_all_ranks(
@@ -78,7 +78,7 @@ def _join(settings: RunSettings, components: RunComponents, stop: StopRequest | 
         return plan, components.join(plan, settings.recipe, settings.device)
 
 
-def _require_one_layout(layout: str, layouts: Sequence[str]) -> None:
+def _require_same_layout(layout: str, layouts: Sequence[str]) -> None:
     """Raise `InputError` if ranks have another layout than the first: each reads its plan, or searches it, by itself."""
     if layout != layouts[0]:
         raise InputError(

@@ -175,16 +175,16 @@ def explain_term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> Lay
     tree, _, term = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     pricing = Pricing(plan.problem, layout)
-    explained = pricing.term(name)
-    symbols = {term_input.symbol: term_input for term_input in (*explained.symbols, *pricing.pipeline_inputs)}
+    layout_term = pricing.term(name)
+    symbols = {term_input.symbol: term_input for term_input in (*layout_term.symbols, *pricing.pipeline_inputs)}
     return LayoutTerm(
-        name=name, layout=str(layout), value=terms[term], unit=explained.unit, share=terms[term] / sum(terms.values()),
-        hidden_s=hidden.get(term, 0.0), words=explained.words, formula=explained.formula, source=explained.source,
+        name=name, layout=str(layout), value=terms[term], unit=layout_term.unit, share=terms[term] / sum(terms.values()),
+        hidden_s=hidden.get(term, 0.0), words=layout_term.words, formula=layout_term.formula, source=layout_term.source,
         inputs=(
             *(symbols[key] for key in sorted(symbols)),
-            *(term_input for term_input in explained.inputs if term_input.symbol not in symbols),
+            *(term_input for term_input in layout_term.inputs if term_input.symbol not in symbols),
         ),
-        derived=explained.derived,
+        derived=layout_term.derived,
     )  # fmt: skip
 
 

@@ -343,8 +343,8 @@ class PricedLayout:
     def _key(self) -> tuple[Layout, float, float]:
         return self.layout, self.step_time_s, self.memory_bytes
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PricedLayout) and self._key() == other._key()
+    def __eq__(self, value: object) -> bool:
+        return isinstance(value, PricedLayout) and self._key() == value._key()
 
     def __hash__(self) -> int:
         return hash(self._key())

@@ -103,11 +103,11 @@ def _worst_stages_of(
         # Inserted behind the first stage: the first and the last keep the ends of the row. Others repeat the first.
         inserted = fullest.get(number, [])
         row[1:1] = [*inserted, *row[:1] * (max_fullest - len(inserted))]
-    layers_held = [
+    device_layers = [
         _layers_per_device(architecture, schedule, *pipeline_sizes, row)
         for pipeline_sizes, row in zip(sizes, stage_numbers, strict=True)
     ]
-    numbers, layers = np.array(stage_numbers, dtype=np.int64), np.array(layers_held, dtype=np.int64)
+    numbers, layers = np.array(stage_numbers, dtype=np.int64), np.array(device_layers, dtype=np.int64)
     holding = np.ones(numbers.shape)
     for number, stage_ratios in uneven.items():
         holding[number] = np.take(stage_ratios, numbers[number])
@@ -131,14 +131,14 @@ def _fullest_stages(
     layers = [layers for layers, _ in _layers_per_device(architecture, schedule, pp, count, inner)]
     resolved_schedule = get_schedule(_resolve_natural(schedule, pp, count))
 
-    def layers_held(stage: int, num_micro_batches: int) -> float:
+    def layers_in_flight(stage: int, num_micro_batches: int) -> float:
         in_flight = float(resolved_schedule.in_flight(pp, count, num_micro_batches, stage)) * ratios[stage]
         return layers[stage - inner[0]] * min(in_flight, num_micro_batches)
 
     # No schedule but all-forward-all-backward, which orders its stages the same for any number, holds more than 2 · pp in
     # flight; 4 · pp stands for all larger numbers.
     return sorted(
-        {max(inner, key=lambda stage: layers_held(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)}
+        {max(inner, key=lambda stage: layers_in_flight(stage, batches)) for batches in (*range(1, 2 * pp + 1), 4 * pp)}
     )
 
 

@@ -115,7 +115,9 @@ def _assemble_parameters(ranks: Sequence[Pieces]) -> dict[str, Values]:
     """Return every parameter put together from the pieces of all ranks, flat, in float64; nan where no rank has it."""
     parameters: dict[str, Tensor] = {}
     for interval, values in (piece for pieces in ranks for piece in pieces):
-        parameter = parameters.setdefault(interval.name, torch.full(interval.whole, float("nan"), dtype=torch.float64))
+        parameter = parameters.setdefault(
+            interval.name, torch.full(interval.global_shape, float("nan"), dtype=torch.float64)
+        )
         boxes = list(interval.boxes())
         for box, part in zip(boxes, torch.split(values, [box.volume for box in boxes]), strict=True):
             parameter[box.slices] = part.view(box.lengths).to(torch.float64)

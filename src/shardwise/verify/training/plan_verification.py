@@ -120,7 +120,7 @@ def _verify_mesh(small: SmallMesh, case: TrainingCase) -> MeshVerification:
         raise InputError(
             f"verify: {case.layout}: {'; '.join([str(error), *getattr(error, '__notes__', ())])}"
         ) from error
-    errors = relative_errors(sharded, run_case(case.on_one_device()))
+    errors = relative_errors(sharded, run_case(case.on_single_device()))
     return MeshVerification(
         degrees=small.degrees, case=case, errors=errors, differing=collective_differences(case, sharded.issued)
     )

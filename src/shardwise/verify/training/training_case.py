@@ -59,7 +59,7 @@ class TrainingCase:
     def num_targets(self) -> int:
         return self.num_seqs * self.seq_len
 
-    def on_one_device(self) -> TrainingCase:
+    def on_single_device(self) -> TrainingCase:
         """Return the case with the same micro-batches on one device, which recomputes nothing."""
         return replace(self, layout=Layout(micro_batch_seqs=self.micro_batch_seqs))
 

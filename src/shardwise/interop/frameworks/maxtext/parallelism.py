@@ -147,8 +147,12 @@ def _read_degrees(reader: OptionReader) -> dict[tuple[str, str], int]:
 # max_target_length, steps and per_device_batch_size of base.yml.
 DEFAULT_LENGTH, DEFAULT_STEPS, DEFAULT_BATCH = 2048, 150_001, 12.0
 # Policies by (recompute, whether activations are offloaded). Every block is a jax.checkpoint, so no policy recomputes nothing.
-REMAT_POLICIES = {("full", False): "full", ("selective", False): "minimal_with_context", ("selective", True): "minimal_offloaded",
-            ("full", True): "custom"}  # fmt: skip
+RECOMPUTE_POLICIES = {
+    ("full", False): "full",
+    ("selective", False): "minimal_with_context",
+    ("selective", True): "minimal_offloaded",
+    ("full", True): "custom",
+}
 EQUIVALENT_POLICIES = {"minimal": "minimal_with_context", "minimal_flash": "minimal_with_context", "none": "full"}
 OFFLOADS = {(False, False): "none", (True, False): "optimizer", (False, True): "activations", (True, True): "both"}
 CP_STRATEGIES = {"all_gather": ("all_gather", True), "zigzag": ("ring", True), "ulysses": ("ulysses", False)}
@@ -157,7 +161,7 @@ SPLASH_OPTIONS = {"attention": "flash", "use_tokamax_splash": True}  # rings and
 
 def _recompute_options(launch: Launch) -> Options:
     layout = launch.layout
-    policy = REMAT_POLICIES.get((layout.recompute, layout.offloads_activations))
+    policy = RECOMPUTE_POLICIES.get((layout.recompute, layout.offloads_activations))
     return {
         **({"remat_policy": policy} if policy else {}), **({"decoder_layer_input": "offload"} if policy == "custom" else {}),
         **({"optimizer_memory_host_offload": True} if layout.offloads_optimizer else {}),
@@ -169,7 +173,7 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
     optimizer = bool(reader.get("optimizer_memory_host_offload", False))
     if policy == "custom" and layer_input == "device":
         policy = "full"
-    choices = {theirs: ours for ours, theirs in REMAT_POLICIES.items()}
+    choices = {theirs: ours for ours, theirs in RECOMPUTE_POLICIES.items()}
     policy = EQUIVALENT_POLICIES.get(policy, policy)
     if policy not in choices:
         raise InputError(

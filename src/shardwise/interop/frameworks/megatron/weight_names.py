@@ -202,14 +202,14 @@ class NormNames(NamedTuple):
 
 FUSED_NORMS = NormNames("self_attention.linear_qkv.layer_norm_", "mlp.linear_fc1.layer_norm_", "pre_mlp_layernorm.")
 FUSED_LATENT_NORMS = FUSED_NORMS._replace(layer="input_layernorm.")
-OWN_NORMS = NormNames("input_layernorm.", "pre_mlp_layernorm.", "pre_mlp_layernorm.")
+SEPARATE_NORMS = NormNames("input_layernorm.", "pre_mlp_layernorm.", "pre_mlp_layernorm.")
 # sharded_state_dict_keys_map of Megatron-Core's own modules.
 RENAMED_NORMS = FUSED_NORMS._replace(routed=FUSED_NORMS.mlp)
 FUSED_LATENT_NAMES = (
     "self_attention.linear_q_up_proj.layer_norm_weight",
     "self_attention.linear_kv_up_proj.layer_norm_weight",
 )
-OWN_LATENT_NAMES = ("self_attention.q_layernorm.weight", "self_attention.kv_layernorm.weight")
+SEPARATE_LATENT_NAMES = ("self_attention.q_layernorm.weight", "self_attention.kv_layernorm.weight")
 
 
 class ModuleNames(NamedTuple):
@@ -224,12 +224,12 @@ class ModuleNames(NamedTuple):
 # Names in a distributed checkpoint: those of Transformer Engine, and those that Megatron-Core's own modules ask for.
 DISTRIBUTED_NAMES = (
     ModuleNames(FUSED_NORMS, FUSED_LATENT_NORMS, FUSED_LATENT_NAMES, DISTRIBUTED_EXPERTS),
-    ModuleNames(RENAMED_NORMS, OWN_NORMS, OWN_LATENT_NAMES, DISTRIBUTED_EXPERTS),
+    ModuleNames(RENAMED_NORMS, SEPARATE_NORMS, SEPARATE_LATENT_NAMES, DISTRIBUTED_EXPERTS),
 )  # fmt: skip
 # Names in a rank's file, by --transformer-impl.
 RANK_NAMES: Mapping[str, ModuleNames] = {
     "transformer_engine": ModuleNames(FUSED_NORMS, FUSED_LATENT_NORMS, FUSED_LATENT_NAMES, GROUPED_EXPERTS),
-    "local": ModuleNames(OWN_NORMS, OWN_NORMS, OWN_LATENT_NAMES, SEQUENTIAL_EXPERTS),
+    "local": ModuleNames(SEPARATE_NORMS, SEPARATE_NORMS, SEPARATE_LATENT_NAMES, SEQUENTIAL_EXPERTS),
 }
 
 

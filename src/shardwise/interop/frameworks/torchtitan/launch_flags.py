@@ -123,7 +123,7 @@ def _needs_flex_attention(launch: Launch) -> bool:
     return launch.layout.cp > 1 and flavor_facts(MODELS_FILE, launch.model).get("attention", "flex") != "flex"
 
 
-OWN_MAPPINGS: tuple[OptionMapping, ...] = (
+FLAG_MAPPINGS: tuple[OptionMapping, ...] = (
     map_stages(MODELS_FILE, "lm_head"),
     OptionMapping(
         lambda launch: {SEQUENCE_PARALLEL: launch.layout.sequence_parallel or launch.layout.tp == 1}, _read_sequence_parallel
@@ -201,7 +201,7 @@ TARGET = Target(
     name=NAME, title="torchtitan", version="0.3.0", source="https://pypi.org/project/torchtitan/0.3.0/, torchtitan/config",
     stack="torchtitan", options_file=NAME,
     mappings=(
-        map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS, add_options("module", "config", to_options=lambda launch: {}),
+        map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *FLAG_MAPPINGS, add_options("module", "config", to_options=lambda launch: {}),
     ),
     requirements=(
         require_flavor(MODELS_FILE, TITLE),

@@ -146,7 +146,7 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     return {"job.precision": precisions[recipe, gathered]}
 
 
-OWN_MAPPINGS: tuple[OptionMapping, ...] = (
+TOML_MAPPINGS: tuple[OptionMapping, ...] = (
     map_stages(MODELS_FILE, "output"),
     OptionMapping(lambda launch: {}, lambda reader: {"layout.sequence_parallel": reader.get_degree(TP) > 1}),
     OptionMapping(lambda launch: {"parallelism.enable_async_tensor_parallel": launch.layout.async_tp},
@@ -160,7 +160,7 @@ OWN_MAPPINGS: tuple[OptionMapping, ...] = (
     add_options("job.config_file", "parallelism.disable_loss_parallel", "parallelism.expert_parallel_comm_backend",
            to_options=lambda launch: {}),
 )  # fmt: skip
-OWN_REQUIREMENTS: tuple[Requirement, ...] = (
+TOML_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
         lambda launch: not launch.model.num_predict_layers,
         lambda launch: f"{TITLE} has no multi-token prediction; num_predict_layers=0 is required",
@@ -214,7 +214,7 @@ def _notes(launch: Launch) -> Iterator[str]:
 
 TARGET = Target(
     name=NAME, title="torchtitan", version="0.2.2", source="https://pypi.org/project/torchtitan/0.2.2/, config/job_config.py",
-    stack="torchtitan", options_file=OPTIONS_FILE, mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *OWN_MAPPINGS),
-    requirements=(require_flavor(MODELS_FILE, TITLE), *SHARED_REQUIREMENTS, ENOUGH_MICRO_BATCHES, *OWN_REQUIREMENTS),
+    stack="torchtitan", options_file=OPTIONS_FILE, mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *TOML_MAPPINGS),
+    requirements=(require_flavor(MODELS_FILE, TITLE), *SHARED_REQUIREMENTS, ENOUGH_MICRO_BATCHES, *TOML_REQUIREMENTS),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
 )  # fmt: skip

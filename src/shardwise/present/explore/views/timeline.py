@@ -32,7 +32,7 @@ def timeline(asked: Asked) -> dict[str, Any]:
     require_few_passes(asked)
     plan = asked.plan
     found = simulate(plan.problem, plan.layout)
-    step = found.found
+    step = found.step
     shown = min(len(found.memories), MOST_RANKS)
     return {
         "simulation": simulation_payload(found, plan.estimate), "num_ranks": len(found.memories), "end_s": step.step_time_s,
@@ -113,7 +113,7 @@ def _rank(found: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float)
 
 def _term(one: StreamEvent) -> str:
     """The term of an estimate that an event is counted in: its phase, or its axis."""
-    return TERMS.get(one.what.phase, one.what.phase) if isinstance(one.what, TimedKernel) else one.what.axis
+    return TERMS.get(one.work.phase, one.work.phase) if isinstance(one.work, TimedKernel) else one.work.axis
 
 
 def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:
