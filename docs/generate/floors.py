@@ -37,7 +37,8 @@ def floors(repository: Path = REPOSITORY) -> list[list[str]]:
     layers = configuration["tool"]["importlinter"]["contracts"][0]["layers"]
     rows = [[room.strip(" ()") for room in layer.replace(":", "|").split("|")] for layer in layers]
     package = repository / "src/shardwise"
-    exists = {room for row in rows for room in row if (package / room).is_dir()}
+    coloured = {room for *_, rooms in COLOURS.values() for room in rooms}
+    exists = {room for room in coloured if (package / room).is_dir() or (package / f"{room}.py").is_file()}
     return [row for row in ([room for room in row if room in exists] for row in rows) if row]
 
 

@@ -1,4 +1,5 @@
-"""`python -m shardwise.train`: train a plan with PyTorch on all devices of this machine, or, under torchrun, as one rank.
+"""`python -m shardwise.train`: train a plan with PyTorch on all devices of this machine; `torchrun ... -m shardwise.train`: one
+rank of a run on any number of hosts.
 
 `start_run` checks what needs no PyTorch and starts the ranks of this machine, which run this command again
 (`run.launcher`); `rank_main` is one of them. `build_components` builds the components of a run on Shardwise's engine, with the
@@ -21,7 +22,7 @@ from shardwise.model import Architecture
 from shardwise.records import read_json
 from shardwise.records.run_summary import format_summary
 from shardwise.run import TrainingRecipe, check_run
-from shardwise.run.faults.rank_status import end_with_parent
+from shardwise.run.faults.rank_status import end_with_parent, has_our_launcher
 from shardwise.run.faults.stop_request import INTERRUPTED, StopRequest, report_once_per_host
 from shardwise.run.folder_lock import require_free
 from shardwise.run.launcher import launch_elastic, run_ranks
@@ -171,3 +172,9 @@ def build_components() -> RunComponents:
         join=join, leave=world.leave_world, probe=time_machine_probe, trainer=partial(trainer.Trainer, open_weights=open_weights),
         checkpoints=checkpoints,
     )  # fmt: skip
+
+
+if __name__ == "__main__":
+    if has_our_launcher():  # a rank of our launcher, which prints the summary itself
+        run_and_exit(rank_main)
+    sys.exit(main())
