@@ -36,7 +36,7 @@ from shardwise.run.spawn import run_in_processes
 from shardwise.run.trainer.plan_for_engine import issue_policy
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.layout_plan import plan_layout
-from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Mesh
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision
 

@@ -30,7 +30,7 @@ from torch import Tensor
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.load import load_model
-from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import python_library

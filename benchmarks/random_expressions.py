@@ -12,9 +12,8 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 
 from shardwise.derive.sharded_einsum import ShardedExpression, shard_expression
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import EinsumExpression, ParsedTensor
-from shardwise.sharding.spec import Spec
+from shardwise.sharding.spec import Mesh, Spec
 from shardwise.values.errors import InputError
 
 AXIS_SIZES = (2, 2, 2, 3, 4, 4, 8)

@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwise.run.data.batches import Batch, Batches
+from shardwise.run.data.batches import Batch, Batches, ReadAhead
 from shardwise.run.data.corpus_writer import SplitWriter, replace_folder, write_index
-from shardwise.run.data.read_ahead import ReadAhead
 from shardwise.run.data.shard_index import ShardIndex
 from shardwise.run.data.token_shard_reader import TokenShards
 

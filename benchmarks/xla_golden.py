@@ -24,8 +24,8 @@ from typing import Any
 
 from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.model.load import load_model
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.verify import xla_compile, xla_worker
 from shardwise.verify.hlo_program import HloProgram
 

@@ -23,7 +23,7 @@ from shardwise.records.step_log import read_log
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import dump_plan
-from shardwise.values.atomic_files import write_json_atomic
+from shardwise.values.durable_files import write_json_atomic
 from shardwise.values.estimate_term_names import TIME_TERMS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -10,8 +10,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, shard_expression
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.symbolic import SymbolValues
 

@@ -6,8 +6,8 @@ import pytest
 
 from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 from shardwise.verify import xla_compile
 from shardwise.verify.hlo_graph import replica_groups

@@ -12,8 +12,8 @@ from random_expressions import random_expressions
 from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, shard_expression
 from shardwise.price.product import price_product
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 from shardwise.values.symbolic import SymbolValues
 from shardwise.verify import xla_compile

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from shardwise.layout.layout import Layout
-from shardwise.run.data.batches import Batches
-from shardwise.run.data.read_ahead import DEPTH, ReadAhead
+from shardwise.run.data.batches import DEPTH, Batches, ReadAhead
 from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.trainer.data_loader import MicroBatchLoader
 from shardwise.values.errors import InputError

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.run.data.block_checksums import BLOCK_BYTES, SUMS_DTYPE, BlockChecksums
+from shardwise.run.data.shard_index import BLOCK_BYTES, SUMS_DTYPE, BlockChecksums
 from shardwise.run.data.token_shard_reader import TokenShards
-from shardwise.values.checksums import add_checksum
+from shardwise.values.durable_files import add_checksum
 from shardwise.values.errors import InputError
 
 Shards = Callable[..., TokenShards]

@@ -19,9 +19,8 @@ from shardwise.model.backward import transpose_program
 from shardwise.model.load import load_model
 from shardwise.model.operations import Contract
 from shardwise.model.program import Program, ProgramBuilder, Role
-from shardwise.sharding.collectives import CollectiveKind
+from shardwise.sharding.collectives import CollectiveKind, reshard
 from shardwise.sharding.notation import parse_tensor
-from shardwise.sharding.resharding import reshard
 from shardwise.sharding.spec import Spec
 from shardwise.values.symbolic import SymbolValues
 

@@ -6,7 +6,7 @@ import torch
 from harness import run_processes
 
 from shardwise.run.parallel.world import World
-from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Mesh
 
 AXES = (("a", "b"), ("b", "a"), ("c", "a"), ("c", "b", "a"))
 

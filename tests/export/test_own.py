@@ -10,10 +10,9 @@ import yaml
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.targets import get_target
-from shardwise.interop.launch_advice import price_launch
 from shardwise.interop.launches.export_launch import export
 from shardwise.interop.launches.launch import Machines
-from shardwise.interop.read_launch import parse_launch
+from shardwise.interop.read_launch import parse_launch, price_launch
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model

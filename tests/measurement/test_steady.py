@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from measurement.logs_of import maxtext, megatron, nanotron, torchtitan
 
-from shardwise.records.logs.steady_state import (
+from shardwise.records.logs.training_log import (
     SteadyState,
     drop_outliers,
     interpolated_percentile,
     measure_steady_state,
     num_warm_up,
+    read_training_log,
 )
-from shardwise.records.logs.training_log import read_training_log
 from shardwise.values.errors import InputError
 
 

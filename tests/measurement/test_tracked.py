@@ -25,9 +25,16 @@ from measurement.tracked_of import (
 )
 
 from shardwise.records.logs.frameworks import FORMATS
-from shardwise.records.logs.steady_state import measure_steady_state
 from shardwise.records.logs.tensorboard_events import LONGEST_RECORD, TAIL, crc32c, masked_crc32c, read_scalars
-from shardwise.records.logs.training_log import ALL_TAGS, EVENTS, HISTORY, TABLE, TrainingLog, read_training_log
+from shardwise.records.logs.training_log import (
+    ALL_TAGS,
+    EVENTS,
+    HISTORY,
+    TABLE,
+    TrainingLog,
+    measure_steady_state,
+    read_training_log,
+)
 from shardwise.records.logs.wandb_history import LONGEST_ROW as LONGEST_ROW
 from shardwise.records.logs.wandb_history import read_wandb_file
 from shardwise.values.errors import InputError

@@ -9,10 +9,10 @@ import pytest
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
-from shardwise.measure.utilisation.measured_run import RunSetup
-from shardwise.measure.utilisation.step_breakdown import (
+from shardwise.measure.utilisation import (
     IDEAL_CONSTANTS,
     REST_OF_KERNELS,
+    RunSetup,
     StepBreakdown,
     break_down_step,
     compute_utilisation,

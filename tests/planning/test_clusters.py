@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.hardware.cluster_sizes import iterate_sizes
+from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.present.cli import main
 from shardwise.search.compare_clusters import (
     Comparison,

@@ -29,9 +29,8 @@ from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding.collectives import CollectiveKind, received_elements
 from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
-from shardwise.sharding.spec import Axes
+from shardwise.sharding.spec import Axes, Mesh
 from shardwise.values.symbolic import SymbolValues, constant
 from shardwise.verify.product_runs import run_product
 

@@ -14,7 +14,7 @@ from property.test_fuzz import FUZZED, VALUES, WORDS, check, mutated, paths
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shard_reader import TokenShards
-from shardwise.values.checksums import add_checksum
+from shardwise.values.durable_files import add_checksum
 from shardwise.values.errors import InputError
 
 

@@ -30,7 +30,7 @@ from shardwise.run.checkpoints import (
 )
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
 from shardwise.step.rank_program import parameter_shapes
-from shardwise.values.checksums import DamagedFileError, add_checksum
+from shardwise.values.durable_files import DamagedFileError, add_checksum
 from shardwise.values.errors import InputError
 
 DAMAGED = "what was written is required: remove the folder, and the checkpoint before it is the latest"

@@ -15,7 +15,7 @@ import torch
 
 from shardwise.run.checkpoints import Checkpointer, TensorShard, load, load_tensors
 from shardwise.run.faults.rank_status import first_line
-from shardwise.values.checksums import DamagedFileError, FileChecksum, add_checksum, checksum_file
+from shardwise.values.durable_files import DamagedFileError, FileChecksum, add_checksum, checksum_file
 from shardwise.values.errors import InputError
 
 OLDER = (

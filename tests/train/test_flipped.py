@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from shardwise.run.checkpoints import Checkpointer, TensorShard, latest, load
-from shardwise.run.checkpoints.manifest import MANIFEST
-from shardwise.run.checkpoints.tensor_shards import CheckpointState
+from shardwise.run.checkpoints.manifest import MANIFEST, CheckpointState
 from shardwise.values.errors import InputError
 
 PLACES = 200

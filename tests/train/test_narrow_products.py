@@ -15,7 +15,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Contract
-from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.program import Role
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.unit_passes import TorchUnit

@@ -24,7 +24,7 @@ from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
 from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives
 from shardwise.values.errors import InputError
-from shardwise.verify.training import compare_runs, small_meshes
+from shardwise.verify.training import compare_runs, training_case
 from shardwise.verify.training import plan_verification as verifying
 from shardwise.verify.training.compare_runs import (
     ERROR_LIMITS,
@@ -33,8 +33,7 @@ from shardwise.verify.training.compare_runs import (
     relative_errors,
     run_case,
 )
-from shardwise.verify.training.small_meshes import MOST_DEVICES, _job, shrink_plan
-from shardwise.verify.training.training_case import TrainingCase
+from shardwise.verify.training.training_case import MOST_DEVICES, TrainingCase, _job, shrink_plan
 
 LARGE = {
     "llama-3-8b": "dp=4 fsdp=32 tp=8",
@@ -52,7 +51,7 @@ RECIPE = TrainingRecipe(steps=2, learning_rate=1e-2, warmup_steps=2, clip_norm=0
 @pytest.mark.parametrize("name", LARGE)
 def test_meshes_have_all_that_the_layout_has(name: str) -> None:
     model, layout = load_model(name), Layout.parse(LARGE[name])
-    own = small_meshes.SmallMesh(model, layout).degrees
+    own = training_case.SmallMesh(model, layout).degrees
     meshes = shrink_plan(model, layout)
     assert {atom for one in meshes for atom in one.degrees} == set(own)
     together = {pair for one in meshes for pair in combinations(sorted(one.degrees), 2)}

@@ -16,13 +16,15 @@ from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.values.errors import InputError
 from shardwise.verify.training.plan_verification import small_case
-from shardwise.verify.training.small_meshes import SEQ_LEN, num_micro_batches, shrink_plan
 from shardwise.verify.training.training_case import (
     BUCKET_BYTES,
     CLIP_NORM,
     LEARNING_RATE,
     MEAN_DOCUMENT_TOKENS,
+    SEQ_LEN,
     TrainingCase,
+    num_micro_batches,
+    shrink_plan,
     small_recipe,
 )
 

@@ -37,7 +37,7 @@ from shardwise.layout.choices import Choices
 from shardwise.layout.context_parallel import CP_VARIANTS, get_cp_variant
 from shardwise.layout.layout import OFFLOAD_TARGETS, OFFLOADS, Layout, Offload, get_offload_targets
 from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme
-from shardwise.measure.calibrate.cross_validation import fold_groups
+from shardwise.measure.calibrate.constant_fit import fold_groups
 from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job
@@ -52,8 +52,8 @@ from shardwise.price.unit_cost import unit_values
 from shardwise.run.kernels.optimizers import build_torch_optimizer
 from shardwise.run.recipe import BALANCE_METHODS, TrainingRecipe
 from shardwise.run.recipe import LR_SCHEDULES as RATES
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
@@ -273,7 +273,7 @@ ABSENT = {"none"}
 SAID = {
     ("search/explain/playbook_steps.py", "recompute"), ("layout/choices.py", "recompute"),
     ("hardware/network/compare_collective_algorithms.py", "operation"), ("present/cli/roofline.py", "origin"),
-    ("measure/calibrate/cross_validation.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
+    ("measure/calibrate/constant_fit.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
     ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),
     # a command without the flag that says the default; a rule of one kind of norm

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.model.job import Job
-from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS, get_precision
 

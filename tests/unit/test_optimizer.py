@@ -17,8 +17,14 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.job import Job
 from shardwise.model.operations import MatrixFunction
-from shardwise.model.optimizer_program import WeightMatrix, build_optimizer_program
-from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes, moment_formats, state_bytes
+from shardwise.model.optimizer_program import (
+    WeightMatrix,
+    build_optimizer_program,
+    bytes_per_parameter,
+    moment_bytes,
+    moment_formats,
+    state_bytes,
+)
 from shardwise.model.optimizers.definition import (
     GRADIENT,
     MASTER,

@@ -12,8 +12,8 @@ from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram
 from shardwise.model.operations import Map, OperationSharding
 from shardwise.sharding.collectives import Collective, CollectiveKind
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 from shardwise.verify.product_listing import RESERVED_NAMES, CollectiveLine, build_listing
 from shardwise.verify.product_runs import emit

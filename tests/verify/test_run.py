@@ -17,8 +17,8 @@ from thinned import part_of
 from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
 from shardwise.derive.sharded_program import CollectiveStep, ShardedProgram
 from shardwise.sharding.collectives import MESSAGE_ENDS, Collective, CollectiveKind
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, parse_tensor
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError, ShardwiseError
 from shardwise.verify import product_runs as module
 from shardwise.verify.product_runs import ProductProgram, RunResult, emit, run_product, run_products

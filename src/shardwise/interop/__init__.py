@@ -4,7 +4,7 @@ A launch (model, job, layout, machines) is written as the configuration of a fra
 weights of a model are written under the tensor names of a framework and read back box by box (`weights`). Each framework has
 one set of tables (`frameworks`), which `export`, `read`, `convert` and `train --from` share. Nothing that is read is executed.
 
-Entry points: `launches.export_launch.export`, `launches.read_launch.parse_launch`, `launches.launch_advice.price_launch`,
+Entry points: `launches.export_launch.export`, `read_launch.parse_launch`, `read_launch.price_launch`,
 `frameworks.targets.TARGETS`, `weights.convert.convert`, `weights.weight_formats.open_stored_model`,
 `weights.huggingface_folder.load_hf` and `save_hf`.
 

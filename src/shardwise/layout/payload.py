@@ -23,7 +23,7 @@ from shardwise.layout.placement import Placement, cuts_by_axis, default_placemen
 from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import Architecture, Job
 from shardwise.values import InputError, MergedFields, parse_dataclass
-from shardwise.values.plain_data import known_fields
+from shardwise.values.payload_fields import known_fields
 
 
 class PlacementCuts(TypedDict):

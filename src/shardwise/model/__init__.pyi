@@ -21,11 +21,11 @@ from .operations import Map as Map
 from .operations import MatrixFunction as MatrixFunction
 from .operations import Operation as Operation
 from .operations import Route as Route
+from .optimizer_program import factor_bytes as factor_bytes
+from .optimizer_program import moment_bytes as moment_bytes
 from .optimizer_program import owning_weight as owning_weight
 from .optimizer_program import weight_matrices as weight_matrices
 from .optimizer_program import whole_matrix_inputs as whole_matrix_inputs
-from .optimizer_state import factor_bytes as factor_bytes
-from .optimizer_state import moment_bytes as moment_bytes
 from .optimizers.definition import GRADIENT as GRADIENT
 from .optimizers.definition import MASTER as MASTER
 from .optimizers.definition import Granularity as Granularity

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardwise.derive import ShardedUnit
 from shardwise.derive.low_precision_products import ProductOperand, product_operands, saved_tensor_readers
 from shardwise.model import DEFAULT_OPTIMIZER, Optimizer, Role, density, factor_bytes, get_optimizer, moment_bytes
-from shardwise.model.optimizer_state import element_moments
+from shardwise.model.optimizer_program import element_moments
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step import Kernel, UnitCollective
 from shardwise.values import ZERO, Polynomial, Precision, SymbolValues, Value, bytes_per_element

@@ -17,7 +17,7 @@ from shardwise.batch_size.batch_schedule import BatchSchedule, PhasedBatches, st
 from shardwise.hardware import MAX_QUANTITY, Cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, factor_bytes, get_optimizer
-from shardwise.model.optimizer_state import state_bytes
+from shardwise.model.optimizer_program import state_bytes
 from shardwise.model.parameters_and_flops import num_factored_state_elements, num_matrix_params, num_trained_params
 from shardwise.price.estimate import Estimate, estimate
 from shardwise.price.problem import Problem

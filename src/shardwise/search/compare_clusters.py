@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.hardware import Cluster
-from shardwise.hardware.cluster_sizes import iterate_sizes
+from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.layout import Choices
 from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
 from shardwise.search.plan import Plan

@@ -10,7 +10,7 @@ from typing import Literal
 
 from shardwise.batch_size import LossTarget
 from shardwise.batch_size.tradeoff import CriticalBatchSide
-from shardwise.hardware.cluster_sizes import double_cluster
+from shardwise.hardware.cluster_loading import double_cluster
 from shardwise.layout import Choices
 from shardwise.price import Limits, Problem, Reliability, Run
 from shardwise.price.training_run import training_run

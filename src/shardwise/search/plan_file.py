@@ -35,7 +35,7 @@ from shardwise.values import (
     parse_dataclass,
     raise_problems,
 )
-from shardwise.values.plain_data import known_fields
+from shardwise.values.payload_fields import known_fields
 
 PLAN_SCHEMA_1 = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 PLAN_SCHEMA_2 = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`

@@ -2,15 +2,15 @@ from .collectives import ROWS as ROWS
 from .collectives import Collective as Collective
 from .collectives import CollectiveKind as CollectiveKind
 from .collectives import IssuedCollective as IssuedCollective
+from .collectives import reshard as reshard
 from .collectives import transpose_collective as transpose_collective
 from .collectives import transpose_contraction as transpose_contraction
 from .contraction import Contraction as Contraction
 from .contraction import contract as contract
-from .mesh import Mesh as Mesh
 from .notation import assign_letters as assign_letters
 from .notation import einsum_subscripts as einsum_subscripts
 from .notation import parse_expression as parse_expression
 from .notation import parse_tensor as parse_tensor
-from .resharding import reshard as reshard
 from .spec import Axes as Axes
+from .spec import Mesh as Mesh
 from .spec import Spec as Spec

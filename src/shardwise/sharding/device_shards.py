@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.sharding.collectives import Collective
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes, Mesh, Spec
 from shardwise.values import ShardingError
 
 

@@ -1,4 +1,6 @@
-"""Values that notebooks show, and that have a picture. What is shown of each type is registered in `present`."""
+"""Values that notebooks show, and that have a picture; what is shown of each type is registered in `present`. Values of a
+catalogue with their sources, as `shardwise show` lists them: lists are built beside the values that they describe.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+SourcedValue = tuple[str, Any, str]  # name, value, source; None and "": there is no source for it
 
 
 class Picture(Protocol):

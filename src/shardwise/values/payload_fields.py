@@ -1,9 +1,14 @@
-"""Payload types that merge the fields of several classes; pydantic is loaded only when a schema is asked for."""
+"""Payload types that merge the fields of several classes; dataclasses parsed from plain data (JSON), with one line for each
+field that is wrong.
+"""
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from typing_extensions import TypedDict
+
+from shardwise.values.errors import InputError
 
 
 class MergedFields:
@@ -26,3 +31,32 @@ class MergedFields:
             types = get_type_hints(kind, include_extras=True)
             hints |= {field.name: types[field.name] for field in fields(kind)} if is_dataclass(kind) else types
         return hints
+
+
+Value = TypeVar("Value")
+
+
+def known_fields(kind: type, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the items of a payload that are fields of a dataclass."""
+    names = {field.name for field in fields(kind)}
+    return {key: value for key, value in payload.items() if key in names}
+
+
+def parse_dataclass(kind: type[Value], payload: Any, label: str) -> Value:
+    """Return a dataclass value from plain data. Raises `InputError` with one line for each field that is wrong."""
+    from pydantic import TypeAdapter, ValidationError  # planning and help load without it
+
+    try:
+        return TypeAdapter(kind).validate_python(payload)
+    except ValidationError as error:
+        lines = [
+            f"{label}: {'.'.join(map(str, e['loc'])) or 'value'}: found {short_repr(e['input'])}; {e['msg']}"
+            for e in error.errors()
+        ]
+        raise InputError(*lines) from None
+
+
+def short_repr(value: Any) -> str:
+    """Return a `repr` of at most 80 characters, for errors."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

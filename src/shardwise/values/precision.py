@@ -1,7 +1,7 @@
 """Precision recipes: the number formats of a training run, each with its source, and the options of delayed scaling. Loads no
 NumPy.
 
-Bytes of state per parameter need an optimizer too: `model/optimizer_state.py`.
+Bytes of state per parameter need an optimizer too: `model/optimizer_program.py`.
 """
 
 from __future__ import annotations

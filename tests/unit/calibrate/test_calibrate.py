@@ -7,8 +7,7 @@ import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import constant_values, with_calibration
-from shardwise.measure.calibrate.constant_fit import fit_constants, initial_fit
-from shardwise.measure.calibrate.cross_validation import FoldMember
+from shardwise.measure.calibrate.constant_fit import FoldMember, fit_constants, initial_fit
 from shardwise.measure.calibrate.layout_ranking import rank_layouts, time_per_token
 from shardwise.measure.calibrate.observations import Observation, run_observation, step_time_function
 from shardwise.measure.calibrate.prediction_errors import predict_rows

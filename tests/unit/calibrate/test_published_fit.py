@@ -18,7 +18,7 @@ from json_schemas import require_valid
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import load_published_fit
-from shardwise.measure.calibrate.cross_validation import FOLDS, fold_groups
+from shardwise.measure.calibrate.constant_fit import FOLDS, fold_groups
 from shardwise.measure.calibrate.payloads import fold_payload
 from shardwise.measure.calibrate.prediction_errors import memory_error_tables, predict_rows
 from shardwise.measure.calibrate.published_fit import (

@@ -10,7 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.catalog_networks import replace_chip
-from shardwise.hardware.cluster_sizes import iterate_sizes
+from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus

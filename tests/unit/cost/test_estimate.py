@@ -12,7 +12,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job, OverlapConvention
 from shardwise.model.load import load_model
-from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.parameters_and_flops import model_flops_per_token, num_params
 from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate

@@ -13,7 +13,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.model.optimizer_state import bytes_per_parameter, moment_bytes
+from shardwise.model.optimizer_program import bytes_per_parameter, moment_bytes
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import Role
 from shardwise.price import Problem

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwise.derive.sharded_einsum import shard_expression
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 
 

@@ -22,7 +22,7 @@ from shardwise.model.load import load_model
 from shardwise.search.explain.constant_sensitivity import rank_constants
 from shardwise.search.plan_file import dump_plan, load_plan, parse_plan, plan_payload
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.mesh import Mesh
+from shardwise.sharding.spec import Mesh
 from shardwise.values.errors import InputError
 
 

@@ -9,7 +9,7 @@ import pytest
 import shardwise as sw
 from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
-from shardwise.hardware.cluster_sizes import double_cluster
+from shardwise.hardware.cluster_loading import double_cluster
 from shardwise.price import Limits, Problem
 from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
 from shardwise.search.plan_to_target_loss import LossQuestion, batches_around, choose_point, plan_to_loss

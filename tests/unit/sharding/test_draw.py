@@ -9,8 +9,8 @@ from shardwise.present.draw.grids import draw_grids
 from shardwise.present.draw.palette import PAPER
 from shardwise.present.draw.text import text_width
 from shardwise.present.pictures.shard_holder_grids import Moment, draw_text, shards_chart
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_tensor
+from shardwise.sharding.spec import Mesh
 from unit.draw.page import check_texts
 
 MESH = Mesh.of({"X": 2, "Y": 2})

@@ -15,9 +15,8 @@ from shardwise.sharding.matmul_search.cheapest_strategies import (
     ProductStrategy,
     find_cheapest_strategies,
 )
-from shardwise.sharding.mesh import Mesh
 from shardwise.sharding.notation import parse_expression, result_dims
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes, Mesh, Spec
 from shardwise.values.errors import ShardingError
 from shardwise.values.symbolic import SymbolValues, constant
 

@@ -2,5 +2,5 @@
 
 `launch.Launch` is the value in the middle; `target.Target` describes a framework and how fields of a launch map to its
 options; `translate_launch` translates a launch to options and back for any target. `export_launch` writes the files of a plan,
-`read_launch` reads files, and `launch_advice` prices what was read. The targets themselves are in `interop.frameworks`.
+`interop.read_launch` reads files, and prices what was read. The targets themselves are in `interop.frameworks`.
 """

@@ -17,7 +17,7 @@ from shardwise.interop.launches.target import OptionReader, Target
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import unsupported_choices
 from shardwise.model import Architecture, Optimizer, get_optimizer
-from shardwise.model.optimizer_state import state_parts
+from shardwise.model.optimizer_program import state_parts
 from shardwise.values import PRECISIONS, InputError, Precision, get_precision, raise_problems
 
 # Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.

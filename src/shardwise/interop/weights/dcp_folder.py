@@ -1,12 +1,13 @@
 """The tensors of a model in a folder of torch.distributed.checkpoint, read and written; one chunk is in memory at a time.
 
-Each chunk is written by `torch.save`, one behind the other in files of a given size; `.metadata` says where each lies. Source:
-torch.distributed.checkpoint, metadata.py and filesystem.py of PyTorch 2.13.
+Each chunk is written by `torch.save`, one behind the other in files of a given size; `.metadata` (`DcpMetadata`) says where each
+lies. Source: torch.distributed.checkpoint, metadata.py and filesystem.py of PyTorch 2.13.
 """
 
 from __future__ import annotations
 
 import io
+import pickle
 import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
@@ -14,13 +15,52 @@ from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from shardwise.interop.weights.stored_slices import OutputChunk, ReadBox, group_into_files
 from shardwise.run import METADATA_FILE
 from shardwise.run.checkpoints.dcp_reader import DcpFolder, read_dcp
 from shardwise.run.checkpoints.manifest import TensorChunk
 from shardwise.values import Box, InputError, Shape, flush_to_disk, write_synced
+
+
+class DcpMetadata:
+    """The metadata of a folder, to which each chunk and object is added as it is written."""
+
+    def __init__(self) -> None:
+        self.metadata = Metadata({}, planner_data={}, storage_data={}, version="1.0.0")
+
+    def add_tensor(self, chunk: OutputChunk, file: str, start: int, num_bytes: int) -> None:
+        """Add a chunk of a tensor, which has `num_bytes` of a file from `start` on."""
+        empty = TensorStorageMetadata(TensorProperties(dtype=chunk.dtype), Size(chunk.tensor_shape), [])
+        tensor = cast(TensorStorageMetadata, self.metadata.state_dict_metadata.setdefault(chunk.name, empty))
+        chunk_metadata = ChunkStorageMetadata(Size(chunk.box.offsets), Size(chunk.box.lengths))
+        tensor.chunks.append(chunk_metadata)
+        self.metadata.planner_data[chunk.name] = (chunk.name,)
+        key = MetadataIndex(chunk.name, chunk_metadata.offsets)
+        self.metadata.storage_data[key] = _StorageInfo(file, start, num_bytes)
+
+    def add_objects(self, objects: Mapping[str, bytes], file: str) -> None:
+        """Add objects that lie one behind the other in a file."""
+        start = 0
+        for name, content in objects.items():
+            self.metadata.state_dict_metadata[name] = BytesStorageMetadata()
+            self.metadata.planner_data[name] = (name,)
+            self.metadata.storage_data[MetadataIndex(name)] = _StorageInfo(file, start, len(content))
+            start += len(content)
+
+    def dump(self) -> bytes:
+        """Return the content of `.metadata`."""
+        return pickle.dumps(self.metadata)
 
 
 class DcpModelFolder:
@@ -89,7 +129,6 @@ def write_dcp(
 ) -> None:
     """Write chunks, and `objects` that `torch.save` already serialised, by name. Raises `OSError`, also if the disk is full."""
     # torch.distributed.checkpoint takes a second to import, for which a rank that only trains should not wait.
-    from shardwise.interop.weights.dcp_metadata import DcpMetadata
 
     metadata = DcpMetadata()
     files = group_into_files(chunks, bytes_per_file)

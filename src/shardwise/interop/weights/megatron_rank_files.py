@@ -51,7 +51,7 @@ from shardwise.interop.weights.stored_slices import (
     write_elements,
 )
 from shardwise.model import Architecture
-from shardwise.run.checkpoints.safe_pickle import SafeTensorPickle
+from shardwise.run.checkpoints.dcp_reader import SafeTensorPickle
 from shardwise.values import Box, InputError, Shape, flush_to_disk, lookup, raise_problems, write_synced
 
 SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts

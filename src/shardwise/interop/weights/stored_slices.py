@@ -19,7 +19,7 @@ from shardwise.step import balance_biases, unit_paths
 from shardwise.step.parameters import PlacedUnit
 from shardwise.step.rank_program import single_device_instance
 from shardwise.values import Box, InputError, Shape
-from shardwise.values.checksums import READ_BYTES
+from shardwise.values.durable_files import READ_BYTES
 
 ReadBox = Callable[[str, Box], Tensor]  # (name of a parameter or balance bias, box) → values
 BIAS_DIMS = ("E",)  # dims of a balance bias

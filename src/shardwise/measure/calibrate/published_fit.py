@@ -11,8 +11,17 @@ from pathlib import Path
 import numpy as np
 
 from shardwise.hardware.calibration_constants import MODEL_KINDS
-from shardwise.measure.calibrate.constant_fit import Array, ConstantFit, fit_constants, initial_fit
-from shardwise.measure.calibrate.cross_validation import FitEvidence, FoldMember, cross_validate, fold_groups, group_key
+from shardwise.measure.calibrate.constant_fit import (
+    Array,
+    ConstantFit,
+    FitEvidence,
+    FoldMember,
+    cross_validate,
+    fit_constants,
+    fold_groups,
+    group_key,
+    initial_fit,
+)
 from shardwise.measure.calibrate.layout_ranking import (
     RankingStatistics,
     half_of_study,

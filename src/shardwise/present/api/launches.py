@@ -10,8 +10,8 @@ from shardwise.present.api.given import Model, Where, architecture_of, cluster_o
 from shardwise.search import Plan
 
 if TYPE_CHECKING:
-    from shardwise.interop.launch_advice import PricedLaunch
     from shardwise.interop.launches.export_launch import ExportedLaunch
+    from shardwise.interop.read_launch import PricedLaunch
 
 
 def export_plan(plan: Plan, target: str) -> ExportedLaunch:
@@ -55,7 +55,7 @@ def read_launch(
     ('llama-3-8b', 'fsdp=4 tp=2 zero_stage=1 sequence_parallel=true micro_batch_seqs=1 recompute=none')
     """
     from shardwise.interop import read_files
-    from shardwise.interop.launch_advice import price_launch
+    from shardwise.interop.read_launch import price_launch
 
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = read_files([os.fspath(path) for path in paths])

@@ -110,7 +110,7 @@ def _run_of(files: Sequence[str], cluster: str) -> PricedRun:
     """A run: what ran, and behind it its log; or the folder of a run, which holds both."""
     from shardwise.hardware import match_stack
     from shardwise.measure.calibrate.user_runs import run_from_log
-    from shardwise.measure.utilisation.measured_run import read_measured_log
+    from shardwise.measure.utilisation import read_measured_log
     from shardwise.present.cli.ran import ran_files
     from shardwise.price import Problem
     from shardwise.values import InputError

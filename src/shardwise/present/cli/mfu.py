@@ -76,7 +76,7 @@ def add_ran_arguments(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; a row is appended first."""
-    from shardwise.measure.utilisation.measured_run import mfu_payload
+    from shardwise.measure.utilisation import mfu_payload
     from shardwise.present.cli.mfu_report import mfu_report
 
     found = find(arguments)
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def find(arguments: argparse.Namespace) -> UtilisationReport:
     """What ran and what was measured of it, against the prediction. Raises `InputError` with what is missing."""
     from shardwise.measure import UtilisationReport
-    from shardwise.measure.utilisation.step_breakdown import break_down_step, compute_utilisation
+    from shardwise.measure.utilisation import break_down_step, compute_utilisation
     from shardwise.present.cli.ran import ran_of
     from shardwise.search import make_plan, plan_layout
 
@@ -136,7 +136,7 @@ def require_one_measurement(arguments: argparse.Namespace) -> None:
 def measure(arguments: argparse.Namespace, ran: RunSetup) -> tuple[RunSetup, MeasuredStep]:
     """What was measured of a run; its batch is then known where the log says it."""
     from shardwise.measure import MeasuredStep
-    from shardwise.measure.utilisation.measured_run import read_measured_log
+    from shardwise.measure.utilisation import read_measured_log
     from shardwise.values import InputError, parse_duration
 
     devices = ran.cluster.num_devices

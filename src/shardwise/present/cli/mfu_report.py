@@ -11,7 +11,7 @@ from shardwise.values import format_bytes, format_quantity, format_seconds, plur
 
 if TYPE_CHECKING:
     from shardwise.measure import MeasuredStep, UtilisationReport
-    from shardwise.measure.utilisation.step_breakdown import StepBreakdown
+    from shardwise.measure.utilisation import StepBreakdown
     from shardwise.records.logs.training_log import TrainingLog
     from shardwise.search import Plan
 
@@ -69,7 +69,7 @@ def _utilisation(found: UtilisationReport) -> Iterator[str]:
 
 
 def _log(measured: MeasuredStep) -> Iterator[str]:
-    from shardwise.records.logs.steady_state import RULE
+    from shardwise.records.logs.training_log import RULE
 
     log, steady = measured.log, measured.steady
     if log is None or steady is None:

@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.hardware import load_cluster
     from shardwise.interop import read_files
-    from shardwise.interop.launch_advice import price_launch
+    from shardwise.interop.read_launch import price_launch
     from shardwise.model import load_model
     from shardwise.present.cli.read_report import verdict_report
     from shardwise.search import dump_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.interop.launch_advice import PricedLaunch
+from shardwise.interop.read_launch import PricedLaunch
 from shardwise.model import num_params
 from shardwise.present.cli.interval import step_text
 from shardwise.present.cli.section import Cell, Marked, Report, Row, Section, Table, lines_table

@@ -176,7 +176,7 @@ def _precision_names() -> tuple[str, ...]:
 
 
 def _precisions(names: Sequence[str]) -> Report:
-    from shardwise.model.optimizer_state import bytes_per_parameter
+    from shardwise.model.optimizer_program import bytes_per_parameter
     from shardwise.values import PRECISIONS
 
     rows: list[Row] = [

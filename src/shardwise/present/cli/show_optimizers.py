@@ -81,7 +81,7 @@ def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
     """The number format of each tensor of the state; no master copy where the weights are their own, and the gradient where the
     update has a copy of its own."""
     from shardwise.model import GRADIENT, MASTER
-    from shardwise.model.optimizer_state import moment_formats
+    from shardwise.model.optimizer_program import moment_formats
 
     own = {MASTER: recipe.master, **moment_formats(recipe, one), GRADIENT: recipe.update_gradients}
     return {name: format for name, format in own.items() if format is not None}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from shardwise.records.logs.logged_steps import CLOCK_COLUMNS, STEP_COLUMNS, TaggedValues, row_to_values
-from shardwise.records.logs.protobuf import checksum_error, parse_fields
+from shardwise.records.logs.tensorboard_events import checksum_error, parse_fields
 from shardwise.values import InputError
 
 WANDB_SUFFIX, IDENTITY, HEADER_BYTES = ".wandb", b":W&B", 7

@@ -11,8 +11,8 @@ key of the batch ramp in a state.
 """
 
 from shardwise.run.checkpoints.checkpointer import Checkpointer, RestoreResult
+from shardwise.run.checkpoints.manifest import CheckpointState, Json, TensorShard
 from shardwise.run.checkpoints.reader import load, load_tensors
 from shardwise.run.checkpoints.step_folders import latest
-from shardwise.run.checkpoints.tensor_shards import CheckpointState, Json, TensorShard
 
 __all__ = ["CheckpointState", "Checkpointer", "Json", "RestoreResult", "TensorShard", "latest", "load", "load_tensors"]

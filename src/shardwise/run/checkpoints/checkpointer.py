@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shardwise.run.checkpoints.manifest import CheckpointState, TensorShard, split_state
 from shardwise.run.checkpoints.process_group import CheckpointGroup
 from shardwise.run.checkpoints.reader import load
 from shardwise.run.checkpoints.step_folders import Retention, latest, list_newest_first, set_damaged_aside
-from shardwise.run.checkpoints.tensor_shards import CheckpointState, TensorShard, split_state
 from shardwise.run.checkpoints.writer import write_checkpoint
 from shardwise.run.faults.rank_status import LostRankError, wait_for_ranks
 from shardwise.run.transport.interface import TIMEOUT

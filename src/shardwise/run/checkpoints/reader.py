@@ -21,21 +21,19 @@ from shardwise.run.checkpoints.manifest import (
     DAMAGE_FIX,
     MANIFEST,
     SCHEMA,
+    CheckpointState,
     Schema2Files,
     StoredTensor,
     TensorChunk,
-    read_payload,
-)
-from shardwise.run.checkpoints.process_group import CheckpointGroup
-from shardwise.run.checkpoints.tensor_shards import (
-    CheckpointState,
     TensorShard,
     describe_tensor,
     dtype_name,
+    read_payload,
     split_into_boxes,
     split_state,
     view_shape,
 )
+from shardwise.run.checkpoints.process_group import CheckpointGroup
 from shardwise.values import (
     CHECKSUM_KEY,
     Box,

@@ -20,6 +20,8 @@ from shardwise.run.checkpoints.manifest import (
     Manifest,
     StoredTensor,
     TensorChunk,
+    TensorShard,
+    dtype_name,
     tensor_problem,
     write_manifest,
 )
@@ -32,10 +34,9 @@ from shardwise.run.checkpoints.step_folders import (
     publish_draft,
     remove_draft,
 )
-from shardwise.run.checkpoints.tensor_shards import TensorShard, dtype_name
 from shardwise.run.faults.rank_status import LostRankError
 from shardwise.values import FileChecksum, InputError, Shape, flush_to_disk, name_path_in_errors
-from shardwise.values.checksums import READ_BYTES
+from shardwise.values.durable_files import READ_BYTES
 
 WrittenTensors = tuple[dict[str, StoredTensor], dict[str, FileChecksum]]  # the tensors, and the checksums of the files
 

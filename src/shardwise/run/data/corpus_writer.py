@@ -17,7 +17,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from shardwise.run.data.block_checksums import BlockChecksums
 from shardwise.run.data.documents import Document, HeldOutSplit, TextFile, held_out_documents, read_documents
 from shardwise.run.data.shard_index import (
     ENDS_DTYPE,
@@ -25,6 +24,7 @@ from shardwise.run.data.shard_index import (
     SHARD_FILE,
     SPLITS,
     TOKENIZER_FILE,
+    BlockChecksums,
     ShardIndex,
     SplitIndex,
     TokenShard,

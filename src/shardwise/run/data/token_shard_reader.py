@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.run.data.block_checksums import SUMS_DTYPE, Array, VerifiedBlocks
 from shardwise.run.data.sample_order import Int64s
 from shardwise.run.data.shard_index import (
     DTYPES,
     ENDS_DTYPE,
     REMEDY,
+    SUMS_DTYPE,
     TOKENIZER_FILE,
+    Array,
     ShardIndex,
     TokenShard,
+    VerifiedBlocks,
     read_index,
 )
 from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from shardwise.layout import Layout
-from shardwise.run.data.batches import Batches
-from shardwise.run.data.read_ahead import ReadAhead
+from shardwise.run.data.batches import Batches, ReadAhead
 from shardwise.run.data.sample_order import Int64s
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.kernels.attention_mask import PositionRange

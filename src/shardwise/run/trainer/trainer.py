@@ -14,8 +14,8 @@ from shardwise.batch_size import BatchRamp
 from shardwise.layout import Layout
 from shardwise.model import Architecture
 from shardwise.records import RankTrace, StepInspection, StepRecord
+from shardwise.run.checkpoints.manifest import Json, TensorShard
 from shardwise.run.checkpoints.reader import BUFFER_PREFIX, NUM_LEFT_OUT
-from shardwise.run.checkpoints.tensor_shards import Json, TensorShard
 from shardwise.run.data.batches import Batches
 from shardwise.run.faults.rank_status import mark_waiting
 from shardwise.run.parallel.flat_parameters import ParameterShard

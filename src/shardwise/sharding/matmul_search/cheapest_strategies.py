@@ -27,8 +27,7 @@ from shardwise.sharding.matmul_search.cheapest_paths import (
 )
 from shardwise.sharding.matmul_search.local_products import LocalProducts
 from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, NumberedShardings
-from shardwise.sharding.mesh import Mesh
-from shardwise.sharding.spec import Axes, Spec
+from shardwise.sharding.spec import Axes, Mesh, Spec
 from shardwise.values import ShardingError
 
 PriceProduct = Callable[[float], CostVector]  # FLOPs on one device

@@ -21,8 +21,7 @@ from shardwise.verify.training.compare_runs import (
     relative_errors,
     run_case,
 )
-from shardwise.verify.training.small_meshes import SEQ_LEN, SmallMesh, num_micro_batches, shrink_plan
-from shardwise.verify.training.training_case import TrainingCase
+from shardwise.verify.training.training_case import SEQ_LEN, SmallMesh, TrainingCase, num_micro_batches, shrink_plan
 
 SCHEMA = "shardwise.verify/1"
 
@@ -96,7 +95,7 @@ class PlanVerification:
 def verify_plan(plan: Plan, recipe: TrainingRecipe, progress: Progress = ignore_progress) -> PlanVerification:
     """Train a small model for the recipe's steps, sharded and on one rank, in float64 from the same values and tokens.
 
-    The meshes have at most `small_meshes.MOST_DEVICES` ranks, threads of this process, and together all that the plan's
+    The meshes have at most `training_case.MOST_DEVICES` ranks, threads of this process, and together all that the plan's
     layout has.
 
     Raises `InputError` for a layout that does not run, and if a rank fails; on a deadlock it says what each rank waits

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from shardwise.model.optimizer_state import bytes_per_parameter
+from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.values import SourcedValue, get_precision
 
 
