@@ -129,7 +129,7 @@ def _unit(name: str, value: Number, otherwise: str) -> str:
 @cache
 def rules_by_name() -> Mapping[str, NamedRule]:
     """Return the rules by name, by topic: functions whose arguments and results are numbers, choices or a model."""
-    built = (_build_rule(name, getattr(rules, name)) for name in rules.__all__)
+    built = (_build_rule(name, getattr(rules, name)) for name in dir(rules))
     ordered = sorted(
         (rule for rule in built if rule), key=lambda rule: (rule.topic, rule.function.__code__.co_firstlineno)
     )

@@ -1,0 +1,13 @@
+from .blocks import BlockRoofline as BlockRoofline
+from .blocks import OperationTime as OperationTime
+from .blocks import block_roofline as block_roofline
+from .kernels import KERNEL_FORMS as KERNEL_FORMS
+from .kernels import KernelForm as KernelForm
+from .kernels import KernelRoofline as KernelRoofline
+from .kernels import get_kernel_form as get_kernel_form
+from .kernels import kernel_roofline as kernel_roofline
+from .operand_and_link_rates import ORIGINS as ORIGINS
+from .operand_and_link_rates import Origin as Origin
+from .operand_and_link_rates import link_bandwidths as link_bandwidths
+from .operand_and_link_rates import load_chip_and_links as load_chip_and_links
+from .operand_and_link_rates import transfer_rates as transfer_rates

@@ -1,0 +1,17 @@
+from .base import Carry as Carry
+from .base import Dims as Dims
+from .base import Operation as Operation
+from .base import OperationSharding as OperationSharding
+from .elementwise import Accumulate as Accumulate
+from .elementwise import Concatenate as Concatenate
+from .elementwise import ConcatenateGradient as ConcatenateGradient
+from .elementwise import Map as Map
+from .indexing import Lookup as Lookup
+from .indexing import Route as Route
+from .indexing import RouteGradient as RouteGradient
+from .indexing import Scatter as Scatter
+from .matmul_and_attention import ATTENTION_OPERATIONS as ATTENTION_OPERATIONS
+from .matmul_and_attention import Contract as Contract
+from .matmul_and_attention import MatrixFunction as MatrixFunction
+from .matmul_and_attention import Scan as Scan
+from .matmul_and_attention import ScanGradient as ScanGradient
