@@ -8,25 +8,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from shardwise.book_formulas import rules
 from shardwise.book_formulas.rooflines.operand_and_link_rates import Origin, transfer_rates
-from shardwise.book_formulas.rules import (
-    KernelCost,
-    MatrixProduct,
-    Staging,
-    TimeBounds,
-    TransferStage,
-    attainable_flops_per_s,
-    attention_cost,
-    batched_matmul_cost,
-    critical_intensity,
-    critical_size,
-    dot_product_cost,
-    elementwise_cost,
-    experts_cost,
-    matmul_cost,
-    padding_efficiency,
-    time_bounds,
-)
 from shardwise.hardware import Chip
 from shardwise.values import InputError, bytes_per_element
 
@@ -44,10 +27,10 @@ class KernelForm:
     name: str
     text: str
     letters: Mapping[str, str]
-    cost: Callable[[Sizes, float, float, bool, bool], KernelCost]
+    cost: Callable[[Sizes, float, float, bool, bool], rules.KernelCost]
     defaults: Mapping[str, int | str] = field(default_factory=dict)
     critical: str | None = None
-    products: Callable[[Sizes], tuple[MatrixProduct, ...]] = lambda sizes: ()
+    products: Callable[[Sizes], tuple[rules.MatrixProduct, ...]] = lambda sizes: ()
     weights: bool = False
     attention: bool = False
 
@@ -94,49 +77,49 @@ class KernelForm:
         return (*([self.critical] if self.critical else []), *following)
 
 
-def _attention_products(s: Sizes) -> tuple[MatrixProduct, ...]:
+def _attention_products(s: Sizes) -> tuple[rules.MatrixProduct, ...]:
     """Query heads that share keys are rows of one product; keys, then values, are what the unit holds."""
     rows, count = s["T"] * s["N"] / s["K"], s["B"] * s["K"]
     return (
-        MatrixProduct(rows=rows, d_in=s["H"], d_out=s["S"], count=count),
-        MatrixProduct(rows=rows, d_in=s["S"], d_out=s["H"], count=count),
+        rules.MatrixProduct(rows=rows, d_in=s["H"], d_out=s["S"], count=count),
+        rules.MatrixProduct(rows=rows, d_in=s["S"], d_out=s["H"], count=count),
     )
 
 
-def _attention(s: Sizes, width: float, weight: float, causal: bool, fused: bool) -> KernelCost:
-    return attention_cost(s["B"], s["T"], s["S"], s["N"], s["K"], s["H"], width, causal=causal, fused=fused)
+def _attention(s: Sizes, width: float, weight: float, causal: bool, fused: bool) -> rules.KernelCost:
+    return rules.attention_cost(s["B"], s["T"], s["S"], s["N"], s["K"], s["H"], width, causal=causal, fused=fused)
 
 
 _FORM_LIST = (
     KernelForm(
         name="dot", text="[{N}] · [{N}]", letters={"N": "elements of each vector"},
-        cost=lambda s, width, weight, causal, fused: dot_product_cost(s["N"], width),
+        cost=lambda s, width, weight, causal, fused: rules.dot_product_cost(s["N"], width),
     ),
     KernelForm(
         name="elementwise", text="{A} x [{N}] -> [{N}]", letters={"N": "elements", "A": "arrays that are read (2)"},
         defaults={"A": 2},
-        cost=lambda s, width, weight, causal, fused: elementwise_cost(s["N"], s["A"], width),
+        cost=lambda s, width, weight, causal, fused: rules.elementwise_cost(s["N"], s["A"], width),
     ),
     KernelForm(
         name="matmul", text="[{B}, {D}] · [{D}, {F}]", critical="B", weights=True,
         letters={"B": "rows of activations", "D": "width in", "F": "width out"},
-        cost=lambda s, width, weight, causal, fused: matmul_cost(s["B"], s["D"], s["F"], width, weight),
-        products=lambda s: (MatrixProduct(rows=s["B"], d_in=s["D"], d_out=s["F"]),),
+        cost=lambda s, width, weight, causal, fused: rules.matmul_cost(s["B"], s["D"], s["F"], width, weight),
+        products=lambda s: (rules.MatrixProduct(rows=s["B"], d_in=s["D"], d_out=s["F"]),),
     ),
     KernelForm(
         name="bmm", text="[{B}, {T}, {D}] · [{B}, {D}, {F}]", critical="T", weights=True, defaults={"T": 1},
         letters={"B": "products", "T": "rows of each (1)", "D": "width in", "F": "width out"},
-        cost=lambda s, width, weight, causal, fused: batched_matmul_cost(s["B"], s["T"], s["D"], s["F"], width, weight),
-        products=lambda s: (MatrixProduct(rows=s["T"], d_in=s["D"], d_out=s["F"], count=s["B"]),),
+        cost=lambda s, width, weight, causal, fused: rules.batched_matmul_cost(s["B"], s["T"], s["D"], s["F"], width, weight),
+        products=lambda s: (rules.MatrixProduct(rows=s["T"], d_in=s["D"], d_out=s["F"], count=s["B"]),),
     ),
     KernelForm(
         name="moe", text="[{B}, {D}] · [{k} of {E}, {D}, {F}]", critical="B", weights=True,
         letters={"B": "tokens", "D": "width in", "F": "width out", "E": "experts", "k": "experts of each token"},
-        cost=lambda s, width, weight, causal, fused: experts_cost(
+        cost=lambda s, width, weight, causal, fused: rules.experts_cost(
             s["B"], s["D"], s["F"], s["E"], s["k"], width, weight
         ),
         products=lambda s: (
-            MatrixProduct(rows=s["B"] * s["k"] / s["E"], d_in=s["D"], d_out=s["F"], count=s["E"]),
+            rules.MatrixProduct(rows=s["B"] * s["k"] / s["E"], d_in=s["D"], d_out=s["F"], count=s["E"]),
         ),
     ),
     KernelForm(
@@ -185,11 +168,11 @@ class KernelRoofline:
         return self.form.fill_sizes(self.arguments)
 
     @property
-    def cost(self) -> KernelCost:
+    def cost(self) -> rules.KernelCost:
         """FLOPs; the bytes of activations and of weights, each in its own format."""
         return self._cost(self.sizes)
 
-    def _cost(self, sizes: Mapping[str, float]) -> KernelCost:
+    def _cost(self, sizes: Mapping[str, float]) -> rules.KernelCost:
         widths = bytes_per_element(self.dtype), bytes_per_element(self.weights)
         return self.form.cost(sizes, *widths, self.causal, self.fused)
 
@@ -201,22 +184,23 @@ class KernelRoofline:
     @property
     def critical_intensity(self) -> float:
         """Peak over bandwidth: the FLOPs per byte from which the kernel is bound by compute."""
-        return critical_intensity(self.flops_per_s, self.bytes_per_s)
+        return rules.critical_intensity(self.flops_per_s, self.bytes_per_s)
 
     @property
-    def staging(self) -> Staging:
+    def staging(self) -> rules.Staging:
         """The transfers in order, then compute, each with its amount and rate."""
         transfers = (
-            TransferStage(name=name, amount=self.cost.moved_bytes, rate=rate) for name, rate in self.transfers.items()
+            rules.TransferStage(name=name, amount=self.cost.moved_bytes, rate=rate)
+            for name, rate in self.transfers.items()
         )
-        return Staging(
-            stages=(*transfers, TransferStage(name="compute", amount=self.cost.flops, rate=self.flops_per_s))
+        return rules.Staging(
+            stages=(*transfers, rules.TransferStage(name="compute", amount=self.cost.flops, rate=self.flops_per_s))
         )
 
     @property
-    def bounds(self) -> TimeBounds:
+    def bounds(self) -> rules.TimeBounds:
         """Seconds with compute and all transfers overlapped, and one after the other."""
-        return time_bounds(*(stage.seconds for stage in self.staging.stages))
+        return rules.time_bounds(*(stage.seconds for stage in self.staging.stages))
 
     @property
     def bound(self) -> str:
@@ -227,7 +211,7 @@ class KernelRoofline:
     @property
     def attainable_flops_per_s(self) -> float:
         """The roofline at the kernel's intensity: the smaller of the peak and intensity times bandwidth, in FLOP/s."""
-        return attainable_flops_per_s(self.cost.intensity, self.flops_per_s, self.bytes_per_s)
+        return rules.attainable_flops_per_s(self.cost.intensity, self.flops_per_s, self.bytes_per_s)
 
     @property
     def critical_letters(self) -> tuple[str, ...]:
@@ -242,14 +226,14 @@ class KernelRoofline:
         letters, sizes = self.critical_letters, self.sizes
         if not letters:
             return math.inf
-        crossover = critical_size(
+        crossover = rules.critical_size(
             lambda size: self._cost(sizes | dict.fromkeys(letters, size)), self.flops_per_s, self.bytes_per_s
         )
         max_size = sizes["S"] if self.causal and letters == ("T",) else math.inf
         return crossover if crossover <= max_size else math.inf
 
     @property
-    def products(self) -> tuple[MatrixProduct, ...]:
+    def products(self) -> tuple[rules.MatrixProduct, ...]:
         """The matrix products of the kernel, with their shapes."""
         return self.form.products(self.sizes)
 
@@ -258,16 +242,16 @@ class KernelRoofline:
         """Useful FLOPs over those of shapes padded to the matrix unit; None without a sourced side or without products."""
         if self.matrix_unit is None or not self.products:
             return None
-        return padding_efficiency(self.products, self.matrix_unit)
+        return rules.padding_efficiency(self.products, self.matrix_unit)
 
     @property
-    def padded_bounds(self) -> TimeBounds | None:
+    def padded_bounds(self) -> rules.TimeBounds | None:
         """`bounds` with the FLOPs of the padded shapes."""
         efficiency = self.padding_efficiency
         if efficiency is None:
             return None
         *transfers_s, compute_s = (stage.seconds for stage in self.staging.stages)
-        return time_bounds(*transfers_s, compute_s / efficiency)
+        return rules.time_bounds(*transfers_s, compute_s / efficiency)
 
 
 def kernel_roofline(

@@ -20,20 +20,7 @@ from pathlib import Path
 
 import torch
 
-from shardwise.interop.frameworks.megatron.weight_names import (
-    DISTRIBUTED_NAMES,
-    EMBEDDING,
-    EXTRA_STATE,
-    NUMBERED,
-    RELEASE_FOLDER,
-    SIGMOID_FIX,
-    STACKED,
-    TITLE,
-    TRACKER_FILE,
-    ModuleNames,
-    megatron_weight_table,
-    tracked_folder,
-)
+from shardwise.interop.frameworks.megatron import weight_names
 from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
 from shardwise.interop.frameworks.weight_table import TensorPattern
 from shardwise.interop.weights.dcp_folder import DCP_FILES, DcpModelFolder, write_dcp
@@ -77,7 +64,7 @@ def open_torchtitan(folder: str | Path, architecture: Architecture) -> StoredMod
     return StoredModel(architecture, slices, tensors)
 
 
-MEGATRON_FILES = ModelFiles(TRACKER_FILE, re.compile(RELEASE_FOLDER))
+MEGATRON_FILES = ModelFiles(weight_names.TRACKER_FILE, re.compile(weight_names.RELEASE_FOLDER))
 MEGATRON_CONFIG_FILE = "metadata.json"
 # What `save_config` writes (dist_checkpointing/core.py); releases before 0.20 read the last two.
 MEGATRON_CONFIG = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch",
@@ -93,31 +80,33 @@ def write_megatron(folder: str | Path, source: WeightSource, *, bytes_per_file: 
     """
     chunks = output_chunks(source, megatron_slices(source.architecture, layer_prefix(source.architecture)))
     if not any(chunk.name.endswith("expert_bias") for chunk in chunks):
-        require_zero_biases(source, TITLE, SIGMOID_FIX)
+        require_zero_biases(source, weight_names.TITLE, weight_names.SIGMOID_FIX)
     with replace_model(Path(folder), MEGATRON_FILES) as draft:
-        release_folder = draft / RELEASE_FOLDER
+        release_folder = draft / weight_names.RELEASE_FOLDER
         release_folder.mkdir()
         write_dcp(release_folder, chunks, source.read, bytes_per_file, dict(_extra_states(chunks)))
         write_synced(release_folder / MEGATRON_COMMON_FILE, _torch_save_bytes({"checkpoint_version": 3.0}))
         write_synced(release_folder / MEGATRON_CONFIG_FILE, json.dumps(MEGATRON_CONFIG).encode())
-        write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())
+        write_synced(draft / weight_names.TRACKER_FILE, weight_names.RELEASE_FOLDER.encode())
 
 
 def layer_prefix(architecture: Architecture) -> TensorPattern:
     """Return the name prefix of layers: stacked in one tensor, or numbered if dense layers come first (moe_layer_freq)."""
-    return NUMBERED if architecture.num_dense_layers else STACKED
+    return weight_names.NUMBERED if architecture.num_dense_layers else weight_names.STACKED
 
 
 def megatron_slices(
     architecture: Architecture,
     layer: TensorPattern,
-    implementations: Sequence[ModuleNames] = DISTRIBUTED_NAMES,
+    implementations: Sequence[weight_names.ModuleNames] = weight_names.DISTRIBUTED_NAMES,
     padding: int = 0,
 ) -> Iterator[StoredSlice]:
     """Yield slices under the names of the first implementation, and copies under those names that only others have."""
     shard, chunk_keys = whole_shard(architecture, padding), set[object]()
     for module_names in implementations:
-        slices = list(list_slices(architecture, megatron_weight_table(architecture, module_names, layer), shard))
+        slices = list(
+            list_slices(architecture, weight_names.megatron_weight_table(architecture, module_names, layer), shard)
+        )
         new_slices = [stored_slice for stored_slice in slices if stored_slice.chunk_key not in chunk_keys]
         yield from (replace(stored_slice, copy=bool(chunk_keys)) for stored_slice in new_slices)
         chunk_keys |= {stored_slice.chunk_key for stored_slice in slices}
@@ -132,7 +121,10 @@ def _extra_states(chunks: Iterable[OutputChunk]) -> Iterator[tuple[str, bytes]]:
     for chunk in chunks:
         num_counted = chunk.slices[0].num_counted_dims
         number, count = chunk.box.offsets[:num_counted] or (0,), chunk.tensor_shape[:num_counted] or (1,)
-        yield f"{chunk.name.rpartition('.')[0]}.{EXTRA_STATE}/shard_{_join_dots(number)}_{_join_dots(count)}", content
+        yield (
+            f"{chunk.name.rpartition('.')[0]}.{weight_names.EXTRA_STATE}/shard_{_join_dots(number)}_{_join_dots(count)}",
+            content,
+        )
 
 
 def _join_dots(numbers: Shape) -> str:
@@ -147,12 +139,12 @@ def _torch_save_bytes(content: object) -> bytes:
 
 def open_megatron(folder: str | Path, architecture: Architecture) -> StoredModel:
     """Open the model of a checkpoint, or of a folder with a tracker. Raises `InputError` for another or a damaged model."""
-    tensors = DcpModelFolder(tracked_folder(Path(folder)), MEGATRON_TENSORS)
-    padding = max(tensors.shapes.get(("", EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
+    tensors = DcpModelFolder(weight_names.tracked_folder(Path(folder)), MEGATRON_TENSORS)
+    padding = max(tensors.shapes.get(("", weight_names.EMBEDDING), (0,))[0] - architecture.vocab_size, 0)
     candidates = (
         list(drop_missing_biases(megatron_slices(architecture, layer, module_names, padding), architecture, tensors))
-        for layer in (STACKED, NUMBERED)
-        for module_names in (DISTRIBUTED_NAMES, DISTRIBUTED_NAMES[::-1])
+        for layer in (weight_names.STACKED, weight_names.NUMBERED)
+        for module_names in (weight_names.DISTRIBUTED_NAMES, weight_names.DISTRIBUTED_NAMES[::-1])
     )
     best_slices = min(candidates, key=lambda slices: _count_missing(slices, tensors))
     return StoredModel(architecture, best_slices, tensors)

@@ -22,18 +22,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import skip_data
 
-from shardwise.interop.frameworks.megatron.weight_names import (
-    EMBEDDING,
-    EXTRA_STATE,
-    NUMBERED,
-    RANK_NAMES,
-    RELEASE_FOLDER,
-    SIGMOID_FIX,
-    TITLE,
-    TRACKER_FILE,
-    megatron_weight_table,
-    tracked_folder,
-)
+from shardwise.interop.frameworks.megatron import weight_names
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.interop.weights.dcp_folder import torch_save
 from shardwise.interop.weights.distributed_checkpoints import MEGATRON_FILES
@@ -137,21 +126,21 @@ def write_megatron_ranks(
     weight_table = rank_weight_table(source.architecture, implementation, degrees)
     chunks = output_chunks(source, rank_slices(source.architecture, weight_table, degrees))
     if weight_table.balance_bias is None:
-        require_zero_biases(source, TITLE, SIGMOID_FIX)
+        require_zero_biases(source, weight_names.TITLE, weight_names.SIGMOID_FIX)
     files: dict[str, list[OutputChunk]] = {}
     for chunk in chunks:
         files.setdefault(chunk.file, []).append(chunk)
     with replace_model(Path(folder), MEGATRON_FILES) as draft:
         for name, file_chunks in files.items():
-            (draft / RELEASE_FOLDER / name).mkdir(parents=True)
-            _write_file(draft / RELEASE_FOLDER / name / RANK_FILE, file_chunks, source.read)
-        write_synced(draft / TRACKER_FILE, RELEASE_FOLDER.encode())
+            (draft / weight_names.RELEASE_FOLDER / name).mkdir(parents=True)
+            _write_file(draft / weight_names.RELEASE_FOLDER / name / RANK_FILE, file_chunks, source.read)
+        write_synced(draft / weight_names.TRACKER_FILE, weight_names.RELEASE_FOLDER.encode())
 
 
 def rank_weight_table(architecture: Architecture, implementation: str, degrees: RankDegrees) -> WeightTable:
     """Return the names of a model's weights in the files of ranks."""
-    names = lookup(RANK_NAMES, implementation, "--transformer-impl")
-    weight_table = megatron_weight_table(architecture, names, NUMBERED)
+    names = lookup(weight_names.RANK_NAMES, implementation, "--transformer-impl")
+    weight_table = weight_names.megatron_weight_table(architecture, names, weight_names.NUMBERED)
     if architecture.tied_embeddings and degrees.pp > 1:  # the last stage has a copy of the first one's matrix
         return replace(weight_table, copies={"head": {"head": TensorPattern("output_layer.weight", "[V]+Z, D")}})
     return weight_table
@@ -170,7 +159,9 @@ def _write_file(path: Path, chunks: list[OutputChunk], read: ReadBox) -> None:
             model: dict[str, Any] = {chunk.name: torch.empty(chunk.tensor_shape, dtype=chunk.dtype) for chunk in chunks}
         modules = {chunk.name.rpartition(".")[0] for chunk in chunks}
         empty = torch.empty(0, dtype=torch.uint8)
-        model |= {f"{module}.{EXTRA_STATE}": empty for module in modules if STATEFUL_MODULES.fullmatch(module)}
+        model |= {
+            f"{module}.{weight_names.EXTRA_STATE}": empty for module in modules if STATEFUL_MODULES.fullmatch(module)
+        }
         with skip_data(materialize_fake_tensors=True):
             torch_save({"model": model, "checkpoint_version": 3.0}, file)
         data_offsets = _data_offsets(file)
@@ -223,7 +214,7 @@ class RankFilesFolder:
 
 def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> StoredModel:
     """Open the model of a checkpoint, or of a folder with a tracker. Raises `InputError` for another or a damaged model."""
-    folder = tracked_folder(Path(folder))
+    folder = weight_names.tracked_folder(Path(folder))
     tensors = RankFilesFolder(folder, dict(_load_models(folder)))
     degrees, num_virtual_stages = _read_degrees(tensors)
     degrees.require(architecture)
@@ -235,7 +226,7 @@ def open_megatron_ranks(folder: str | Path, architecture: Architecture) -> Store
     def count_missing(slices: Iterable[StoredSlice]) -> int:
         return len({stored_slice.tensor_key for stored_slice in slices} - tensors.shapes.keys())
 
-    return StoredModel(architecture, min(map(slices_of, RANK_NAMES), key=count_missing), tensors)
+    return StoredModel(architecture, min(map(slices_of, weight_names.RANK_NAMES), key=count_missing), tensors)
 
 
 def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
@@ -251,7 +242,7 @@ def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for number, state_dict in enumerate(state_dicts):
             key = path.parent.name + (f"/{number}" if len(state_dicts) > 1 else "")
             tensors = {name: tensor for name, tensor in state_dict.items() if isinstance(tensor, Tensor)}
-            yield key, {name: tensor for name, tensor in tensors.items() if EXTRA_STATE not in name}
+            yield key, {name: tensor for name, tensor in tensors.items() if weight_names.EXTRA_STATE not in name}
 
 
 def _virtual_stage_models(content: Mapping[str, Any]) -> list[Any]:
@@ -269,7 +260,7 @@ def _read_degrees(tensors: RankFilesFolder) -> tuple[RankDegrees, int]:
     if len(matches) < len(files) or not files:
         raise InputError(f"model: {tensors.folder} has no files mp_rank_00/{RANK_FILE} of ranks, which are required")
     tp, second, third = (1 + max(int(match[group] or 0) for match in matches) for group in (1, 2, 3))
-    all_embed = all(EMBEDDING in tensors.models.get(file, ()) for file in files)
+    all_embed = all(weight_names.EMBEDDING in tensors.models.get(file, ()) for file in files)
     # A name has pp before ep, each only if above 1. A single second number is ep if every file has an embedding, as only the
     # first stage of a pipeline has one.
     pp, ep = (1, second) if third == 1 and all_embed else (second, third)
@@ -298,7 +289,7 @@ def _slices_in_files(
 
     models = [tensors.models[key(0, stage, 0)] for stage in range(degrees.pp * num_virtual_stages)]
     stages = _consecutive_ranges(len(_layer_numbers(model)) for model in models)
-    rows = tensors.shapes.get((key(0, 0, 0), EMBEDDING), (0,))[0] * degrees.tp
+    rows = tensors.shapes.get((key(0, 0, 0), weight_names.EMBEDDING), (0,))[0] * degrees.tp
     weight_table, read_boxes = rank_weight_table(architecture, implementation, degrees), set[tuple[str, Box]]()
     for rank, shard in rank_shards(architecture, degrees, stages, rows):
         for stored_slice in list_slices(architecture, weight_table, replace(shard, file=key(*rank))):
