@@ -129,10 +129,6 @@ class Chip:
         measured = self.fp8_matmul_fraction if dtype == "fp8" else None
         return self.peak(dtype) * (self.matmul_fraction if measured is None else measured)
 
-    def sustained_bytes_per_s(self) -> float:
-        """Return the memory bandwidth that is sustained, in bytes/s."""
-        return self.memory_bytes_per_s * self.memory_fraction
-
 
 def _is_quantity(name: str) -> bool:
     return name.endswith(("_bytes", "_bytes_per_s", "_per_host", "_w", "_unit", "_per_hour"))

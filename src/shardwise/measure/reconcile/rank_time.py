@@ -135,11 +135,6 @@ class CollectiveArrivals:
         return self.spans[self.last_rank].start
 
     @property
-    def skew_s(self) -> float:
-        """Seconds between the first arrival and the last."""
-        return self.all_arrived - min(span.start for span in self.spans.values())
-
-    @property
     def traffic_s(self) -> float:
         """Seconds from the last arrival until all ranks are done."""
         return max(max(span.end for span in self.spans.values()) - self.all_arrived, 0.0)
