@@ -91,7 +91,8 @@ class HeartbeatMonitor:
 
     def __init__(
         self, rendezvous: Rendezvous, stop: StopRequest, recipe: TrainingRecipe, *,
-        remains: Callable[[], str] = lambda: "", report: Callable[[str], None] = print_line, end: Callable[[int], object] = os._exit,
+        remains: Callable[[], str] = lambda: "", report: Callable[[str], None] = print_line,
+        end: Callable[[int], object] = os._exit,
     ) -> None:  # fmt: skip
         self.rendezvous, self.stop, self.remains, self.report, self.end = rendezvous, stop, remains, report, end
         self.silent_after_s, self.timeout_s, self.rank = recipe.silent_after_s, recipe.timeout_s, rendezvous.rank
