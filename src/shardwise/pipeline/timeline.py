@@ -20,14 +20,14 @@ StageSeconds = tuple[float, ...]  # of each virtual stage in the model's order
 class PassTimes(NamedTuple):
     """Seconds of a rank's whole part of the model, which its virtual stages share evenly, and of a message.
 
-    A whole backward pass takes `input_s` and `weight_s`. `together_s`: a forward and a whole backward pass at the same
+    A whole backward pass takes `input_s` and `weight_s`. `overlapped_s`: a forward and a whole backward pass at the same
     time; None: their sum.
     """
 
     forward_s: float = 1.0
     input_s: float = 1.0
     weight_s: float = 1.0
-    together_s: float | None = None
+    overlapped_s: float | None = None
     message_s: float = 0.0
 
 
@@ -78,7 +78,7 @@ class Durations:
             forward=(times.forward_s / v,) * num_stages,
             input=(times.input_s / v,) * num_stages,
             weight=(times.weight_s / v,) * num_stages,
-            overlapped=None if times.together_s is None else (times.together_s / v,) * num_stages,
+            overlapped=None if times.overlapped_s is None else (times.overlapped_s / v,) * num_stages,
             message=times.message_s,
         )
 

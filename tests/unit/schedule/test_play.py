@@ -41,7 +41,7 @@ def test_a_pair_takes_as_long_as_is_given_or_its_parts() -> None:
     pair = ((Action("F", 0, 0),), (Action("F", 0, 1), Action("B", 0, 0)), (Action("B", 0, 1),))
     actions = ActionList(name="own", order=(pair,), placement=loop_placement(1, 1), num_micro_batches=2)
     assert play_actions(actions).ends == [[1.0, 4.0, 6.0]]
-    assert play_actions(actions, Durations.even(1, times=PassTimes(together_s=2.5))).ends == [[1.0, 3.5, 5.5]]
+    assert play_actions(actions, Durations.even(1, times=PassTimes(overlapped_s=2.5))).ends == [[1.0, 3.5, 5.5]]
     assert play_actions(actions, Durations(forward=(1.0,), input=(1.0,), weight=(1.0,), backward=(4.0,))).ends == [
         [1.0, 6.0, 10.0]
     ]

@@ -161,7 +161,7 @@ def parse_times(text: str | None) -> PassTimes:
     """The seconds of `--times`. Raises `InputError`.
 
     >>> parse_times("f=1,b=2,p2p=0.1")
-    PassTimes(forward_s=1.0, input_s=1.0, weight_s=1.0, together_s=None, message_s=0.1)
+    PassTimes(forward_s=1.0, input_s=1.0, weight_s=1.0, overlapped_s=None, message_s=0.1)
     """
     from shardwise.pipeline import PassTimes
     from shardwise.values import InputError, describe_unknown
@@ -180,7 +180,7 @@ def parse_times(text: str | None) -> PassTimes:
     backward = given.get("b", 1.0) / halves
     return PassTimes(
         forward_s=given.get("f", 1.0), input_s=backward, weight_s=given.get("w", backward if halves > 1 else 1.0),
-        together_s=given.get("fb"), message_s=given.get("p2p", 0.0),
+        overlapped_s=given.get("fb"), message_s=given.get("p2p", 0.0),
     )  # fmt: skip
 
 
