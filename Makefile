@@ -1,6 +1,8 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
+DEMO_STAMP := $(VENV)/.stamp-demo
+SHELL := /bin/bash  # pipefail
 
 # Succeeds when the interpreter named before it is new enough and can create a virtual environment.
 PROBE := -c 'import sys; assert sys.version_info >= (3, 11); import ensurepip, venv'
@@ -15,9 +17,8 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := test
 .PHONY: setup demo test quick accuracy check docs matrix mutants export-check weights-check clean
 
-setup: $(STAMP)
-
-$(STAMP): pyproject.toml constraints.txt
+# Creates the virtual environment and installs the package with the extras $(1); prints each package as pip begins with it.
+define install
 	@python="$(PYTHON)"; \
 	if [ -z "$$python" ]; then \
 		echo "error: shardwise needs Python 3.11 or newer with the venv and ensurepip modules;" >&2; \
@@ -28,12 +29,24 @@ $(STAMP): pyproject.toml constraints.txt
 		echo "(it reports: $$("$$python" --version 2>&1 | head -n 1))" >&2; \
 		exit 1; \
 	fi; \
-	echo "creating $(VENV) with $$python"; \
+	echo "creating $(VENV) with $$python, with shardwise[$(1)]: $(2)"; \
 	"$$python" -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	@set -o pipefail; $(BIN)/python -m pip install --disable-pip-version-check -e '.[$(1)]' -c constraints.txt \
+		| sed -u -n 's/^Collecting \([^ ]*\).*/  \1/p; s/^Installing collected packages.*/  installing them/p'
+endef
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call install,dev,1.5 GB to download in all, some minutes)
+	@touch $@ $(DEMO_STAMP)
+
+# The demo needs PyTorch alone: what runs a plan, not what checks it.
+$(DEMO_STAMP): pyproject.toml constraints.txt
+	$(call install,train,about 300 MB to download, a minute or two)
 	@touch $@
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(BIN)/python examples/demo.py
 
 # More workers than the two cores it is timed on: tests with several processes wait for one another.

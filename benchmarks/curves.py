@@ -16,9 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.present.draw.axis import Axis
-from shardwise.present.draw.line_chart import Cloud, Line, LineChart
-from shardwise.present.draw.lines import draw_lines
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.curves import Cloud, Curve, LineChart, draw_lines
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25
@@ -76,7 +75,7 @@ def main() -> None:
     parser.add_argument("steps", nargs="?", type=int, default=STEPS)
     parser.add_argument("--svg", type=Path)
     asked = parser.parse_args()
-    lines: list[Line] = []
+    lines: list[Curve] = []
     marks: list[Cloud] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -91,7 +90,7 @@ def main() -> None:
             differences = {key: largest(eight, one, key) for key in (LOSS, "grad_norm")}
             print(f"{model}, {pins}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps")
             print(f"  largest relative differences: {differences}", flush=True)
-            lines.append(Line(label=f"{model}, {pins}", points=_points(eight)))
+            lines.append(Curve(label=f"{model}, {pins}", points=_points(eight)))
             marks.append(Cloud(label=f"{model}, one process", points=_points(one)[:: asked.steps // MARKS]))
     if asked.svg:
         asked.svg.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +101,7 @@ def _points(records: Sequence[dict[str, float]]) -> tuple[tuple[float, float], .
     return tuple((float(record["step"]), record[LOSS]) for record in records)
 
 
-def picture(lines: Sequence[Line], marks: Sequence[Cloud]) -> str:
+def picture(lines: Sequence[Curve], marks: Sequence[Cloud]) -> str:
     """Losses over steps: lines of eight processes, marks of one."""
     chart = LineChart(
         title="Eight processes train as one does", subtitle="loss in fp32; lines: eight processes, marks: one",

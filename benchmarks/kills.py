@@ -22,8 +22,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from shardwise.present.cli.plain import plain_block
-from shardwise.present.cli.section import Table
+from shardwise.present.rendering.plain_text import render_block
+from shardwise.present.rendering.report import Table
 
 sys.path.pop(0)  # this folder, which has another `train`
 sys.path.extend(str(Path(__file__).parents[1] / "tests" / folder) for folder in ("", "distributed"))
@@ -83,7 +83,7 @@ def main() -> int:
             (name, str(said["kills"]), str(said["half_written"]), "equal" if said["same_bits"] else "differ", said["elsewhere"],
              f"{said['furthest_elsewhere']:.1e}")
         )  # fmt: skip
-    print(plain_block(Table(rows=tuple(rows), right=(1, 2, 5))))
+    print(render_block(Table(rows=tuple(rows), right=(1, 2, 5))))
     return 0 if fine else 1
 
 

@@ -26,8 +26,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.pipeline.actions import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, Action
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import Durations, play_actions
-from shardwise.present.cli.plain import plain_block
-from shardwise.present.cli.section import Table
+from shardwise.present.rendering.plain_text import render_block
+from shardwise.present.rendering.report import Table
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
@@ -141,7 +141,7 @@ def main() -> None:
         parser.error(f"unknown {', '.join(sorted(unknown))}; known are {', '.join(SCHEDULES)}")
     asked = [Asked(name, SCHEDULES[name], arguments.micro_batches, arguments.steps) for name in names]
     header = ("schedule", "micro-batches", "measured s", "played s", "ratio", "bubble", "played", "in order")
-    print(plain_block(Table(rows=(header, *map(compared, asked)), right=range(1, 7))))
+    print(render_block(Table(rows=(header, *map(compared, asked)), right=range(1, 7))))
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from shardwise.present.cli.plain import plain_block
-from shardwise.present.cli.section import Table
+from shardwise.present.rendering.plain_text import render_block
+from shardwise.present.rendering.report import Table
 from shardwise.run.machine_resources import RSS_UNIT
 
 MOST_SECONDS, MOST_BYTES = 60.0, 3e9
@@ -90,7 +90,7 @@ def main() -> int:
                 largest_difference(said, peak=False), largest_difference(said, peak=True),
             )
         )  # fmt: skip
-    print(plain_block(Table(rows=tuple(rows), right=(1, 3, 4, 5))))
+    print(render_block(Table(rows=tuple(rows), right=(1, 3, 4, 5))))
     return 0 if fine else 1
 
 

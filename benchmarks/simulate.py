@@ -15,7 +15,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.pictures.simulated_step_timeline import MOST_TRACED, trace_text
+from shardwise.present.charts.step_charts import MOST_TRACED, step_trace_text
 from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import Simulation
@@ -52,7 +52,7 @@ def row(name: str) -> str:
 
 def _traced_s(simulation: Simulation) -> float:
     begin = time.process_time()
-    trace_text(simulation.found)
+    step_trace_text(simulation.found)
     return time.process_time() - begin
 
 

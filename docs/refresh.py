@@ -22,7 +22,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))

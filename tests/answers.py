@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.present.cli import build_parser
-from shardwise.present.cli.plain import plain
+from shardwise.present.command_line import build_parser
+from shardwise.present.rendering.plain_text import render_text
 from shardwise.values.progress import ignore_progress
 
 
@@ -12,4 +12,4 @@ def answer(*words: str) -> str:
     arguments = build_parser().parse_args(words)
     arguments.progress = ignore_progress
     found = arguments.run(arguments)
-    return found if isinstance(found, str) else plain(found)
+    return found if isinstance(found, str) else render_text(found)

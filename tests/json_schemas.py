@@ -7,7 +7,7 @@ from typing import Any
 
 import jsonschema
 
-from shardwise.present.api.schemas import PAYLOADS, json_schemas
+from shardwise.present.json_schemas import PAYLOADS, json_schemas
 
 
 @cache

@@ -16,7 +16,7 @@ MODULES = (
     "shardwise.train",
     "shardwise.run.trainer.interfaces",
     "shardwise.run.trainer.worker",
-    "shardwise.present.cli",
+    "shardwise.present.command_line",
     "shardwise.run.data.batches",
 )
 for name in MODULES:

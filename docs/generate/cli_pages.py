@@ -6,8 +6,8 @@ import argparse
 import re
 from collections.abc import Iterator
 
-from shardwise.present.cli import build_parser, verb_parsers
-from shardwise.present.cli.verbs import GROUPS
+from shardwise.present.command_line import build_parser, verb_parsers
+from shardwise.present.verbs import GROUPS
 
 WIDTH = 100  # of a usage, in characters
 HEAD = """# Command line

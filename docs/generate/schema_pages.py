@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwise.present.api.schemas import PAYLOADS, json_schemas
+from shardwise.present.json_schemas import PAYLOADS, json_schemas
 
 HEAD = """# JSON schemas
 

@@ -20,10 +20,7 @@ from .model.parameters_and_flops import num_params as num_params
 from .present.api.books import rule as rule
 from .present.api.books import rules as rules
 from .present.api.costs import estimate as estimate
-from .present.api.costs import memory as memory
 from .present.api.costs import roofline as roofline
-from .present.api.figures import Figure as Figure
-from .present.api.figures import figure as figure
 from .present.api.launches import export_plan as export_plan
 from .present.api.launches import read_launch as read_launch
 from .present.api.plans import (
@@ -43,6 +40,10 @@ from .present.api.plans import (
 )
 from .present.api.schemas import json_schemas as json_schemas
 from .present.api.sweeps import sweep as sweep
+from .present.figures.by_name import figure as figure
+from .present.figures.figure import Figure as Figure
+from .present.verbs.memory import kv_cache as kv_cache
+from .present.verbs.memory import memory as memory
 from .price.estimate import Estimate as Estimate
 from .price.reliability import Reliability as Reliability
 from .price.run_limits import Limits as Limits

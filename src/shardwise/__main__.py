@@ -2,6 +2,6 @@
 
 import sys
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 sys.exit(main())

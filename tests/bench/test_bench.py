@@ -17,7 +17,7 @@ from shardwise.measure.calibrate.observations import BenchmarkTarget, read_bench
 from shardwise.measure.microbenchmarks import benchmark_lines
 from shardwise.measure.microbenchmarks.benchmark_lines import append_line, line_key, read_measured_keys, remaining_lines
 from shardwise.measure.microbenchmarks.timing import REPEATS, summarise_times, time_kernel
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.run.spawn import run_in_processes
 from shardwise.values.errors import InputError
 

@@ -36,7 +36,7 @@ from shardwise.measure.microbenchmarks.machine_fit import (
     prediction_interval,
 )
 from shardwise.model.job import Job
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price.roofline import TILE_ROWS
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.errors import InputError

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.batch_size.tradeoff import BatchTradeoff
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "batch" / "runs.csv"
 LAW = BatchTradeoff(min_steps=1200, noise_tokens=250e3)

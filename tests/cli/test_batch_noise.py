@@ -12,7 +12,7 @@ import pytest
 import shardwise as sw
 from shardwise.batch_size.noise_scale import parse_noise_scale
 from shardwise.batch_size.run_noise import noise_sample_of
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_log import LogWriter, MfuFormula, StepRecord, format_step_line, read_log
 from shardwise.run.trainer.noise_scale import noise_sample

@@ -13,7 +13,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import published_calibration
 from shardwise.hardware.stacks import get_stack
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 RUNS = str(Path(__file__).parents[2] / "examples" / "calibrate" / "runs.csv")
 JOB = ("--batch-tokens", "512Ki", "--seq-len", "8192")

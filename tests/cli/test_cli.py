@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli import build_parser, main, verb_parsers
 from shardwise.present.cli.arguments import policies
+from shardwise.present.command_line import build_parser, main, verb_parsers
 from shardwise.search.plan import software_versions
 from shardwise.search.plan_file import load_plan, parse_plan, plan_payload
 from shardwise.search.verdicts import RESOLUTION
@@ -686,7 +686,7 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
     assert "lora_targets = none" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.present.cli"]])
+@pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.present.command_line"]])
 def test_the_package_runs_as_a_module(command: list[str]) -> None:
     done = subprocess.run([sys.executable, *command, "--version"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"shardwise {sw.__version__}\n", "")

@@ -159,7 +159,7 @@ def test_wrong_input_is_said(
 
 def test_help_loads_no_numpy() -> None:
     code = (
-        "import sys; from shardwise.present.cli import verb_parsers; verb_parsers()['collective'].format_help();"
+        "import sys; from shardwise.present.command_line import verb_parsers; verb_parsers()['collective'].format_help();"
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

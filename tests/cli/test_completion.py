@@ -20,20 +20,19 @@ from json_schemas import require_valid
 from shardwise.hardware.stacks import stack_names
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.model.load import model_names
-from shardwise.present.cli.candidates import candidates
 from shardwise.present.cli.completion import bash_lines, fish_lines, zsh_lines
-from shardwise.present.cli.verbs import GROUPS
-from shardwise.present.pictures.shell_completion_scripts import SCRIPTS
+from shardwise.present.shell_completion import SCRIPTS, complete
+from shardwise.present.verbs import GROUPS
 
 HANG_S = 60  # a shell that has not answered by then hangs
 
 
 def words(*line: str) -> list[str]:
-    return [one.word for one in candidates(line)]
+    return [one.word for one in complete(line)]
 
 
 def test_every_verb_is_offered_with_its_line() -> None:
-    assert candidates([""]) == [verb for group in GROUPS.values() for verb in group]
+    assert complete([""]) == [entry[:2] for group in GROUPS.values() for entry in group]
     assert words("sch") == ["schedule"]
     assert words("--") == ["--help", "--version"]
 
@@ -67,7 +66,7 @@ def test_what_may_stand_at_the_end(line: list[str], found: Sequence[str]) -> Non
 
 
 def test_flags_have_the_line_of_their_help() -> None:
-    found = dict(candidates(["kv-cache", "llama-3-8b", "--"]))
+    found = dict(complete(["kv-cache", "llama-3-8b", "--"]))
     assert found["--context"] == "tokens of each sequence, such as 8Ki"
     assert all(found.values())
 

@@ -17,7 +17,7 @@ from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.run.engine.model_builder import ModelWeights
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan

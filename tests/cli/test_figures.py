@@ -12,11 +12,12 @@ from json_schemas import require_valid
 from unit.draw.page import check_texts, texts
 
 import shardwise as sw
-from shardwise.present.api.figures import FIGURES, figure_payload, figures_page
-from shardwise.present.api.figures.figure import Book, Figure
-from shardwise.present.api.figures.searched import best_layouts
-from shardwise.present.cli import main
-from shardwise.present.draw.charts import draw_chart
+from shardwise.present.charts.draw_chart import draw_chart
+from shardwise.present.command_line import main
+from shardwise.present.figures.by_name import FIGURES
+from shardwise.present.figures.figure import Book, Figure, figure_payload
+from shardwise.present.figures.figures_page import figures_page
+from shardwise.present.figures.ultrascale_playbook import best_layouts
 
 LONG = "best-layouts"  # plans every model on every number of nodes
 

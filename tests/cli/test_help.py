@@ -13,9 +13,9 @@ from statistics import median
 
 import pytest
 
-import shardwise.present.cli
-from shardwise.present.cli import build_parser, main, verb_parsers
-from shardwise.present.cli.verbs import GROUPS
+import shardwise.present.verbs
+from shardwise.present.command_line import build_parser, main, verb_parsers
+from shardwise.present.verbs import GROUPS
 from shardwise.run.trainer.flags import build_parser as rank_parser
 
 VERBS = {verb.name: verb.line for group in GROUPS.values() for verb in group}
@@ -24,7 +24,7 @@ MOST_S = 0.15  # of --help, on a machine that has nothing else to do
 # Their examples need logs, published runs, PyTorch or minutes; they are parsed, not run.
 PARSED = (
     "mfu", "calibrate", "validate", "bench", "tokenize", "verify", "rehearse", "train", "reconcile", "trace", "explore",
-    "convert", "batch",
+    "convert", "batch", "mcp",
 )  # fmt: skip
 
 
@@ -32,14 +32,16 @@ def test_the_verbs_stand_in_groups_with_a_line_each() -> None:
     text = build_parser().format_help()
     for title, group in GROUPS.items():
         lines = text.split(f"\n{title}:\n")[1].split("\n\n")[0].splitlines()
-        assert [tuple(line.split(maxsplit=1)) for line in lines] == list(group)
+        assert [tuple(line.split(maxsplit=1)) for line in lines] == [entry[:2] for entry in group]
     assert all(len(line) <= WIDTH for line in text.splitlines())
 
 
 def test_every_verb_has_a_module_and_every_module_of_a_verb_is_one() -> None:
-    files = Path(shardwise.present.cli.__file__).parent.glob("*.py")
-    declaring = {one.stem for one in files if "\ndef configure(" in one.read_text(encoding="utf-8")}
-    assert declaring == {name.replace("-", "_") for name in VERBS}
+    folder = Path(shardwise.present.verbs.__file__).parent
+    declaring = {name for name in VERBS if (folder.parent / "cli" / f"{name.replace('-', '_')}.py").is_file()}
+    functions = [entry.function for group in GROUPS.values() for entry in group if entry.function]
+    decorated = sum(file.read_text(encoding="utf-8").count("\n@verb(") for file in folder.glob("*.py"))
+    assert decorated == len(set(functions)) == len(VERBS) - len(declaring)
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -102,7 +104,7 @@ def test_the_help_folds_paragraphs_and_keeps_what_is_indented(monkeypatch: pytes
 def loaded() -> Iterator[str]:
     """Modules of Shardwise that `--help` loads."""
     code = (
-        "import sys\nfrom shardwise.present.cli import main\ntry:\n    main(['--help'])\n"
+        "import sys\nfrom shardwise.present.command_line import main\ntry:\n    main(['--help'])\n"
         "except SystemExit:\n    print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -112,7 +114,7 @@ def loaded() -> Iterator[str]:
 def test_the_help_of_all_verbs_loads_none_of_them() -> None:
     assert set(loaded()) == {
         "shardwise", "shardwise.present",
-        "shardwise.present.cli", "shardwise.present.cli.verbs", "shardwise.values",
+        "shardwise.present.command_line", "shardwise.present.verb_parsers", "shardwise.present.verbs", "shardwise.values",
         "shardwise.values.argument_parser", "shardwise.values.displayable", "shardwise.values.errors",
     }  # fmt: skip
 

@@ -22,7 +22,7 @@ def loaded_modules(code: str) -> set[str]:
 
 
 def run_verb(*arguments: str) -> str:
-    return f"from shardwise.present.cli import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
+    return f"from shardwise.present.command_line import main\ntry:\n    main({list(arguments)!r})\nexcept SystemExit:\n    pass"
 
 
 HEAVY = {"numpy", "torch", "jax", "pydantic", "tokenizers", "matplotlib", "rich"}
@@ -61,7 +61,7 @@ def test_help_loads_no_numpy(arguments: list[str]) -> None:
 
 
 def test_reconciling_loads_no_framework() -> None:
-    code = "from shardwise.measure.reconcile import reconciliation\nfrom shardwise.present.cli import reconcile_report"
+    code = "from shardwise.measure.reconcile import reconciliation\nfrom shardwise.present.reports import run as reconcile_report"
     assert not loaded_modules(code) & {"torch", "jax", "jaxlib", "tokenizers"}
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

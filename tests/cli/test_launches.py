@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 PLAN = ("llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", "megatron")
 

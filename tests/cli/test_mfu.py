@@ -11,7 +11,7 @@ from measurement.logs_of import maxtext, megatron, torchtitan
 from measurement.tracked_of import FOLDER
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "calibrate" / "run"
 LAUNCH, LOG = str(EXAMPLE / "launch.sh"), str(EXAMPLE / "train.log")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from train.launching import commanded
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 CONFIG = Path(__file__).parents[2] / "examples" / "small-llama" / "config.json"
 CLUSTER = """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import READER_LEFT, main
+from shardwise.present.command_line import READER_LEFT, main
 from shardwise.values.argument_parser import SUBSTITUTES, substitute_unencodable, write_error, write_text
 from shardwise.values.errors import OutputError, ShardwiseError, format_problems
 

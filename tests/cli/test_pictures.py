@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
@@ -15,7 +14,8 @@ from answers import answer
 
 import shardwise as sw
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
-from shardwise.present.cli import memory, memory_report, roofline
+from shardwise.present.cli import roofline
+from shardwise.present.reports import memory as memory_module
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.estimate_term_names import MEMORY_TERMS
 
@@ -24,11 +24,11 @@ JOB = ["--batch-tokens", "512Ki", "--seq-len", "8192"]
 MEMORY = ["llama-3-8b", "h100:8", *JOB]
 
 
-def run(verb: ModuleType, *arguments: str) -> str:
-    return answer(verb.__name__.rpartition(".")[2], *arguments)
+def run(verb: str, *arguments: str) -> str:
+    return answer(verb, *arguments)
 
 
-def payload(verb: ModuleType, *arguments: str) -> dict[str, Any]:
+def payload(verb: str, *arguments: str) -> dict[str, Any]:
     found = json.loads(run(verb, *arguments, "--json"))
     assert isinstance(found, dict)
     return found
@@ -39,7 +39,7 @@ def texts(path: Path) -> set[str]:
 
 
 def test_a_product_just_short_of_the_knee() -> None:
-    shown = run(roofline, *MATMUL)
+    shown = run("roofline", *MATMUL)
     for part in (
         "matmul [240, 8,192] · [8,192, 28,672] in bf16 on tpu-v5e",
         "memory-bound: intensity 231.3 FLOPs/byte, the chip's 243.2",
@@ -51,14 +51,14 @@ def test_a_product_just_short_of_the_knee() -> None:
 
 
 def test_int8_weights_halve_the_critical_batch() -> None:
-    assert "compute-bound from B = 126.4" in run(roofline, *MATMUL, "--weights", "int8")
-    assert "compute-bound:" in run(roofline, *MATMUL, "--weights", "int8")
-    narrow = run(roofline, "matmul", "B=4Ki,D=128,F=128", "h100")
+    assert "compute-bound from B = 126.4" in run("roofline", *MATMUL, "--weights", "int8")
+    assert "compute-bound:" in run("roofline", *MATMUL, "--weights", "int8")
+    narrow = run("roofline", "matmul", "B=4Ki,D=128,F=128", "h100")
     assert "memory-bound at every B" in narrow
 
 
 def test_the_payload_of_a_roofline() -> None:
-    found = payload(roofline, *MATMUL)
+    found = payload("roofline", *MATMUL)
     assert found.keys() == {
         "schema", "kernel", "label", "sizes", "shapes", "chip", "dtype", "weights", "from", "options", "peak_flops_per_s",
         "memory_bytes_per_s", "flops", "read_bytes", "written_bytes", "moved_bytes", "intensity", "critical_intensity",
@@ -70,12 +70,12 @@ def test_the_payload_of_a_roofline() -> None:
     assert found["moved_bytes"] == 2 * (240 * 8192 + 8192 * 28672 + 240 * 28672)
     assert found["critical_intensity"] == pytest.approx(197e12 / 810e9)
     assert found["time_s"] == max(found["math_s"], found["memory_s"])
-    assert payload(roofline, "matmul", "B=1,D=8,F=8", "h100")["critical_size"] is None
+    assert payload("roofline", "matmul", "B=1,D=8,F=8", "h100")["critical_size"] is None
 
 
 def test_a_rooflines_picture(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
-    run(roofline, *MATMUL, "--plot", str(target))
+    run("roofline", *MATMUL, "--plot", str(target))
     assert {"Roofline of tpu-v5e", "bf16, memory: 243.2", "matmul B = 240, D = 8,192, F = 28,672", "A"} <= texts(target)
     assert "bf16 from VMEM, 17.8 TB/s" in texts(target)
 
@@ -106,24 +106,24 @@ def test_a_rooflines_picture(tmp_path: Path) -> None:
 )
 def test_wrong_rooflines(arguments: list[str], problems: list[str]) -> None:
     with pytest.raises(InputError) as caught:
-        run(roofline, *arguments)
+        run("roofline", *arguments)
     for problem in problems:
         assert problem in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "begin"), [("a.svg", b"<svg"), ("a.PNG", b"\x89PNG"), ("a.pdf", b"%PDF")])
 def test_a_picture_is_what_its_name_ends_in(tmp_path: Path, name: str, begin: bytes) -> None:
-    run(roofline, *MATMUL, "--plot", str(tmp_path / name))
+    run("roofline", *MATMUL, "--plot", str(tmp_path / name))
     assert (tmp_path / name).read_bytes().startswith(begin)
 
 
 def test_without_matplotlib_only_svg_is_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shardwise.present.draw.figure.find_spec", lambda name: None)
-    run(roofline, *MATMUL, "--plot", str(tmp_path / "a.svg"))
+    monkeypatch.setattr("shardwise.present.charts.matplotlib_export.find_spec", lambda name: None)
+    run("roofline", *MATMUL, "--plot", str(tmp_path / "a.svg"))
     with pytest.raises(SystemExit) as caught:
-        run(roofline, *MATMUL, "--plot", str(tmp_path / "a.png"))
+        run("roofline", *MATMUL, "--plot", str(tmp_path / "a.png"))
     assert caught.value.code == 2
     assert "pip install 'shardwise[plot]'" in capsys.readouterr().err
 
@@ -131,14 +131,14 @@ def test_without_matplotlib_only_svg_is_drawn(
 def test_kernels_side_by_side(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
     others = ["--with", "attention T=1,S=8192,N=64,K=8,H=128", "--with", "dot N=4096"]
-    shown = run(roofline, *MATMUL, *others, "--weights", "int8", "--causal", "--plot", str(target))
+    shown = run("roofline", *MATMUL, *others, "--weights", "int8", "--causal", "--plot", str(target))
     lines = shown.splitlines()
     assert lines[0] == "on tpu-v5e in bf16, from hbm: compute-bound from 243.2 FLOPs/byte"
     assert [line.split()[0] for line in lines[1:]] == ["kernel", "matmul", "attention", "dot"]
     assert [line.split()[-1] for line in lines[2:]] == ["compute", "memory", "memory"]
     assert "causal flash" in lines[3]
     assert {"A", "B", "C", "dot N = 4,096"} <= texts(target)
-    found = payload(roofline, *MATMUL, *others, "--causal")
+    found = payload("roofline", *MATMUL, *others, "--causal")
     assert [one["kernel"] for one in found["with"]] == ["attention", "dot"]
     assert (found["options"], found["with"][0]["options"]) == ([], ["causal", "flash"])
 
@@ -146,24 +146,24 @@ def test_kernels_side_by_side(tmp_path: Path) -> None:
 def test_operands_on_the_host_and_padding() -> None:
     """S0, part 2, question 3, with its bandwidth of 15 GB/s: 61,000 tokens, of matrices far wider than any."""
     shown = run(
-        roofline, "matmul", "B=64,D=1Gi,F=4Gi", "tpu-v6e", "--from", "host", "--set", "chip.pcie_bytes_per_s=15GB/s"
+        "roofline", "matmul", "B=64,D=1Gi,F=4Gi", "tpu-v6e", "--from", "host", "--set", "chip.pcie_bytes_per_s=15GB/s"
     )
     assert "pcie-bound: intensity 64.0 FLOPs/byte, the chip's from its host 61,200.0" in shown
     assert "compute-bound from B = 61,204.4" in shown
-    shown = run(roofline, "matmul", "B=1,D=100,F=128", "tpu-v6e", "--from", "hbm")
+    shown = run("roofline", "matmul", "B=1,D=100,F=128", "tpu-v6e", "--from", "hbm")
     assert "padded to the matrix unit of 256 x 256: 2.4% of its FLOPs are useful" in shown
-    assert "padded" not in run(roofline, "matmul", "B=1,D=100,F=128", "h100")
+    assert "padded" not in run("roofline", "matmul", "B=1,D=100,F=128", "h100")
 
 
 def test_a_models_block(tmp_path: Path) -> None:
     target = tmp_path / "roofline.svg"
-    shown = run(roofline, "llama-3-8b", "B=2,T=4096", "h100", "--plot", str(target))
+    shown = run("roofline", "llama-3-8b", "B=2,T=4096", "h100", "--plot", str(target))
     for part in ("block of llama-3-8b, 2 x 4,096 tokens in bf16 on h100", "attended, lse", "(3 fused)", "of the peak"):
         assert part in shown
     shown = "\n".join(texts(target))
     for kernel in ("forward attended, lse: ", "forward attention_norm.out · wq, and 3 alike: "):
         assert kernel in shown
-    found = payload(roofline, "llama-3-8b", "T=4096", "h100")
+    found = payload("roofline", "llama-3-8b", "T=4096", "h100")
     assert found.keys() == {
         "schema", "model", "sizes", "chip", "dtype", "peak_flops_per_s", "memory_bytes_per_s", "critical_intensity",
         "operations", "phases",
@@ -188,14 +188,14 @@ def test_the_help_lists_the_kernels_with_their_letters() -> None:
 
 def test_a_peak_without_a_source_and_a_place_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(MissingValueError, match="no sourced fp8 peak"):
-        run(roofline, *MATMUL, "--dtype", "fp8")
+        run("roofline", *MATMUL, "--dtype", "fp8")
     with pytest.raises(InputError, match="--plot: cannot write"):
-        run(roofline, *MATMUL, "--plot", str(tmp_path / "none" / "lines.svg"))
+        run("roofline", *MATMUL, "--plot", str(tmp_path / "none" / "lines.svg"))
 
 
 def test_what_a_layer_keeps_is_listed_and_drawn(tmp_path: Path) -> None:
     asked = (*MEMORY, "--layout", "fsdp=8 recompute=budget:20GB")
-    (one,) = payload(memory, *asked)["layouts"]
+    (one,) = payload("memory", *asked)["layouts"]
     (block,) = one["recompute"]
     kept = {each["tensor"]: each["num_bytes"] for each in block["kept"]}
     again = {name for each in block["recomputed"] for name in each["tensors"]}
@@ -204,16 +204,16 @@ def test_what_a_layer_keeps_is_listed_and_drawn(tmp_path: Path) -> None:
     assert kept["x"] == 8192 * 4096 * 2  # tokens · width · bf16
     assert again.isdisjoint(kept)
     assert all(each["seconds"] > 0 for each in block["recomputed"])
-    text = run(memory, *asked, "--plot-kept", str(tmp_path / "kept.svg"))
+    text = run("memory", *asked, "--plot-kept", str(tmp_path / "kept.svg"))
     assert "recompute=keep:" in str(text)
     drawn = (tmp_path / "kept.svg").read_text()
     assert all(words in drawn for words in ("bytes that a layer keeps in one micro-batch", "selective", "the layout"))
     with pytest.raises(InputError, match="--plot-kept: found 2 layouts; one --layout is required"):
-        run(memory, *asked, "--layout", "tp=8", "--plot-kept", str(tmp_path / "kept.svg"))
+        run("memory", *asked, "--layout", "tp=8", "--plot-kept", str(tmp_path / "kept.svg"))
 
 
 def test_memory_of_one_layout_is_the_estimates() -> None:
-    found = payload(memory, *MEMORY, "--layout", "fsdp=8 recompute=full")
+    found = payload("memory", *MEMORY, "--layout", "fsdp=8 recompute=full")
     assert found.keys() == {"schema", "model", "cluster", "defaults", "job", "memory_capacity_bytes", "layouts"}
     assert found["schema"] == "shardwise.memory/2"
     (one,) = found["layouts"]
@@ -230,7 +230,7 @@ def test_memory_of_one_layout_is_the_estimates() -> None:
 
 
 def test_the_report_is_a_tree_and_the_stages() -> None:
-    shown = run(memory, "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1 recompute=full")
+    shown = run("memory", "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1 recompute=full")
     for part in (
         "model state",
         "optimizer",
@@ -258,27 +258,27 @@ def test_the_report_is_a_tree_and_the_stages() -> None:
 )
 def test_the_default_batch_fills_the_pipeline(layout: str, num_micro_batches: int) -> None:
     """A batch four times as large takes no more memory, for every stage; the defaults are said."""
-    found = payload(memory, "llama-3-8b", "h100:16", "--layout", layout)
+    found = payload("memory", "llama-3-8b", "h100:16", "--layout", layout)
     (one,) = found["layouts"]
     assert one["num_micro_batches"] == num_micro_batches
     assert found["defaults"] == ["seq_len", "batch_tokens"]
     assert found["job"] == {"global_batch_tokens": None, "seq_len": 4096, "precision": "bf16"}
     batch = str(4 * one["global_batch_tokens"])
-    (larger,) = payload(memory, "llama-3-8b", "h100:16", "--layout", layout, "--batch-tokens", batch)["layouts"]
+    (larger,) = payload("memory", "llama-3-8b", "h100:16", "--layout", layout, "--batch-tokens", batch)["layouts"]
     assert larger["num_micro_batches"] == 4 * num_micro_batches
     assert larger["stages"] == one["stages"]
-    shown = run(memory, "llama-3-8b", "h100:16", "--layout", layout)
+    shown = run("memory", "llama-3-8b", "h100:16", "--layout", layout)
     assert "sequences of 4,096 (default)" in shown
     assert f"{one['global_batch_tokens']:,} tokens per batch (default: micro-batches that fill" in shown
 
 
 def test_what_is_given_is_no_default(tmp_path: Path) -> None:
     arguments = ["llama-3-8b", "h100:8", "--layout", "fsdp=8"]
-    assert payload(memory, *arguments, "--seq-len", "8192")["defaults"] == ["batch_tokens"]
-    longer = payload(memory, *arguments, "--set", "job.seq_len=8192")
+    assert payload("memory", *arguments, "--seq-len", "8192")["defaults"] == ["batch_tokens"]
+    longer = payload("memory", *arguments, "--set", "job.seq_len=8192")
     assert (longer["defaults"], longer["job"]["seq_len"]) == (["batch_tokens"], 8192)
     assert longer["layouts"][0]["global_batch_tokens"] == 8 * 8192
-    given = payload(memory, *arguments, "--set", "job.global_batch_tokens=64Ki")
+    given = payload("memory", *arguments, "--set", "job.global_batch_tokens=64Ki")
     assert (given["defaults"], given["job"]["global_batch_tokens"]) == (["seq_len"], 65536)
     config = tmp_path / "config.json"
     config.write_text(
@@ -287,12 +287,12 @@ def test_what_is_given_is_no_default(tmp_path: Path) -> None:
         ),
         encoding="utf-8",
     )
-    assert payload(memory, str(config), "h100:8", "--layout", "dp=8")["job"]["seq_len"] == 1024
+    assert payload("memory", str(config), "h100:8", "--layout", "dp=8")["job"]["seq_len"] == 1024
 
 
 def test_layouts_of_other_batches_are_told_apart() -> None:
     shown = run(
-        memory,
+        "memory",
         "llama-3-8b",
         "h100:16",
         "--layout",
@@ -306,13 +306,13 @@ def test_layouts_of_other_batches_are_told_apart() -> None:
 
 
 def test_the_tree_has_every_term() -> None:
-    assert tuple(name for names in memory_report.GROUPS.values() for name in names) == MEMORY_TERMS
+    assert tuple(name for names in memory_module.GROUPS.values() for name in names) == MEMORY_TERMS
 
 
 def test_layouts_side_by_side(tmp_path: Path) -> None:
     target = tmp_path / "memory.svg"
     arguments = [*MEMORY, "--layout", "dp=8", "--layout", "fsdp=8 recompute=full", "--plot", str(target)]
-    shown = run(memory, *arguments)
+    shown = run("memory", *arguments)
     rows = {line.split()[0]: line.split()[1:] for line in shown.split("\n\n")[1].splitlines()[2:]}
     assert rows["fits"] == ["NO", "yes"]
     assert rows["optimizer"] == ["64.2", "GB", "8.03", "GB"]
@@ -323,7 +323,7 @@ def test_layouts_side_by_side(tmp_path: Path) -> None:
 
 def test_a_picture_of_stages(tmp_path: Path) -> None:
     target = tmp_path / "memory.svg"
-    run(memory, "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1", "--plot", str(target))
+    run("memory", "llama-3-8b", "h100:16", *JOB, "--layout", "fsdp=4 pp=4 zero_stage=1", "--plot", str(target))
     assert {f"stage {i}" for i in range(4)} <= texts(target)
 
 
@@ -337,7 +337,7 @@ def test_a_picture_of_stages(tmp_path: Path) -> None:
 def test_wrong_layouts(layouts: list[str], problems: list[str]) -> None:
     arguments = [word for layout in layouts for word in ("--layout", layout)]
     with pytest.raises(InputError) as caught:
-        run(memory, *MEMORY, *arguments)
+        run("memory", *MEMORY, *arguments)
     for problem in problems:
         assert problem in str(caught.value)
 
@@ -346,7 +346,7 @@ def test_verbs_load_no_framework() -> None:
     """Neither needs a search; the scalar path is plain Python."""
     code = (
         "import sys\n"
-        "from shardwise.present.cli import build_parser, verb_parsers\n"
+        "from shardwise.present.command_line import build_parser, verb_parsers\n"
         "parser = build_parser()\n"
         "verb_parsers()\n"
         "assert not {'numpy', 'pydantic'} & set(sys.modules)\n"

@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from shardwise.present.cli import main
-from shardwise.present.pictures.number_format_charts import NUM_POINTS, format_charts
+from shardwise.present.charts.sharding_charts import NUM_POINTS, format_charts
+from shardwise.present.command_line import main
 from shardwise.values.dtypes import NUMBER_FORMATS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 GATHER = ["matmul", "A[I_X, J] * B[J, K_X] -> C[I_X, K]", "--mesh", "X=4,Y=2", "--size", "I=64,J=64,K=64"]
 MLP = [

@@ -12,7 +12,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan

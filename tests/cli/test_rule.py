@@ -9,7 +9,7 @@ from answers import answer
 from json_schemas import require_valid
 
 from shardwise.book_formulas.named_rules import rules_by_name
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 ALPHA = ["critical_intensity", "flops_per_s=459TFLOP/s", "bytes_per_s=180GB/s"]
 LAYER = [

@@ -13,9 +13,9 @@ import pytest
 
 from shardwise.pipeline.compare_schedules import play_schedule
 from shardwise.pipeline.timeline import PassTimes
-from shardwise.present.cli import main
-from shardwise.present.cli.plain import plain
-from shardwise.present.cli.schedule_report import bars, timeline_report
+from shardwise.present.command_line import main
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.pipeline_schedule import bars, timeline_report
 
 SIZES = ("--stages", "4", "--micro-batches", "8")
 
@@ -65,7 +65,7 @@ def test_a_timeline_keeps_to_the_width(name: str, width: int) -> None:
 
 
 def test_a_pair_and_split_passes_are_told_apart() -> None:
-    text = plain(timeline_report(play_schedule("dualpipe", 4, 10)))
+    text = render_text(timeline_report(play_schedule("dualpipe", 4, 10)))
     assert "F3&B6" in text
     assert re.search(r"I5<W5=", text)
     assert "I< backward for activations, W= backward for weights, F1&B0 together, . idle" in text
@@ -186,7 +186,7 @@ def test_times() -> None:
 def test_the_verb_loads_no_numpy() -> None:
     code = (
         "import sys\n"
-        "from shardwise.present.cli import main\n"
+        "from shardwise.present.command_line import main\n"
         "main(['schedule', 'zb_auto', '--stages', '2', '--micro-batches', '4'])\n"
         "assert not {'numpy', 'torch', 'jax'} & set(sys.modules), 'loaded'\n"
     )

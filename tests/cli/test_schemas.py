@@ -14,8 +14,8 @@ import pytest
 from json_schemas import closed, require_valid, validators
 from thinned import covering
 
-from shardwise.present.api.schemas import PAYLOADS, json_schemas
-from shardwise.present.cli import main, verb_parsers
+from shardwise.present.command_line import main, verb_parsers
+from shardwise.present.json_schemas import PAYLOADS, json_schemas
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import shardwise.present.cli
-from shardwise.present.cli import main
-from shardwise.present.cli.plain import plain
-from shardwise.present.cli.section import Section, Table, short_form
+import shardwise.present
+from shardwise.present.command_line import main
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.rendering.report import Section, Table, short_form
 
 JOB = ["llama-3.2-1b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "4096"]
 SECTIONS = [
@@ -28,8 +28,8 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
 
 
 def test_the_short_form_leaves_out_details_and_rows_and_names_them() -> None:
-    assert plain(short_form(SECTIONS)) == "head\nfirst\n\nn\n1\n\nall of it\na\nb\n\nwith -v: numbers, more"
-    assert plain(SECTIONS) == "head\nfirst\n\nn\n1\n2\n3\n\nmore\nhidden\n\nall of it\na\nb"
+    assert render_text(short_form(SECTIONS)) == "head\nfirst\n\nn\n1\n\nall of it\na\nb\n\nwith -v: numbers, more"
+    assert render_text(SECTIONS) == "head\nfirst\n\nn\n1\n2\n3\n\nmore\nhidden\n\nall of it\na\nb"
     assert short_form(SECTIONS[:1]) == SECTIONS[:1]
 
 
@@ -102,8 +102,8 @@ def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -
 
 def test_one_place_decides_what_is_short() -> None:
     """No verb asks for the flag: what a detail is a report says, and which form is shown the command line."""
-    modules = sorted(Path(shardwise.present.cli.__file__).parent.glob("*.py"))
+    modules = sorted(Path(shardwise.present.__file__).parent.rglob("*.py"))
     asking = [
         one.name for one in modules if re.search(r'arguments\.verbose|"verbose"', one.read_text(encoding="utf-8"))
     ]
-    assert asking == ["answer.py"]
+    assert asking == ["run_and_print.py"]

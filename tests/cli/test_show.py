@@ -17,7 +17,7 @@ from shardwise.hardware.published_constants import load_published_fit, published
 from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.model.load import model_names
 from shardwise.model.optimizers.registry import OPTIMIZERS
-from shardwise.present.cli.show_networks import cluster_names
+from shardwise.present.reports.hardware_catalogue import cluster_names
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
 
@@ -231,7 +231,7 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
-        "import sys; from shardwise.present.cli import build_parser; build_parser().parse_args(['show', 'models']); "
+        "import sys; from shardwise.present.command_line import build_parser; build_parser().parse_args(['show', 'models']); "
         "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.hardware', 'shardwise.model.load') "
         "if m in sys.modules])"
     )

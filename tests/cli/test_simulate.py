@@ -13,7 +13,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.cli import main, verb_parsers
+from shardwise.present.command_line import main, verb_parsers
 from shardwise.price.simulation.stage_passes import OVERLAP_CHOICES
 from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan

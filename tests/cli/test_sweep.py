@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli import main, verb_parsers
 from shardwise.present.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
+from shardwise.present.command_line import main, verb_parsers
 from shardwise.search import plan_sweep as points_module
 from shardwise.search import planner
 from shardwise.search.plan_sweep import SweepCase, SweepPoint, Swept, find_knee, plan_cases, step_time_parts

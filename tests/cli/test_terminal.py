@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from shardwise.present.cli import main
-from shardwise.present.cli.plain import plain_block
-from shardwise.present.cli.section import Bar, Fitted, Marked, Row, Section, Table
-from shardwise.present.cli.terminal import PLAINEST, console_of, drawn, parts
-from shardwise.present.cli.working import Working
-from shardwise.present.draw.palette import TERM_COLOURS
+from shardwise.present.charts.palette import TERM_COLOURS
+from shardwise.present.command_line import main
+from shardwise.present.progress_line import ProgressLine
+from shardwise.present.rendering.plain_text import render_block
+from shardwise.present.rendering.report import Preformatted, Row, Section, ShareBar, Status, Table
+from shardwise.present.rendering.terminal import PLAIN_TERMINALS, open_console, render_terminal, split_columns
 from shardwise.values.progress import Progress, ignore_progress
 
 ROOT = Path(__file__).parents[2]
@@ -32,7 +32,9 @@ ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", *JOB, "--layout", "fsdp=8"]
 CODES = re.compile(r"\x1b\[[\d;?]*[a-zA-Z]")  # of colours and of the cursor
 COLOUR = re.compile(r"\x1b\[(?:\d;)?[34]8;|\x1b\[(?:\d;)?3[0-7]m")
 # As if it were not installed.
-WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from shardwise.present.cli import main; sys.exit(main())"
+WITHOUT_RICH = (
+    "import sys; sys.modules['rich'] = None; from shardwise.present.command_line import main; sys.exit(main())"
+)
 
 
 def on_a_terminal(arguments: Sequence[str], columns: int, **environment: str) -> str:
@@ -98,7 +100,7 @@ def test_a_pipe_gets_the_same_bytes_with_rich_and_without(arguments: list[str]) 
     assert b"\x1b" not in text
 
 
-@pytest.mark.parametrize("term", PLAINEST)
+@pytest.mark.parametrize("term", PLAIN_TERMINALS)
 def test_on_the_plainest_terminals_the_text_is_that_of_a_pipe(term: str) -> None:
     assert on_a_terminal(ESTIMATE, 60, TERM=term) == piped(*ESTIMATE, rich=False).decode()
 
@@ -132,19 +134,19 @@ class Terminal(io.StringIO):
 def console(monkeypatch: pytest.MonkeyPatch, columns: int) -> Any:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", "xterm")
-    return console_of(Terminal())
+    return open_console(Terminal())
 
 
 def test_what_is_no_terminal_has_no_console(monkeypatch: pytest.MonkeyPatch) -> None:
     assert console(monkeypatch, 72).width == 72
-    assert console_of(io.StringIO()) is None
-    assert console_of(None) is None
+    assert open_console(io.StringIO()) is None
+    assert open_console(None) is None
 
 
 def test_a_report_is_folded_below_where_its_lines_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Fitted(lambda width: [f"{width} columns"])
-    report = [Section(["  one two three four", made], title="head"), Section([Marked("  bad [b] news", "bad")])]
-    text = CODES.sub("", drawn(report, console(monkeypatch, 12)))
+    made = Preformatted(lambda width: [f"{width} columns"])
+    report = [Section(["  one two three four", made], title="head"), Section([Status("  bad [b] news", "bad")])]
+    text = CODES.sub("", render_terminal(report, console(monkeypatch, 12)))
     assert [line.rstrip() for line in text.splitlines()] == [
         "head", "  one two", "  three four", "12 columns", "", "  bad [b]", "  news",
     ]  # fmt: skip
@@ -152,15 +154,15 @@ def test_a_report_is_folded_below_where_its_lines_begin(monkeypatch: pytest.Monk
 
 ROWS: tuple[Row, ...] = (
     ("name", "n", "size", "bar", "text"),
-    ("first", "1", "20", Bar("##+-", "tp"), "some words that are long enough to be folded"),
+    ("first", "1", "20", ShareBar("##+-", "tp"), "some words that are long enough to be folded"),
 )
 
 
 @pytest.mark.parametrize("width", range(18, 80))
 def test_a_table_keeps_every_cell_in_any_width(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table(rows=ROWS, right=(1, 2))
-    lines = CODES.sub("", drawn([Section([table])], console(monkeypatch, width))).splitlines()
-    assert set(plain_block(table).split()) == {
+    lines = CODES.sub("", render_terminal([Section([table])], console(monkeypatch, width))).splitlines()
+    assert set(render_block(table).split()) == {
         word.replace("█", "#").replace("▓", "+").replace("░", "-") for line in lines for word in line.split()
     }
     assert max(map(len, lines)) <= width
@@ -168,10 +170,10 @@ def test_a_table_keeps_every_cell_in_any_width(width: int, monkeypatch: pytest.M
 
 def test_a_table_of_numbers_comes_in_parts_with_the_first_column_in_each() -> None:
     table = Table(rows=(("model", "layers", "heads", "width"), ("gpt-2", "12", "12", "768")), right=(1, 2, 3))
-    assert [plain_block(part) for part in parts(table, 22)] == [
+    assert [render_block(part) for part in split_columns(table, 22)] == [
         "model  layers  heads\ngpt-2      12     12", "model  width\ngpt-2    768",
     ]  # fmt: skip
-    assert list(parts(table, 80)) == [table]
+    assert list(split_columns(table, 80)) == [table]
 
 
 def test_a_name_is_not_broken_where_short_text_could_be_folded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def test_a_name_is_not_broken_where_short_text_could_be_folded(monkeypatch: pyte
         rows=(("kernel", "FLOPs", "bound by"), ("attention_norm.out (2 fused)", "34.4 GFLOP", "compute")), right=(1,)
     )
     for width in range(30, 60):
-        text = CODES.sub("", drawn([Section([table])], console(monkeypatch, width)))
+        text = CODES.sub("", render_terminal([Section([table])], console(monkeypatch, width)))
         assert "attention_norm.out" in text
         assert "bound by" in text
 
@@ -191,8 +193,8 @@ def test_a_row_with_a_format_of_its_own_has_it_in_files_alone(monkeypatch: pytes
         head=False,
         line="{:<18}{:>9} {}",
     )
-    assert plain_block(table).splitlines() == ["a token              328 kB", "a sequence          2.68 GB of 8,192"]
-    shown = CODES.sub("", drawn([Section([table])], console(monkeypatch, 60))).splitlines()
+    assert render_block(table).splitlines() == ["a token              328 kB", "a sequence          2.68 GB of 8,192"]
+    shown = CODES.sub("", render_terminal([Section([table])], console(monkeypatch, 60))).splitlines()
     assert [line.rstrip() for line in shown] == ["a token      328 kB", "a sequence  2.68 GB  of 8,192"]
 
 
@@ -218,7 +220,7 @@ class Shown(Terminal):
 
 
 def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
-    line = Working("plan", None)
+    line = ProgressLine("plan", None)
     progress: Progress = line
     assert line.words == "plan"
     progress("layouts priced", 1000, 4000)
@@ -231,7 +233,7 @@ def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
 def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Shown()
-    with Working("plan", stream, shown_after_s=0.01) as line:
+    with ProgressLine("plan", stream, shown_after_s=0.01) as line:
         line("layouts priced", 1, 4)
         assert stream.written.wait(HANG_S)
     text = stream.getvalue()
@@ -242,14 +244,14 @@ def test_the_line_is_shown_while_nothing_is_reported_and_taken_away_at_the_end(m
 def test_what_is_done_soon_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Shown()
-    with Working("show", stream):
+    with ProgressLine("show", stream):
         pass
     assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), None])
 def test_what_is_no_terminal_gets_no_line(stream: io.StringIO | None) -> None:
-    with Working("plan", stream, shown_after_s=0.0) as line:
+    with ProgressLine("plan", stream, shown_after_s=0.0) as line:
         line("layouts priced", 1, 4)
     assert line.line is None
     assert not line.timer.is_alive()
@@ -318,10 +320,10 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     fresh_searches: Callable[[], None],
 ) -> None:  # fmt: skip
-    lines: list[Working] = []
+    lines: list[ProgressLine] = []
     told: list[str] = []
 
-    class Kept(Working):
+    class Kept(ProgressLine):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             lines.append(self)
@@ -333,7 +335,7 @@ def test_every_verb_that_may_take_long_says_what_it_does(
     assert main(["estimate", "llama-3-8b", "h100:8", *JOB, *layout, "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out, encoding="utf-8")
     fresh_searches()
-    monkeypatch.setattr("shardwise.present.cli.answer.Working", Kept)
+    monkeypatch.setattr("shardwise.present.run_and_print.ProgressLine", Kept)
     assert main([word.format(folder=tmp_path) for word in LONG[name]]) == (3 if name == "deadline" else 0)
     assert [line.verb for line in lines] == [LONG[name][0]]
     assert any(SAID[name] in what for what in told), told

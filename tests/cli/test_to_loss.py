@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.values.units import SECONDS_PER_DAY
 
 SIZES = ["--seq-len", "1024", "--pin", "pp=1", "--pin", "cp=1", "--pin", "tp=1"]  # pins: nine plans take long

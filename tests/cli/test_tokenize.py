@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shard_reader import TokenShards

@@ -14,7 +14,7 @@ from train import stand_in
 from train.stand_in import small_plan, write_inputs
 
 from shardwise import train
-from shardwise.present.cli import build_parser, main
+from shardwise.present.command_line import build_parser, main
 from shardwise.run import launcher
 from shardwise.run.trainer.flags import build_parser as rank_parser
 from shardwise.run.trainer.flags import to_command_line

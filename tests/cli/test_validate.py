@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 HEADER = (
     "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"

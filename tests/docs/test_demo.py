@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import build_parser
+from shardwise.present.command_line import build_parser
 
 ROOT = Path(__file__).parents[2]
 RUNS: tuple[str, ...] = runpy.run_path(str(ROOT / "examples" / "demo.py"))["RUNS"]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.api.schemas import PAYLOADS, json_schemas
-from shardwise.present.cli import build_parser, verb_parsers
+from shardwise.present.command_line import build_parser, verb_parsers
+from shardwise.present.json_schemas import PAYLOADS, json_schemas
 
 ROOT = Path(__file__).parents[2]
 SOURCES = ROOT / "src" / "shardwise"

@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 import shardwise as sw
-from shardwise.present.api.schemas import PAYLOADS
-from shardwise.present.cli import verb_parsers
+from shardwise.present.command_line import verb_parsers
+from shardwise.present.json_schemas import PAYLOADS
 
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "docs" / "generate"))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from train.stand_in import small_plan, write_inputs
 
-from shardwise.present.cli import main
-from shardwise.present.explore.known import Known, known_of
+from shardwise.present.command_line import main
+from shardwise.present.explorer.opened_plan import Known, known_of
 from shardwise.search.plan_file import load_plan
 
 STEPS = 6

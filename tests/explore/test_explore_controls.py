@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.explore.asked import Asked, asked
-from shardwise.present.explore.controls import controls
-from shardwise.present.explore.controls.presets import PRESETS, Preset
-from shardwise.present.explore.known import Known
-from shardwise.present.explore.state import parse_query, write_query
+from shardwise.present.explorer.control_values import PRESETS, Preset
+from shardwise.present.explorer.controls import controls
+from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.request import Asked, asked
+from shardwise.present.explorer.state import parse_query, write_query
 
 QUERY = "model={model}&cluster={cluster}&batch_tokens=4Mi&seq_len=4096&layout={layout}"
 CASES = [

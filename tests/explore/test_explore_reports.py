@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from shardwise.present.cli import main
-from shardwise.present.draw.palette import palette_payload
-from shardwise.present.explore.bundle import EXPORT, IMPORT, bundled
-from shardwise.present.explore.colours import stylesheet
-from shardwise.present.explore.pages import pages
-from shardwise.present.explore.report import report
+from shardwise.present.charts.palette import palette_payload, stylesheet
+from shardwise.present.command_line import main
+from shardwise.present.explorer.html_report import report
+from shardwise.present.explorer.page_files import EXPORT, IMPORT, bundled, pages
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 PLAN = ["plan", "llama-3.2-1b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "4096"]

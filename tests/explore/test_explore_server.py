@@ -15,13 +15,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import shardwise as sw
-from shardwise.present.explore.explorer import QUESTIONS, Explorer
-from shardwise.present.explore.guard import COOKIE, allowed_hosts
-from shardwise.present.explore.known import Known
-from shardwise.present.explore.searches import MOST_KEPT, Searches
-from shardwise.present.explore.server import application
-from shardwise.present.explore.serving import bound
-from shardwise.present.explore.state import KEYS, State
+from shardwise.present.explorer.background_search import MOST_KEPT, Searches
+from shardwise.present.explorer.explorer import QUESTIONS, Explorer
+from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.request_guard import COOKIE, allowed_hosts
+from shardwise.present.explorer.state import KEYS, State
+from shardwise.present.explorer.web_server import application, bound
 from shardwise.values.errors import InputError
 
 HOST = "127.0.0.1:8631"

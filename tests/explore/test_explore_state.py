@@ -12,9 +12,9 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.explore.asked import asked
-from shardwise.present.explore.known import Known, known_of
-from shardwise.present.explore.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
+from shardwise.present.explorer.opened_plan import Known, known_of
+from shardwise.present.explorer.request import asked
+from shardwise.present.explorer.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
 from shardwise.price import Problem
 from shardwise.search.planner import make_plan
 from shardwise.values.errors import InputError, ShardwiseError

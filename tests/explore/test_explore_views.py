@@ -13,12 +13,12 @@ import pytest
 from explore.opened import opened_run
 
 import shardwise as sw
-from shardwise.present.cli import main
-from shardwise.present.explore.explorer import QUESTIONS, Explorer
-from shardwise.present.explore.known import Known
-from shardwise.present.explore.searching import found_for
-from shardwise.present.explore.server import dumped
-from shardwise.present.explore.views.numbers import NUMBERS
+from shardwise.present.command_line import main
+from shardwise.present.explorer.background_search import found_for
+from shardwise.present.explorer.explorer import QUESTIONS, Explorer
+from shardwise.present.explorer.number_provenance import NUMBERS
+from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.web_server import dumped
 from shardwise.search.layout_plan import plan_layout
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 

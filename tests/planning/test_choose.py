@@ -18,7 +18,7 @@ from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.price.problem import with_problem_defaults
 from shardwise.search.balance_stages import StageBalancer

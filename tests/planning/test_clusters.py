@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.cluster_loading import iterate_sizes
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.search.compare_clusters import (
     Comparison,
     Contender,

@@ -12,11 +12,11 @@ import pytest
 import shardwise as sw
 from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
 from shardwise.layout.rules.table import violations
-from shardwise.present.cli import main
 from shardwise.present.cli.arguments import parse_layout_text
-from shardwise.present.cli.explain_report import explain_report
-from shardwise.present.cli.plain import plain
-from shardwise.present.cli.section import short_form
+from shardwise.present.command_line import main
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.rendering.report import short_form
+from shardwise.present.reports.explanation import explain_report
 from shardwise.price.estimate import BOUND
 from shardwise.price.term_inputs import SYMBOL_MEANINGS
 from shardwise.search.explain.explanation import Explanation, explain_plan, explain_term
@@ -96,7 +96,7 @@ def test_every_runner_up_within_the_resolution_is_marked(plan: Plan) -> None:
         )
     tied = replace(found.runners_up[0], step_time_s=1.01 * plan.estimate.step_time_s, reason="a tie")
     slower = replace(tied, step_time_s=1.2 * plan.estimate.step_time_s, reason="no tie")
-    text = plain(short_form(explain_report(replace(found, runners_up=(tied, tied, tied, slower)))))
+    text = render_text(short_form(explain_report(replace(found, runners_up=(tied, tied, tied, slower)))))
     assert (text.count(" a tie"), text.count("no tie")) == (3, 0)
 
 

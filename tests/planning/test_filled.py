@@ -9,7 +9,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.layout.choices import choices_from_pins
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.search.nearest_fitting_layout import added_fields_text, complete_layout
 from shardwise.search.plan import Plan
 

@@ -11,7 +11,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.instruction_listing import list_instructions

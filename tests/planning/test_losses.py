@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.search.verdicts import describe_leaner_loss, price_leaner_losses
 from shardwise.values.loss_kernels import LOSS_KERNELS

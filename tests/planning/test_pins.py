@@ -9,7 +9,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.layout.choices import Choices
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.search.vectorised.candidates import build_space
 from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts

@@ -13,7 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import with_calibration
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Limits, Problem
 from shardwise.price.estimate import BOUND
 from shardwise.price.overlap import BLOCKING, MEASURED_FORMULA
@@ -262,8 +262,8 @@ def test_a_comparison_has_each_clusters_stack_and_dated_price(capsys: pytest.Cap
 
 
 def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
-    from shardwise.present.cli.comparison import comparison_report
-    from shardwise.present.cli.plain import plain
+    from shardwise.present.rendering.plain_text import render_text
+    from shardwise.present.reports.comparison import comparison_report
 
     model = sw.load_model("llama-3-8b")
     by_bound = replace(JOB, overlap="per_axis")
@@ -277,7 +277,7 @@ def test_predictions_and_bounds_are_not_compared_unsaid() -> None:
                       within_budget=None)
             for one in pair
         ]  # fmt: skip
-        report = plain(comparison_report(choose_contender(contenders, Limits())))
+        report = render_text(comparison_report(choose_contender(contenders, Limits())))
         assert ("which do not compare" in report) == said
 
 

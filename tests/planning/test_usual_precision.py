@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.stacks import default_precision, get_stack, stack_names
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.values.precision import PRECISIONS
 
 JOB = ("--batch-tokens", "512Ki", "--seq-len", "4096")

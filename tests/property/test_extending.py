@@ -33,7 +33,7 @@ from shardwise.pipeline import registry as pipelines
 from shardwise.pipeline import schedule as schedule_module
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import Durations, PassTimes, play_actions
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate, stage_memories
 from shardwise.run.engine.model_builder import initial_weights

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardwise.model.huggingface.families import FAMILIES
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 HANG_S = 120  # a command that has not ended by then hangs: no input may make it work without end
 ESTIMATE = ["estimate", "llama-3.2-1b", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "4096"]

@@ -16,7 +16,7 @@ from json_schemas import require_valid
 from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise.batch_size.branch_losses import read_branches
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.records.step_log import StepLog, read_log
 from shardwise.search.plan_file import dump_plan
 

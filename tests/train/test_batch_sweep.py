@@ -18,7 +18,7 @@ from train.stand_in import write_inputs
 
 from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, BatchRun, read_batch_runs
 from shardwise.measure.batch_experiments.batch_sweep import Design, SweepTrial
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.records.loss_target import steps_to_loss
 from shardwise.records.step_log import read_log
 

@@ -16,7 +16,7 @@ import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
 from shardwise.model.load import load_model
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.layout_plan import plan_layout

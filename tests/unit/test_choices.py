@@ -277,7 +277,7 @@ SAID = {
     ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),
     # a command without the flag that says the default; a rule of one kind of norm
-    ("present/explore/views/copy.py", "precision"),
+    ("present/explorer/copy_as.py", "precision"),
 }  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model, model_names
-from shardwise.present.cli import build_parser, verb_parsers
-from shardwise.present.cli.verbs import MEANT
+from shardwise.present.command_line import build_parser, verb_parsers
+from shardwise.present.verbs import OTHER_NAMES
 from shardwise.values.dtypes import bytes_per_element
 from shardwise.values.errors import MAX_NAME_LENGTH, InputError, describe_unknown, did_you_mean, find_nearest_names
 from shardwise.values.precision import get_precision
@@ -134,8 +134,8 @@ def test_verbs_and_choices(words: list[str], said: str, capsys: pytest.CaptureFi
 
 
 def test_what_is_looked_for_under_other_names_is_done_by_verbs() -> None:
-    assert {said.split()[0] for said in MEANT.values()} <= verb_parsers().keys()
-    assert MEANT.keys().isdisjoint(verb_parsers())
+    assert {said.split()[0] for said in OTHER_NAMES.values()} <= verb_parsers().keys()
+    assert OTHER_NAMES.keys().isdisjoint(verb_parsers())
 
 
 def test_what_is_no_flag_is_not_taken_for_one() -> None:

@@ -16,11 +16,11 @@ from shardwise.measure.reconcile.reconciliation import Reconciliation
 from shardwise.measure.reconcile.step_terms import CollectiveComparison, MemoryTerm, StepMemory, StepTime, TimeTerm
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.cli.plain import plain
-from shardwise.present.cli.reconcile_report import reconcile_report
+from shardwise.present.charts.bars import BarChart, StackedBar
 from shardwise.present.displays import display_of
-from shardwise.present.draw.bars import Bar, BarChart
-from shardwise.present.draw.notebook import Shown, Table
+from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.run import reconcile_report
 from shardwise.search.plan import Plan
 from shardwise.values.displayable import Displayable
 from shardwise.values.errors import InputError
@@ -29,7 +29,7 @@ from unit.draw.page import check_texts
 
 HOSTILE = '<script>alert("1")</script> & <b>'
 MODEL = replace(sw.load_model("llama-3.2-1b"), name=HOSTILE)
-BARS = (Bar(label="", parts={"a": 1.0}),)
+BARS = (StackedBar(label="", parts={"a": 1.0}),)
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 
 
@@ -133,7 +133,7 @@ def test_a_picture_that_is_too_large_says_so() -> None:
 def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Displayable]) -> None:
     found = values["reconciliation"]
     assert isinstance(found, Reconciliation)
-    first = plain(reconcile_report(plan, found, "run")).splitlines()[0]
+    first = render_text(reconcile_report(plan, found, "run")).splitlines()[0]
     assert first.startswith(f"{HOSTILE}, 8 devices")
     assert [chart.title for chart in display_of(found).charts()] == [
         "Time of a step: predicted and measured", "Memory of a device: predicted and measured",
@@ -141,9 +141,11 @@ def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Dis
 
 
 def test_empty_facts_are_left_out() -> None:
-    table = Table.of({"a": "1", "b": ""})
+    table = NotebookTable.of({"a": "1", "b": ""})
     assert table.rows == (("a", "1"),)
-    shown = Shown(title="t < u", tables=(table,), charts=lambda: (BarChart(title="", subtitle="", bars=BARS),))
+    shown = NotebookDisplay(
+        title="t < u", tables=(table,), charts=lambda: (BarChart(title="", subtitle="", bars=BARS),)
+    )
     root = ElementTree.fromstring(shown.html())
     assert root.findtext("p/strong") == "t < u"
     assert [cell.text for cell in root.iter("td")] == ["1"]

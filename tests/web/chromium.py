@@ -11,12 +11,11 @@ from typing import NamedTuple
 import uvicorn
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
-from shardwise.present.explore.explorer import Explorer
-from shardwise.present.explore.guard import allowed_hosts
-from shardwise.present.explore.known import Known
-from shardwise.present.explore.searches import Searches
-from shardwise.present.explore.server import application
-from shardwise.present.explore.serving import bound
+from shardwise.present.explorer.background_search import Searches
+from shardwise.present.explorer.explorer import Explorer
+from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.request_guard import allowed_hosts
+from shardwise.present.explorer.web_server import application, bound
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATH = next((found for name in NAMES if (found := shutil.which(name))), None)

@@ -14,8 +14,8 @@ from explore.opened import opened_run
 from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
 
-from shardwise.present.explore.explorer import Explorer
-from shardwise.present.explore.known import Known
+from shardwise.present.explorer.explorer import Explorer
+from shardwise.present.explorer.opened_plan import Known
 from shardwise.values.units import format_bytes, format_seconds
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WHY, Seen, browser, watched
 
-from shardwise.present.cli import main
+from shardwise.present.command_line import main
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
 

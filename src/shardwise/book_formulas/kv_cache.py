@@ -120,22 +120,49 @@ def cache_fit(
     )
 
 
-def cache_payload(
-    cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str, *, runtime: bool = True
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheSizes:
+    """Bytes of the cache of a batch of sequences; `fit` says what fits on `cluster`, where one is named."""
+
+    cache: KvCache
+    context: int
+    batch: int
+    cluster: Cluster | None = None
+    weights: str = "bf16"
+    fit: CacheFit | None = None
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that all layers keep of one token."""
+        return self.cache.bytes_per_token
+
+    @property
+    def sequence_bytes(self) -> float:
+        """Bytes of one sequence."""
+        return self.cache.sequence_bytes(self.context)
+
+
+def size_kv_cache(
+    cache: KvCache, context: int, batch: int, cluster: Cluster | None, weights: str = "bf16", *, runtime: bool = True
+) -> KvCacheSizes:
+    """Return the bytes of a batch of sequences, and what fits on a cluster; the arguments are those of `cache_fit`."""
+    fit = cache_fit(cache, cluster, context, weights, runtime=runtime) if cluster else None
+    return KvCacheSizes(cache=cache, context=context, batch=batch, cluster=cluster, weights=weights, fit=fit)
+
+
+def cache_payload(sizes: KvCacheSizes) -> dict[str, Any]:
     """Return the payload of `shardwise kv-cache --json`, in bytes; its `cluster` is null without a cluster."""
-    sequence_bytes = cache.sequence_bytes(context)
+    cache, architecture = sizes.cache, sizes.cache.architecture
     return {
-        "schema": SCHEMA, "model": model_payload(cache.architecture), "dtype": cache.dtype, "context": context, "batch": batch,
-        "num_windowed_layers": cache.architecture.num_windowed_layers,
-        "bytes_per_token": cache.bytes_per_token, "sequence_bytes": sequence_bytes, "batch_bytes": batch * sequence_bytes,
-        "without_windows_bytes": cache.bytes_per_token * context,
-        "cluster": _fit_payload(cache, context, cluster, weights, runtime) if cluster else None,
+        "schema": SCHEMA, "model": model_payload(architecture), "dtype": cache.dtype, "context": sizes.context,
+        "batch": sizes.batch, "num_windowed_layers": architecture.num_windowed_layers,
+        "bytes_per_token": sizes.bytes_per_token, "sequence_bytes": sizes.sequence_bytes,
+        "batch_bytes": sizes.batch * sizes.sequence_bytes, "without_windows_bytes": cache.bytes_per_token * sizes.context,
+        "cluster": _fit_payload(sizes.cluster, sizes.fit, sizes.weights) if sizes.cluster and sizes.fit else None,
     }  # fmt: skip
 
 
-def _fit_payload(cache: KvCache, context: int, cluster: Cluster, weights: str, runtime: bool) -> dict[str, Any]:
-    fit = cache_fit(cache, cluster, context, weights, runtime=runtime)
+def _fit_payload(cluster: Cluster, fit: CacheFit, weights: str) -> dict[str, Any]:
     return {
         "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
         "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,

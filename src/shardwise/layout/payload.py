@@ -18,7 +18,7 @@ from shardwise.layout.layers_per_stage import (
     natural_layers_by_stage,
     stage_placement,
 )
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, layout_from_fields, parse_fields
 from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
 from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import Architecture, Job
@@ -100,6 +100,16 @@ def parse_layout(payload: Mapping[str, Any], architecture: Architecture, job: Jo
 
 def _without_placement(layout: Layout, architecture: Architecture) -> Layout:
     return replace(_drop_default_stages(layout, architecture), placement=None)
+
+
+def parse_layout_text(text: str, architecture: Architecture, job: Job, label: str = "layout") -> Layout:
+    """Return the layout of a text, in which `num_micro_batches` and `max_seqs_per_replica` may be written too.
+
+    Raises `InputError` for a wrong text, and for derived values that do not follow from the layout, the model and the job.
+    """
+    values = parse_fields(text, prefix=label, extra_counts=DERIVED_FIELDS)
+    derived = {key: values.pop(key) for key in DERIVED_FIELDS if key in values}
+    return check_derived_fields(layout_from_fields(values), derived, architecture, job)
 
 
 def check_derived_fields(layout: Layout, derived: Mapping[str, Any], architecture: Architecture, job: Job) -> Layout:

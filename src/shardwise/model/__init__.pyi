@@ -47,3 +47,5 @@ from .recompute_policies import POLICIES as POLICIES
 from .recompute_policies import POLICY_FORMS as POLICY_FORMS
 from .recompute_policies import is_byte_budget as is_byte_budget
 from .recompute_policies import policy_names as policy_names
+from .usual_job import default_seq_len as default_seq_len
+from .usual_job import usual_batch_tokens as usual_batch_tokens

@@ -7,19 +7,22 @@ from typing import Any
 
 from shardwise.measure import Reconciliation
 from shardwise.pipeline import Timeline
-from shardwise.present.draw.notebook import Shown
-from shardwise.present.pictures.estimate_charts import shown_estimate
-from shardwise.present.pictures.pipeline_schedule_timeline import shown_timeline
-from shardwise.present.pictures.plan_charts import shown_comparison, shown_explanation, shown_memory, shown_plan
-from shardwise.present.pictures.plan_to_target_loss_charts import shown_search
-from shardwise.present.pictures.reconciliation_charts import shown_reconciliation
-from shardwise.present.pictures.simulated_step_timeline import shown_simulation
-from shardwise.present.pictures.sweep_charts import shown_sweep
+from shardwise.present.charts.measurement_charts import shown_reconciliation
+from shardwise.present.charts.plan_charts import (
+    shown_comparison,
+    shown_estimate,
+    shown_explanation,
+    shown_memory,
+    shown_plan,
+)
+from shardwise.present.charts.step_charts import shown_simulation, shown_timeline
+from shardwise.present.charts.sweep_charts import shown_search, shown_sweep
+from shardwise.present.rendering.notebook import NotebookDisplay
 from shardwise.price import Estimate, Simulation
 from shardwise.search import Comparison, Explanation, LayoutMemory, LossSearch, Plan, Swept
 from shardwise.values import Displayable
 
-DISPLAYS: Mapping[type[Displayable], Callable[[Any], Shown]] = {
+DISPLAYS: Mapping[type[Displayable], Callable[[Any], NotebookDisplay]] = {
     Estimate: shown_estimate,
     Simulation: shown_simulation,
     Timeline: shown_timeline,
@@ -33,6 +36,6 @@ DISPLAYS: Mapping[type[Displayable], Callable[[Any], Shown]] = {
 }
 
 
-def display_of(value: Displayable) -> Shown:
+def display_of(value: Displayable) -> NotebookDisplay:
     """Return what a notebook shows of a value."""
     return DISPLAYS[type(value)](value)

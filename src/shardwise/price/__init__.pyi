@@ -4,6 +4,10 @@ from .estimate_terms import MEMORY as MEMORY
 from .layout_pricer import Pricing as Pricing
 from .problem import Problem as Problem
 from .problem import with_problem_defaults as with_problem_defaults
+from .problem_inputs import ClusterLike as ClusterLike
+from .problem_inputs import ModelLike as ModelLike
+from .problem_inputs import ProblemInputs as ProblemInputs
+from .problem_inputs import resolve_problem as resolve_problem
 from .product import ProductReport as ProductReport
 from .product import ProgramCost as ProgramCost
 from .reliability import Reliability as Reliability

@@ -2,7 +2,8 @@ from .compare_clusters import Comparison as Comparison
 from .compare_clusters import describe_missed_limits as describe_missed_limits
 from .explain.explanation import Explanation as Explanation
 from .layout_memory import LayoutMemory as LayoutMemory
-from .layout_memory import default_seq_len as default_seq_len
+from .layout_memory import MemoryComparison as MemoryComparison
+from .layout_memory import compare_memory as compare_memory
 from .layout_memory import memory_payload as memory_payload
 from .layout_memory import smallest_full_job as smallest_full_job
 from .layout_plan import plan_layout as plan_layout

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, LayoutPayload, layout_degrees, layout_payload, num_micro_batches
-from shardwise.model import DEFAULT_SEQ_LEN, Architecture, Job, ModelPayload, model_payload
+from shardwise.model import Architecture, Job, ModelPayload, model_payload
 from shardwise.pipeline import get_schedule
 from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
@@ -43,7 +43,7 @@ class LayoutMemoryPayload(TypedDict):
 
 
 class MemoryPayload(TypedDict):
-    """Memory of a device under some layouts; `defaults` names what was left out, `seq_len` or `batch_tokens`."""
+    """Memory of a device under some layouts; `defaults` names what was left out: `seq_len`, `batch_tokens` or `layout`."""
 
     schema: Literal["shardwise.memory/2"]
     model: ModelPayload
@@ -105,6 +105,16 @@ class LayoutMemory(Displayable):
         return f"LayoutMemory of {self.layout}: {usage}\n  stage {self.fullest_stage}: {', '.join(terms)}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryComparison:
+    """Memory of a device under one layout or several; `defaults` names what was left out: "seq_len", "batch_tokens", "layout"."""
+
+    model: Architecture
+    cluster: Cluster
+    layouts: tuple[LayoutMemory, ...]
+    defaults: tuple[str, ...] = ()
+
+
 def layout_memory(problem: Problem, layout: Layout) -> LayoutMemory:
     """Return the memory of a device of each pipeline stage. Raises `InputError` with every rule that the layout breaks."""
     problem.architecture.require_positions(problem.job.seq_len)
@@ -130,40 +140,41 @@ def smallest_full_job(job: Job, layout: Layout) -> Job:
     return replace(job, global_batch_tokens=micro_batches * layout.micro_batch_seqs * layout.num_replicas * job.seq_len)
 
 
-def default_seq_len(architecture: Architecture) -> int:
-    """Return the default tokens of a sequence: `DEFAULT_SEQ_LEN`, or fewer if the model's position table is shorter."""
-    return min(DEFAULT_SEQ_LEN, architecture.max_positions or DEFAULT_SEQ_LEN)
+def compare_memory(
+    problem: Problem, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str] = ()
+) -> MemoryComparison:
+    """Return the memory of a device under several layouts, each with its job.
 
-
-def memory_payload(
-    model: Architecture, cluster: Cluster, layouts: Sequence[tuple[Job, Layout]], defaults: Sequence[str]
-) -> dict[str, Any]:
-    """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term.
-
-    `defaults` names the values that were left out, `seq_len` or `batch_tokens`. Raises `InputError` with every rule that the
-    layouts break."""
-    payloads, problems = [], list[str]()
+    `defaults` names the arguments that were left out and assumed. Raises `InputError` with every rule that the layouts break."""
+    memories, problems = [], list[str]()
     for job, layout in layouts:
         try:
-            memory = layout_memory(Problem(model, cluster, job), layout)
+            memories.append(layout_memory(replace(problem, job=job), layout))
         except InputError as error:
             problems += [f"{layout}: {problem}" if len(layouts) > 1 else problem for problem in error.problems]
-            continue
-        payloads.append(
-            {
-                "layout": layout_payload(memory.layout, model, job, cluster.topology),
-                "global_batch_tokens": job.global_batch_tokens, "num_micro_batches": memory.num_micro_batches,
-                "memory_bytes": memory.memory_bytes, "fits": memory.fits, "margin": memory.margin,
-                "fullest_stage": memory.fullest_stage,
-                "stages": [dict(stage) for stage in memory.stages],
-                "recompute": [asdict(layer) for layer in memory.recompute],
-            }
-        )  # fmt: skip
     raise_problems(problems)
-    job = layouts[0][0]
-    batch = None if "batch_tokens" in defaults else job.global_batch_tokens
+    return MemoryComparison(
+        model=problem.architecture, cluster=problem.cluster, layouts=tuple(memories), defaults=tuple(defaults)
+    )
+
+
+def memory_payload(comparison: MemoryComparison) -> dict[str, Any]:
+    """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term."""
+    model, cluster, job = comparison.model, comparison.cluster, comparison.layouts[0].job
+    layouts = [
+        {
+            "layout": layout_payload(memory.layout, model, memory.job, cluster.topology),
+            "global_batch_tokens": memory.job.global_batch_tokens, "num_micro_batches": memory.num_micro_batches,
+            "memory_bytes": memory.memory_bytes, "fits": memory.fits, "margin": memory.margin,
+            "fullest_stage": memory.fullest_stage,
+            "stages": [dict(stage) for stage in memory.stages],
+            "recompute": [asdict(layer) for layer in memory.recompute],
+        }
+        for memory in comparison.layouts
+    ]  # fmt: skip
+    batch = None if "batch_tokens" in comparison.defaults else job.global_batch_tokens
     return {
-        "schema": MEMORY_SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(defaults),
+        "schema": MEMORY_SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(comparison.defaults),
         "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
-        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": payloads,
+        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": layouts,
     }  # fmt: skip

@@ -7,18 +7,10 @@ import pytest
 import shardwise as sw
 from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_links
 from shardwise.book_formulas.rules import mixed_math_over_comms
-from shardwise.present.draw.line_chart import LineChart, Point
-from shardwise.present.draw.lines import draw_lines
-from shardwise.present.pictures.book_figures import (
-    Strategies,
-    attention_share_curves,
-    block_chart,
-    matmul_curves,
-    memory_chart,
-    roofline_chart,
-    strategy_ratios,
-    strategy_times,
-)
+from shardwise.present.charts.curves import CurvePoint, LineChart, draw_lines
+from shardwise.present.figures.communication_charts import Strategies, strategy_ratios, strategy_times
+from shardwise.present.figures.memory_charts import memory_chart
+from shardwise.present.figures.roofline_charts import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values.errors import InputError
@@ -32,7 +24,7 @@ def line(chart: LineChart, start: str) -> dict[float, float]:
 
 def test_the_knee_is_at_peak_over_bandwidth() -> None:
     chip, links = load_chip_and_links("tpu-v5e")
-    chart = roofline_chart(chip, links, [Point(label="kernel", x=100.0, y=81e12)])
+    chart = roofline_chart(chip, links, [CurvePoint(label="kernel", x=100.0, y=81e12)])
     for start, peak, rate in (
         ("bf16 from memory", 197e12, 810e9), ("int8 from memory", 394e12, 810e9), ("bf16 from torus", 197e12, 90e9),
     ):  # fmt: skip
@@ -57,7 +49,7 @@ def test_one_line_for_each_peak() -> None:
 def test_kernels_in_the_same_place_are_one_point() -> None:
     chip, links = load_chip_and_links("tpu-v5e")
     kernels = [
-        Point(label=label, x=x, y=y, share=share)
+        CurvePoint(label=label, x=x, y=y, share=share)
         for label, x, y, share in (
             ("one", 100.0, 81e12, 0.5),
             ("other", 100.1, 81e12, 0.25),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardwise.layout.layout import Layout
-from shardwise.present.draw.panels import PanelChart
-from shardwise.present.pictures.book_figures import memory_charts, scaling_charts
+from shardwise.present.charts.panels import PanelChart
+from shardwise.present.figures import memory_charts, scaling_charts
 
 
 def part(chart: PanelChart, panel: int, name: str) -> list[float]:

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
-from shardwise.present.draw.grids import GridChart
-from shardwise.present.pictures.book_figures.pipeline_charts import bubbles, pipeline_timeline, ring_work
-from shardwise.present.pictures.book_figures.sharding_scheme_grids import SCHEMES, sharding_scheme
-from shardwise.present.pictures.book_figures.systolic_array_charts import systolic_frames, systolic_use
+from shardwise.present.charts.cells import GridChart
+from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
+from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
 
 

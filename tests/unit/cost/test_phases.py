@@ -11,8 +11,8 @@ import pytest
 import shardwise as sw
 from shardwise.batch_size.batch_schedule import parse_batch_schedule
 from shardwise.layout.layout import Layout
-from shardwise.present.cli import main
-from shardwise.present.cli.run_report import run_lines
+from shardwise.present.command_line import main
+from shardwise.present.reports.wording import run_lines
 from shardwise.price import Problem
 from shardwise.price.reliability import Reliability
 from shardwise.price.training_run import Run, price_scheduled_run

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import combinations
 from xml.etree import ElementTree
 
-from shardwise.present.draw.drawing import Drawing
-from shardwise.present.draw.text import text_width
+from shardwise.present.charts.drawing import Drawing, text_width
 
 SVG = "{http://www.w3.org/2000/svg}"
 

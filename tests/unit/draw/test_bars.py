@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.draw.bars import BAR_HEIGHT, Bar, BarChart, draw_bars
-from shardwise.present.draw.drawing import Rect
-from shardwise.present.draw.palette import BLUE, GREEN, TERM_COLOURS
+from shardwise.present.charts.bars import BAR_HEIGHT, BarChart, StackedBar, draw_bars
+from shardwise.present.charts.drawing import Rect
+from shardwise.present.charts.palette import BLUE, GREEN, TERM_COLOURS
 
 from .page import check_texts, texts
 
 BARS = BarChart(
     title="bars", subtitle="of bytes",
     bars=(
-        Bar(label="short", parts={"a": 5e9, "b": 0.0, "c": 30e9}),
-        Bar(label="long " * 40, parts={"a": 90e9, "b": 0.0, "c": 1e6}),
+        StackedBar(label="short", parts={"a": 5e9, "b": 0.0, "c": 30e9}),
+        StackedBar(label="long " * 40, parts={"a": 90e9, "b": 0.0, "c": 1e6}),
     ),
     limit=80e9, limit_label="chip: 80 GB",
 )  # fmt: skip
@@ -44,7 +44,7 @@ def test_a_part_has_one_colour_whatever_else_is_shown() -> None:
 
 def test_a_term_has_its_own_colour() -> None:
     chart = BarChart(
-        title="", subtitle="", bars=(Bar(label="", parts={"tp": 1.0, "bubble": 2.0, "weights": 1.0}),), unit="s"
+        title="", subtitle="", bars=(StackedBar(label="", parts={"tp": 1.0, "bubble": 2.0, "weights": 1.0}),), unit="s"
     )
     fills = [mark.fill for mark in draw_bars(chart).marks if isinstance(mark, Rect) and mark.height == BAR_HEIGHT]
     assert fills == [TERM_COLOURS["tp"], TERM_COLOURS["bubble"], BLUE]

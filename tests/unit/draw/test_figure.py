@@ -7,11 +7,9 @@ import sys
 
 import pytest
 
-from shardwise.present.draw.canvas import Canvas
-from shardwise.present.draw.drawing import Drawing, Text
-from shardwise.present.draw.figure import ENDINGS, encoded
-from shardwise.present.draw.palette import BLUE, INK, ORANGE, PAPER
-from shardwise.present.draw.text import text_width
+from shardwise.present.charts.drawing import Canvas, Drawing, Text, text_width
+from shardwise.present.charts.matplotlib_export import ENDINGS, encoded
+from shardwise.present.charts.palette import BLUE, INK, ORANGE, PAPER
 from shardwise.values.errors import InputError
 
 
@@ -63,7 +61,7 @@ def test_a_name_in_another_script_is_drawn() -> None:
 
 
 def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.present.draw.figure.find_spec", lambda name: None)
+    monkeypatch.setattr("shardwise.present.charts.matplotlib_export.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'shardwise\[plot\]'"):
         drawing().figure()
     assert encoded(drawing(), ".svg")
@@ -72,9 +70,9 @@ def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_a_figure_loads_matplotlib() -> None:
     code = (
         "import shardwise, sys\n"
-        "from shardwise.present.draw import bars, figure, heat_map, lines, panels, strip, timeline\n"
+        "from shardwise.present.charts import bars, cells, curves, matplotlib_export, panels, timeline\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "drawing = lines.Canvas(10, 10, 'a', 'b')\n"
+        "drawing = curves.Canvas(10, 10, 'a', 'b')\n"
         "drawing.svg()\n"
         "assert 'matplotlib' not in sys.modules\n"
         "drawing.figure()\n"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.present.draw.drawing import Drawing, Rect
-from shardwise.present.draw.heat_map import HeatMap, draw_heat_map
-from shardwise.present.draw.palette import BLUE, FAINT, contrast
+from shardwise.present.charts.cells import HeatMap, draw_heat_map
+from shardwise.present.charts.drawing import Drawing, Rect
+from shardwise.present.charts.palette import BLUE, FAINT, contrast
 
 from .page import check_texts, texts
 

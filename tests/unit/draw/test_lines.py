@@ -8,22 +8,21 @@ from itertools import combinations
 
 import pytest
 
-from shardwise.present.draw.axis import Axis
-from shardwise.present.draw.drawing import Area, Circle, Path
-from shardwise.present.draw.line_chart import Band, Line, LineChart, Marker, Point
-from shardwise.present.draw.lines import draw_lines
-from shardwise.present.draw.palette import HUES, INK
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.curves import Band, Curve, CurvePoint, LineChart, Marker, draw_lines
+from shardwise.present.charts.drawing import Area, Circle, Path
+from shardwise.present.charts.palette import HUES, INK
 
 from .page import boxes, check_texts
 
 LINES = LineChart(
     title="title", subtitle="subtitle < of it", x=Axis(title="x"), y=Axis(title="y", unit="s"),
     lines=(
-        *(Line(label=f"line {i} with a label of some length", points=((2.0, 1e-6 * 10**i), (3e5, 1e-3 * 10**i)))
+        *(Curve(label=f"line {i} with a label of some length", points=((2.0, 1e-6 * 10**i), (3e5, 1e-3 * 10**i)))
           for i in range(4)),
-        Line(label="reference", points=((2.0, 1e-4), (3e5, 1e-4)), reference=True),
+        Curve(label="reference", points=((2.0, 1e-4), (3e5, 1e-4)), reference=True),
     ),
-    points=(Point(label="first", x=50, y=1e-3), Point(label="second", x=5000, y=1e-3)),
+    points=(CurvePoint(label="first", x=50, y=1e-3), CurvePoint(label="second", x=5000, y=1e-3)),
     markers=tuple(Marker(label=f"marker at {x:g}", x=x) for x in (100.0, 120.0, 2e5, 2.9e5)),
 )  # fmt: skip
 DRAWN = draw_lines(LINES)
@@ -51,7 +50,7 @@ def test_lines_lie_where_their_numbers_say() -> None:
     """A decade is as long anywhere; the plot's corners are the ends of its axes."""
     chart = LineChart(
         title="", subtitle="", x=Axis(title=""), y=Axis(title=""),
-        lines=(Line(label="", points=((1.0, 2.0), (10.0, 20.0), (100.0, 200.0))),),
+        lines=(Curve(label="", points=((1.0, 2.0), (10.0, 20.0), (100.0, 200.0))),),
     )  # fmt: skip
     (x0, y0), (x1, y1), (x2, y2) = next(path for path in paths(chart) if path.stroke == HUES[0]).points
     assert (x1 - x0, y0 - y1) == pytest.approx((x2 - x1, y1 - y2), abs=0.02)
@@ -75,7 +74,7 @@ def test_lines_differ_in_colour_and_dashes() -> None:
 def test_a_linear_axis_begins_at_zero() -> None:
     chart = LineChart(
         title="", subtitle="", x=Axis(title="", linear=True), y=Axis(title="", unit="s", linear=True),
-        lines=(Line(label="", points=((0.0, 0.0), (5.0, 1.0), (10.0, 4.0))),),
+        lines=(Curve(label="", points=((0.0, 0.0), (5.0, 1.0), (10.0, 4.0))),),
     )  # fmt: skip
     (x0, y0), (x1, y1), (x2, y2) = next(path for path in paths(chart) if path.stroke == HUES[0]).points
     assert (x1 - x0) / (x2 - x0) == pytest.approx(0.5)
@@ -85,7 +84,8 @@ def test_a_linear_axis_begins_at_zero() -> None:
 
 def test_areas_of_points_are_their_shares_and_their_letters_stand_apart() -> None:
     points = tuple(
-        Point(label=f"kernel {i}", x=100.0 * 1.02**i, y=1e-3, share=share) for i, share in enumerate((0.4, 0.1, 0.4))
+        CurvePoint(label=f"kernel {i}", x=100.0 * 1.02**i, y=1e-3, share=share)
+        for i, share in enumerate((0.4, 0.1, 0.4))
     )
     chart = replace(LINES, points=points)
     circles = [mark for mark in draw_lines(chart).marks if isinstance(mark, Circle)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from shardwise.present.draw.palette import (
+from shardwise.present.charts.palette import (
     EMPTY,
     FAINT,
     HUES,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.present.draw.drawing import Circle, Drawing, Path, Rect
-from shardwise.present.draw.palette import BLUE, PAPER
-from shardwise.present.draw.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
+from shardwise.present.charts.drawing import Circle, Drawing, Path, Rect
+from shardwise.present.charts.palette import BLUE, PAPER
+from shardwise.present.charts.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
 
 from .page import check_texts, texts
 

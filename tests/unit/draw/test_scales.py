@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.present.draw.scales import even_ticks, ticks
+from shardwise.present.charts.axis_scale import even_ticks, ticks
 
 
 def test_ticks() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.draw.drawing import Drawing, Rect, Text
-from shardwise.present.draw.palette import FAINT, INK, series
-from shardwise.present.draw.strip import CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
+from shardwise.present.charts.cells import FRAME_CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
+from shardwise.present.charts.drawing import Drawing, Rect, Text
+from shardwise.present.charts.palette import FAINT, INK, series
 
 from .page import check_texts, texts
 
@@ -20,7 +20,7 @@ def strip_of(num_frames: int, num_devices: int, share: float = 0.5) -> Drawing:
 
 def columns(drawing: Drawing) -> list[Rect]:
     """The frames around what a device holds."""
-    return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * CELL_HEIGHT]
+    return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * FRAME_CELL_HEIGHT]
 
 
 @pytest.mark.parametrize(("num_frames", "num_devices"), [(1, 1), (5, 4), (9, 16), (3, 40)])
@@ -64,6 +64,6 @@ def test_what_is_new_has_a_thick_edge() -> None:
     edges = [
         mark
         for mark in strip_of(1, 1).marks
-        if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * CELL_HEIGHT
+        if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * FRAME_CELL_HEIGHT
     ]
     assert [(edge.stroke, edge.stroke_width) for edge in edges] == [(INK, 2.0), (FAINT, 1.0), (FAINT, 1.0)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from shardwise.present.draw.drawing import Drawing, below
-from shardwise.present.draw.palette import BLUE, INK, ORANGE, PAPER
-from shardwise.present.draw.svg import number
+from shardwise.present.charts.drawing import Drawing, below
+from shardwise.present.charts.palette import BLUE, INK, ORANGE, PAPER
+from shardwise.present.charts.svg import number
 
 from .page import SVG, parsed
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from shardwise.present.draw.drawing import Path, Rect
-from shardwise.present.draw.palette import BLUE, EMPTY, ORANGE, PAPER
-from shardwise.present.draw.timeline import Part, Row, Span, TimelineChart, draw_timeline
-from shardwise.present.draw.trace import Arrow, Event, chrome_trace
+from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
+from shardwise.present.charts.drawing import Path, Rect
+from shardwise.present.charts.palette import BLUE, EMPTY, ORANGE, PAPER
+from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart, draw_timeline
 
 from .page import check_texts, texts
 

@@ -18,8 +18,8 @@ from shardwise.hardware.network.message_simulation import (
     simulate_collective,
 )
 from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, received_bytes
-from shardwise.present.draw.strip import draw_strip
-from shardwise.present.pictures.collective_frames import device_names, frames, strip_of
+from shardwise.present.charts.cells import draw_strip
+from shardwise.present.charts.sharding_charts import device_names, frames, strip_of
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
 

@@ -31,9 +31,9 @@ from shardwise.measure.reconcile.step_terms import (
 )
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.present.cli.plain import plain
-from shardwise.present.cli.reconcile_report import reconcile_report
-from shardwise.present.pictures.reconciliation_charts import reconciliation_charts
+from shardwise.present.charts.measurement_charts import reconciliation_charts
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.run import reconcile_report
 from shardwise.records.step_log import StepRecord
 from shardwise.records.step_memory_and_collectives import (
     MeasuredMemory,
@@ -198,7 +198,9 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
     bars = reconciliation_charts(found)[0].bars
     assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
-    shares = re.findall(r" (\d+\.\d)%  ", plain(reconcile_report(PLAN, found, "runs/a")).split("memory of a device")[0])
+    shares = re.findall(
+        r" (\d+\.\d)%  ", render_text(reconcile_report(PLAN, found, "runs/a")).split("memory of a device")[0]
+    )
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
@@ -208,7 +210,7 @@ def test_a_difference_that_only_rounds_is_none() -> None:
 
     def line(difference_s: float) -> str:
         terms = (TimeTerm(name="forward", predicted_s=whole, measured_s=whole + difference_s), *found.time.terms[1:])
-        text = plain(reconcile_report(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a"))
+        text = render_text(reconcile_report(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a"))
         return next(line for line in text.splitlines() if "forward" in line)
 
     assert line(1e-10 * whole).split("%")[1].split()[:2] == ["+0", "s"]

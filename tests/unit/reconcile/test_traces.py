@@ -15,7 +15,7 @@ from shardwise.measure.reconcile.rank_time import (
     measure_lateness,
     measure_occupancy,
 )
-from shardwise.present.pictures.memory_over_steps_chart import anatomy_chart
+from shardwise.present.charts.step_charts import anatomy_chart
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_memory_and_collectives import (
     MemorySample,

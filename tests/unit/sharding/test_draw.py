@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.draw.drawing import Drawing, Rect, Text
-from shardwise.present.draw.grids import draw_grids
-from shardwise.present.draw.palette import PAPER
-from shardwise.present.draw.text import text_width
-from shardwise.present.pictures.shard_holder_grids import Moment, draw_text, shards_chart
+from shardwise.present.charts.cells import draw_grids
+from shardwise.present.charts.drawing import Drawing, Rect, Text, text_width
+from shardwise.present.charts.palette import PAPER
+from shardwise.present.charts.sharding_charts import Moment, draw_text, shards_chart
 from shardwise.sharding.notation import parse_tensor
 from shardwise.sharding.spec import Mesh
 from unit.draw.page import check_texts

@@ -11,7 +11,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.timeline import Durations, play_actions
-from shardwise.present.pictures.simulated_step_timeline import events, trace_text
+from shardwise.present.charts.step_charts import events, step_trace_text
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing
@@ -263,7 +263,7 @@ def test_a_trace_has_every_kernel_and_transfer() -> None:
         len(one.events) for one in found.updates
     )
     passes = sum(len(slot) for slots in found.actions.order for slot in slots)
-    assert trace_text(found).count('"ph": "X"') == count + passes
+    assert step_trace_text(found).count('"ph": "X"') == count + passes
 
 
 def test_gradients_are_reduced_beside_the_backward_pass_but_under_a_policy_that_reduces_them_after_it() -> None:

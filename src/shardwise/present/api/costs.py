@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from shardwise.hardware import Chip
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
-from shardwise.present.api.given import Model, Where, architecture_of, cluster_of, job_of, layout_of, resolved
-from shardwise.present.api.given import stack_of as named_stack_of
+from shardwise.present.api.given import Model, Where, architecture_of, layout_of, resolved
 from shardwise.price import Estimate, Problem
 from shardwise.values import InputError, did_you_mean, parse_count, raise_problems, run_all
 
 if TYPE_CHECKING:
     from shardwise.book_formulas import KernelRoofline
     from shardwise.book_formulas.rooflines import BlockRoofline, Origin
-    from shardwise.search import LayoutMemory
 
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
 
@@ -54,38 +52,6 @@ def estimate(
         problem,
         fit_recompute_budget(problem, layout_as_run(stack_of(where), chosen)),
     )
-
-
-def memory(
-    model: Model, cluster: Where, layout: str | Layout, job: Job | None = None, **job_fields: Any
-) -> LayoutMemory:
-    """Memory of a device of each pipeline stage under a layout, in bytes by term.
-
-    Without a job, sequences have 4,096 tokens, or as many as the model has positions; the default batch is the smallest that
-    fills the layout. Raises `InputError` for an unknown model or cluster, and with every rule that the layout breaks.
-
-    >>> import shardwise as sw
-    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
-    >>> found.job.global_batch_tokens, found.fits, len(found.stages)
-    (65536, True, 1)
-    >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
-    2.01
-    """
-    from shardwise.search import default_seq_len, smallest_full_job
-    from shardwise.search.layout_memory import layout_memory
-
-    architecture, where, chosen = run_all(
-        lambda: architecture_of(model), lambda: cluster_of(cluster, None), lambda: layout_of(layout)
-    )
-    if job is None:
-        job_fields = {"seq_len": default_seq_len(architecture), **job_fields}
-        whole = "global_batch_tokens" in job_fields
-        fields = {"global_batch_tokens": job_fields["seq_len"], **job_fields}
-        one = job_of(None, fields, named_stack_of([where], None))
-        what = one if whole else smallest_full_job(one, chosen)
-    else:
-        what = job_of(job, job_fields)
-    return layout_memory(Problem(architecture, where, what), chosen)
 
 
 @overload

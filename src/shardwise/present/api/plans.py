@@ -139,9 +139,9 @@ def plan_to_loss(
     (1.5, 2.0, 2.0)
     """
     from shardwise.layout import choices_from_pins, job_for_engine
+    from shardwise.model import default_seq_len
     from shardwise.present.api.losses import loss_target
     from shardwise.price import Limits, Problem
-    from shardwise.search import default_seq_len
     from shardwise.search.plan_to_target_loss import LossQuestion
     from shardwise.search.plan_to_target_loss import plan_to_loss as search_to_loss
 

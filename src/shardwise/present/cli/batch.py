@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import InputError, Parser, raise_problems
 
 DESCRIPTION = """How large a batch pays. `noise` gives the gradient noise scale that a run measured. `sweep` trains a plan's model

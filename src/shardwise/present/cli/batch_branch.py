@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.batch_size.branch_losses import LOSS_TOLERANCE
 from shardwise.present.cli import batch_runs
 from shardwise.present.cli.pictures import write_picture
-from shardwise.present.cli.section import Block, Report, Row, Section, Table
+from shardwise.present.rendering.report import Block, Report, Row, Section, Table
 from shardwise.run.recipe import BATCH_LR_RULES
 from shardwise.values import InputError, format_count, format_quantity, pluralize
 
@@ -41,8 +41,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The critical batch, when all branches have ended. Raises `InputError`, and `SystemExit` where it was asked to stop."""
     from shardwise.batch_size.branch_losses import compare_branches, require_tolerance
     from shardwise.batch_size.payloads import branches_payload
-    from shardwise.present.draw.charts import draw_chart
-    from shardwise.present.pictures.batch_branches_chart import branches_chart
+    from shardwise.present.charts.batch_size_charts import branches_chart
+    from shardwise.present.charts.draw_chart import draw_chart
     from shardwise.values import parse_quantity
 
     tolerance = parse_quantity(arguments.tolerance, label="--tolerance", unit="")
@@ -84,7 +84,7 @@ def branches_report(point: BranchPoint, found: ComparedBranches) -> Report:
 
 
 def _head(point: BranchPoint, found: ComparedBranches) -> Iterator[Block]:
-    from shardwise.present.pictures.batch_branches_chart import said_of_branches
+    from shardwise.present.charts.batch_size_charts import said_of_branches
 
     yield f"  {said_of_branches(found)}"
     yield (

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.pictures import write_picture
-from shardwise.present.cli.section import Block, Report, Row, Section, Table
+from shardwise.present.rendering.report import Block, Report, Row, Section, Table
 
 if TYPE_CHECKING:
     from shardwise.batch_size.batch_sweep_fit import TradeoffFit
@@ -21,8 +21,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The fit, as a report or as JSON, and its picture."""
     from shardwise.batch_size.batch_sweep_fit import fit_tradeoff, read_batch_runs
     from shardwise.batch_size.payloads import fit_payload
-    from shardwise.present.draw.charts import draw_chart
-    from shardwise.present.pictures.batch_tradeoff_chart import pareto_chart
+    from shardwise.present.charts.batch_size_charts import pareto_chart
+    from shardwise.present.charts.draw_chart import draw_chart
 
     found = fit_tradeoff(read_batch_runs(arguments.source))
     if arguments.plot:

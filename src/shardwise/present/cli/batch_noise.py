@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.pictures import write_picture
-from shardwise.present.cli.section import Report, Row, Section, Table
+from shardwise.present.rendering.report import Report, Row, Section, Table
 
 if TYPE_CHECKING:
     from shardwise.batch_size.run_noise import RunNoise
@@ -21,8 +21,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """The noise scale, as a report or as JSON, and its picture."""
     from shardwise.batch_size.payloads import run_noise_payload
     from shardwise.batch_size.run_noise import run_noise
-    from shardwise.present.draw.charts import draw_chart
-    from shardwise.present.pictures.run_noise_scale_chart import run_noise_chart
+    from shardwise.present.charts.batch_size_charts import run_noise_chart
+    from shardwise.present.charts.draw_chart import draw_chart
 
     found = run_noise(arguments.source)
     if arguments.plot:
@@ -39,7 +39,7 @@ def noise_report(found: RunNoise) -> Report:
 
 
 def _head(found: RunNoise) -> Iterator[str]:
-    from shardwise.present.pictures.run_noise_scale_chart import said
+    from shardwise.present.charts.batch_size_charts import said
     from shardwise.values import format_percent
 
     yield f"  noise scale: {said(found.late)}, over the last half of these steps"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli import batch_runs
-from shardwise.present.cli.section import Block, Report, Row, Section, Table
+from shardwise.present.rendering.report import Block, Report, Row, Section, Table
 from shardwise.values import format_count, format_quantity, pluralize
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
         remaining_lines,
     )
     from shardwise.measure.microbenchmarks.timing import describe_device, select_device
-    from shardwise.present.cli.bench_report import bench_report
+    from shardwise.present.reports.calibration import bench_report
 
     device = select_device(arguments.device)
     if arguments.what == "machine":
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def _machine(arguments: argparse.Namespace, device: str) -> str | Report:
     """Measure the whole machine, write its cluster file, and say what came out."""
     from shardwise.measure.microbenchmarks.machine_benchmark import DTYPES, measure_machine, write_cluster_file
-    from shardwise.present.cli.bench_report import machine_report
+    from shardwise.present.reports.calibration import machine_report
     from shardwise.values import InputError, require_writable
 
     if arguments.dtype:

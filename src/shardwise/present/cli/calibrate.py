@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.measure.calibrate.payloads import calibrate_payload
     from shardwise.measure.calibrate.published_runs.run_table import read_rows
     from shardwise.measure.calibrate.user_cluster_fit import fit_user_cluster
-    from shardwise.present.cli.calibrate_report import calibrate_report
+    from shardwise.present.reports.calibration import calibrate_report
     from shardwise.values import InputError, run_all
 
     if arguments.runs is None and arguments.bench is None and not arguments.own:

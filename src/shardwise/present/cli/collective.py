@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
     from shardwise.hardware.network.compare_collective_algorithms import collective_payload, collective_report
-    from shardwise.present.cli.collective_report import collective_sections
+    from shardwise.present.reports.sharding import collective_sections
 
     operation = parse_operation(arguments.operation)
     num_bytes = array_bytes(arguments.size, arguments.dtype)
@@ -200,8 +200,8 @@ def _on_tiers(on: str, axes: tuple[int, ...], tiers: tuple[int, ...]) -> list[in
 def _draw(report: CollectiveReport, one_way: bool, target: str) -> None:
     """Write the simulated steps; behind switches those of one ring."""
     from shardwise.hardware.network.message_simulation import SIMULATED_KINDS, ring_grid, simulate_collective
-    from shardwise.present.draw.strip import draw_strip
-    from shardwise.present.pictures.collective_frames import MOST_DEVICES, strip_of
+    from shardwise.present.charts.cells import draw_strip
+    from shardwise.present.charts.sharding_charts import MOST_DEVICES, strip_of
     from shardwise.sharding import CollectiveKind
     from shardwise.values import InputError
 

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.pictures.shell_completion_scripts import SCRIPTS
+from shardwise.present.shell_completion import SCRIPTS
 from shardwise.values import Parser
 
 DESCRIPTION = """Print the script with which a shell completes verbs, flags, choices, and names of models, clusters, stacks,
@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str:
     """The script, or for a script what may stand at the end of a command line."""
-    from shardwise.present.pictures.shell_completion_scripts import completion_payload
+    from shardwise.present.shell_completion import completion_payload
 
     found = _LINES[arguments.shell](arguments.words) if arguments.words else None
     payload = completion_payload(arguments.shell, found)
@@ -55,7 +55,7 @@ def bash_lines(words: Sequence[str]) -> list[str]:
     >>> bash_lines(["shardwise show clusters tpu-v5e:16x16"])
     ['16x16', '16x16*2']
     """
-    from shardwise.present.cli.candidates import candidates
+    from shardwise.present.shell_completion import complete
 
     line = words[0]
     try:
@@ -64,21 +64,21 @@ def bash_lines(words: Sequence[str]) -> list[str]:
         split = line.split()[1:]
     typed = "" if line[-1:].isspace() else split.pop()
     begun = max(map(typed.rfind, BREAKS)) + 1
-    return [one.word[begun:] for one in candidates([*split, typed])]
+    return [one.word[begun:] for one in complete([*split, typed])]
 
 
 def zsh_lines(words: Sequence[str]) -> list[str]:
     """Words with what is said of them behind a colon, as `_describe` takes them."""
-    from shardwise.present.cli.candidates import candidates
+    from shardwise.present.shell_completion import complete
 
-    return [one.word.replace(":", "\\:") + (f":{one.said}" if one.said else "") for one in candidates(words)]
+    return [one.word.replace(":", "\\:") + (f":{one.said}" if one.said else "") for one in complete(words)]
 
 
 def fish_lines(words: Sequence[str]) -> list[str]:
     """Words with what is said of them behind a tab."""
-    from shardwise.present.cli.candidates import candidates
+    from shardwise.present.shell_completion import complete
 
-    return ["\t".join(filter(None, one)) for one in candidates(words)]
+    return ["\t".join(filter(None, one)) for one in complete(words)]
 
 
 _LINES = {"bash": bash_lines, "zsh": zsh_lines, "fish": fish_lines}

@@ -19,7 +19,7 @@ from shardwise.price import Problem
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
     from shardwise.search import Plan
     from shardwise.values import Progress
 
@@ -40,7 +40,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The estimate, as a report or as JSON (the payload of a plan without a search)."""
-    from shardwise.present.cli.plan_report import plan_report
+    from shardwise.present.reports.plan import plan_report
     from shardwise.search import plan_layout
     from shardwise.search.plan_file import estimate_payload
 

@@ -12,7 +12,7 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.layout import Layout
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
     from shardwise.search import Plan
     from shardwise.search.loss_time import Doubling
     from shardwise.values import Progress
@@ -41,7 +41,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The explanation, as text or as JSON."""
-    from shardwise.present.cli.explain_report import explain_report
+    from shardwise.present.reports.explanation import explain_report
     from shardwise.search import find_nearest_fitting, load_plan
     from shardwise.search.explain.explanation import explain_plan
     from shardwise.search.payloads import explanation_payload

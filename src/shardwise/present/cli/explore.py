@@ -8,11 +8,11 @@ import sys
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
-from shardwise.present.cli.section import Report, Section
+from shardwise.present.rendering.report import Report, Section
 from shardwise.values import InputError, Parser, write_text
 
 if TYPE_CHECKING:
-    from shardwise.present.explore.known import Known
+    from shardwise.present.explorer.opened_plan import Known
 
 PORT = 8631
 MOST_PORT = 65535
@@ -53,9 +53,8 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The payload as JSON; otherwise serve until Ctrl-C, which is how the verb ends."""
-    from shardwise.present.explore.explorer import Explorer
-    from shardwise.present.explore.payload import explore_payload
-    from shardwise.present.explore.state import parse_query
+    from shardwise.present.explorer.explorer import Explorer, explore_payload
+    from shardwise.present.explorer.state import parse_query
 
     known, query = _known(arguments), arguments.at or ""
     if arguments.json:
@@ -68,7 +67,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def _known(arguments: argparse.Namespace) -> Known:
     from pathlib import Path
 
-    from shardwise.present.explore.known import Known, known_of
+    from shardwise.present.explorer.opened_plan import Known, known_of
     from shardwise.search import load_plan
 
     if arguments.plan is None:
@@ -84,11 +83,11 @@ def _serve(arguments: argparse.Namespace, known: Known, query: str) -> Report:
     from shardwise.values import parse_count
 
     try:
-        from shardwise.present.explore.serving import bound, serve
+        from shardwise.present.explorer.web_server import bound, serve
     except ModuleNotFoundError as error:
         raise InputError(f"explore: {error.name} is not installed; pip install 'shardwise[explore]'") from None
-    from shardwise.present.explore.explorer import Explorer
-    from shardwise.present.explore.searches import Searches
+    from shardwise.present.explorer.background_search import Searches
+    from shardwise.present.explorer.explorer import Explorer
 
     port = parse_count(arguments.port, label="--port", minimum=0)
     if port > MOST_PORT:

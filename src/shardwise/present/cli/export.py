@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
-from shardwise.present.cli.section import Report, Section
+from shardwise.present.rendering.report import Report, Section
 from shardwise.values import Parser
 
 if TYPE_CHECKING:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import ending_of, write_picture
-from shardwise.present.cli.section import Report, Section
+from shardwise.present.rendering.report import Report, Section
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from shardwise.present.api.figures import Figure
+    from shardwise.present.figures.figure import Figure
     from shardwise.values import Progress
 
 DESCRIPTION = """Draw figures of "How to Scale Your Model" and of "The Ultra-Scale Playbook" from the functions
@@ -42,7 +42,8 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The list of figures, or where they were drawn to."""
-    from shardwise.present.api.figures import FIGURES, figure, figure_payload, figures_payload
+    from shardwise.present.figures.by_name import FIGURES, figure
+    from shardwise.present.figures.figure import figure_payload, figures_payload
     from shardwise.values import run_all
 
     chosen = run_all(*((lambda name=name: figure(name)) for name in arguments.names)) or list(FIGURES.values())
@@ -67,8 +68,8 @@ def _write(figures: Sequence[Figure], target: str, progress: Progress) -> list[s
         return [_write_one(figures, target)]
     from pathlib import Path
 
-    from shardwise.present.api.figures import figures_page
     from shardwise.present.cli.arguments import write_file
+    from shardwise.present.figures.figures_page import figures_page
     from shardwise.values import InputError
 
     folder = Path(target)

@@ -10,7 +10,7 @@ from shardwise.present.cli.arguments import write_file
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.present.explore.report import Kind
+    from shardwise.present.explorer.html_report import Kind
     from shardwise.search import Plan
 
 FLAG = "--report"
@@ -35,7 +35,7 @@ def _html_name(text: str) -> str:
 def write_report(target: str | None, kind: Kind, title: str, payload: Callable[[], Mapping[str, Any]]) -> None:
     """Write a report of a payload where one is asked for. Raises `InputError` where that cannot be."""
     if target:
-        from shardwise.present.explore.report import report
+        from shardwise.present.explorer.html_report import report
 
         write_file(FLAG, target, report(kind, title, payload()))
 
@@ -43,6 +43,6 @@ def write_report(target: str | None, kind: Kind, title: str, payload: Callable[[
 def write_plan_report(target: str | None, plan: Plan) -> None:
     """Write a report of a plan, with every view of the explorer, where one is asked for."""
     if target:
-        from shardwise.present.explore.report import plan_report
+        from shardwise.present.explorer.html_report import plan_report
 
         write_file(FLAG, target, plan_report(plan))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import MODEL, add_output_arguments, add_set_argument, layout_help
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.price import Problem
 from shardwise.values import Parser
 
@@ -77,7 +77,7 @@ def add_ran_arguments(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON; a row is appended first."""
     from shardwise.measure.utilisation import mfu_payload
-    from shardwise.present.cli.mfu_report import mfu_report
+    from shardwise.present.reports.utilisation import mfu_report
 
     found = find(arguments)
     otherwise = None if arguments.row is None else append_row(arguments.row, found)

@@ -6,12 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shardwise.present.draw.drawing import Drawing
+    from shardwise.present.charts.drawing import Drawing
 
 
 def picture_name(text: str) -> str:
     """The name of a picture. Raises `ArgumentTypeError` for an ending that no picture has, or that needs matplotlib."""
-    from shardwise.present.draw.figure import ENDINGS, require_matplotlib
+    from shardwise.present.charts.matplotlib_export import ENDINGS, require_matplotlib
     from shardwise.values import InputError
 
     ending = ending_of(text)
@@ -41,7 +41,7 @@ def write_picture(flag: str, target: str, drawing: Drawing) -> None:
     """Write a drawing in the form of the file's ending. Raises `InputError` where that cannot be."""
     from pathlib import Path
 
-    from shardwise.present.draw.figure import encoded
+    from shardwise.present.charts.matplotlib_export import encoded
     from shardwise.values import InputError
 
     try:

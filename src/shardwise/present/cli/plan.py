@@ -17,9 +17,9 @@ from shardwise.present.cli.arguments import (
 )
 from shardwise.present.cli.html import add_report_argument, write_plan_report
 from shardwise.present.cli.schedule_of_batches import add_schedule_argument, with_schedule
-from shardwise.present.cli.section import Report, Section
 from shardwise.present.cli.sweep import add_sweep_arguments, require_no_sweep, run_sweep
 from shardwise.present.cli.to_loss import add_to_loss_arguments, is_to_loss, require_sizes, run_to_loss
+from shardwise.present.rendering.report import Report, Section
 from shardwise.price import Problem
 from shardwise.values import InputError, MissingValueError, NothingFitsError, Parser, parse_duration, run_all
 from shardwise.values.errors import MissedLimitError
@@ -198,9 +198,9 @@ def _json(found: Plan | Comparison) -> str:
 
 
 def _report(found: Plan | Comparison, limits: Limits) -> Report:
-    from shardwise.present.cli.comparison import comparison_report
-    from shardwise.present.cli.plan_report import plan_report
-    from shardwise.present.cli.run_report import spare_lines
+    from shardwise.present.reports.comparison import comparison_report
+    from shardwise.present.reports.plan import plan_report
+    from shardwise.present.reports.wording import spare_lines
     from shardwise.search import Comparison
 
     if isinstance(found, Comparison):
@@ -224,8 +224,8 @@ def _next(chosen: Plan, file: str | None, folder: str | None) -> Iterator[str]:
 
 def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress) -> Plan:
     """The plan that was chosen. Where there is none, raises what says why on each cluster."""
-    from shardwise.present.cli.comparison import comparison_table, near_miss
-    from shardwise.present.cli.plain import plain_block
+    from shardwise.present.rendering.plain_text import render_block
+    from shardwise.present.reports.comparison import comparison_table, near_miss
 
     if comparison.plan is not None:
         return comparison.plan
@@ -235,6 +235,6 @@ def _chosen(comparison: Comparison, choices: Choices | None, progress: Progress)
         one.run.usd is None for one in comparison.contenders if one.run
     ):
         raise _no_price(one.chip for one in comparison.contenders if one.run)
-    table = plain_block(comparison_table(comparison))
+    table = render_block(comparison_table(comparison))
     lines = (comparison.reason, "", table, "", *near_miss(comparison, choices, progress))
     raise MissedLimitError("\n".join(lines))

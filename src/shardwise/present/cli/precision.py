@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report, Section, Table
+from shardwise.present.rendering.report import Report, Section, Table
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The table of formats, as text or as JSON."""
-    from shardwise.present.pictures.number_format_payload import formats_payload
+    from shardwise.present.number_format_payload import formats_payload
     from shardwise.values import run_all
     from shardwise.values.dtypes import NUMBER_FORMATS, get_number_format
 
@@ -48,9 +48,9 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _draw(formats: Sequence[NumberFormat], target: str) -> None:
-    from shardwise.present.draw.charts import draw_chart
-    from shardwise.present.draw.drawing import below
-    from shardwise.present.pictures.number_format_charts import format_charts
+    from shardwise.present.charts.draw_chart import draw_chart
+    from shardwise.present.charts.drawing import below
+    from shardwise.present.charts.sharding_charts import format_charts
 
     write_picture("--plot", target, below([draw_chart(chart) for chart in format_charts(formats)]))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.pictures import picture_name_or_dash, write_picture
-from shardwise.present.cli.section import Fitted, Report, Section
+from shardwise.present.rendering.report import Preformatted, Report, Section
 from shardwise.values import InputError, Parser, format_bytes, format_quantity, parse_count
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ def answer(
 ) -> str | Report:
     """Solve, price, and do what was asked for."""
     from shardwise.hardware.mesh_links import place_mesh
-    from shardwise.present.cli.product_report import product_report
-    from shardwise.present.pictures.sharded_product_payload import RESHARD_SCHEMA, SCHEMA, product_payload
+    from shardwise.present.product_payload import RESHARD_SCHEMA, SCHEMA, product_payload
+    from shardwise.present.reports.sharding import product_report
     from shardwise.price.product import price_product
 
     made = _made(arguments, one_operand)
@@ -167,9 +167,8 @@ def _check_drawn(arguments: argparse.Namespace, made: ShardedExpression) -> None
 def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payload, list[Section]]:
     if not arguments.draw:
         return {}, []
-    from shardwise.present.draw.grids import draw_grids
-    from shardwise.present.pictures.shard_holder_grids import draw_text, shards_chart
-    from shardwise.present.pictures.sharded_product_steps import moments
+    from shardwise.present.charts.cells import draw_grids
+    from shardwise.present.charts.sharding_charts import draw_text, moments, shards_chart
 
     made = report.expression
     lying = list(moments(made, report.steps))
@@ -180,6 +179,6 @@ def _drawn(arguments: argparse.Namespace, report: ProductReport) -> tuple[Payloa
     return {}, [Section([f"drawn to {arguments.draw}"])]
 
 
-def _whole(picture: str) -> Fitted:
+def _whole(picture: str) -> Preformatted:
     """A picture of characters, whose lines are never folded."""
-    return Fitted(lambda width: picture.split("\n"))
+    return Preformatted(lambda width: picture.split("\n"))

@@ -10,7 +10,7 @@ from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
 
 DESCRIPTION = """Read the launch of a framework: its command line or configuration, as a model, a job and a layout; what it costs
 as it runs, whether it fits, and which of its options would make it faster. What is not understood is listed, never guessed.
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.interop import read_files
     from shardwise.interop.read_launch import price_launch
     from shardwise.model import load_model
-    from shardwise.present.cli.read_report import verdict_report
+    from shardwise.present.reports.interop import verdict_report
     from shardwise.search import dump_plan
     from shardwise.values import require_writable
 

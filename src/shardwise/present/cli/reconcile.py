@@ -13,7 +13,7 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure import Reconciliation
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
     from shardwise.search import Plan
 
 DESCRIPTION = """Compare a run of `shardwise train` with its plan: every term of the step time and of the memory, predicted and
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     from shardwise.measure import read_run, reconcile_payload
     from shardwise.measure.reconcile.reconciliation import reconcile
-    from shardwise.present.cli.reconcile_report import reconcile_report
+    from shardwise.present.reports.run import reconcile_report
     from shardwise.search import load_plan
 
     plan, folder = load_plan(arguments.plan), Path(arguments.folder)
@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _draw(plan: Plan, found: Reconciliation, target: str) -> None:
-    from shardwise.present.draw.bars import draw_bar_charts
-    from shardwise.present.pictures.reconciliation_charts import reconciliation_charts
+    from shardwise.present.charts.bars import draw_bar_charts
+    from shardwise.present.charts.measurement_charts import reconciliation_charts
 
     about = f"{plan.model.name}, {plan.layout}, on {found.machine}"
     write_picture("--plot", target, draw_bar_charts(reconciliation_charts(found, about)))

@@ -7,7 +7,7 @@ import importlib.util
 import json
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import InputError, Parser
 
 DESCRIPTION = """Run a step of one rank of a plan's world, of any size, in this process: the engine of `train` on tensors without
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.layout import require_runnable
     from shardwise.measure.reconcile.payloads import rehearsal_payload
     from shardwise.measure.reconcile.rehearsal import compare_rehearsal
-    from shardwise.present.cli.rehearse_report import rehearsal_report
+    from shardwise.present.reports.run import rehearsal_report
     from shardwise.run import TrainingRecipe
     from shardwise.run.trainer.flags import apply_changes
     from shardwise.search import load_plan

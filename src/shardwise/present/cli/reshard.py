@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from shardwise.present.cli.product import add_product_arguments, answer
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser
 
 DESCRIPTION = "Find the cheapest way from one sharding to another, such as 'A[I_X, J_Y] -> A[I_Y, J_X]'."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments, add_set_argument
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser, apply_overrides, did_you_mean, parse_overrides
 
 if TYPE_CHECKING:
@@ -93,17 +93,18 @@ def run(arguments: argparse.Namespace) -> str | Report:
 def _report_kernels(arguments: argparse.Namespace, chip: Chip, links: Mapping[str, float]) -> str | Report:
     from shardwise.book_formulas import link_bandwidths
     from shardwise.book_formulas.rooflines.payloads import kernel_label, kernels_payload
-    from shardwise.present.cli.roofline_report import kernel_report, kernels_report
-    from shardwise.present.draw.line_chart import Point
-    from shardwise.present.draw.lines import draw_lines
-    from shardwise.present.pictures.book_figures import roofline_chart
+    from shardwise.present.charts.curves import CurvePoint, draw_lines
+    from shardwise.present.figures.roofline_charts import roofline_chart
+    from shardwise.present.reports.books import kernel_report, kernels_report
     from shardwise.values import InputError
 
     if arguments.layout is not None:
         raise InputError("--layout is of a model's block; a kernel has its sizes")
     found = _kernels(arguments, chip)
     if arguments.plot:
-        points = [Point(label=kernel_label(one), x=one.cost.intensity, y=one.attainable_flops_per_s) for one in found]
+        points = [
+            CurvePoint(label=kernel_label(one), x=one.cost.intensity, y=one.attainable_flops_per_s) for one in found
+        ]
         chart = roofline_chart(chip, link_bandwidths(chip, links), points, arguments.dtype)
         write_picture("--plot", arguments.plot, draw_lines(chart))
     payload = kernels_payload(found, chip, arguments.origin, links)
@@ -137,9 +138,9 @@ def _report_block(arguments: argparse.Namespace, chip: Chip, links: Mapping[str,
     from shardwise.book_formulas import block_roofline
     from shardwise.book_formulas.rooflines.payloads import block_payload
     from shardwise.layout import Layout
-    from shardwise.present.cli.roofline_report import block_report
-    from shardwise.present.draw.lines import draw_lines
-    from shardwise.present.pictures.book_figures import block_chart
+    from shardwise.present.charts.curves import draw_lines
+    from shardwise.present.figures.roofline_charts import block_chart
+    from shardwise.present.reports.books import block_report
 
     model, sizes = _model_and_sizes(arguments)
     layout = None if arguments.layout is None else Layout.parse(arguments.layout)

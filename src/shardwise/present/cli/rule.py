@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser, raise_problems
 
 DESCRIPTION = """Work out one of the books' rules: its value and unit, its formula and its source. The name alone says what the
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     """What the rule is, or with values what it gives; as text or as JSON."""
     from shardwise.book_formulas import get_rule
     from shardwise.book_formulas.named_rules import evaluate_rule, rule_payload
-    from shardwise.present.cli.rule_report import rule_report, value_report
+    from shardwise.present.reports.books import rule_report, value_report
 
     rule, values = get_rule(arguments.name.strip()), parse_values(arguments.values)
     found = evaluate_rule(rule, values) if values or not rule.parameters else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments, at_least, write_file
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.name == COMPARE:
         return _compare(arguments)
     from shardwise.pipeline.compare_schedules import timeline_payload
-    from shardwise.present.cli.schedule_report import timeline_report
+    from shardwise.present.reports.pipeline_schedule import timeline_report
 
     line = _timeline(arguments)
     _write_files(arguments, line)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def _compare(arguments: argparse.Namespace) -> str | Report:
     from shardwise.pipeline.compare_schedules import compare_schedules, comparison_payload
-    from shardwise.present.cli.schedule_report import comparison_report
+    from shardwise.present.reports.pipeline_schedule import comparison_report
     from shardwise.values import InputError
 
     given = [flag for flag in ("draw", "trace", "csv", "round_size") if getattr(arguments, flag)]
@@ -186,12 +186,12 @@ def parse_times(text: str | None) -> PassTimes:
 
 def _write_files(arguments: argparse.Namespace, line: Timeline) -> None:
     from shardwise.pipeline.torch_csv import to_csv
-    from shardwise.present.draw.timeline import draw_timeline
-    from shardwise.present.pictures.pipeline_schedule_timeline import timeline_chart, trace_text
+    from shardwise.present.charts.step_charts import schedule_trace_text, timeline_chart
+    from shardwise.present.charts.timeline import draw_timeline
 
     if arguments.draw:
         write_picture("--draw", arguments.draw, draw_timeline(timeline_chart(line)))
     if arguments.trace:
-        write_file("--trace", arguments.trace, trace_text(line) + "\n")
+        write_file("--trace", arguments.trace, schedule_trace_text(line) + "\n")
     if arguments.csv:
         write_file("--csv", arguments.csv, to_csv(line.actions))

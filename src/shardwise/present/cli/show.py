@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from shardwise.present.cli import show_networks, show_optimizers, show_rules, show_stacks, show_targets
+from shardwise.present.catalogue_values import catalogue_payload
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.cli.section import Report, Row, Section, Table
-from shardwise.present.cli.show_values import first_words, shown
-from shardwise.present.pictures.catalogue.sourced_entries import catalogue_payload
+from shardwise.present.rendering.report import Report, Row, Section, Table
+from shardwise.present.reports import catalogue, hardware_catalogue, optimizer_catalogue
+from shardwise.present.reports.catalogue import first_words, shown
 from shardwise.values import InputError, Parser, SourcedValue
 
 DESCRIPTION = "List what the catalogues have. With a name: every value of it with its source."
@@ -85,40 +85,43 @@ def _listed(names: Sequence[str], text: str | None) -> Sequence[str]:
 
 
 def _catalogues(chip: str | None, precision: str | None) -> Mapping[str, Catalogue]:
-    from shardwise.present.pictures.catalogue.sourced_chips_and_clusters import chip_values, cluster_values
-    from shardwise.present.pictures.catalogue.sourced_models import model_values
-    from shardwise.present.pictures.catalogue.sourced_precisions import precision_values
-    from shardwise.present.pictures.catalogue.sourced_stacks import stack_values
-    from shardwise.present.pictures.catalogue.sourced_targets import target_values
+    from shardwise.present.catalogue_values import (
+        chip_values,
+        cluster_values,
+        model_values,
+        precision_values,
+        stack_values,
+        target_values,
+    )
 
     return {
         "models": Catalogue(model_values, _models, lambda name: _model_entry(name, model_values(name))),
         "chips": Catalogue(
-            chip_values, show_networks.chips_table,
+            chip_values, hardware_catalogue.chips_table,
             lambda name: _entry(name, chip_values(name)),
         ),
         "clusters": Catalogue(
-            cluster_values, show_networks.clusters_table,
+            cluster_values, hardware_catalogue.clusters_table,
             lambda name: _entry(name, cluster_values(name)),
         ),
         "precisions": Catalogue(
             precision_values, _precisions, lambda name: _entry(name, precision_values(name))
         ),
         "stacks": Catalogue(
-            partial(stack_values, chip=chip), show_stacks.stacks_table,
-            partial(show_stacks.stack_entry, chip=chip),
+            partial(stack_values, chip=chip), catalogue.stacks_table,
+            partial(catalogue.stack_entry, chip=chip),
         ),
         "targets": Catalogue(
-            target_values, show_targets.targets_table,
+            target_values, catalogue.targets_table,
             lambda name: _entry(name, target_values(name)),
         ),
         "rules": Catalogue(
-            show_rules.values_of, show_rules.rules_table, show_rules.rule_entry
+            catalogue.values_of, catalogue.rules_table, catalogue.rule_entry
         ),
         "optimizers": Catalogue(
-            partial(show_optimizers.values_of, precision=precision),
-            partial(show_optimizers.optimizers_table, precision=precision),
-            partial(show_optimizers.optimizer_entry, precision=precision),
+            partial(optimizer_catalogue.values_of, precision=precision),
+            partial(optimizer_catalogue.optimizers_table, precision=precision),
+            partial(optimizer_catalogue.optimizer_entry, precision=precision),
         ),
     }  # fmt: skip
 
@@ -140,7 +143,7 @@ def _entry(name: str, values: Sequence[SourcedValue], remark: str = "") -> Repor
 
 def _model_entry(name: str, values: Sequence[SourcedValue]) -> Report:
     """A model without the fields that are as in a plain block: most models have few that are not."""
-    from shardwise.present.pictures.catalogue.sourced_models import plain_values
+    from shardwise.present.catalogue_values import plain_values
 
     plain = plain_values()
     told = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
@@ -208,9 +211,9 @@ def _precisions(names: Sequence[str]) -> Report:
 
 
 NAMES: Mapping[str, Callable[[], tuple[str, ...]]] = {
-    "models": _model_names, "chips": show_networks.chip_names, "clusters": show_networks.cluster_names,
-    "precisions": _precision_names, "stacks": show_stacks.stack_names, "targets": show_targets.target_names,
-    "rules": show_rules.rule_names, "optimizers": show_optimizers.optimizer_names,
+    "models": _model_names, "chips": hardware_catalogue.chip_names, "clusters": hardware_catalogue.cluster_names,
+    "precisions": _precision_names, "stacks": catalogue.stack_names, "targets": catalogue.target_names,
+    "rules": catalogue.rule_names, "optimizers": optimizer_catalogue.optimizer_names,
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from shardwise.present.cli.pictures import picture_name, write_picture
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
     from shardwise.price import Simulation
     from shardwise.search import Plan
 
@@ -48,7 +48,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> str | Report:
     """The report, as text or as JSON."""
-    from shardwise.present.cli.simulate_report import simulation_report
+    from shardwise.present.reports.step import simulation_report
     from shardwise.price.simulation.result import simulation_payload
     from shardwise.search import load_plan
 
@@ -72,10 +72,10 @@ def _simulation(arguments: argparse.Namespace, plan: Plan) -> Simulation:
 
 
 def _write_files(arguments: argparse.Namespace, found: Simulation) -> None:
-    from shardwise.present.draw.timeline import draw_timeline
-    from shardwise.present.pictures.simulated_step_timeline import step_chart, trace_text
+    from shardwise.present.charts.step_charts import step_chart, step_trace_text
+    from shardwise.present.charts.timeline import draw_timeline
 
     if arguments.draw:
         write_picture("--draw", arguments.draw, draw_timeline(step_chart(found)))
     if arguments.trace:
-        write_file("--trace", arguments.trace, trace_text(found.step) + "\n")
+        write_file("--trace", arguments.trace, step_trace_text(found.step) + "\n")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardwise.present.cli.arguments import resolve, resolve_reliability, write_file
 from shardwise.present.cli.html import write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report
+from shardwise.present.rendering.report import Report
 from shardwise.values import (
     InputError,
     NothingFitsError,
@@ -146,9 +146,9 @@ def _require_a_plan(points: Sequence[SweepPoint]) -> None:
 
 
 def _written(arguments: argparse.Namespace, swept: Swept) -> str | Report:
-    from shardwise.present.cli.sweep_report import sweep_report
-    from shardwise.present.draw.charts import draw_chart
-    from shardwise.present.pictures.sweep_charts import sweep_chart
+    from shardwise.present.charts.draw_chart import draw_chart
+    from shardwise.present.charts.sweep_charts import sweep_chart
+    from shardwise.present.reports.sweep import sweep_report
     from shardwise.search.payloads import sweep_csv, sweep_payload
 
     if arguments.draw:

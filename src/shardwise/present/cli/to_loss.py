@@ -11,7 +11,7 @@ from shardwise.model import DEFAULT_SEQ_LEN
 from shardwise.present.cli.arguments import resolve_reliability, resolve_several
 from shardwise.present.cli.html import write_plan_report
 from shardwise.present.cli.pictures import write_picture
-from shardwise.present.cli.section import Report, Section
+from shardwise.present.rendering.report import Report, Section
 from shardwise.values import InputError, Parser, raise_problems, run_all
 from shardwise.values.errors import MissedLimitError
 
@@ -70,8 +70,8 @@ def require_sizes(arguments: argparse.Namespace) -> None:
 
 def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: Limits) -> str | Report:
     """The search, as a report or as JSON, and its files. Raises `MissedLimitError` where nothing meets the limits."""
-    from shardwise.present.cli.to_loss_report import to_loss_report
-    from shardwise.present.pictures.plan_to_target_loss_charts import search_chart
+    from shardwise.present.charts.sweep_charts import search_chart
+    from shardwise.present.reports.sweep import to_loss_report
     from shardwise.search import dump_plan
     from shardwise.search.payloads import to_loss_payload
     from shardwise.values import require_writable
@@ -86,7 +86,7 @@ def run_to_loss(arguments: argparse.Namespace, choices: Choices | None, limits: 
     if arguments.out:
         dump_plan(found.plan, arguments.out)
     if arguments.draw:
-        from shardwise.present.draw.charts import draw_chart
+        from shardwise.present.charts.draw_chart import draw_chart
 
         write_picture("--draw", arguments.draw, draw_chart(search_chart(found)))
     write_plan_report(arguments.report, found.plan)
@@ -177,8 +177,7 @@ def _seq_len(arguments: argparse.Namespace) -> str:
     """What is given; else the usual length, or the model's where that is less."""
     if arguments.seq_len is not None:
         return str(arguments.seq_len)
-    from shardwise.model import load_model
-    from shardwise.search import default_seq_len
+    from shardwise.model import default_seq_len, load_model
 
     try:
         return str(default_seq_len(load_model(arguments.model)))

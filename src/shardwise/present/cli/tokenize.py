@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import add_output_arguments
-from shardwise.present.cli.section import Report, Row, Section, Table
+from shardwise.present.rendering.report import Report, Row, Section, Table
 from shardwise.values import Parser
 
 if TYPE_CHECKING:

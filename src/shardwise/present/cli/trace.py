@@ -12,7 +12,7 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.measure.reconcile.trace_analysis import TraceAnalysis
-    from shardwise.present.cli.section import Report
+    from shardwise.present.rendering.report import Report
     from shardwise.records import RunFolder
 
 DESCRIPTION = """What the ranks of a run did in a step that `train --profile` recorded: kernels, waits and collectives under the
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
     from shardwise.measure.reconcile.payloads import trace_payload
     from shardwise.measure.reconcile.trace_analysis import load_trace_analysis
-    from shardwise.present.cli.trace_report import trace_report
+    from shardwise.present.reports.step import trace_report
     from shardwise.records import RunFolder
     from shardwise.values import parse_count
 
@@ -68,9 +68,8 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 
 def _write_files(arguments: argparse.Namespace, found: TraceAnalysis, folder: RunFolder) -> None:
-    from shardwise.present.draw.lines import draw_lines
-    from shardwise.present.pictures.measured_and_planned_trace import both_traces
-    from shardwise.present.pictures.memory_over_steps_chart import anatomy_chart
+    from shardwise.present.charts.curves import draw_lines
+    from shardwise.present.charts.step_charts import anatomy_chart, both_traces
     from shardwise.records.step_memory_and_collectives import read_memory_traces
 
     if arguments.memory:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 
-from shardwise.present.cli.section import Report, paragraphs
+from shardwise.present.rendering.report import Report, sections_of_text
 from shardwise.run.trainer.flags import DESCRIPTION, EXAMPLES, add_train_arguments
 from shardwise.values import InputError, Parser
 
@@ -25,4 +25,4 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.train import start_run
 
     summary = start_run(arguments)
-    return format_summary(summary, as_json=True) if arguments.json else paragraphs(summary_text(summary))
+    return format_summary(summary, as_json=True) if arguments.json else sections_of_text(summary_text(summary))

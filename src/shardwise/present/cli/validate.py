@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwise.present.cli.arguments import add_output_arguments
 from shardwise.present.cli.html import add_report_argument, write_report
 from shardwise.present.cli.pictures import picture_name, write_picture
-from shardwise.present.cli.section import Report, paragraphs
+from shardwise.present.rendering.report import Report, sections_of_text
 from shardwise.values import Parser
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     from shardwise.measure.calibrate.payloads import validate_payload
     from shardwise.measure.calibrate.prediction_errors import predict_rows
     from shardwise.measure.calibrate.published_runs.run_table import published_rows, read_rows
-    from shardwise.present.cli.validate_report import validate_report
+    from shardwise.present.reports.calibration import validate_report
 
     if arguments.groups:
         return _groups(arguments)
@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
         return _folds(None if whole else chosen, arguments.progress, as_json=arguments.json)
     judged = predict_rows(chosen, bound=arguments.bound, progress=arguments.progress)
     if arguments.plot:
-        from shardwise.present.pictures.prediction_accuracy_charts import draw_accuracy
+        from shardwise.present.charts.measurement_charts import draw_accuracy
 
         write_picture("--plot", arguments.plot, draw_accuracy(judged))
     write_report(arguments.report, "validate", "Predictions of published runs", lambda: validate_payload(judged))
@@ -95,7 +95,7 @@ def _folds(rows: Sequence[RunRow] | None, progress: Progress, *, as_json: bool) 
     from shardwise.measure.calibrate.published_fit import fit_published, fold_report
 
     found = fit_published(rows, progress)
-    return json.dumps(fold_payload(found), indent=2) if as_json else paragraphs(fold_report(found))
+    return json.dumps(fold_payload(found), indent=2) if as_json else sections_of_text(fold_report(found))
 
 
 def _groups(arguments: argparse.Namespace) -> str | Report:
@@ -109,7 +109,7 @@ def _groups(arguments: argparse.Namespace) -> str | Report:
     if given:
         raise InputError(f"--groups: found {', '.join(given)} with it; leave out one or the other")
     found = published_groups(arguments.progress)
-    return json.dumps(groups_payload(found), indent=2) if arguments.json else paragraphs(groups_report(found))
+    return json.dumps(groups_payload(found), indent=2) if arguments.json else sections_of_text(groups_report(found))
 
 
 def _chosen(rows: Sequence[RunRow], chip: str | None, source: str | None) -> list[RunRow]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.present.cli.arguments import PLAN, add_output_arguments
-from shardwise.present.cli.section import Marked, Report, Row, Section, Table
+from shardwise.present.rendering.report import Report, Row, Section, Status, Table
 from shardwise.step import count_collectives
 from shardwise.values import InputError, Parser
 
@@ -65,7 +65,7 @@ def _report(layout: str, found: PlanVerification) -> Report:
     return [
         Section([f"{layout}, in small, against one process in float64"]),
         Section([Table(rows=rows, right=(1, 2, 3, 4, 5)), *(line for one in found.meshes for line in _problems(one))]),
-        Section([Marked(right, "good") if found.ok else Marked(wrong, "bad")]),
+        Section([Status(right, "good") if found.ok else Status(wrong, "bad")]),
     ]
 
 

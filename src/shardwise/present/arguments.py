@@ -1,0 +1,126 @@
+"""Arguments that verbs share, as annotated types of their parameters.
+
+A type says what the Python function takes, the `Argument` beside it how it is written on the command line. Types are texts: they
+are read by type checkers alone, so that `--help` loads no other room.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, TypedDict
+
+from shardwise.model import optimizer_names
+from shardwise.present.verb import Argument
+
+if TYPE_CHECKING:
+    import os
+
+    from shardwise.hardware import Cluster
+    from shardwise.layout import Layout
+    from shardwise.model import Architecture
+
+MODEL_HELP = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
+CLUSTER_HELP = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
+PLAN_HELP = "a file that `shardwise plan --out` wrote"
+
+
+def layout_help() -> str:
+    """What a layout on the command line may look like."""
+    from shardwise.model import POLICY_FORMS, policy_names
+    from shardwise.pipeline.registry import schedule_names
+
+    return (
+        'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of '
+        f"{', '.join((*policy_names(), *POLICY_FORMS))}, schedule of {', '.join(schedule_names())}"
+    )
+
+
+def several_layouts_help() -> str:
+    """The help of a layout that may be repeated."""
+    return f"{layout_help()}; may be repeated, to compare"
+
+
+def overrides_argument(rooms: str, example: str) -> Argument:
+    """`--set`, which replaces values of the catalogue."""
+    return Argument(
+        flag="--set", repeat=True, metavar="KEY=VALUE",
+        help=f"replace a value of {rooms}, such as {example}; may be repeated",
+    )  # fmt: skip
+
+
+Model = Annotated["str | os.PathLike[str] | Architecture", Argument(completes="models", help=MODEL_HELP)]
+ClusterName = Annotated[
+    "str | os.PathLike[str] | Cluster", Argument(group="cluster", completes="clusters", help=CLUSTER_HELP)
+]
+ClusterNames = Annotated[
+    "Sequence[str | os.PathLike[str] | Cluster]",
+    Argument(group="cluster", completes="clusters", many=True, help=f"{CLUSTER_HELP}; several are compared"),
+]
+LayoutText = Annotated["str | Layout | None", Argument(flag="--layout", metavar="TEXT", parse=str, help=layout_help)]
+Layouts = Annotated[
+    "str | Layout | Sequence[str | Layout] | None",
+    Argument(flag="--layout", metavar="TEXT", parse=str, repeat=True, help=several_layouts_help),
+]
+BatchSchedule = Annotated[
+    "str | None",
+    Argument(
+        flag="--batch-schedule", metavar="TEXT",
+        help="price the --tokens with a batch that changes by the tokens seen, each phase with this layout: "
+        "0:1Mi,100G:4Mi or linear:from=1Mi,by=1Mi,over=100G",
+    ),
+]  # fmt: skip
+
+
+class JobFields(TypedDict, total=False):
+    """Fields of a `Job`, and what the problem takes beside: the stack to predict, and values of the catalogue to replace."""
+
+    global_batch_tokens: Annotated[
+        int | str,
+        Argument(
+            flag="--batch-tokens", metavar="N", help="tokens of one global batch, such as 4Mi, or 32Ki/device",
+        ),
+    ]  # fmt: skip
+    seq_len: Annotated[
+        int | str, Argument(flag="--seq-len", metavar="N", help="tokens of one sequence, such as 4096 or 8Ki")
+    ]
+    tokens: Annotated[
+        float | str | None, Argument(flag="--tokens", metavar="N", help="tokens of the whole run, such as 15T")
+    ]
+    precision: Annotated[
+        str,
+        Argument(
+            flag="--precision", metavar="NAME", completes="precisions",
+            help="precision recipe, such as fp8_delayed (default: that of the stack, else bf16; see: show precisions)",
+        ),
+    ]  # fmt: skip
+    overrides: Annotated[
+        Sequence[str],
+        overrides_argument(
+            "model, job, chip or run",
+            f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1",
+        ),
+    ]
+    stack: Annotated[
+        str | None,
+        Argument(
+            flag="--stack", metavar="NAME", completes="stacks", group="cluster",
+            help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
+            "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
+        ),
+    ]  # fmt: skip
+    overlap: Annotated[
+        str | None,
+        Argument(
+            flag="--overlap", metavar="NAME", group="cluster",
+            help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or "
+            "max; without it the step is predicted for a stack",
+        ),
+    ]  # fmt: skip
+    loss: str | None
+    document_tokens: int | None
+    optimizer: str
+
+
+# What stands for a batch and a sequence that are left out.
+USUAL_JOB: Mapping[str, str] = {
+    "global_batch_tokens": "that of published runs of the model's size, 512Ki to 16Mi",
+    "seq_len": "4096, or the model's positions",
+}

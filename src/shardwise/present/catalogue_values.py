@@ -1,0 +1,243 @@
+"""Entries of the catalogues as lists of values, each with its source: what `shardwise show` lists."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
+from typing import Any, Literal, NamedTuple
+
+from typing_extensions import TypedDict
+
+from shardwise.hardware import (
+    CONSTANTS,
+    Chip,
+    Pods,
+    Topology,
+    Torus,
+    get_catalog_entry,
+    get_stack,
+    load_chip,
+    load_cluster,
+)
+from shardwise.hardware.network.torus import hop_distances
+from shardwise.hardware.published_constants import constants_with_sources
+from shardwise.interop import get_target
+from shardwise.model import DEFAULT_NUMERICS, Architecture, load_model, num_active_params, num_params
+from shardwise.model.optimizer_program import bytes_per_parameter
+from shardwise.model.parameters_and_flops import num_mtp_params
+from shardwise.values import SourcedValue, get_precision, parse_quantity
+
+SCHEMA = "shardwise.show/1"
+
+
+class ValuePayload(TypedDict):
+    """A value and its source; null and "" where there is no source for it."""
+
+    value: Any
+    source: str
+
+
+class EntryPayload(TypedDict):
+    """An entry of a catalogue."""
+
+    name: str
+    values: dict[str, ValuePayload]
+
+
+class ShowPayload(TypedDict):
+    """Entries of a catalogue, each value with its source."""
+
+    schema: Literal["shardwise.show/1"]
+    kind: str
+    entries: list[EntryPayload]
+
+
+def catalogue_payload(kind: str, entries: Mapping[str, Sequence[SourcedValue]]) -> dict[str, Any]:
+    """Entries of one kind (chips, models, ...) by name, with their values.
+
+    >>> catalogue_payload("chips", {"h100": [("power_w", 700.0, "data sheet")]})["entries"]
+    [{'name': 'h100', 'values': {'power_w': {'value': 700.0, 'source': 'data sheet'}}}]
+    """
+    return {
+        "schema": SCHEMA,
+        "kind": kind,
+        "entries": [
+            {"name": name, "values": {key: {"value": value, "source": source} for key, value, source in values}}
+            for name, values in entries.items()
+        ],
+    }
+
+
+def chip_values(name: str) -> list[SourcedValue]:
+    """A chip of the catalogue and the network that it comes with. Raises `InputError` for an unknown name."""
+    entry = get_catalog_entry(name)
+    return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
+
+
+def _chip_values(chip: Chip) -> Iterator[SourcedValue]:
+    """Every value of a chip; what has no source is None (estimates take 1 for a fraction and 0 for the runtime: a bound)."""
+    values = asdict(chip)
+    for key in ("name", "base", "sources"):
+        values.pop(key)
+    for dtype, peak in values.pop("peak_flops_per_s").items():
+        yield f"peak_flops_per_s.{dtype}", peak, chip.sources.get("peak_flops_per_s", "")
+    for key, value in values.items():
+        bound = key in ("matmul_fraction", "memory_fraction", "runtime_bytes") and key not in chip.sources
+        yield key, None if bound else value, chip.sources.get(key, "")
+
+
+def _network_values(
+    network: Mapping[str, Any], sources: Mapping[str, str], otherwise: str = ""
+) -> Iterator[SourcedValue]:
+    """Every value of a torus or of tiers of switches; a fraction of 1 and a latency of 0 were not measured."""
+    counted = dict.fromkeys(("mean_hops", "diameter"), "counted on the graph of the twisted torus, shortest ways")
+    known = {**counted, **({"twisted": sources["twists"]} if "twists" in sources else {}), **sources}
+    for key, value in network.get("torus", {}).items():
+        number = parse_quantity(value) if key == "bytes_per_s" else value
+        yield f"torus.{key}", number, known.get(key, known.get("torus", otherwise))
+    for key, value in network.get("pods", {}).items():
+        yield f"pods.{key}", value, sources["pods"] if key == "bytes_per_s" else otherwise
+    for tier in network.get("tiers", ()):
+        for key, value in tier.items():
+            if key != "name" and (key, value) != ("links", 0):
+                about = "latency" if "latency" in key else key
+                source = sources.get(f"{tier['name']}_{about}", sources.get(tier["name"], otherwise))
+                if (key, value) == ("fraction", 1.0) or (about, value) == ("latency", 0.0):
+                    value, source = None, ""
+                yield f"{tier['name']}.{key}", parse_quantity(value) if key == "bytes_per_s" else value, source
+
+
+def cluster_values(text: str) -> list[SourcedValue]:
+    """A cluster, its network and its chip. Raises `InputError` for a text that is not a cluster."""
+    cluster = load_cluster(text)
+    own = text.strip() if text.strip().lower().endswith(".toml") else ""
+    sources = {} if own else _network_sources(cluster.chip.name)
+    links = _links(cluster.topology)
+    if "pods" in links:
+        sources = {**sources, "pods": _pods_source(cluster.chip)}
+    values: list[SourcedValue] = [("num_devices", cluster.num_devices, own), ("chip", cluster.chip.name, own)]
+    return [*values, *_network_values(links, sources, own), *_chip_values(cluster.chip)]
+
+
+def _links(topology: Topology) -> dict[str, Any]:
+    """The values of a network by what they are of: the torus, the pods, the tiers."""
+    if isinstance(topology, Pods):
+        return {**_links(topology.torus), "pods": {"num_pods": topology.num_pods, "bytes_per_s": topology.bytes_per_s}}
+    values = asdict(topology)
+    if not isinstance(topology, Torus):
+        return values
+    values["wraps"] = topology.wraps
+    if values.pop("twisted"):
+        found = hop_distances(topology.shape)
+        values |= {"twisted": True, "mean_hops": found.mean, "diameter": found.diameter}
+    return {"torus": values}
+
+
+def _pods_source(chip: Chip) -> str:
+    """The source of the rate between pods."""
+    host = " x ".join(map(str, chip.host_shape or ()))
+    return f"an equal part for each chip of a host of {host}: {chip.sources.get('dcn_bytes_per_s_per_host', '')}"
+
+
+def _network_sources(chip: str) -> Mapping[str, str]:
+    """Sources of a catalogue chip's network; what `local:N` assumes of its own."""
+    if chip == "local":
+        half = "half of a process's share of the memory bandwidth: a byte is written once and read once"
+        return {"shared memory": half}
+    sources: Mapping[str, str] = get_catalog_entry(chip)["sources"]
+    return sources
+
+
+def model_values(name: str) -> list[SourcedValue]:
+    """Every value of a model, with the numbers of its parameters. Raises `InputError` for an unknown name."""
+    model = load_model(name)
+    values = asdict(model)
+    source = values.pop("source")
+    values.pop("name")
+    values |= _flat("numerics", values.pop("numerics"))
+    counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
+    if model.num_predict_layers:  # in training only, and apart from what a model card counts
+        counts["num_predict_params"] = num_mtp_params(model)
+    counted = [(name, count, "counted from the program") for name, count in counts.items()]
+    return [*counted, *((k, v, source) for k, v in values.items())]
+
+
+def plain_values() -> dict[str, Any]:
+    """The defaults of a block by name: the values of most models."""
+    return {field.name: field.default for field in fields(Architecture)} | _flat("numerics", asdict(DEFAULT_NUMERICS))
+
+
+def _flat(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Composite values, with each part under its own name."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= _flat(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}
+    return found
+
+
+def precision_values(name: str) -> list[SourcedValue]:
+    """Every value of a recipe with its source. Raises `InputError` for an unknown name."""
+    recipe = get_precision(name)
+    values = asdict(recipe)
+    source = values.pop("source")
+    values.pop("name")
+    return [
+        ("bytes_per_parameter", bytes_per_parameter(recipe), source),
+        *((k, "none" if v is None else v, source) for k, v in values.items()),
+    ]
+
+
+STACK_FIELDS = "hardware/catalog/stacks.toml"
+
+
+class StackConstant(NamedTuple):
+    """A constant of a stack or of a chip: its value, one standard deviation around it, its meaning, its source."""
+
+    owner: str
+    name: str
+    value: float
+    low: float
+    high: float
+    meaning: str
+    source: str
+
+
+def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
+    """The four constants of a stack, and with a chip its eight."""
+    known = constants_with_sources(load_chip(chip).name if chip else "", get_stack(name))
+    for owner in ("stack", "chip") if chip else ("stack",):
+        for constant, one in CONSTANTS.items():
+            if one.owner == owner:
+                value, deviation, source = known[constant]
+                low, high = (float(one.from_unbounded(one.to_unbounded(value) + side * deviation)) for side in (-1, 1))
+                yield StackConstant(owner, constant, value, low, high, one.meaning, source)
+
+
+def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
+    """The stack of the table, what it supports, and its constants; each with its meaning and uncertainty."""
+    stack = get_stack(name)
+    facts = ("kind", "unfused_attention", "overlaps_tp", "casts")
+    values: list[SourcedValue] = [(fact, getattr(stack, fact), STACK_FIELDS) for fact in facts]
+    values.append(("precision", stack.precision, stack.precision_source or STACK_FIELDS))
+    values += [
+        (f"runs.{key}", value if isinstance(value, bool) else list(value), stack.abilities.source)
+        for key, value in stack.abilities.items()
+    ]
+    for one in stack_constants(name, chip):
+        about = f"{one.meaning}; {one.low:.3g} to {one.high:.3g} within a standard deviation; {one.source}"
+        values.append((f"{one.owner}.{one.name}", one.value, about))
+    return values
+
+
+TARGET_FIELDS = "interop/frameworks/options"
+
+
+def target_values(name: str) -> list[SourcedValue]:
+    """The release that a target is written for, the stack that predicts it, and the options of the release."""
+    target = get_target(name)
+    return [
+        ("title", target.title, target.source), ("version", target.version, target.source),
+        ("stack", target.stack, "hardware/catalog/stacks.toml"), ("says_model", target.includes_model, target.source),
+        ("ranks", list(target.order or ["as the plan places them"]), target.source),
+        ("num_options", len(target.options), f"{TARGET_FIELDS}/{target.options_file}.csv"),
+    ]  # fmt: skip

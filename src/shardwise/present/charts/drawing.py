@@ -1,0 +1,274 @@
+"""A drawing as a value: rectangles, lines, areas, circles and texts in pixels, with their page and text widths.
+
+`svg` writes SVG, `matplotlib_export` makes a figure of matplotlib; neither knows what is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from unicodedata import east_asian_width
+
+from shardwise.present.charts.palette import INK, PAPER, Colour
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+Place = tuple[float, float]
+SIZE = 13.0  # of text, in pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rect:
+    """A rectangle with its upper left corner at (x, y)."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: Colour | None
+    stroke: Colour | None
+    stroke_width: float
+    radius: float
+
+    def moved(self, x: float, y: float) -> Rect:
+        return replace(self, x=self.x + x, y=self.y + y)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Path:
+    """Straight lines through points; `dash` has the lengths of strokes and of what is left out between them."""
+
+    points: tuple[Place, ...]
+    stroke: Colour
+    stroke_width: float
+    dash: tuple[float, ...]
+
+    def moved(self, x: float, y: float) -> Path:
+        return replace(self, points=_moved(self.points, x, y))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """What a closed line through points holds."""
+
+    points: tuple[Place, ...]
+    fill: Colour
+
+    def moved(self, x: float, y: float) -> Area:
+        return replace(self, points=_moved(self.points, x, y))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circle:
+    """A circle around (x, y)."""
+
+    x: float
+    y: float
+    radius: float
+    fill: Colour
+    stroke: Colour
+    stroke_width: float
+
+    def moved(self, x: float, y: float) -> Circle:
+        return replace(self, x=self.x + x, y=self.y + y)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """Text whose baseline is at y; `anchor` says what x is: start, middle or end. `upward`: turned to read upwards."""
+
+    x: float
+    y: float
+    content: str
+    size: float
+    fill: Colour
+    anchor: str
+    bold: bool
+    upward: bool
+
+    def moved(self, x: float, y: float) -> Text:
+        return replace(self, x=self.x + x, y=self.y + y)
+
+
+Mark = Rect | Path | Area | Circle | Text
+
+
+class Drawing:
+    """Marks on a page of `width` by `height` pixels, the later over the earlier; (0, 0) is the upper left corner.
+
+    `title` and `description` are the text alternative for readers who do not see the drawing.
+    """
+
+    def __init__(self, width: float, height: float, title: str, description: str = "") -> None:
+        self.width, self.height, self.title, self.description = width, height, title, description
+        self.marks: list[Mark] = []
+        self._x, self._y = 0.0, 0.0
+
+    def rect(
+        self, x: float, y: float, width: float, height: float, *,
+        fill: Colour | None = None, stroke: Colour | None = None, stroke_width: float = 1.0, radius: float = 0.0,
+    ) -> None:  # fmt: skip
+        """A rectangle with its upper left corner at (x, y)."""
+        self._put(
+            Rect(
+                x=x, y=y, width=width, height=height,
+                fill=fill, stroke=stroke, stroke_width=stroke_width if stroke else 0.0, radius=radius,
+            )
+        )  # fmt: skip
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, *, stroke: Colour = INK, width: float = 1.0) -> None:
+        """A straight line."""
+        self.path([(x1, y1), (x2, y2)], stroke=stroke, width=width)
+
+    def path(self, points: Sequence[Place], *, stroke: Colour, width: float, dash: Sequence[float] = ()) -> None:
+        """Straight lines through points, with round joints."""
+        self._put(Path(points=tuple(points), stroke=stroke, stroke_width=width, dash=tuple(dash)))
+
+    def area(self, points: Sequence[Place], *, fill: Colour) -> None:
+        """What the points enclose."""
+        self._put(Area(points=tuple(points), fill=fill))
+
+    def circle(
+        self, x: float, y: float, radius: float, *, fill: Colour, stroke: Colour, stroke_width: float = 1.5
+    ) -> None:
+        """A circle around (x, y)."""
+        self._put(Circle(x=x, y=y, radius=radius, fill=fill, stroke=stroke, stroke_width=stroke_width))
+
+    def text(
+        self, x: float, y: float, content: str, *,
+        size: float = SIZE, fill: Colour = INK, anchor: str = "start", bold: bool = False, upward: bool = False,
+    ) -> None:  # fmt: skip
+        """Text whose baseline is at y."""
+        self._put(Text(x=x, y=y, content=content, size=size, fill=fill, anchor=anchor, bold=bold, upward=upward))
+
+    @contextmanager
+    def group(self, *, x: float = 0.0, y: float = 0.0) -> Iterator[None]:
+        """Everything put inside is moved by (x, y)."""
+        before = self._x, self._y
+        self._x, self._y = self._x + x, self._y + y
+        yield
+        self._x, self._y = before
+
+    def include(self, other: Drawing, *, x: float = 0.0, y: float = 0.0) -> None:
+        """Put all of another drawing with its upper left corner at (x, y)."""
+        with self.group(x=x, y=y):
+            for mark in other.marks:
+                self._put(mark)
+
+    def _put(self, mark: Mark) -> None:
+        self.marks.append(mark.moved(self._x, self._y) if self._x or self._y else mark)
+
+    def svg(self) -> str:
+        """The drawing as an SVG document: the same drawing gives the same bytes."""
+        from shardwise.present.charts.svg import render
+
+        return render(self)
+
+    def figure(self) -> Figure:
+        """The drawing as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
+        from shardwise.present.charts.matplotlib_export import figure
+
+        return figure(self)
+
+    def _repr_html_(self) -> str:
+        return self.svg()
+
+
+def below(drawings: Sequence[Drawing]) -> Drawing:
+    """Drawings one under the other, under the title of the first."""
+    first = drawings[0]
+    page = Drawing(
+        max(one.width for one in drawings), sum(one.height for one in drawings), first.title, first.description
+    )
+    top = 0.0
+    for one in drawings:
+        page.include(one, y=top)
+        top += one.height
+    return page
+
+
+def _moved(points: Sequence[Place], x: float, y: float) -> tuple[Place, ...]:
+    return tuple((a + x, b + y) for a, b in points)
+
+
+MARGIN, ROW = 24.0, 22.0
+LEFT, SAMPLE = 84.0, 30.0
+SMALL = 11.0  # of text in a plot: none is smaller
+TITLE = 18.0
+HEADING = MARGIN + 56.0  # height of title and subtitle
+
+
+class Canvas(Drawing):
+    """A drawing with a title and a subtitle in its upper left corner, at least as wide as they are."""
+
+    def __init__(self, width: float, height: float, title: str, subtitle: str) -> None:
+        least = 2 * MARGIN + max(text_width(title, TITLE, bold=True), text_width(subtitle))
+        super().__init__(max(width, least), height, title, subtitle)
+        self.text(MARGIN, MARGIN + 16.0, title, size=TITLE, bold=True)
+        self.text(MARGIN, MARGIN + 38.0, subtitle)
+
+    def text_on_paper(
+        self, x: float, y: float, content: str, *, size: float = SIZE, anchor: str = "start", bold: bool = False
+    ) -> None:
+        """Text on the page's colour, where lines run through."""
+        width = text_width(content, size, bold=bold)
+        left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        self.rect(left - 2, y - 0.85 * size, width + 4, 1.1 * size, fill=PAPER)
+        self.text(x, y, content, size=size, anchor=anchor, bold=bold)
+
+
+def flowed(labels: Sequence[str], beside: float, right: float) -> Iterator[tuple[str, float, int]]:
+    """Legend entries from left to right and from row to row: label, left edge, row; `beside` a label is room for its mark."""
+    x, row = MARGIN, 0
+    for label in labels:
+        width = beside + text_width(label)
+        if x + width > right and x > MARGIN:
+            x, row = MARGIN, row + 1
+        yield label, x, row
+        x += width
+
+
+# Advance widths in units of the size, rounded up. Source: hmtx of DejaVu Sans 2.35, the widest of the fonts that pictures name.
+WIDTHS = {
+    0.28: "'ijl", 0.32: " ,.IJ·", 0.40: "()-/:;[\\]ft|", 0.45: "!r", 0.53: "\"*_`sz–", 0.56: "?Lc", 0.60: "Fkvxy",
+    0.64: "$0123456789EPSTYabdeghnopqu{}µ", 0.70: "ABCKRVXZ", 0.80: "&DGHNOQU", 0.85: "#+<=>^w~×→≤", 1.00: "%@MWm…",
+}  # fmt: skip
+OTHER, WIDE = 0.84, 1.05  # of any other character; of one that fills a square, as in Chinese
+BOLD = 1.14  # of a bold text over a regular one; source: the medians of DejaVu Sans Bold and Regular
+_WIDTH = {character: width for width, characters in WIDTHS.items() for character in characters}
+
+
+def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
+    """Pixels that a text takes at most in a usual sans serif.
+
+    >>> round(text_width("bubble", 10.0), 3)
+    34.8
+    """
+    return size * sum(map(_character_width, text)) * (BOLD if bold else 1.0)
+
+
+def wrapped(text: str, width: float, size: float = SIZE) -> list[str]:
+    """The text in lines of at most so many pixels, broken between words; a longer word is a line of its own.
+
+    >>> wrapped("one two three", 60.0)
+    ['one two', 'three']
+    """
+    lines = [""]
+    for word in text.split():
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, size) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def _character_width(character: str) -> float:
+    known = _WIDTH.get(character)
+    if known is None:
+        return WIDE if east_asian_width(character) in "WF" else OTHER
+    return known

@@ -1,0 +1,182 @@
+"""Colours of charts by term and series, on light and dark pages; the same colours as a style sheet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Colour:
+    """A colour by name, as #rrggbb on a light and on a dark page."""
+
+    name: str
+    light: str
+    dark: str
+
+
+PAPER = Colour("paper", "#ffffff", "#0f1720")
+INK = Colour("ink", "#1c2733", "#e6ebf0")  # text, and lines that others are compared with
+FAINT = Colour("faint", "#76818d", "#808c98")  # frames and edges
+GRID = Colour("grid", "#e3e7eb", "#26313d")  # behind the marks: nothing is read from it alone
+EMPTY = Colour("empty", "#eef0f2", "#1b2530")  # where there is nothing: idle time, absent values
+
+BLUE = Colour("blue", "#2d5da3", "#6d96fe")
+ORANGE = Colour("orange", "#e57720", "#e78b0f")
+GREEN = Colour("green", "#054603", "#b7eab3")
+VIOLET = Colour("violet", "#8457e4", "#9347d0")
+SKY = Colour("sky", "#179ddc", "#6ac8fc")
+GOLD = Colour("gold", "#7f730e", "#fce162")
+RED = Colour("red", "#c75f5c", "#b93d38")
+TEAL = Colour("teal", "#32848f", "#64f7fb")
+PINK = Colour("pink", "#992579", "#e2a1bf")
+LIME = Colour("lime", "#4f6103", "#aec77b")
+BROWN = Colour("brown", "#624640", "#b47d56")
+SLATE = Colour("slate", "#2b2d33", "#4f6d7d")
+GREY = Colour("grey", "#8d9699", "#8c929a")
+HUES = (BLUE, ORANGE, GREEN, VIOLET, SKY, GOLD, RED, TEAL, PINK, LIME, BROWN, SLATE, GREY)
+
+LEAST_CONTRAST = 3.0  # of a mark with its page; source: WCAG 2.2, 1.4.11
+_BLACK, _WHITE = "#000000", "#ffffff"
+
+
+def series(index: int) -> Colour:
+    """The colour of a numbered line, shard or device; they repeat."""
+    return HUES[index % len(HUES)]
+
+
+def mix(start: str, end: str, part: float) -> str:
+    """A colour between two, `part` of the way from the first.
+
+    >>> mix("#ffffff", "#000000", 0.5)
+    '#808080'
+    """
+    return "#" + "".join(
+        f"{round(255 * (a + (b - a) * part)):02x}" for a, b in zip(*map(_channels, (start, end)), strict=True)
+    )
+
+
+def alternate(colour: Colour) -> Colour:
+    """The same hue in another shade: for every other one of things that share a colour."""
+    light, dark = _other_shade(colour.light, PAPER.light), _other_shade(colour.dark, PAPER.dark)
+    return Colour(f"alternate-{colour.name}", light, dark)
+
+
+def _other_shade(colour: str, paper: str) -> str:
+    """Half way to black or to white: what stands out from the page, and most from the colour itself."""
+    shades = (mix(colour, end, 0.5) for end in (_BLACK, _WHITE))
+    return max((one for one in shades if contrast(one, paper) >= LEAST_CONTRAST), key=lambda one: contrast(one, colour))
+
+
+def shade(part: float, steps: int = 32) -> Colour:
+    """The scale of numbers from 0 to 1, from the page's colour to blue, in so many steps."""
+    step = round(part * steps)
+    light, dark = (
+        mix(paper, blue, step / steps) for paper, blue in ((PAPER.light, BLUE.light), (PAPER.dark, BLUE.dark))
+    )
+    return Colour(f"shade-{step}", light, dark)
+
+
+def text_on(fill: Colour) -> Colour:
+    """Black or white, whichever is more legible on a fill, on either page.
+
+    >>> text_on(BLUE).light, text_on(ORANGE).light
+    ('#ffffff', '#000000')
+    """
+    light, dark = (max((_BLACK, _WHITE), key=lambda text: contrast(text, on)) for on in (fill.light, fill.dark))
+    return Colour(f"on-{light[1]}{dark[1]}", light, dark)
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio, from 1 to 21.
+
+    >>> contrast("#000000", "#ffffff")
+    21.0
+    """
+    dim, bright = sorted(map(luminance, (one, other)))
+    return (bright + 0.05) / (dim + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance from 0 to 1. Source: WCAG 2.2, "relative luminance", with sRGB's constants of IEC 61966-2-1."""
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _channels(colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def _channels(colour: str) -> Channels:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    return red, green, blue
+
+
+# By the names of `terms`; then the parts of a backward pass, what is only measured, and the sums that sweeps show.
+TERM_COLOURS: Mapping[str, Colour] = {
+    "forward": BLUE, "backward": ORANGE, "recompute": GOLD,
+    "tp": VIOLET, "cp": PINK, "ep": SKY, "pp": TEAL, "fsdp": GREEN, "dp": LIME, "control": SLATE,
+    "host": BROWN, "bubble": GREY, "optimizer": RED,
+    "parameters": BLUE, "gradients": ORANGE, "master": VIOLET, "activations": SKY, "workspace": GREEN, "gathered": TEAL,
+    "logits": GOLD, "buffers": PINK, "runtime": GREY,
+    "backward for activations": PINK, "backward for weights": GOLD,
+    "data": alternate(GREEN), "other": alternate(BROWN),
+    "compute": BLUE, "exposed communication": VIOLET, "optimizer and host": RED,
+}  # fmt: skip
+
+
+def part_colours(names: Iterable[str]) -> dict[str, Colour]:
+    """Colours of the named parts of a whole: those of terms, and for other names hues that no part has yet.
+
+    >>> {name: colour.name for name, colour in part_colours(["bubble", "weights"]).items()}
+    {'bubble': 'grey', 'weights': 'blue'}
+    """
+    found = {name: TERM_COLOURS.get(name) for name in names}
+    free = cycle([hue for hue in HUES if hue not in found.values()] or HUES)
+    return {name: colour or next(free) for name, colour in found.items()}
+
+
+def palette_payload() -> dict[str, Any]:
+    """Every colour by theme, for pages that draw for themselves: `{"light": {...}, "dark": {...}}`.
+
+    Each theme has `paper`, `ink`, `faint`, `grid` and `empty`, `series` (colours of numbered things, in order), `terms` (colours
+    by name of a term) and `text_on` (the text's colour by the fill's).
+    """
+    return {theme: _theme(theme) for theme in ("light", "dark")}
+
+
+def _theme(theme: str) -> dict[str, Any]:
+    def shown(colour: Colour) -> str:
+        return colour.dark if theme == "dark" else colour.light
+
+    marks = {*HUES, *TERM_COLOURS.values()}
+    return {
+        **{colour.name: shown(colour) for colour in (PAPER, INK, FAINT, GRID, EMPTY)},
+        "series": [shown(colour) for colour in HUES],
+        "terms": {name: shown(colour) for name, colour in TERM_COLOURS.items()},
+        "text_on": {shown(colour): shown(text_on(colour)) for colour in sorted(marks, key=lambda one: one.name)},
+    }
+
+
+PAGE = ("paper", "ink", "faint", "grid", "empty")
+
+
+def stylesheet() -> str:
+    """Variables of both themes; a page follows the reader's system unless it says otherwise, and prints light."""
+    themes = palette_payload()
+    light, dark = (";".join(_variables(themes[name])) for name in ("light", "dark"))
+    return (
+        f":root{{color-scheme:light;{light}}}\n"
+        f":root[data-theme=dark]{{color-scheme:dark;{dark}}}\n"
+        f"@media screen and (prefers-color-scheme:dark){{:root:not([data-theme=light]){{color-scheme:dark;{dark}}}}}\n"
+    )
+
+
+def _variables(theme: dict[str, Any]) -> Iterator[str]:
+    on = theme["text_on"]
+    yield from (f"--{name}:{theme[name]}" for name in PAGE)
+    for name, colour in theme["terms"].items():
+        plain = name.replace(" ", "-")
+        yield f"--term-{plain}:{colour};--on-{plain}:{on[colour]}"
+    for number, colour in enumerate(theme["series"]):
+        yield f"--series-{number}:{colour};--on-series-{number}:{on[colour]}"

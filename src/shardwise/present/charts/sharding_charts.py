@@ -1,0 +1,253 @@
+"""Charts of shards and their holders, frames of collectives, number formats, steps of a sharded product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardwise.derive import CollectiveStep, ShardedExpression, ShardedProgram
+from shardwise.hardware.network.message_simulation import CollectiveSimulation, DeviceStates, RingGrid, ShardPiece
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.cells import Cell, Frame, Grid, GridChart, Strip
+from shardwise.present.charts.curves import Curve, LineChart
+from shardwise.sharding import CollectiveKind, Mesh, Spec
+from shardwise.sharding.device_shards import shard_holders
+from shardwise.values import InputError, NumberFormat, format_bytes
+from shardwise.values.quantization import round_to_format
+
+MOST_SUMMANDS = 4  # that are written out
+
+
+def _hidden(spec: Spec) -> list[str]:
+    """Split dims that the picture has no direction for."""
+    split = [dim for dim, axes in zip(spec.dims, spec.axes, strict=True) if axes]
+    return split[2:] if len(spec.dims) > 2 else []
+
+
+def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
+    """The grid of shards in characters; devices are numbered with the mesh's first axis the slowest."""
+    (rows, columns), grid = shard_holders(spec, mesh)
+    cells = [[_holding(grid[row, column]) for column in range(columns)] for row in range(rows)]
+    width = max(len(cell) for line in cells for cell in line)
+    rule = "+" + "+".join("-" * (width + 2) for _ in range(columns)) + "+"
+    partial = f"   (a partial sum on each device along {', '.join(spec.partial)})" if spec.partial else ""
+    lines = [caption(name, spec) + partial, rule]
+    for line in cells:
+        lines += ["| " + " | ".join(cell.center(width) for cell in line) + " |", rule]
+    return "\n".join(lines)
+
+
+def caption(name: str, spec: Spec) -> str:
+    """The tensor in the notation, and what the picture leaves out."""
+    hidden = ", ".join(_hidden(spec))
+    return f"{name}{spec}" + (f"   (split over {hidden} too)" if hidden else "")
+
+
+def _holding(summands: Sequence[Sequence[int]]) -> str:
+    """Who holds a shard: 0-3 each all of it, 0 + 4 each a summand."""
+    shown = [_devices(devices) for devices in summands]
+    if len(shown) > MOST_SUMMANDS:
+        shown = [*shown[:2], "…", shown[-1]]
+    return " + ".join(shown)
+
+
+def _devices(devices: Sequence[int]) -> str:
+    """Device numbers, runs shortened: 0-3 8-11."""
+    runs: list[list[int]] = []
+    for device in devices:
+        if runs and runs[-1][-1] == device - 1:
+            runs[-1].append(device)
+        else:
+            runs.append([device])
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+COPIES = "0-3: each of these devices holds the shard."
+SUMMANDS = " 0 + 4, inside of a line: each holds a summand of it, and the sum is due."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """How a tensor lies after a step; `heading` says which."""
+
+    heading: str
+    name: str
+    spec: Spec
+
+
+def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> GridChart:
+    """The shards of several tensors, each with the devices that hold it."""
+    shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
+    moments = tuple(moments)
+    partial = any(moment.spec.partial for moment in moments)
+    return GridChart(
+        title=title, subtitle=f"mesh {shape}: {mesh.num_devices} devices, numbered with the first axis the slowest",
+        grids=tuple(_grid(moment, mesh) for moment in moments), legend=COPIES + (SUMMANDS if partial else ""),
+    )  # fmt: skip
+
+
+def _grid(moment: Moment, mesh: Mesh) -> Grid:
+    (rows, columns), cells = shard_holders(moment.spec, mesh)
+    return Grid(
+        heading=moment.heading, caption=caption(moment.name, moment.spec), rows=rows, columns=columns,
+        labels={place: _holding(summands) for place, summands in cells.items()}, ringed=bool(moment.spec.partial),
+    )  # fmt: skip
+
+
+MOST_DEVICES = 16
+NAMES = {
+    CollectiveKind.ALL_GATHER: "AllGather", CollectiveKind.REDUCE_SCATTER: "ReduceScatter",
+    CollectiveKind.ALL_REDUCE: "AllReduce", CollectiveKind.ALL_TO_ALL: "AllToAll",
+}  # fmt: skip
+SUMS = "Columns are devices, rows are shards; the number says how many devices' summands are in; thick edges: new in this step."
+LEGENDS = {
+    CollectiveKind.ALL_GATHER: "Columns are devices, rows are shards; thick edges: new in this step.",
+    CollectiveKind.REDUCE_SCATTER: SUMS,
+    CollectiveKind.ALL_REDUCE: SUMS,
+    CollectiveKind.ALL_TO_ALL: "Columns are devices, cells are chunks: from which device, to which; "
+    "thick edges: new in this step.",
+}
+
+
+def strip_of(done: CollectiveSimulation) -> Strip:
+    """The collective frame by frame. Raises `InputError` for more devices than a page shows."""
+    count = done.grid.num_devices
+    if count > MOST_DEVICES:
+        raise InputError(
+            f"draw: found {count} devices; at most {MOST_DEVICES} are drawn, such as --axes 8 or --axes 4,4"
+        )
+    names = device_names(done.grid)
+    return Strip(
+        title=f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
+        subtitle=f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}",
+        devices=names, frames=frames(done), rows=() if done.kind is CollectiveKind.ALL_TO_ALL else names,
+        legend=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
+    )  # fmt: skip
+
+
+def describe(grid: RingGrid) -> str:
+    """The axes in words: "a ring of 4 (one way) and a line of 8"."""
+    way = " (one way)" if grid.one_way else ""
+    return " and ".join(
+        f"a ring of {size}{way}" if wraps else f"a line of {size}"
+        for size, wraps in zip(grid.shape, grid.wraps, strict=True)
+    )
+
+
+def device_names(grid: RingGrid) -> tuple[str, ...]:
+    """Coordinates of the devices, in row-major order; on one axis plain numbers."""
+    axes = range(len(grid.shape))
+    return tuple(",".join(str(grid.coordinate(device, axis)) for axis in axes) for device in range(grid.num_devices))
+
+
+def frames(done: CollectiveSimulation) -> tuple[Frame, ...]:
+    """A frame for the start and one after each step."""
+    found: list[Frame] = []
+    before: DeviceStates | None = None
+    for number, state in enumerate(done.states()):
+        cells = _chunk_cells if done.kind is CollectiveKind.ALL_TO_ALL else _shard_cells
+        columns = tuple(cells(done, state, before, device) for device in range(len(state)))
+        found.append(Frame(title=f"after step {number}" if number else "start", columns=columns))
+        before = state
+    return tuple(found)
+
+
+def _shard_cells(
+    done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
+) -> tuple[Cell, ...]:
+    """A row for each shard; where summands are added, how many are in."""
+    cells = []
+    for shard in range(done.grid.num_devices):
+        parts = [ShardPiece(shard, shard, part) for part in range(done.num_parts)]
+        held = {part: state[device][part] for part in parts if part in state[device]}
+        if held:
+            sizes = sorted({len(summands) for summands in held.values()})
+            label = "-".join(map(str, (sizes[0], sizes[-1]) if len(sizes) > 1 else sizes))
+            new = before is not None and any(before[device].get(part) != summands for part, summands in held.items())
+            share = len(held) / done.num_parts
+            label = "" if done.kind is CollectiveKind.ALL_GATHER else label
+            cells.append(Cell(row=shard, colour=shard, label=label, share=share, new=new))
+    return tuple(cells)
+
+
+def _chunk_cells(
+    done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
+) -> tuple[Cell, ...]:
+    """A row for each chunk that the device holds, by where it comes from and then where it goes."""
+    names = device_names(done.grid)
+    chunks: dict[tuple[int, int], list[ShardPiece]] = {}
+    for piece in sorted(state[device]):
+        chunks.setdefault((piece.origin, piece.home), []).append(piece)
+    return tuple(
+        Cell(
+            row=row, colour=origin, label=f"{names[origin]}→{names[home]}", share=len(pieces) / done.num_parts,
+            new=before is not None and any(piece not in before[device] for piece in pieces),
+        )
+        for row, ((origin, home), pieces) in enumerate(chunks.items())
+    )  # fmt: skip
+
+
+NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed precision training
+
+
+def format_charts(formats: Sequence[NumberFormat]) -> tuple[LineChart, LineChart]:
+    """The range and the resolution of formats, a line for each."""
+    return _range_chart(formats), _rounding_chart(formats)
+
+
+def _range_chart(formats: Sequence[NumberFormat]) -> LineChart:
+    return LineChart(
+        title="Range and resolution",
+        subtitle="distance to the next number, over the number: from the smallest subnormal to the largest number",
+        x=Axis(title="size of a number", unit="x"), y=Axis(title="relative distance to the next", unit="x"),
+        lines=tuple(Curve(label=one.name, points=tuple(_distances(one))) for one in formats),
+    )  # fmt: skip
+
+
+def _distances(one: NumberFormat) -> Iterator[tuple[float, float]]:
+    """Of powers of two, where the relative distance is largest: subnormals are evenly spaced, and so lose bits."""
+    exponent, largest = int(np.log2(one.min_subnormal)), int(np.floor(np.log2(one.max)))
+    for power in (2.0**e for e in range(exponent, largest + 1)):
+        yield power, max(power, one.min_normal) * one.epsilon / power
+    if one.max > 2.0**largest:
+        yield one.max, 2.0**largest * one.epsilon / one.max
+
+
+def _rounding_chart(formats: Sequence[NumberFormat]) -> LineChart:
+    counts = ", ".join(f"{one.name} {one.num_between_1_and_2:,}" for one in formats)
+    return LineChart(
+        title=f"{NUM_POINTS:,} points between 1 and 2, rounded",
+        subtitle=f"numbers from 1 up to 2: {counts}",
+        x=Axis(title="x - 1", unit="x", linear=True), y=Axis(title="x rounded, - 1", unit="x", linear=True),
+        lines=tuple(Curve(label=one.name, points=tuple(_steps(one))) for one in formats),
+    )  # fmt: skip
+
+
+def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
+    """The points at which the rounded value is another one than before or behind: the corners of the staircase.
+
+    Where nearly every point is a number of its own the staircase is a straight line, to less than a pixel.
+    """
+    x = 1.0 + np.arange(NUM_POINTS) / (NUM_POINTS - 1)
+    y = round_to_format(x, one)
+    changes = np.flatnonzero(np.diff(y))
+    corners = np.unique(np.concatenate([[0], changes, changes + 1, [NUM_POINTS - 1]]))
+    if len(corners) > NUM_POINTS // 2:
+        corners = corners[[0, -1]]
+    yield from zip((x[corners] - 1).tolist(), (y[corners] - 1).tolist(), strict=True)
+
+
+def moments(made: ShardedExpression, program: ShardedProgram) -> Iterator[Moment]:
+    """The operands, then the tensor that each step changes or makes, partial sums included."""
+    for name, spec in zip(made.names, made.operands, strict=True):
+        yield Moment(heading="start", name=name, spec=spec)
+    for number, step in enumerate(program.steps, 1):
+        if isinstance(step, CollectiveStep):
+            collective = step.collective
+            what = f"{collective.kind} over {','.join(collective.axes)}"
+            yield Moment(heading=f"{number}: {what}", name=step.tensor.name, spec=collective.after)
+        else:
+            for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
+                yield Moment(heading=f"{number}: each device computes", name=name, spec=spec)

@@ -1,0 +1,354 @@
+"""Timelines and traces of a simulated step, of a pipeline schedule and of a measured step; memory over the steps of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from shardwise.measure.reconcile.aligned_traces import TracedStep, event_axis
+from shardwise.pipeline import (
+    BACKWARD_INPUT,
+    BACKWARD_WEIGHT,
+    FORWARD,
+    FULL_BACKWARD,
+    Action,
+    ActionList,
+    Slot,
+    Timeline,
+)
+from shardwise.pipeline.messages import remote_dependencies
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
+from shardwise.present.charts.curves import Band, Curve, LineChart, Marker
+from shardwise.present.charts.palette import INK, TERM_COLOURS, Colour
+from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart
+from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
+from shardwise.price import SimulatedStep, Simulation, TimedKernel
+from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve
+from shardwise.price.simulation.streams import StreamEvent as Done
+from shardwise.records import COLLECTIVE, WAIT, TraceEvent
+from shardwise.records.step_memory_and_collectives import MemoryTrace
+from shardwise.step import COMPUTE
+from shardwise.values import InputError, format_bytes, format_percent, format_seconds, pluralize
+
+MAX_STEP_SPANS = 4096  # passes: a browser does not show more well
+MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
+FINEST = 2000.0  # parts of the step: anything closer is drawn as one
+
+
+def step_chart(simulation: Simulation) -> TimelineChart:
+    """The picture: for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream
+    of communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
+    found = simulation.step
+    num_slots = sum(map(len, found.clock.starts))
+    if num_slots > MAX_STEP_SPANS:
+        raise InputError(
+            f"--draw: found {num_slots:,} passes; at most {MAX_STEP_SPANS:,} are drawn: a plan of fewer micro-batches or stages"
+        )
+    streams = _streams(found)
+    legend = [*legend_of(found.actions), (TERM_COLOURS["optimizer"], "update")]
+    legend += [(_colour(stream), f"{stream} traffic") for stream in streams]
+    exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in simulation.exposed.items())
+    return TimelineChart(
+        title=f"{found.pricing.architecture.name}, {title_of(found.actions)}",
+        subtitle=f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
+        + (f"; exposed: {exposed}" if exposed else ""),
+        end=found.step_time_s, rows=tuple(_rows(found, simulation.memories, streams)), legend=tuple(legend),
+        curve_title="memory of a device, GB",
+    )  # fmt: skip
+
+
+def shown_simulation(simulation: Simulation) -> NotebookDisplay:
+    """A simulated step in a notebook."""
+    facts = {
+        "step": format_seconds(simulation.step_time_s), "bubble": format_percent(simulation.bubble),
+        "memory at most": format_bytes(simulation.peak_bytes),
+    } | {f"exposed {axis}": format_seconds(seconds) for axis, seconds in simulation.exposed.items()}  # fmt: skip
+    title = f"A step of {simulation.step.pricing.architecture.name}, simulated"
+    return NotebookDisplay(title=title, tables=(NotebookTable.of(facts),), charts=lambda: (step_chart(simulation),))
+
+
+def _streams(found: SimulatedStep) -> tuple[str, ...]:
+    """The communication streams of any rank, in the order of the axes."""
+    every = (event.stream for one in ({*chain(*found.slot_timelines)} | {*found.updates}) for event in one.events)
+    used = {stream for stream in every if stream != COMPUTE}
+    return tuple(sorted(used, key=[*EXPOSED_AXES, *sorted(used)].index))
+
+
+def _rows(found: SimulatedStep, memories: Sequence[MemoryCurve], streams: Sequence[str]) -> Iterator[Row]:
+    for rank, memory in enumerate(memories):
+        idle = found.ranks[rank].bubble_s / found.step_time_s
+        held = tuple((when, held / 1e9) for when, held in memory.curve)
+        label = "device" if len(memories) == 1 else f"rank {rank}"
+        yield Row(label=label, note=f"{format_percent(idle)} idle", spans=tuple(_computing(found, rank)), curve=held)
+        for stream in streams:
+            times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
+            spans = tuple(_span(start, end, stream) for start, end in _merged(found, times))
+            yield Row(label=stream, note="", spans=spans, thin=True)
+
+
+def _computing(found: SimulatedStep, rank: int) -> Iterator[Span]:
+    """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
+    own = found.rank_stages[rank]
+    for slot, played, start, _ in found.slots(rank):
+        times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
+        spans = _merged(found, times)
+        longest = max(spans, key=lambda span: span[1] - span[0], default=None)
+        yield from (Span(start=a, end=b, parts=parts_of(slot, own, labelled=(a, b) == longest)) for a, b in spans)
+    update = (
+        (found.passes_s + one.start, found.passes_s + one.end)
+        for one in found.updates[rank].events
+        if one.stream == COMPUTE
+    )
+    yield from (_span(start, end, "optimizer") for start, end in _merged(found, update))
+
+
+def _span(start: float, end: float, term: str) -> Span:
+    return Span(start=start, end=end, parts=(Part(fill=_colour(term)),))
+
+
+def _colour(term: str) -> Colour:
+    """The colour of a term; for a stream without a term, the ink's."""
+    return TERM_COLOURS.get(term, INK)
+
+
+def _merged(found: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Intervals in order; those too close to be distinguished are merged."""
+    merged: list[tuple[float, float]] = []
+    for start, end in times:
+        if merged and start - merged[-1][1] <= found.step_time_s / FINEST:
+            merged[-1] = merged[-1][0], max(merged[-1][1], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def events(found: SimulatedStep, rank: int) -> Iterator[tuple[Done, float, float]]:
+    """The work of a rank's streams in the step, with start and end."""
+    left = {(one.slot, one.event): one for one in found.trailing[rank]}
+    for number, (_, played, begin, _) in enumerate(found.slots(rank)):
+        for place, one in enumerate(played.events):
+            late = left.get((number, place))
+            yield one, late.start if late else begin + one.start, late.end if late else begin + one.end
+    for one in found.updates[rank].events:
+        yield one, found.passes_s + one.start, found.passes_s + one.end
+
+
+def step_trace_text(found: SimulatedStep) -> str:
+    """The step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every transfer
+    on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
+    """
+    ranks = range(found.actions.num_ranks)
+    number = sum(len(played.events) for plays in found.slot_timelines for played in plays)
+    if number > MOST_TRACED:
+        raise InputError(
+            f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
+        )
+    passes, done = planned_events(found)
+    names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
+    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
+
+
+def planned_events(found: SimulatedStep, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
+    """The passes of all stages, and every kernel and transfer; the process of the first stage has the number `first`."""
+    ranks = range(found.actions.num_ranks)
+    passes = {
+        one: Event(
+            name=str(one), process=first + rank, stream="passes", start=start, end=end, category=one.kind,
+            args={"stage": one.stage, "micro_batch": one.micro_batch},
+        )
+        for rank in ranks
+        for slot, _, start, end in found.slots(rank)
+        for one in slot
+    }  # fmt: skip
+    return passes, [_traced(one, first + rank, *times) for rank in ranks for one, *times in events(found, rank)]
+
+
+def _traced(one: Done, rank: int, start: float, end: float) -> Event:
+    what = one.work
+    if isinstance(what, TimedKernel):
+        return Event(
+            name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}
+        )  # fmt: skip
+    return Event(
+        name=what.name, process=rank, stream=one.stream, start=start, end=end, category="traffic",
+        args={"unit": what.unit, "axis": what.axis},
+    )  # fmt: skip
+
+
+MAX_SCHEDULE_SPANS = 8192  # slots: more are no picture that a browser shows well
+TERMS = {
+    FORWARD: "forward",
+    FULL_BACKWARD: "backward",
+    BACKWARD_INPUT: "backward for activations",
+    BACKWARD_WEIGHT: "backward for weights",
+}
+
+
+def legend_of(line: ActionList) -> tuple[tuple[Colour, str], ...]:
+    """The kinds of action that a list has, with their colours."""
+    kinds = {action.kind for _, _, action in line.actions()}
+    return tuple((TERM_COLOURS[term], f"{kind}: {term}") for kind, term in TERMS.items() if kind in kinds)
+
+
+def timeline_chart(line: Timeline) -> TimelineChart:
+    """The picture: a row for each rank, a span for each slot with its micro-batches. Raises `InputError` for too large a list."""
+    num_slots = sum(map(len, line.starts))
+    if num_slots > MAX_SCHEDULE_SPANS:
+        raise InputError(
+            f"--draw: found {num_slots:,} slots; at most {MAX_SCHEDULE_SPANS:,} are drawn: fewer stages or micro-batches"
+        )
+    return TimelineChart(
+        title=title_of(line.actions),
+        subtitle=bubble_text(line),
+        end=line.makespan,
+        rows=tuple(_row(line, rank) for rank in range(line.actions.num_ranks)),
+        legend=legend_of(line.actions),
+        curve_title="activations held, in micro-batches of a stage",
+    )
+
+
+def shown_timeline(line: Timeline) -> NotebookDisplay:
+    """A played list in a notebook."""
+    facts = {
+        "length": f"{line.makespan:.6g} s", "idle": format_percent(line.idle_fraction),
+        "bubble, idle over ideal time": format_percent(line.bubble),
+        "activations at most, in micro-batches of a stage": f"{max(line.peak_activations, default=0.0):.4g}",
+    }  # fmt: skip
+    return NotebookDisplay(
+        title=title_of(line.actions), tables=(NotebookTable.of(facts),), charts=lambda: (timeline_chart(line),)
+    )
+
+
+def title_of(actions: ActionList) -> str:
+    """The schedule and its sizes."""
+    v = actions.num_virtual_stages
+    virtual = f", {v:g} virtual stages on each" if v != 1 else ""
+    many = "es" if actions.num_micro_batches > 1 else ""
+    stages = (
+        f"{actions.name}: {pluralize(actions.num_ranks, 'stage')}{virtual}" if actions.num_ranks > 1 else "no pipeline"
+    )
+    return f"{stages}, {actions.num_micro_batches:,} micro-batch{many}"
+
+
+def bubble_text(line: Timeline) -> str:
+    """The bubble in words."""
+    idle, bubble, local = map(format_percent, (line.idle_fraction, line.bubble, line.local_bubble))
+    within = f"{local} from a rank's first pass to its last"
+    return f"{line.makespan:.6g} s, {idle} of it idle; bubble {bubble} of the ideal time ({within})"
+
+
+def _row(line: Timeline, rank: int) -> Row:
+    own = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
+    slots = zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
+    spans = tuple(Span(start=start, end=end, parts=parts_of(slot, own)) for slot, start, end in slots)
+    idle = line.idle()[rank] / line.makespan if line.makespan else 0.0
+    return Row(
+        label=f"rank {rank}", note=f"{format_percent(idle)} idle", spans=spans, curve=tuple(line.memory(rank))
+    )  # fmt: skip
+
+
+def parts_of(slot: Slot, own: Sequence[int], *, labelled: bool = True) -> tuple[Part, ...]:
+    """The actions of a slot, of a rank with some stages: every other one of these has a stripe."""
+    return tuple(
+        Part(
+            fill=TERM_COLOURS[TERMS[action.kind]], label=str(action.micro_batch) if labelled else "",
+            striped=own.index(action.stage) % 2 == 1,
+        )
+        for action in slot
+    )  # fmt: skip
+
+
+def schedule_trace_text(line: Timeline) -> str:
+    """The list as a trace for Chrome and Perfetto: a process for each rank, an arrow for each message between ranks."""
+    events = {
+        action: Event(
+            name=str(action), process=rank, stream="compute", start=start, end=end, category=action.kind,
+            args={"stage": action.stage, "micro_batch": action.micro_batch, "together": _others(slot, action)},
+        )
+        for rank, slot, start, end in line.slots()
+        for action in slot
+    }  # fmt: skip
+    names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
+    return chrome_trace(names, events.values(), arrows_of(line.actions, events))
+
+
+def arrows_of(actions: ActionList, events: Mapping[Action, Event]) -> Iterator[Arrow]:
+    """An arrow for each message between ranks."""
+    for action, event in events.items():
+        for needed in remote_dependencies(actions, action):
+            if needed in events and events[needed].process != event.process:
+                yield Arrow(name=str(needed), source=events[needed], target=event)
+
+
+def _others(slot: Slot, action: Action) -> list[str]:
+    return [str(other) for other in slot if other != action]
+
+
+GAP = 0.02  # between two steps, of the time of all
+
+
+def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> LineChart:
+    """What rests at the bottom, what comes and goes above it; steps one behind the other, as long as they took."""
+    length = sum(step.samples[-1].seconds for step in steps if step.samples)
+    begins, now = [], 0.0
+    for step in steps:
+        begins.append(now)
+        now += (step.samples[-1].seconds if step.samples else 0.0) + GAP * length
+    terms = steps[0].terms
+    bands = []
+    for place, term in enumerate(terms):
+        edges = tuple(
+            (
+                begin + sample.seconds,
+                float(sum(sample.bytes_by_term[:place])),
+                float(sum(sample.bytes_by_term[: place + 1])),
+            )
+            for begin, step in zip(begins, steps, strict=True)
+            for sample in step.samples
+        )
+        if any(high > low for _, low, high in edges):
+            bands.append(Band(label=term, edges=edges))
+    whole = tuple(
+        (begin + sample.seconds, float(sum(sample.bytes_by_term)))
+        for begin, step in zip(begins, steps, strict=True)
+        for sample in step.samples
+    )
+    return LineChart(
+        title=f"Memory of the first {len(steps)} steps, by category",
+        subtitle=f"{about}, rank {steps[0].rank}; at most {format_bytes(max(step.peak_bytes for step in steps))}",
+        x=Axis(title="seconds, watched from below, which is slower", unit="s", linear=True),
+        y=Axis(title="held by tensors", unit="B", linear=True), lines=(Curve(label="all", points=whole, reference=True),),
+        markers=tuple(Marker(label=f"step {step.step}", x=begin) for begin, step in zip(begins, steps, strict=True)),
+        bands=tuple(bands),
+    )  # fmt: skip
+
+
+ABOUT = ("path", "unit", "action", "role", "num_bytes")
+
+
+def both_traces(step: TracedStep, planned: SimulatedStep) -> str:
+    """The JSON of both: measured ranks first, then the planned stages."""
+    num_ranks = len(step.ranks)
+    names = [f"rank {rank.trace.rank}, measured" for rank in step.ranks]
+    stages = planned.actions.num_ranks
+    names += [f"stage {stage}, planned" if stages > 1 else "planned" for stage in range(stages)]
+    passes, events = planned_events(planned, first=num_ranks)
+    return chrome_trace(names, [*_measured(step), *passes.values(), *events])
+
+
+def _measured(step: TracedStep) -> Iterator[Event]:
+    for process, rank in enumerate(step.ranks):
+        for span in rank.spans:
+            event = span.event
+            yield Event(
+                name=f"wait {event.name}" if event.kind == WAIT else event.name, process=process, stream=event.stream,
+                start=span.start, end=span.end, category="traffic" if event.kind == COLLECTIVE else event.phase or event.kind,
+                args=_about(event),
+            )  # fmt: skip
+
+
+def _about(event: TraceEvent) -> dict[str, Any]:
+    found = {name: value for name in ABOUT if (value := getattr(event, name))}
+    return {**found, "axis": event_axis(event)} if event.axes else found

@@ -1,0 +1,99 @@
+"""Drawings as SVG: a document with a title and a description, light, and dark where the reader's page is.
+
+Colours are attributes, for programs that know no style sheets, and classes, which a style sheet changes on dark pages.
+"""
+
+from __future__ import annotations
+
+from html import escape
+
+from shardwise.present.charts.drawing import Area, Circle, Drawing, Mark, Path, Place, Rect, Text
+from shardwise.present.charts.palette import PAPER, Colour
+
+FONT = "Inter, 'DejaVu Sans', Helvetica, Arial, sans-serif"
+PREFIX = "sw"  # of classes: several pictures may stand in one page, and all mean the same by them
+
+
+def number(value: float) -> str:
+    """A coordinate with at most two decimals, so that drawings do not depend on rounding noise."""
+    return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")
+
+
+def render(drawing: Drawing) -> str:
+    """The SVG document."""
+    written = _Writer()
+    body = [written.element("rect", width="100%", height="100%", fill=PAPER), *map(written.mark, drawing.marks)]
+    size = f'width="{number(drawing.width)}" height="{number(drawing.height)}"'
+    box = f'viewBox="0 0 {number(drawing.width)} {number(drawing.height)}" style="max-width:100%;height:auto"'
+    said = escape(". ".join(filter(None, (drawing.title, drawing.description))))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} font-family="{FONT}" role="img" aria-label="{said}">'
+    about = [f"<title>{escape(drawing.title)}</title>"]
+    about += [f"<desc>{escape(drawing.description)}</desc>"] if drawing.description else []
+    lines = [*about, f"<style>{written.style()}</style>", *body]
+    return "\n".join([head, *(f"  {line}" for line in lines), "</svg>"]) + "\n"
+
+
+class _Writer:
+    """Marks as elements, and which colours they have."""
+
+    def __init__(self) -> None:
+        self.used: dict[str, str] = {}  # what a dark page changes, by class
+
+    def style(self) -> str:
+        rules = "".join(f".{name}{{{rule}}}" for name, rule in sorted(self.used.items()))
+        return f"@media (prefers-color-scheme: dark){{{rules}}}"
+
+    def mark(self, mark: Mark) -> str:
+        match mark:
+            case Rect():
+                return self.element(
+                    "rect", x=mark.x, y=mark.y, width=mark.width, height=mark.height, rx=mark.radius,
+                    fill=mark.fill or "none", stroke=mark.stroke, stroke_width=mark.stroke_width,
+                )  # fmt: skip
+            case Path():
+                return self.element(
+                    "polyline", points=_shown(mark.points), fill="none", stroke=mark.stroke, stroke_width=mark.stroke_width,
+                    stroke_dasharray=" ".join(map(number, mark.dash)) or None, stroke_linejoin="round",
+                )  # fmt: skip
+            case Area():
+                return self.element("polygon", points=_shown(mark.points), fill=mark.fill)
+            case Circle():
+                return self.element(
+                    "circle", cx=mark.x, cy=mark.y, r=mark.radius,
+                    fill=mark.fill, stroke=mark.stroke, stroke_width=mark.stroke_width,
+                )  # fmt: skip
+            case Text():
+                return self.text(mark)
+
+    def text(self, mark: Text) -> str:
+        return self.element(
+            "text", mark.content, x=mark.x, y=mark.y, font_size=mark.size, fill=mark.fill,
+            text_anchor=None if mark.anchor == "start" else mark.anchor, font_weight="bold" if mark.bold else None,
+            transform=f"rotate(-90 {number(mark.x)} {number(mark.y)})" if mark.upward else None,
+        )  # fmt: skip
+
+    def element(self, tag: str, content: str | None = None, **attributes: str | float | Colour | None) -> str:
+        """An element; what is None or 0 and has that as its default is left out."""
+        classes = [self.classed(name, value) for name, value in attributes.items() if isinstance(value, Colour)]
+        shown = [f'class="{" ".join(classes)}"'] if classes else []
+        for name, value in attributes.items():
+            if value is not None and not (value == 0 and name in ("rx", "stroke_width")):
+                shown.append(f'{name.replace("_", "-")}="{_written(value)}"')
+        body = "/>" if content is None else f">{escape(content)}</{tag}>"
+        return f"<{tag} {' '.join(shown)}{body}"
+
+    def classed(self, name: str, value: Colour) -> str:
+        """The class of a colour in an attribute."""
+        known = f"{PREFIX}-{name}-{value.name}"
+        self.used[known] = f"{name}:{value.dark}"
+        return known
+
+
+def _written(value: str | float | Colour) -> str:
+    if isinstance(value, Colour):
+        return value.light
+    return escape(value) if isinstance(value, str) else number(value)
+
+
+def _shown(points: tuple[Place, ...]) -> str:
+    return " ".join(f"{x:.2f},{y:.2f}" for x, y in points)

@@ -1,0 +1,256 @@
+"""Charts of plans over a range of values, and of batches and clusters to a target loss."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from shardwise.layout.layout import AXES
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.cells import HeatMap
+from shardwise.present.charts.curves import Curve, LineChart, Marker
+from shardwise.present.charts.panels import Column, Panel, PanelChart
+from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
+from shardwise.search import LossSearch, Plan, SweepPoint, Swept
+from shardwise.search.loss_time import LossPoint, LossTime
+from shardwise.search.payloads import accumulation_steps
+from shardwise.search.plan_sweep import find_knee, step_time_parts
+from shardwise.search.sweep_values import format_value
+from shardwise.values import (
+    MEMORY_TERMS,
+    InputError,
+    format_binary,
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_usd,
+)
+
+WIDTH = 18  # characters of a line under a column
+BILLION = 1e9  # tokens that dollars are shown for
+
+
+def sweep_chart(swept: Swept) -> PanelChart | HeatMap:
+    """Panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
+    if not any(point.plan for point in swept.points):
+        raise InputError("picture: no point of the sweep has a plan; one at least is required")
+    return panel_chart(swept) if len(swept.sweeps) == 1 else heat_map(swept)
+
+
+def shown_sweep(swept: Swept) -> NotebookDisplay:
+    """A sweep in a notebook: a row for each point, and its chart where any point has a plan."""
+    names = [sweep.name for sweep in swept.sweeps]
+    rows = tuple((*(format_value(point.at[name]) for name in names), *_said(point)) for point in swept.points)
+    table = NotebookTable(head=(*names, "step", "MFU", "memory", "bound by", "layout"), rows=rows)
+    title, job = what_is_planned(swept)
+    return NotebookDisplay(title=f"{title}, {job}", tables=(table,), charts=lambda: (sweep_chart(swept),))
+
+
+def _said(point: SweepPoint) -> tuple[str, ...]:
+    if point.plan is None:
+        return absent(point), "", "", "", ""
+    found = point.plan.estimate
+    layout = str(point.plan.layout)
+    return format_seconds(found.step_time_s), f"{found.mfu:.1%}", format_bytes(found.memory_bytes), found.bound, layout
+
+
+def what_is_planned(swept: Swept) -> tuple[str, str]:
+    """Model, cluster and job: what all points share, with the swept values in words."""
+    case, names = swept.points[0].case, {sweep.name for sweep in swept.sweeps}
+    model = "models" if "model" in names else case.model.name
+    where = case.cluster.name.partition(":")[0] if "gpus" in names else case.cluster.name
+    batches = {point.case.job.global_batch_tokens for point in swept.points}
+    batch = f"{case.job.global_batch_tokens:,} tokens per batch" if len(batches) == 1 else "batches swept"
+    if len(batches) > 1 and "batch" not in names:
+        batch = f"{case.job.global_batch_tokens // case.cluster.num_devices:,} tokens per device and batch"
+    lengths = f"sequences of {case.job.seq_len:,}" if "seq_len" not in names else "sequences swept"
+    stack = predicted_for(swept)
+    seconds = f"predicted for {stack}" if stack else "bounds: kernels and links at their best"
+    return f"{model} on {where}", f"{batch}, {lengths}, {case.job.precision}, {seconds}"
+
+
+def predicted_for(swept: Swept) -> str | None:
+    """The software stack that the plans are predicted for; None where they are bounds."""
+    plans = (point.plan for point in swept.points if point.plan)
+    return next((plan.cluster.calibration.stack for plan in plans if plan.cluster.calibration), None)
+
+
+def layout_lines(plan: Plan) -> tuple[str, ...]:
+    """The layout in short lines: degrees above one, gradient accumulation and micro-batch, ZeRO stage, recomputation."""
+    layout = plan.layout
+    degrees = " ".join(f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
+    found = [
+        *textwrap.wrap(degrees or "one device", WIDTH),
+        f"gas={accumulation_steps(plan)} mbs={layout.micro_batch_seqs}",
+    ]
+    found += [f"ZeRO {layout.zero_stage}"] if layout.fsdp > 1 or layout.zero_stage else []
+    if layout.recompute != "none":
+        found.append(f"recompute {layout.recompute}")
+    return tuple(found)
+
+
+def absent(point: SweepPoint | None) -> str:
+    """Why a point has no plan, in two or three words."""
+    if point is None:
+        return "not planned"
+    return "no legal layout" if str(point.error).startswith("no legal layout:") else "nothing fits"
+
+
+def panel_chart(swept: Swept) -> PanelChart:
+    """Step, MFU, dollars for each billion tokens, where the step's time goes, and memory, over the values of one sweep."""
+    (sweep,), points = swept.sweeps, swept.points
+    found = find_knee(points) if sweep.is_ordered else None
+    title, job = what_is_planned(swept)
+    ends = f" from {format_value(sweep.values[0])} to {format_value(sweep.values[-1])}" if sweep.is_ordered else ""
+    return PanelChart(
+        title=f"{title}: plans by {sweep.name}{ends}", subtitle=job,
+        axis_title=f"{sweep.name}; under it the layout: gas micro-batches of mbs sequences",
+        columns=tuple(
+            Column(label=format_value(point.at[sweep.name]), lines=layout_lines(point.plan) if point.plan else (absent(point),))
+            for point in points
+        ),
+        panels=tuple(_panels(points, joined=sweep.is_ordered, ideal=sweep.name == "gpus")),
+        mark=points.index(found.point) if found else None, mark_label=f"knee: {found.reason}" if found else "",
+    )  # fmt: skip
+
+
+def _panels(points: Sequence[SweepPoint], *, joined: bool, ideal: bool) -> list[Panel]:
+    """The panels; dollars only where the chip has a price, the ideal step only where devices are swept and the batch is not."""
+
+    def of(value: Callable[[Plan], float]) -> tuple[float | None, ...]:
+        return tuple(value(point.plan) if point.plan else None for point in points)
+
+    fixed = ideal and len({point.case.job.global_batch_tokens for point in points}) == 1
+    reference: dict[str, Any] = {"reference": _ideal(points), "dashed": "linear scaling"} if fixed else {}
+    prices = [point.usd_per_token for point in points]
+    dollars = tuple(None if price is None else price * BILLION for price in prices)
+    capacity = {point.plan.estimate.memory_capacity_bytes for point in points if point.plan}
+    limit: dict[str, Any] = {"limit": max(capacity), "dashed": "capacity"} if len(capacity) == 1 else {}
+    found = [
+        Panel(
+            title="step", unit="s", parts={"step": of(lambda one: one.estimate.step_time_s)}, joined=joined, **reference
+        ),
+        Panel(title="MFU", unit="%", parts={"MFU": of(lambda one: one.estimate.mfu)}, joined=joined),
+    ]
+    if any(value is not None for value in dollars):
+        found.append(Panel(title="dollars for a billion tokens", unit="$", parts={"dollars": dollars}, joined=joined))
+    return [
+        *found,
+        Panel(title="where the time of a step goes", unit="%", parts=_shares(points)),
+        Panel(title="memory of a device", unit="B", parts=_memory(points), **limit),
+    ]
+
+
+def _ideal(points: Sequence[SweepPoint]) -> tuple[float | None, ...]:
+    """Seconds of a step if every device were as fast as at the first point."""
+    first = next((point for point in points if point.plan), None)
+    if first is None or first.plan is None:
+        return ()
+    seconds = first.plan.estimate.step_time_s * first.case.cluster.num_devices
+    return tuple(seconds / point.case.cluster.num_devices if point.plan else None for point in points)
+
+
+def _shares(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
+    found = [
+        (step_time_parts(point.plan.estimate), point.plan.estimate.step_time_s) if point.plan else None
+        for point in points
+    ]
+    names = next(one[0] for one in found if one)
+    return {name: tuple(one[0][name] / one[1] if one else None for one in found) for name in names}
+
+
+def _memory(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
+    found = [point.plan.estimate.memory if point.plan else None for point in points]
+    return {name: tuple(one[name] if one else None for one in found) for name in MEMORY_TERMS}
+
+
+def heat_map(swept: Swept) -> HeatMap:
+    """The best MFU at every point of a grid, with the layout that reaches it.
+
+    Source: the playbook, "Benchmarking thousands of configurations", its heat map of model sizes and nodes.
+    """
+    rows, columns = swept.sweeps
+    at = {tuple(point.at.values()): point for point in swept.points}
+    cells = [[at.get((row, column)) for column in columns.values] for row in rows.values]
+    title, job = what_is_planned(swept)
+    stack = predicted_for(swept)
+    return HeatMap(
+        title=f"{title}: best layouts by {rows.name} and {columns.name}", subtitle=job,
+        row_title=rows.name, column_title=columns.name,
+        rows=tuple(map(format_value, rows.values)), columns=tuple(map(format_value, columns.values)),
+        values=tuple(tuple(one.plan.estimate.mfu if one and one.plan else None for one in row) for row in cells),
+        notes=tuple(tuple(layout_lines(one.plan) if one and one.plan else (absent(one),) for one in row) for row in cells),
+        absent="no plan; the report says why", scale=f"MFU, predicted for {stack}" if stack else "MFU at most, an upper bound",
+    )  # fmt: skip
+
+
+def search_chart(found: LossSearch) -> LineChart:
+    """Token time and loss time against devices, where batch and devices were doubled together; on one cluster, against batches.
+
+    Source: Stratos, Compute-Bound Training, 2026, 2.2.1. Raises `InputError` where only one point has a plan.
+    """
+    along = [(point, point.time) for point in found.diagonal if point.time]
+    if len(along) > 1:
+        places = [float(point.num_devices) for point, _ in along]
+        each = along[0][0].batch_tokens / along[0][0].num_devices
+        axis = f"devices, each with {each:,.0f} tokens of the batch"
+        return _chart(found, axis, places, [time for _, time in along], found.target.noise.tokens / each)
+    cluster = found.points[found.chosen or 0].cluster
+    times = [point.time for point in found.points if point.cluster == cluster and point.time]
+    if len(times) < 2:
+        raise InputError("picture: found one plan; at least two batches, or clusters of two sizes, are required")
+    return _chart(
+        found,
+        f"batch on {cluster}, tokens",
+        [float(time.batch_tokens) for time in times],
+        times,
+        found.target.noise.tokens,
+    )
+
+
+def _chart(found: LossSearch, axis: str, places: Sequence[float], times: Sequence[LossTime], knee: float) -> LineChart:
+    rows = sorted(zip(places, times, strict=True), key=lambda row: row[0])
+    of = "the run" if found.target.tokens is not None else "a billion of the fewest tokens"
+    point = next(point for point in found.points if point.plan)
+    assert point.plan is not None
+    first, start = rows[0][0], rows[0][1].loss_s
+    inside = rows[0][0] <= knee <= rows[-1][0]
+    return LineChart(
+        title=f"{point.plan.model.name}: time of the tokens, and to the loss, of {of}",
+        subtitle=f"Noise scale {format_count(found.target.noise.tokens)} tokens, {found.target.noise.source}.",
+        x=Axis(title=axis), y=Axis(title="time", unit="s"),
+        lines=(
+            Curve(label="time to the loss", points=tuple((place, time.loss_s) for place, time in rows)),
+            Curve(label="time of the tokens", points=tuple((place, time.token_s) for place, time in rows)),
+            Curve(
+                label="halved by each doubling", reference=True,
+                points=tuple((place, start * first / place) for place, _ in rows),
+            ),
+        ),
+        markers=(Marker(label="critical batch", x=knee),) if inside else (),
+    )  # fmt: skip
+
+
+def shown_search(found: LossSearch) -> NotebookDisplay:
+    """The points in a notebook: a row for the best batch of each cluster, and the chart."""
+    head = ("cluster", "batch", "of B_crit", "step", "token time", "loss time", "cost", "layout")
+    rows = tuple(_row(point) for point in found.best)
+    chosen = None if found.chosen is None else found.points[found.chosen]
+    name = "none" if chosen is None else f"{chosen.cluster}, batches of {format_binary(chosen.batch_tokens)}"
+    return NotebookDisplay(
+        title=f"Chosen: {name}, {found.reason}",
+        tables=(NotebookTable(head=head, rows=rows),),
+        charts=lambda: (search_chart(found),),
+    )
+
+
+def _row(point: LossPoint) -> tuple[str, ...]:
+    if point.plan is None or point.time is None:
+        return point.cluster, format_binary(point.batch_tokens), point.problem or "", "", "", "", "", ""
+    time = point.time
+    return (
+        point.cluster, format_binary(point.batch_tokens), f"{time.batch_over_noise:.2g}", format_seconds(time.step_time_s),
+        format_seconds(time.token_s), format_seconds(time.loss_s), "" if time.usd is None else format_usd(time.usd),
+        str(point.plan.layout),
+    )  # fmt: skip

@@ -1,5 +1,0 @@
-import sys
-
-from shardwise.present.cli import main
-
-sys.exit(main())

@@ -1,1 +1,0 @@
-"""Pictures as SVG: primitives, and charts of them."""

@@ -1,0 +1,183 @@
+"""A control of the page as a value, sizes that it offers, and presets of jobs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from shardwise.hardware import get_catalog_entry
+from shardwise.hardware.cluster import parse_shorthand
+from shardwise.present.explorer.request import Asked
+from shardwise.values import ShardwiseError, format_binary
+
+Kind = Literal["slider", "select", "checkbox"]
+Edit = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A value, what of the address it changes (None: the key goes), why it cannot be taken ("": it can), and where it is from."""
+
+    value: str
+    edit: Edit
+    problem: str = ""
+    note: str = ""
+
+    def payload(self) -> dict[str, Any]:
+        """As plain data; most options have no note."""
+        return {
+            "value": self.value,
+            "edit": self.edit,
+            "problem": self.problem,
+            **({"note": self.note} if self.note else {}),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """A choice of a group: `value` is the one taken. A slider's options have an order, a checkbox's are false and true."""
+
+    name: str
+    label: str
+    group: str
+    value: str
+    kind: Kind
+    options: tuple[Option, ...]
+
+    def payload(self) -> dict[str, Any]:
+        """As plain data; `dataclasses.asdict` copies every edit, which takes longer than pricing a layout."""
+        return {
+            "name": self.name, "label": self.label, "group": self.group, "value": self.value, "kind": self.kind,
+            "options": [one.payload() for one in self.options],
+        }  # fmt: skip
+
+
+def slider(name: str, label: str, group: str, value: object, options: Iterable[Option]) -> Control:
+    """A choice whose options have an order."""
+    return Control(name=name, label=label, group=group, value=shown(value), kind="slider", options=tuple(options))
+
+
+def select(name: str, label: str, group: str, value: object, options: Iterable[Option]) -> Control:
+    """A choice among names."""
+    return Control(name=name, label=label, group=group, value=shown(value), kind="select", options=tuple(options))
+
+
+def checkbox(name: str, label: str, group: str, value: bool, options: Iterable[Option]) -> Control:
+    """A choice between no and yes."""
+    return Control(name=name, label=label, group=group, value=shown(value), kind="checkbox", options=tuple(options))
+
+
+def shown(value: object) -> str:
+    """A value as an address has it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+MOST_OPTIONS = 24  # of a slider
+MOST_SLIDER = 1 << 14  # devices, and what else doubles
+
+
+def divisors(whole: int, own: int, most: int) -> list[int]:
+    """The divisors of a number, at most so large; and the one taken."""
+    found = [number for number in range(1, min(whole, most, MOST_SLIDER) + 1) if whole % number == 0]
+    return sorted({*found[:MOST_OPTIONS], own})
+
+
+def doublings(own: int, least: int, most: int) -> list[int]:
+    """Powers of two between two numbers, the number taken, and its halves and doubles."""
+    powers = {1 << exponent for exponent in range(40) if least <= 1 << exponent <= most}
+    near = {own * 2**step for step in range(3)} | {own // 2**step for step in range(3) if own % 2**step == 0}
+    return sorted({*powers, own} | {number for number in near if least <= number <= most})[: 2 * MOST_OPTIONS]
+
+
+def has_shorthand(cluster: str) -> bool:
+    try:
+        parse_shorthand(cluster)
+    except ShardwiseError:
+        return False
+    return True
+
+
+def num_devices_of(cluster: str) -> int:
+    found = parse_shorthand(cluster)
+    return math.prod(found.shape) * (found.num_pods or 1)
+
+
+def other_sizes(cluster: str) -> list[str]:
+    """The cluster in other sizes: counts for switched chips, shapes that double their smallest dim for a torus."""
+    found = parse_shorthand(cluster)
+    if len(found.shape) == 1:
+        return [f"{found.chip}:{size}" for size in doublings(found.shape[0], 8, MOST_SLIDER)]
+    shapes, shape = [], [4] * len(found.shape)
+    while math.prod(shape) <= MOST_SLIDER:
+        shapes.append(tuple(shape))
+        shape[shape.index(min(shape))] *= 2
+    every = sorted({*(tuple(sorted(one)) for one in shapes), found.shape}, key=math.prod)
+    return [f"{found.chip}:{'x'.join(map(str, one))}" for one in every]
+
+
+def on_chip(name: str, most: int) -> str:
+    """A cluster of a chip with about so many devices: as many of switched chips, of a torus the largest shape within them."""
+    entry = get_catalog_entry(name)
+    if "torus" not in entry:
+        return f"{name}:{most}"
+    smallest = f"{name}:{'x'.join(['4'] * entry['torus']['num_axes'])}"
+    return [smallest, *(one for one in other_sizes(smallest) if num_devices_of(one) <= most)][-1]
+
+
+OWN = "none"  # the name of a job that is no preset
+
+
+class Preset(NamedTuple):
+    """A job by the values of an address, and who trained it, or reckons with it."""
+
+    name: str
+    model: str
+    cluster: str
+    batch_tokens: int
+    seq_len: int
+    precision: str
+    source: str
+
+    @property
+    def edit(self) -> Edit:
+        """What of an address it changes."""
+        return {
+            "model": self.model, "cluster": self.cluster, "batch_tokens": format_binary(self.batch_tokens),
+            "seq_len": str(self.seq_len), "precision": self.precision, "layout": None, "stack": None, "overlap": None,
+        }  # fmt: skip
+
+
+PRESETS = (
+    Preset("GPT-2 on 8 A100", "gpt-2", "a100-40gb:8", 480 * 1024, 1024, "bf16",
+           "karpathy/nanoGPT, config/train_gpt2.py: 480 sequences of 1,024 tokens on a node of 8 A100 with 40 GB"),
+    Preset("GPT-3 175B on 1,024 A100", "gpt-3-175b", "a100-80gb:1024", 1536 * 2048, 2048, "bf16",
+           "Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters, 2021, section 5.1"),
+    Preset("Llama 3 70B on 8,960 TPU v5p", "llama-3-70b", "tpu-v5p:16x20x28", 1024 * 4096, 4096, "bf16",
+           "Austin et al., How to Scale Your Model, 2025, Training LLaMA 3 on TPUs"),
+    Preset("Llama 3 405B on 16,384 H100", "llama-3-405b", "h100:16384", 2048 * 8192, 8192, "bf16",
+           "Llama Team, The Llama 3 Herd of Models, 2024, table 4"),
+    Preset("DeepSeek-V3 on 2,048 H800", "deepseek-v3", "h800:2048", 15360 * 4096, 4096, "fp8_deepseek_v3",
+           "DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv 2412.19437, sections 3 and 4.2"),
+)  # fmt: skip
+
+
+def preset_control(asked: Asked, group: str) -> Control:
+    """The presets as one choice; what an address has of the model's sizes goes with the model."""
+    anew: Edit = {key: None for key, _ in asked.state.changes}
+    options = (Option(value=one.name, edit={**anew, **one.edit}, note=one.source) for one in PRESETS)
+    chosen = next((one.name for one in PRESETS if _is(asked, one)), OWN)
+    return select("preset", "preset", group, chosen, [*_own(chosen), *options])
+
+
+def _own(chosen: str) -> Iterator[Option]:
+    if chosen == OWN:
+        yield Option(value=OWN, edit={})
+
+
+def _is(asked: Asked, preset: Preset) -> bool:
+    state = asked.state
+    return not state.changes and preset[1:6] == (
+        state.model, state.cluster, state.batch_tokens, state.seq_len, state.precision,
+    )  # fmt: skip

@@ -1,0 +1,261 @@
+"""Controls of the page: of the model, the job and the layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from shardwise.hardware import chip_names, get_stack, stack_names
+from shardwise.layout import OFFLOADS, cp_variant_names, layout_degrees, seqs_per_replica
+from shardwise.model import Architecture, model_names, optimizer_names, policy_names
+from shardwise.pipeline.registry import pipeline_schedule_names
+from shardwise.present.explorer.change_degrees import refilled, with_fields
+from shardwise.present.explorer.control_values import (
+    MOST_SLIDER,
+    Control,
+    Edit,
+    Option,
+    checkbox,
+    divisors,
+    doublings,
+    has_shorthand,
+    num_devices_of,
+    on_chip,
+    other_sizes,
+    preset_control,
+    select,
+    shown,
+    slider,
+)
+from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.state import MOST_CHANGES, layout_text
+from shardwise.search import smallest_full_job
+from shardwise.values import PRECISIONS, ShardwiseError, format_binary
+
+MODEL_GROUP = "model"
+TIMES = 8  # a slider goes to so many times what the model has
+
+
+class Size(NamedTuple):
+    """A size of a model: its label and the least that is offered."""
+
+    label: str
+    least: int
+
+
+SIZES: Mapping[str, Size] = {
+    "num_heads": Size("attention heads (a)", 1), "d_model": Size("hidden dimension (h)", 256),
+    "d_ff": Size("feed-forward dimension (h_ff)", 256), "num_layers": Size("layers (L)", 1),
+    "vocab_size": Size("vocabulary (v)", 1024),
+}  # fmt: skip
+ACTIVATIONS = ("relu", "gelu", "swiglu")
+
+
+def model_controls(asked: Asked) -> Iterator[Control]:
+    """Sizes, activation function and optimizer."""
+    model = asked.model
+    for name, size in SIZES.items():
+        own = getattr(model, name)
+        sizes = (_option(asked, {f"model.{name}": value, **_follows(model, name, value)}, value)
+                 for value in doublings(own, size.least, TIMES * own))  # fmt: skip
+        yield slider(name, size.label, MODEL_GROUP, own, sizes)
+    kinds = (_option(asked, {"model.mlp": kind}, kind) for kind in ACTIVATIONS)
+    yield select("mlp", "activation function", MODEL_GROUP, model.mlp, kinds)
+    optimizers = (_option(asked, {"job.optimizer": kind}, kind) for kind in optimizer_names())
+    yield select("optimizer", "optimizer (k)", MODEL_GROUP, asked.job.optimizer, optimizers)
+
+
+def _follows(model: Architecture, name: str, value: int) -> dict[str, object]:
+    """What goes with a size: heads are as wide as the model is, and share keys and values as many at a time as now."""
+    if name == "d_model":
+        return {"model.head_dim": max(1, value // model.num_heads)}
+    if name == "num_heads":
+        each = model.num_heads // model.num_kv_heads
+        kv_heads = value // each if value % each == 0 else value
+        return {"model.head_dim": max(1, model.d_model // value), "model.num_kv_heads": kv_heads}
+    return {}
+
+
+def _option(asked: Asked, changes: Mapping[str, object], value: object) -> Option:
+    """Values of the model or the job in place of its own, and why it cannot have them."""
+    edit: dict[str, str | None] = {key: str(text) for key, text in changes.items()}
+    texts = {**dict(asked.state.changes), **{key: str(text) for key, text in changes.items()}}
+    state = replace(asked.state, changes=tuple(sorted(texts.items())))
+    problem = f"at most {MOST_CHANGES} values are changed" if len(texts) > MOST_CHANGES else ""
+    try:
+        asked.known.model(state)
+        asked.known.job(state)
+    except ShardwiseError as error:
+        problem = error.problems[0]
+    return Option(value=str(value), edit=edit, problem=problem)
+
+
+JOB_GROUP = "job"
+UNKNOWN, BOUND = "unknown", "a bound"  # where no stack is named
+BATCHES, LENGTHS = (1 << 14, 1 << 27), (512, 1 << 20)  # tokens, from and to
+
+
+def job_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
+    """The choices of a job; where the cluster follows the layout (`free`), neither devices nor the batch are among them."""
+    state, job = asked.state, asked.job
+    yield preset_control(asked, JOB_GROUP)
+    yield select("model", "model", JOB_GROUP, state.model, _models(asked))
+    yield select("chip", "chip", JOB_GROUP, asked.cluster.chip.name, _chips(asked.cluster.num_devices))
+    if has_shorthand(state.cluster) and not free:
+        yield slider("devices", "devices", JOB_GROUP, asked.cluster.num_devices, _devices(asked))
+    stack = state.stack or (BOUND if state.overlap else UNKNOWN)
+    yield select("stack", "stack", JOB_GROUP, stack, _stacks(asked.cluster.chip.platform))
+    if not free:
+        yield slider(
+            "batch_tokens", "batch, tokens", JOB_GROUP, format_binary(job.global_batch_tokens), _batches(asked)
+        )
+    yield slider("seq_len", "sequence, tokens", JOB_GROUP, format_binary(job.seq_len), _lengths(asked))
+    recipes = (Option(value=name, edit={"precision": name}) for name in PRECISIONS)
+    yield select("precision", "precision", JOB_GROUP, job.precision, recipes)
+
+
+def _models(asked: Asked) -> Iterator[Option]:
+    """Every model; another one has its own sizes, and no layout yet."""
+    anew: Edit = {"layout": None, **{key: None for key, _ in asked.state.changes if key.startswith("model.")}}
+    for name in dict.fromkeys((*asked.known.models, *model_names())):
+        yield Option(value=name, edit={**anew, "model": name})
+
+
+@lru_cache(maxsize=16)
+def _chips(num_devices: int) -> tuple[Option, ...]:
+    """Every chip of the catalogue, with about as many devices."""
+    anew: Edit = {"layout": None, "stack": None}
+    return tuple(Option(value=name, edit={**anew, "cluster": on_chip(name, num_devices)}) for name in chip_names())
+
+
+def _devices(asked: Asked) -> Iterator[Option]:
+    for cluster in other_sizes(asked.state.cluster):
+        size = num_devices_of(cluster)
+        yield Option(value=str(size), edit={"cluster": cluster, "layout": layout_text(refilled(asked.layout, size))})
+
+
+def _stacks(platform: str | None) -> Iterator[Option]:
+    yield Option(
+        value=UNKNOWN, edit={"stack": None, "overlap": None}, note="the defaults of its kind, a wider interval"
+    )
+    yield Option(
+        value=BOUND, edit={"stack": None, "overlap": "per_axis"}, note="kernels and links at the best that was measured"
+    )
+    for name in stack_names():
+        if platform in get_stack(name).platforms:
+            yield Option(value=name, edit={"stack": name, "overlap": None})
+
+
+def _batches(asked: Asked) -> Iterator[Option]:
+    own, seq_len = asked.job.global_batch_tokens, asked.job.seq_len
+    for size in doublings(own, *BATCHES):
+        if size % seq_len == 0:
+            yield Option(value=format_binary(size), edit={"batch_tokens": format_binary(size)})
+
+
+def _lengths(asked: Asked) -> Iterator[Option]:
+    """Lengths of a sequence; the batch grows to a whole number of them where it is none."""
+    own = asked.job.global_batch_tokens
+    for size in doublings(asked.job.seq_len, *LENGTHS):
+        also = {"batch_tokens": format_binary(math.lcm(size, own))} if own % size else {}
+        yield Option(value=format_binary(size), edit={"seq_len": str(size), **also})
+
+
+GROUP = "layout"
+AXES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "cp": "context (cp)", "ep": "expert (ep)"}
+SWITCHES = {"sequence_parallel": "sequence parallelism", "async_tp": "asynchronous tensor parallelism"}
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
+MOST_MICRO_BATCH = 64  # of a slider
+
+
+def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
+    """The choices of a layout; `free`: the cluster follows it."""
+    layout, options = asked.layout, _Options(asked, free=free)
+    most = MOST_SLIDER if free else asked.cluster.num_devices
+    for axis, label in AXES.items():
+        if axis != "ep" or asked.model.num_experts:
+            limit = asked.model.num_experts if axis == "ep" else MOST_SLIDER
+            yield slider(
+                axis,
+                label,
+                GROUP,
+                getattr(layout, axis),
+                options.of(axis, divisors(most, getattr(layout, axis), limit)),
+            )
+    if free:
+        yield slider("data", "data (dp, fsdp)", GROUP, layout.num_replicas, options.replicas())
+    elif layout.zero_stage:
+        replicas = divisors(layout.num_replicas, layout.dp, MOST_SLIDER)
+        yield slider("dp", "replicas of ZeRO (dp)", GROUP, layout.dp, options.of("dp", replicas))
+    yield slider("micro_batch_seqs", "micro-batch, sequences", GROUP, layout.micro_batch_seqs, options.micro_batches())
+    yield slider("zero_stage", "ZeRO stage", GROUP, layout.zero_stage, options.of("zero_stage", range(4)))
+    if layout.pp > 1:
+        virtual = sorted({*VIRTUAL_STAGES, layout.num_virtual_stages})
+        yield slider(
+            "num_virtual_stages",
+            "virtual stages",
+            GROUP,
+            layout.num_virtual_stages,
+            options.of("num_virtual_stages", virtual),
+        )
+    names: dict[str, tuple[str, Sequence[Any]]] = {
+        "recompute": ("recompute", tuple(dict.fromkeys((*policy_names(), layout.recompute))))
+    }
+    names |= {"schedule": ("schedule", pipeline_schedule_names())} if layout.pp > 1 else {}
+    names |= {"cp_variant": ("context variant", cp_variant_names())} if layout.cp > 1 else {}
+    names |= {"offload": ("offload", OFFLOADS)}
+    for name, (label, values) in names.items():
+        yield select(name, label, GROUP, getattr(layout, name), options.of(name, values))
+    for name, label in SWITCHES.items():
+        yield checkbox(name, label, GROUP, getattr(layout, name), options.of(name, (False, True)))
+
+
+class _Options:
+    """Options that change the layout of a state."""
+
+    def __init__(self, asked: Asked, *, free: bool) -> None:
+        self.asked, self.layout, self.free = asked, asked.layout, free
+
+    def of(self, name: str, values: Sequence[Any]) -> Iterator[Option]:
+        """Those of one field."""
+        for value in values:
+            yield self.option(value, {name: value})
+
+    def micro_batches(self) -> Iterator[Option]:
+        """Sizes of a micro-batch up to all sequences of a replica."""
+        most = int(seqs_per_replica(self.asked.job, layout_degrees(self.layout)))
+        sizes = {*MICRO_BATCHES, self.layout.micro_batch_seqs, *((most,) if most <= MOST_MICRO_BATCH else ())}
+        return self.of("micro_batch_seqs", sorted(size for size in sizes if size))
+
+    def replicas(self) -> Iterator[Option]:
+        """Degrees of data parallelism, over which ZeRO shards where the layout has it."""
+        name, other = ("fsdp", "dp") if self.layout.zero_stage else ("dp", "fsdp")
+        for value in divisors(MOST_SLIDER, self.layout.num_replicas, MOST_SLIDER):
+            yield self.option(value, {name: value, other: 1})
+
+    def option(self, value: Any, fields: Mapping[str, Any]) -> Option:
+        """The layout with some fields of other values; why no layout has them, or why this one cannot run."""
+        try:
+            layout = with_fields(self.layout, fields, None if self.free else self.asked.cluster.num_devices)
+            edit = {"layout": layout_text(layout)}
+            asked = self.asked
+            if self.free:
+                edit |= {"cluster": f"{asked.cluster.chip.name}:{layout.num_devices}"}
+                job = smallest_full_job(asked.job, layout)
+                edit |= {"batch_tokens": format_binary(job.global_batch_tokens)}
+                cluster = asked.known.cluster(replace(asked.state, cluster=edit["cluster"]))
+                asked = replace(asked, job=job, cluster=cluster)
+        except ShardwiseError as error:
+            return Option(value=shown(value), edit={}, problem=error.problems[0])
+        return Option(value=shown(value), edit=edit, problem=next(iter(asked.problems_of(layout)), ""))
+
+
+def controls(asked: Asked, *, free: bool = False) -> list[dict[str, Any]]:
+    """Every choice as plain data; `free`: the cluster follows the degrees, and the sizes of the model are choices too."""
+    every = [*job_controls(asked, free=free), *layout_controls(asked, free=free)]
+    every += model_controls(asked) if free else ()
+    return [one.payload() for one in every]

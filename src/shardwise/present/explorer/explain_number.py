@@ -1,0 +1,46 @@
+"""Where a number is from: its formula, its inputs, its source, and whether it is a bound, a prediction or measured."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from shardwise.present.explorer.number_provenance import MEMORY, NUMBERS
+from shardwise.present.explorer.plan_views import kind_of
+from shardwise.present.explorer.request import Asked
+from shardwise.price.layout_pricer import TERM_NAMES
+from shardwise.search.explain.explanation import explain_term
+from shardwise.values import InputError, describe_unknown
+
+
+def why(asked: Asked) -> dict[str, Any]:
+    """The provenance of the number that the detail `term` names: a term of the estimate, or one of `NUMBERS`."""
+    asked.require_legal()
+    return {"why": explained(asked, asked.state.detail("term") or "step_time_s")}
+
+
+def explained(asked: Asked, name: str) -> dict[str, Any]:
+    """One number's provenance; of a term what `shardwise explain --term` prints. Raises `InputError` for a name that is none."""
+    priced = asked.plan.estimate
+    if name in TERM_NAMES:
+        kind = kind_of(asked, memory=name.startswith("memory"))
+        return {**asdict(explain_term(asked.plan, asked.plan.layout, priced, name)), "kind": kind, "interval90": None}
+    if name not in NUMBERS:
+        raise InputError(f"term: {describe_unknown(name, (*NUMBERS, *TERM_NAMES))}")
+    number = NUMBERS[name]
+    inputs = [
+        {"symbol": key, "meaning": "", "value": float(value), "unit": _unit(key)}
+        for key, value in number.inputs(asked).items()
+    ]
+    return {
+        "name": name, "layout": str(asked.layout), "value": number.of(asked), "unit": number.unit, "words": number.words,
+        "formula": number.formula, "source": number.source, "kind": kind_of(asked, memory=name in MEMORY), "inputs": inputs,
+        "derived": [], "interval90": priced.interval90 if name == "step_time_s" else None,
+    }  # fmt: skip
+
+
+def _unit(symbol: str) -> str:
+    """The unit of an input: of a term that of its tree, of others what their names end with."""
+    return {"time": "s", "memory": "B"}.get(
+        symbol.partition(".")[0], symbol.rpartition(", ")[2] if ", " in symbol else ""
+    )

@@ -1,0 +1,117 @@
+"""Which device holds what: every weight of the model in the named-axis notation, where it rests, where it is used, and who has
+which part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from typing import Any
+
+from shardwise.derive import derived_unit, pad_vocabulary, weight_use_spec
+from shardwise.derive.tensor_specs import (
+    gradient_resting_spec,
+    hidden_spec,
+    optimizer_resting_spec,
+    weight_resting_spec,
+)
+from shardwise.layout import TP_AXES, Layout, ShardingScheme, atomic_degrees, default_placement, layout_degrees
+from shardwise.model import unit_counts
+from shardwise.present.explorer.controls import controls
+from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload
+from shardwise.present.explorer.request import Asked, head
+from shardwise.price import Pricing
+from shardwise.sharding import Mesh, Spec
+
+ATOMS = {"tp": TP_AXES, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
+RULE = "Austin et al., How to Scale Your Model, 2025, chapter 3: A[I_X, J_Y] on a mesh; derive/tensor_specs.py"
+FIELDS: Fields = {
+    "units.*.weights.*.elements": Field("elements of the weight", "the product of its dims", "", "model/decoder_block.py", EXACT),
+    "units.*.weights.*.shards.*.elements": Field(
+        "elements of a device's part, of the fullest device", "Π ⌈dim / product of the axes that it is split over⌉", "", RULE,
+        EXACT, {"elements of the weight": "units.*.weights.*.elements", "copies": "units.*.weights.*.shards.*.copies"},
+    ),
+    "units.*.weights.*.shards.*.copies": Field(
+        "devices of a stage that hold the same part", "devices / product of the axes in the spec", "", RULE, EXACT,
+    ),
+    "mesh.*.size": Field("degree of the axis", "given by the layout", "", "the layout", EXACT),
+}  # fmt: skip
+MOST_PARTS = 16  # of a dim that are drawn
+MOST_RANKS = 8  # that are named of those that hold a part
+
+
+def notation(asked: Asked) -> dict[str, Any]:
+    """The mesh as ranks are numbered, and each weight of each kind of unit: specs at rest, in use, of its gradient and of the
+    optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
+    asked.require_legal()
+    plan = asked.plan
+    scheme = Pricing(plan.problem, plan.layout).scheme
+    mesh = mesh_of(asked, plan.layout)
+    own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
+    whole = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
+    units = {}
+    for kind, times in unit_counts(plan.model).items():
+        unit = derived_unit(scheme, kind)
+        sizes = pad_vocabulary(plan.model.dims, mesh)
+        weights = [
+            _weight(name, dims, _specs(unit.scheme, dims, whole), sizes, own) for name, dims in unit.weights.items()
+        ]
+        units[kind] = {"times": times, "weights": weights}
+    return head(asked) | {
+        "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
+        "hidden": str(hidden_spec(scheme).gather_axes(whole)), "units": units, "controls": controls(asked),
+        "fields": fields_payload(FIELDS),
+    }  # fmt: skip
+
+
+def _specs(scheme: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
+    """Where a weight and what belongs to it lie, without the axes that split nothing."""
+    use = weight_use_spec(scheme, dims)
+    specs = {
+        "rest": weight_resting_spec(scheme, dims), "use": use, "gradient": gradient_resting_spec(scheme, use),
+        "optimizer": optimizer_resting_spec(scheme, dims),
+    }  # fmt: skip
+    return {
+        state: spec.gather_axes(whole).with_partial(axis for axis in spec.partial if axis not in whole)
+        for state, spec in specs.items()
+    }
+
+
+def mesh_of(asked: Asked, layout: Layout) -> Mesh:
+    """The atomic axes as ranks are numbered, the innermost axis of the placement last."""
+    placement = layout.placement or default_placement(asked.cluster.topology)
+    sizes = atomic_degrees(asked.model, layout_degrees(replace(layout, placement=placement)))
+    atoms = [atom for axis in reversed(placement.axes) for atom in ATOMS.get(axis, (axis,))]
+    return Mesh(tuple((atom, int(sizes[atom])) for atom in atoms))
+
+
+def _weight(
+    name: str, dims: tuple[str, ...], specs: dict[str, Spec], sizes: dict[str, int], mesh: Mesh
+) -> dict[str, Any]:
+    whole = math.prod(sizes[dim] for dim in dims)
+    return {
+        "name": name, "shape": {dim: sizes[dim] for dim in dims}, "elements": whole,
+        "specs": {state: str(spec) for state, spec in specs.items()},
+        "shards": {state: _shard(spec, sizes, mesh) for state, spec in specs.items()},
+    }  # fmt: skip
+
+
+def _shard(spec: Spec, sizes: dict[str, int], mesh: Mesh) -> dict[str, Any]:
+    """A device's part: its shape, its elements (the fullest), how many devices hold each, and who holds which."""
+    parts = [mesh.size(axis for axis in axes if axis in mesh.names) for axes in spec.axes]
+    shape = [-(-sizes[dim] // degree) for dim, degree in zip(spec.dims, parts, strict=True)]
+    return {"shape": shape, "elements": math.prod(shape), "parts": parts, "copies": mesh.num_devices // max(1, math.prod(parts)),
+            "holders": list(_holders(spec, parts, mesh))}  # fmt: skip
+
+
+def _holders(spec: Spec, parts: list[int], mesh: Mesh) -> Iterator[dict[str, Any]]:
+    """For the parts along the dims that are split, the first ranks of the first pipeline stage that hold each."""
+    if math.prod(min(number, MOST_PARTS) for number in parts) > MOST_PARTS**2 or mesh.num_devices > 1 << 12:
+        return
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for rank, coordinate in enumerate(mesh.coordinates()):
+        place = tuple(mesh.position(coordinate, [axis for axis in axes if axis in mesh.names]) for axes in spec.axes)
+        if all(index < MOST_PARTS for index in place):
+            ranks.setdefault(place, []).append(rank)
+    for place, holding in sorted(ranks.items()):
+        yield {"place": place, "ranks": holding[:MOST_RANKS], "num_ranks": len(holding)}

@@ -1,0 +1,134 @@
+"""What the names of a state may stand for: the catalogue, and the plan that the command line opened.
+
+A name from the network is never a path: no file is read because of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeVar
+
+from shardwise.hardware import Cluster, load_cluster
+from shardwise.hardware.cluster import parse_shorthand
+from shardwise.model import Architecture, Job, load_model, model_names
+from shardwise.present.explorer.state import ROOMS, State
+from shardwise.price import loss_kind, with_problem_defaults
+from shardwise.search import Plan
+from shardwise.values import (
+    InputError,
+    ShardwiseError,
+    apply_overrides,
+    describe_unknown,
+    parse_overrides,
+    raise_problems,
+)
+
+OPENED = "@plan"  # behind the name of a model or a cluster of the opened plan that the catalogue has otherwise
+# What is answered while something is dragged; what is larger belongs on the command line.
+MOST_DEVICES = 1 << 17
+MOST_OF_MODEL: Mapping[str, int] = {"num_layers": 2048, "num_heads": 1024, "num_kv_heads": 1024, "num_experts": 1024}
+MOST_SIZE = 1 << 22  # of any other size of a model
+Value = TypeVar("Value", Architecture, Job)
+KEPT = 64  # models and clusters that are kept
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """Models and clusters by name beside the catalogue's, the state that an address without a query is, and a run of its plan."""
+
+    models: Mapping[str, Architecture] = field(default_factory=dict)
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)
+    start: State = field(default_factory=State)
+    run: Path | None = None
+
+    def model(self, state: State) -> Architecture:
+        """The model with its changes. Raises `InputError`."""
+        found = self.models.get(state.model) or _model(state.model)
+        return _changed(found, state, "model")
+
+    def cluster(self, state: State) -> Cluster:
+        """The cluster as it is predicted on. Raises `InputError`, `MissingValueError`."""
+        return self.clusters.get(state.cluster) or _cluster(state.cluster, state.stack, state.overlap)
+
+    def job(self, state: State) -> Job:
+        """The job with its changes. Raises `InputError`."""
+        job = Job(
+            global_batch_tokens=state.batch_tokens, seq_len=state.seq_len, tokens=state.tokens, precision=state.precision,
+            overlap=state.overlap,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return _changed(job, state, "job")
+
+
+def known_of(plan: Plan, run: Path | None = None) -> Known:
+    """What a plan adds: its model and cluster where the catalogue's of that name are others, and its state."""
+    job, cluster = plan.job, plan.cluster
+    stack = cluster.calibration.stack if cluster.calibration else None
+    start = State(
+        model=plan.model.name, cluster=cluster.name, batch_tokens=job.global_batch_tokens, seq_len=job.seq_len,
+        tokens=job.tokens, precision=job.precision, overlap=job.overlap, layout=plan.layout,
+        changes=tuple(sorted((f"job.{name}", str(value)) for name, value in _rest(plan).items())),
+        view="run" if run else "overview",
+    )  # fmt: skip
+    models, clusters = {}, {}
+    if _catalogued_model(start) != plan.model:
+        start = replace(start, model=plan.model.name + OPENED)
+        models[start.model] = plan.model
+    named = next((name for name in (None, stack) if _catalogued_cluster(replace(start, stack=name)) == cluster), "")
+    if named == "":
+        start = replace(start, cluster=cluster.name + OPENED)
+        clusters[start.cluster] = cluster
+    return Known(models=models, clusters=clusters, start=replace(start, stack=named or None), run=run)
+
+
+def _rest(plan: Plan) -> Mapping[str, object]:
+    """What a job has beyond the fields of a state."""
+    job = plan.job
+    filled = loss_kind(plan.cluster, replace(job, loss=None))
+    values = {"loss": None if job.loss == filled else job.loss, "document_tokens": job.document_tokens}
+    values["optimizer"] = job.optimizer if job.optimizer != Job(global_batch_tokens=1, seq_len=1).optimizer else None
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _catalogued_model(state: State) -> Architecture | None:
+    return load_model(state.model) if state.model in model_names() else None
+
+
+def _catalogued_cluster(state: State) -> Cluster | None:
+    try:
+        return _cluster(state.cluster, state.stack, state.overlap)
+    except ShardwiseError:
+        return None
+
+
+@lru_cache(maxsize=KEPT)
+def _model(name: str) -> Architecture:
+    if name not in model_names():
+        raise InputError(f"model: {describe_unknown(name[:60], model_names())}")
+    return load_model(name)
+
+
+@lru_cache(maxsize=KEPT)
+def _cluster(name: str, stack: str | None, overlap: str | None) -> Cluster:
+    parse_shorthand(name)  # a path is none
+    if stack is not None and overlap is not None:
+        raise InputError(f"stack: found {stack} beside overlap {overlap}, a bound; leave out one of the two")
+    found = load_cluster(name, stack=stack)
+    if found.num_devices > MOST_DEVICES:
+        raise InputError(f"cluster: found {found.num_devices:,} devices; at most {MOST_DEVICES:,} are explored")
+    probe = Job(global_batch_tokens=1, seq_len=1, overlap=overlap)  # type: ignore[arg-type]
+    return with_problem_defaults(found, probe)[0]
+
+
+def _changed(value: Value, state: State, room: str) -> Value:
+    """A model or a job with the values of the address in place of its own."""
+    texts = parse_overrides((f"{key}={text}" for key, text in state.changes), ROOMS)[room]
+    changed: Value = apply_overrides(value, texts, room)
+    sizes = {name: getattr(changed, name) for name in texts} if room == "model" else {}
+    raise_problems([
+        f"{room}.{name}: found {size}; at most {MOST_OF_MODEL.get(name, MOST_SIZE):,} is explored" for name, size in sizes.items()
+        if isinstance(size, int) and size > MOST_OF_MODEL.get(name, MOST_SIZE)
+    ])  # fmt: skip
+    return changed

@@ -1,0 +1,199 @@
+"""Views of a plan: overview, memory, Pareto front, an opened run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.measure import read_run, reconcile_payload
+from shardwise.measure.reconcile.reconciliation import reconcile
+from shardwise.present.explorer.background_search import SEARCHING
+from shardwise.present.explorer.control_values import Edit
+from shardwise.present.explorer.controls import controls
+from shardwise.present.explorer.number_provenance import EXACT, MEASURED, OWN, Field, Fields, bubble, fields_payload
+from shardwise.present.explorer.request import Asked, head
+from shardwise.present.explorer.state import layout_text
+from shardwise.price import Problem
+from shardwise.search import compare_memory, memory_payload
+from shardwise.search.plan_file import estimate_payload
+from shardwise.values import InputError, ShardwiseError
+
+BYTES = "a prediction: the bytes of what the instruction list holds"
+BOUND = "a bound: kernels and links at the best that micro-benchmarks reach"
+
+
+def kind_of(asked: Asked, *, memory: bool = False) -> str:
+    """The kind of a layout's seconds (`memory`: of its bytes) in words."""
+    calibration = asked.cluster.calibration
+    if memory:
+        return BYTES
+    if calibration is None:
+        return BOUND
+    return f"a prediction for {calibration.stack}, with a 90% interval of the step: {calibration.source}"
+
+
+def overview(asked: Asked) -> dict[str, Any]:
+    """The payloads of `shardwise estimate` and `shardwise memory`; for a layout that cannot run the reasons in their place."""
+    return head(asked) | {"controls": controls(asked), **_priced(asked)}
+
+
+def _priced(asked: Asked) -> dict[str, Any]:
+    try:
+        if asked.problems:
+            return {"problems": list(asked.problems), "estimate": None, "memory": None, "verdict": None}
+        plan = asked.plan
+    except ShardwiseError as error:
+        return {"problems": list(error.problems), "estimate": None, "memory": None, "verdict": None}
+    return {
+        "problems": [], "estimate": estimate_payload(plan, None),
+        "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(asked),
+        "fields": fields_payload({**_overview_provenance(asked), **(run_fields(asked) if asked.measured else {})}),
+        **_measured(asked),
+    }  # fmt: skip
+
+
+def _measured(asked: Asked) -> dict[str, Any]:
+    """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
+    return {"reconcile": reconcile_payload(asked.plan, asked.measured)} if asked.measured else {}
+
+
+def _overview_provenance(asked: Asked) -> Fields:
+    """Of the numbers that are no terms; of those `why` tells."""
+    kind, memory, step = kind_of(asked), kind_of(asked, memory=True), "estimate.estimate.step_time_s"
+    best, chip = "search.best.step_time_s", asked.cluster.chip
+    source = "hardware/calibration_constants.py: the spread of measured over predicted step times of published runs"
+    return {
+        "verdict.times_the_best": Field(
+            "the step over that of the best layout that the search found", "step / step of the best", "×", "search/planner.py",
+            kind,
+            {"step": step, "step of the best": best},
+        ),
+        step: Field("seconds of one optimizer step", "the sum of the terms of time", "s", "price/step_time.py", kind),
+        best: Field("seconds of a step of the best layout", "the sum of the terms of time", "s", "price/step_time.py", kind),
+        "search.best.memory_bytes": Field(
+            "bytes of a device of its fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py", memory,
+        ),
+        "estimate.estimate.interval90.*": Field(
+            "an end of the 90% prediction interval", "step · factor of the stack", "s", source, kind, {"step": step},
+        ),
+        "estimate.estimate.hidden.*": Field(
+            "traffic of the axis behind compute", "seconds of the traffic - the exposed ones", "s", "price/overlap.py", kind,
+        ),
+        "estimate.estimate.memory_capacity_bytes": Field(
+            "memory of a device", "given", "B", chip.sources.get("memory_bytes", OWN), EXACT,
+        ),
+    }  # fmt: skip
+
+
+def _verdict(asked: Asked) -> dict[str, Any]:
+    """Whether it fits, how it compares with the best that was found (None: nothing yet), what bounds it."""
+    priced = asked.plan.estimate
+    best = asked.found["best"] if asked.found else None
+    return {
+        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(asked),
+        "times_the_best": priced.step_time_s / best["step_time_s"] if best else None,
+        "is_best": best is not None and best["layout"] == layout_text(asked.layout),
+        "kind": "prediction" if priced.interval90 else "bound",
+    }  # fmt: skip
+
+
+# Those of the widget that the catalogue has; the smallest Llama 3.2 in place of a tiny one.
+PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")
+
+
+def memory(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise memory`, and what can be changed."""
+    shown = head(asked) | {
+        "controls": controls(asked, free=True),
+        "memory": None,
+        "presets": _presets(asked),
+        "problems": list(asked.problems),
+    }
+    if asked.problems:
+        return shown
+    try:
+        return shown | {"memory": memory_payload(compare_memory(_problem(asked), [(asked.job, asked.plan.layout)]))}
+    except ShardwiseError as error:
+        return shown | {"problems": list(error.problems)}
+
+
+def _problem(asked: Asked) -> Problem:
+    return Problem(asked.model, asked.cluster, asked.job)
+
+
+def _presets(asked: Asked) -> list[dict[str, Any]]:
+    """Models to begin with: their own sizes, on the layout at hand."""
+    own: Edit = {key: None for key, _ in asked.state.changes if key.startswith("model.")}
+    return [{"value": name, "edit": {**own, "model": name}} for name in PRESETS]
+
+
+def pareto(asked: Asked) -> dict[str, Any]:
+    """What the search found so far (see `searching.found_for`), and the time and memory of the layout at hand."""
+    return {
+        "search": dict(asked.found or SEARCHING),
+        "memory_capacity_bytes": asked.cluster.chip.memory_bytes,
+        "own": _own(asked),
+        "fields": fields_payload(_pareto_provenance(asked)),
+    }
+
+
+def _pareto_provenance(asked: Asked) -> Fields:
+    step = Field(
+        "seconds of one optimizer step", "the sum of the terms of time", "s", "price/step_time.py", kind_of(asked)
+    )
+    memory = Field("bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
+                   kind_of(asked, memory=True))  # fmt: skip
+    counted = "search/vectorised/search_layouts.py: every legal layout of the job is priced or bounded"
+    return {
+        "search.num_layouts": Field("legal layouts of the job", "Π choices less those that break a rule", "", counted, EXACT),
+        "search.num_fitting": Field("those that fit a device's memory", "memory ≤ capacity", "", counted, EXACT),
+        "search.front.*.step_time_s": step, "search.front.*.memory_bytes": memory,
+    }  # fmt: skip
+
+
+def _own(asked: Asked) -> dict[str, Any] | None:
+    try:
+        asked.require_legal()
+        priced = asked.plan.estimate
+    except ShardwiseError:
+        return None
+    return {"text": str(asked.layout), "step_time_s": priced.step_time_s, "memory_bytes": priced.memory_bytes}
+
+
+def run(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise reconcile`. Raises `InputError` where no run was opened, and for another layout than it ran."""
+    if asked.known.run is None:
+        raise InputError("run: no run was opened; shardwise explore plan.json --run FOLDER is required")
+    asked.require_legal()
+    found = asked.measured or reconcile(asked.plan, read_run(asked.plan, asked.known.run))
+    return head(asked) | {
+        "controls": controls(asked), "fields": fields_payload(run_fields(asked)),
+        "reconcile": reconcile_payload(asked.plan, found),
+    }  # fmt: skip
+
+
+def run_fields(asked: Asked) -> Fields:
+    """Of the numbers of `reconcile`."""
+    time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
+    predicted = Field(
+        "seconds that the plan has for this", "shardwise explain --term", "s", "price/step_time.py", kind_of(asked)
+    )
+    mean = "the mean over the middle half of the steps by their time"
+    return {
+        time + "measured_s": Field("seconds of a step", mean, "s", log, MEASURED, {"steps": time + "num_steps"}),
+        time + "low_s": Field("10th percentile of the steps", "of all steps that count", "s", log, MEASURED),
+        time + "high_s": Field("90th percentile of the steps", "of all steps that count", "s", log, MEASURED),
+        time + "num_steps": Field("steps that count", "steps of the log less the first ones", "", log, EXACT),
+        time + "predicted_s": predicted,
+        time + "terms.*.predicted_s": predicted,
+        time + "terms.*.measured_s": Field("seconds of the term", mean, "s", "run/step_clock.py", MEASURED),
+        time + "terms.*.difference_s": Field(
+            "how much longer it took than predicted", "measured - predicted", "s", "measure/reconcile/step_terms.py", MEASURED,
+            {"measured": time + "terms.*.measured_s", "predicted": time + "terms.*.predicted_s"},
+        ),
+        time + "terms.*.hidden_s": Field("traffic that is predicted behind compute", "seconds of the axis less the exposed", "s",
+                                         "price/overlap.py", kind_of(asked)),
+        "reconcile.memory.terms.*.predicted": Field("bytes that the plan has for this", "shardwise explain --term", "B",
+                                                    "price/device_memory.py", kind_of(asked, memory=True)),
+        "reconcile.memory.terms.*.measured": Field("bytes of the term's storages",
+            "run/trainer/step_inspector.py", "B", watched, MEASURED),
+    }  # fmt: skip

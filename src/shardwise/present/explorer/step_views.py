@@ -1,0 +1,280 @@
+"""Views of one step: rooflines of its kernels, its pipeline schedule, its timeline."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from shardwise.book_formulas import block_roofline, link_bandwidths
+from shardwise.book_formulas.rooflines.payloads import block_payload
+from shardwise.hardware import Chip
+from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.pipeline import PassTimes
+from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
+from shardwise.present.charts.step_charts import events
+from shardwise.present.explorer.controls import controls
+from shardwise.present.explorer.number_provenance import EXACT, OWN, Field, Fields, fields_payload
+from shardwise.present.explorer.plan_views import kind_of
+from shardwise.present.explorer.request import Asked, head
+from shardwise.price import SimulatedStep, TimedKernel, simulate
+from shardwise.price.simulation.result import PHASES, MemoryCurve, simulation_payload
+from shardwise.price.simulation.streams import StreamEvent
+from shardwise.step import COMPUTE
+from shardwise.values import InputError, ShardwiseError
+
+SOURCE = "Williams et al., Roofline, 2009; Austin et al., How to Scale Your Model, 2025, chapter 1"
+DERIVED = "derive/sharded_unit.py: the kernels of the block's derived program, with a device's sizes"
+BOUND = "a bound: kernels at the vendor's peak and bandwidth, compute and traffic overlapped"
+
+
+def roofline(asked: Asked) -> dict[str, Any]:
+    """The payload of the block's kernels, what memory bounds of them, bytes/s of the chip's other memories and links."""
+    asked.require_legal()
+    chip = asked.cluster.chip
+    found = block_roofline(asked.model, chip, asked.layout.micro_batch_seqs, asked.job.seq_len, asked.layout)
+    shown = block_payload(found, asked.model, chip)
+    phases = shown["phases"]
+    memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
+    return {
+        "roofline": shown, "memory_bound_share": memory_s / time_s, "bandwidths": link_bandwidths(chip, {}),
+        "fields": fields_payload(_roofline_provenance(chip, tuple(phases))),
+    }  # fmt: skip
+
+
+def _roofline_provenance(chip: Chip, phases: tuple[str, ...]) -> Fields:
+    every, peak, rate = "roofline.operations.*.", "roofline.peak_flops_per_s", "roofline.memory_bytes_per_s"
+    both = {f"{what}, {name}": f"roofline.phases.{name}.{key}" for name in phases
+            for what, key in (("bound by memory", "memory_bound_s"), ("all", "time_s"))}  # fmt: skip
+    return {
+        every + "flops": Field(
+            "FLOPs of matrix products and attention; elementwise operations have none", "2 · the sizes of all dims",
+            "FLOPs", DERIVED, EXACT,
+        ),
+        every + "moved_bytes": Field(
+            "bytes between the kernel and the device's memory", "what it reads and writes, each once", "B", DERIVED, EXACT,
+        ),
+        every + "intensity": Field(
+            "arithmetic intensity", "FLOPs / bytes", "FLOPs/B", SOURCE, EXACT,
+            {"FLOPs": every + "flops", "bytes": every + "moved_bytes"},
+        ),
+        every + "time_s": Field(
+            "seconds of the kernel", "max(FLOPs / peak, bytes / bandwidth)", "s", SOURCE, BOUND,
+            {"FLOPs": every + "flops", "bytes": every + "moved_bytes", "peak": peak, "bandwidth": rate},
+        ),
+        "memory_bound_share": Field(
+            "share of the block's seconds in kernels that take longer to move bytes than to compute",
+            "Σ seconds bound by memory / Σ seconds", "%", SOURCE, BOUND, both,
+        ),
+        "roofline.phases.*.memory_bound_s": Field("seconds of the kernels that memory binds", "Σ seconds", "s", SOURCE, BOUND),
+        "roofline.phases.*.time_s": Field("seconds of a pass through the block", "Σ seconds", "s", SOURCE, BOUND),
+        peak: Field("the chip's dense peak", "given", "FLOP/s", chip.sources.get("peak_flops_per_s", OWN), BOUND),
+        rate: Field("bandwidth of the chip's memory", "given", "B/s", chip.sources.get("memory_bytes_per_s", OWN), BOUND),
+        "roofline.critical_intensity": Field(
+            "the intensity from which on compute binds", "peak / bandwidth", "FLOPs/B", SOURCE, BOUND,
+            {"peak": peak, "bandwidth": rate},
+        ),
+    }  # fmt: skip
+
+
+MOST_COMPARED = 256  # slots of a schedule: every schedule is built and played
+
+
+def schedule(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise schedule` for the layout, the command that prints it, and all schedules side by side."""
+    asked.require_legal()
+    require_few_passes(asked)
+    layout = asked.layout
+    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
+    times = _times(asked, micro_batches)
+    line = play_schedule(layout.schedule, layout.pp, micro_batches, layout.num_virtual_stages, times)
+    command = (
+        f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {micro_batches} --virtual-stages "
+        f"{layout.num_virtual_stages} --times f={times.forward_s!r},b={times.input_s!r},w={times.weight_s!r}"
+    )
+    return head(asked) | {
+        "schedule": timeline_payload(line), "command": command, "compared": _compared(layout.pp, micro_batches, times),
+        "controls": controls(asked), "fields": fields_payload(_schedule_provenance(asked)),
+    }  # fmt: skip
+
+
+def _schedule_provenance(asked: Asked) -> Fields:
+    played, kind = "pipeline/timeline.py: every pass as early as its rank and what it takes allow", kind_of(asked)
+    held = "the most micro-batches whose activations a rank holds at once: 1 is a micro-batch on one of the stages"
+    bubble = Field(
+        "idle over ideal time of the busiest rank", "idle / (makespan - idle)", "%",
+        "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio; (p - 1) / m of 1F1B", kind,
+    )  # fmt: skip
+    return {
+        "schedule.bubble": bubble._replace(inputs={"makespan": "schedule.makespan_s"}),
+        "schedule.makespan_s": Field("seconds from the first pass of any rank to the last one", "max(end)", "s", played, kind),
+        "schedule.idle_fraction": Field(
+            "idle over whole time, all ranks together", "Σ idle / (ranks · makespan)", "%", played, kind,
+            {"makespan": "schedule.makespan_s", "ranks": "schedule.stages"},
+        ),
+        "schedule.stages": Field("stages, one for each rank", "pp", "", "the layout", EXACT),
+        "schedule.micro_batches": Field("micro-batches of a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
+                                        "layout/rules/legality.py", EXACT),
+        "schedule.peak_activations": Field(held, "max over ranks", "", "pipeline/timeline.py", EXACT),
+        "schedule.ranks.*.idle_s": Field(
+            "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", played, kind,
+            {"makespan": "schedule.makespan_s"},
+        ),
+        "schedule.ranks.*.wait_s": Field("the part of it between its first and its last pass", "Σ waits", "s", played, kind),
+        "schedule.ranks.*.peak_activations": Field(held, "forward passes begun - backward passes ended", "",
+                                                   "pipeline/timeline.py", EXACT),
+        "compared.rows.*.bubble": bubble,
+        "compared.rows.*.peak_activations": Field(held, "max over ranks", "", "pipeline/timeline.py", EXACT),
+        "compared.rows.*.messages": Field("messages between ranks in a step", "Σ sends", "", "pipeline/messages.py", EXACT),
+    }  # fmt: skip
+
+
+def _times(asked: Asked, micro_batches: int) -> PassTimes:
+    """Seconds of a rank's passes of one micro-batch: the estimate's, the backward pass in two halves."""
+    time = asked.plan.estimate.time
+    backward = (time["backward"] + time["recompute"]) / micro_batches / 2
+    return PassTimes(forward_s=time["forward"] / micro_batches, input_s=backward, weight_s=backward)
+
+
+def _compared(stages: int, micro_batches: int, times: PassTimes) -> dict[str, Any]:
+    if stages * micro_batches > MOST_COMPARED:
+        return {
+            "rows": [],
+            "problem": f"{stages} stages and {micro_batches:,} micro-batches: `shardwise schedule compare` takes its time",
+        }
+    try:
+        return {
+            "rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)],
+            "problem": "",
+        }
+    except (InputError, ShardwiseError) as error:
+        return {"rows": [], "problem": error.problems[0]}
+
+
+MOST_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
+MOST_RANKS = 16  # rows
+FINEST = 4000  # spans of all rows together: what is nearer than a step's part by it is drawn as one
+MOST_LABELS = 600  # passes that a label fits on
+CURVE = 160  # points of a curve
+DIGITS = 5  # of a step's seconds: finer than any screen
+Span = tuple[float, float, str, float]  # start, end, term, busy share
+TERMS = {phase: term for term, phase in PHASES.items()}
+
+
+def timeline(asked: Asked) -> dict[str, Any]:
+    """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share."""
+    require_few_passes(asked)
+    plan = asked.plan
+    found = simulate(plan.problem, plan.layout)
+    step = found.step
+    shown = min(len(found.memories), MOST_RANKS)
+    return {
+        "simulation": simulation_payload(found, plan.estimate), "num_ranks": len(found.memories), "end_s": step.step_time_s,
+        "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
+        "ranks": [_rank(step, rank, found.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
+        "fields": fields_payload(_timeline_provenance(asked)),
+    }  # fmt: skip
+
+
+def _timeline_provenance(asked: Asked) -> Fields:
+    source, kind, step = (
+        "price/simulation/simulated_step.py: the instruction list on a device's streams",
+        kind_of(asked),
+        "simulation.step_time_s",
+    )
+    return {
+        step: Field("seconds from the first kernel of any rank to the end of the last update", "the longest path through the "
+                    "passes of all ranks: the sum of the parts below", "s", source, kind),
+        "simulation.estimate.step_time_s": Field(
+            "the estimate of the same layout: terms added up, without a simulation", "the sum of the terms of time", "s",
+            "price/step_time.py", kind,
+        ),
+        "simulation.bubble": Field(
+            "idle over ideal time, of the rank that waits least for other stages", "waiting / (step - waiting)", "%",
+            "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio", kind,
+            {"waiting": "simulation.bubble_s", "step": step},
+        ),
+        "simulation.bubble_s": Field("seconds of waiting for other stages", "Σ waits", "s", source, kind),
+        "simulation.exposed.*": Field(
+            "exposed communication: seconds that the compute stream waits for this axis", "Σ max(0, end of the collective - "
+            "start of the wait)", "s", source, kind,
+        ),
+        "simulation.critical_path.*.seconds": Field(
+            "seconds of the step's critical path in this part", "Σ seconds of the path", "s",
+            "price/simulation/critical_path.py", kind,
+        ),
+        "simulation.critical_path.*.share": Field(
+            "share of the step", "seconds / step", "%", "price/simulation/critical_path.py", kind,
+            {"seconds": "simulation.critical_path.*.seconds", "step": step},
+        ),
+        "simulation.ranks.*.peak_bytes": Field(
+            "the most that a device of the rank holds during the step", "what it holds all the time + what is alive at once", "B",
+            "price/simulation/result.py", kind_of(asked, memory=True), {"all the time": "simulation.ranks.*.constant_bytes"},
+        ),
+        "simulation.ranks.*.constant_bytes": Field(
+            "weights, gradients, optimizer state, runtime", "Σ bytes that no instruction frees", "B",
+            "price/simulation/result.py",
+            kind_of(asked, memory=True),
+        ),
+    }  # fmt: skip
+
+
+def require_few_passes(asked: Asked) -> None:
+    """Raise `InputError` for more passes than a picture shows."""
+    layout = asked.layout
+    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
+    passes = 2 * micro_batches * layout.pp * layout.num_virtual_stages
+    if passes > MOST_PASSES:
+        raise InputError(
+            f"timeline: found {passes:,} passes ({micro_batches:,} micro-batches through {layout.pp * layout.num_virtual_stages} "
+            f"stages, forward and backward); at most {MOST_PASSES:,} are simulated here: a larger micro-batch or a smaller batch"
+        )
+
+
+def _rank(found: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float) -> dict[str, Any]:
+    digits = DIGITS - math.floor(math.log10(found.step_time_s))
+    streams: dict[str, list[tuple[float, float, str]]] = {}
+    for one, start, end in events(found, rank):
+        streams.setdefault(one.stream, []).append((start, end, _term(one)))
+    passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in found.slots(rank)]
+    return {
+        "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), finest_s), digits),
+        "streams": {name: _rounded(_merged(spans, finest_s), digits) for name, spans in sorted(streams.items())},
+        "passes": passes if len(passes) * found.actions.num_ranks <= MOST_LABELS else [],
+        "curve": _thinned(memory.curve), "bubble_s": found.ranks[rank].bubble_s,
+    }  # fmt: skip
+
+
+def _term(one: StreamEvent) -> str:
+    """The term of an estimate that an event is counted in: its phase, or its axis."""
+    return TERMS.get(one.work.phase, one.work.phase) if isinstance(one.work, TimedKernel) else one.work.axis
+
+
+def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:
+    """Spans in order, those of one term that a picture does not tell apart as one, with the share of it that is busy."""
+    last: Span | None = None  # start, end, term, busy seconds
+    for start, end, term in sorted(spans):
+        if last and term == last[2] and start - last[1] <= finest_s:
+            last = (last[0], max(last[1], end), term, last[3] + end - start)
+            continue
+        if last:
+            yield _shared(*last)
+        last = (start, end, term, end - start)
+    if last:
+        yield _shared(*last)
+
+
+def _rounded(spans: Iterator[Span], digits: int) -> list[Span]:
+    return [(round(start, digits), round(end, digits), term, round(busy, 3)) for start, end, term, busy in spans]
+
+
+def _shared(start: float, end: float, term: str, busy_s: float) -> Span:
+    return start, end, term, min(1.0, busy_s / (end - start)) if end > start else 1.0
+
+
+def _thinned(curve: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:
+    """So many points of a curve, each the highest of those that it stands for."""
+    size = -(-len(curve) // CURVE)
+    return [
+        (curve[first][0], max(held for _, held in curve[first : first + size])) for first in range(0, len(curve), size)
+    ]

@@ -1,0 +1,142 @@
+"""Web server of the explorer: sockets, routes and answers."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import threading
+from collections.abc import Collection
+from functools import partial
+from typing import Any, NamedTuple
+
+import anyio
+import uvicorn
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from shardwise.present.explorer.explorer import QUESTIONS, Explorer
+from shardwise.present.explorer.page_files import Page, pages
+from shardwise.present.explorer.request_guard import Guard, allowed_hosts, is_loopback, refusal
+from shardwise.values import InputError, ShardwiseError, format_problems
+
+__all__ = ["LOG", "MOST_CONNECTIONS", "MOST_HEAD", "Address", "Server", "application", "bound", "dumped", "serve"]
+
+
+COMPRESSION = 4  # of gzip: a third of the time of 9, 5% more bytes
+MOST_WAITING = 32  # questions at a time; a page asks a handful
+
+
+class Server:
+    """One explorer behind its routes. Questions are answered one after the other, beside the server's own loop."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer, self.waiting = explorer, 0
+        self.one = anyio.CapacityLimiter(1)
+
+    async def page(self, request: Request) -> Response:
+        """The page, a module or a style: only what the package has."""
+        found: Page | None = pages().get(request.url.path)
+        if found is None:
+            return refusal(404, f"path: found {request.url.path[:80]!r}; the page is at /")
+        return Response(found.text, media_type=found.kind)
+
+    async def question(self, request: Request) -> Response:
+        """The answer to a question about the state that the query is."""
+        name, query = request.path_params["question"], request.url.query
+        if name not in QUESTIONS:
+            return refusal(404, f"question: found {name[:60]!r}; one of {', '.join(QUESTIONS)} is required")
+        if self.waiting >= MOST_WAITING:
+            return refusal(429, "busy: too many questions at a time; ask again")
+        self.waiting += 1
+        try:
+            text, status = await anyio.to_thread.run_sync(partial(self.answer, name, query), limiter=self.one)
+        finally:
+            self.waiting -= 1
+        return Response(text, status_code=status, media_type="application/json")
+
+    def answer(self, name: str, query: str) -> tuple[str, int]:
+        """The text of an answer and its status: 422 for a state that cannot be, which says why."""
+        try:
+            return dumped(self.explorer.answer(name, query)), 200
+        except ShardwiseError as error:
+            return format_problems(error.problems, error.exit_code, as_json=True), 422
+        except (ArithmeticError, MemoryError, RecursionError):  # sizes of which no number comes
+            return format_problems(
+                ["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True
+            ), 422
+
+
+def dumped(payload: Any) -> str:
+    """A payload as JSON; a number that is none is an error, as JSON has no word for it."""
+    return json.dumps(payload, allow_nan=False, separators=(",", ":"))
+
+
+def application(explorer: Explorer, hosts: Collection[str], token: str | None = None) -> ASGIApp:
+    """The explorer as an ASGI application for requests to some hosts."""
+    server = Server(explorer)
+    routes = [Route("/ask/{question}", server.question), Route("/{path:path}", server.page)]
+    app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=512, compresslevel=COMPRESSION)])
+    return Guard(app, hosts=hosts, token=token)
+
+
+LOG = "critical"  # a request leaves no line
+MOST_CONNECTIONS = 64
+MOST_HEAD = 32_768  # bytes of a request's line and headers
+
+
+class Address(NamedTuple):
+    """Where an explorer is: its socket, its URL, and the token that it asks for (None: on loopback)."""
+
+    socket: socket.socket
+    url: str
+    token: str | None
+    hosts: tuple[str, ...]
+
+
+def bound(host: str, port: int) -> Address:
+    """A socket on a host and port (0: any that is free). Raises `InputError` where it cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol named, asyncio turns off Nagle's algorithm; otherwise an answer of two writes waits 40 ms for an ACK.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+    except (OSError, OverflowError) as error:
+        found.close()
+        why = getattr(error, "strerror", None) or error
+        raise InputError(
+            f"--port: cannot listen on {host}:{port}: {why}; choose another, or --port 0 for any"
+        ) from None
+    number = found.getsockname()[1]
+    token = None if is_loopback(host) else secrets.token_urlsafe(32)
+    shown = f"[{host}]" if ":" in host else host
+    return Address(
+        found, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, allowed_hosts(host, number)
+    )
+
+
+def serve(explorer: Explorer, address: Address) -> None:
+    """Answer until Ctrl-C."""
+    app = application(explorer, address.hosts, address.token)
+    config = uvicorn.Config(
+        app, log_level=LOG, access_log=False, server_header=False, lifespan="off", limit_concurrency=MOST_CONNECTIONS,
+        h11_max_incomplete_event_size=MOST_HEAD, timeout_graceful_shutdown=1,
+    )  # fmt: skip
+    threading.Thread(target=_warmed, args=(explorer,), daemon=True).start()
+    uvicorn.Server(config).run(sockets=[address.socket])
+
+
+def _warmed(explorer: Explorer) -> None:
+    """Have the first answer ready before it is asked for: the derivation of a model's block takes a tenth of a second."""
+    from shardwise.values import ShardwiseError
+
+    try:
+        explorer.answer("overview", "")
+    except ShardwiseError:
+        return

@@ -1,0 +1,98 @@
+"""Files that verbs make of their results: pictures, texts and HTML reports, each under a flag of its own."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path, PurePath
+from typing import Any
+
+from shardwise.present.verb import Export
+from shardwise.values import InputError
+from shardwise.values.argument_parser import non_empty_text
+
+DrawingOf = Callable[[Any], Any]  # result -> chart, or drawing
+
+
+def picture(flag: str, help_text: str, draw: DrawingOf) -> Export:
+    """An export of a picture: `draw` returns a chart or a drawing of the result; the file's ending decides its form."""
+
+    def write(result: Any, target: str) -> None:
+        write_picture(flag, target, draw(result))
+
+    return Export(flag=flag, help=help_text, parse=picture_name, write=write)
+
+
+def text_file(flag: str, help_text: str, text_of: Callable[[Any], str], ending: str = "") -> Export:
+    """An export of a text, such as a table as CSV or a trace as JSON; `ending` is the one that the file's name needs, if any."""
+
+    def write(result: Any, target: str) -> None:
+        write_file(flag, target, text_of(result))
+
+    parse = name_with_ending(ending) if ending else non_empty_text
+    return Export(flag=flag, help=help_text, parse=parse, write=write)
+
+
+def html_report(html_of: Callable[[Any], str]) -> Export:
+    """`--report`: figures and tables as one HTML file that opens from a disk and requests nothing."""
+    return text_file(
+        "--report", "write figures and tables as an HTML file that opens without a server", html_of, ending=".html"
+    )
+
+
+def name_with_ending(ending: str) -> Callable[[str], str]:
+    """Return a parser of file names that need an ending. It raises `ArgumentTypeError` for others."""
+
+    def parse(text: str) -> str:
+        if not text.strip().lower().endswith(ending):
+            kind = "reports are HTML: write" if ending == ".html" else "write"
+            raise argparse.ArgumentTypeError(f"found {text!r}; {kind} a name that ends in {ending}")
+        return text
+
+    return parse
+
+
+def picture_name(text: str) -> str:
+    """Return the name of a picture. Raises `ArgumentTypeError` for an ending that no picture has, or that needs matplotlib."""
+    from shardwise.present.charts.matplotlib_export import (  # drawing loads for pictures alone
+        ENDINGS,
+        require_matplotlib,
+    )
+
+    if ending_of(text) not in ENDINGS:
+        raise argparse.ArgumentTypeError(f"found {text!r}; a name that ends in {', '.join(ENDINGS)} is required")
+    if ending_of(text) != ".svg":
+        try:
+            require_matplotlib(text)
+        except InputError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def picture_name_or_dash(text: str) -> str:
+    """Return the name of a picture, or "-" for standard output."""
+    return text if text == "-" else picture_name(text)
+
+
+def ending_of(name: str) -> str:
+    """Return what a file's name ends in, in small letters."""
+    return PurePath(name.strip()).suffix.lower()
+
+
+def write_picture(flag: str, target: str, drawn: Any) -> None:
+    """Write a chart or a drawing in the form of the file's ending. Raises `InputError` if the file cannot be written."""
+    from shardwise.present.charts.draw_chart import to_drawing  # drawing loads for pictures alone
+    from shardwise.present.charts.matplotlib_export import encoded
+
+    try:
+        Path(target).write_bytes(encoded(to_drawing(drawn), ending_of(target)))
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable path") from None
+
+
+def write_file(flag: str, target: str, text: str) -> None:
+    """Write the text that a flag asks for. Raises `InputError` if the file cannot be written."""
+    try:
+        Path(target).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{flag}: cannot write {target}: {error.strerror}") from None

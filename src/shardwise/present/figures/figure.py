@@ -1,0 +1,174 @@
+"""Figures of the books: by name, drawn from our own numbers, and as a payload."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.present.charts.bars import BarChart
+from shardwise.present.charts.cells import Grid, GridChart, HeatMap, Strip
+from shardwise.present.charts.curves import LineChart
+from shardwise.present.charts.panels import PanelChart
+from shardwise.present.charts.timeline import TimelineChart
+from shardwise.values import MergedFields
+
+if TYPE_CHECKING:
+    from shardwise.present.charts.draw_chart import Chart
+    from shardwise.present.charts.drawing import Drawing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Book:
+    """A book by title, with where it is read."""
+
+    title: str
+    url: str
+
+
+BOOK = Book(title="How to Scale Your Model", url="https://jax-ml.github.io/scaling-book/")
+PLAYBOOK = Book(title="The Ultra-Scale Playbook", url="https://huggingface.co/spaces/nanotron/ultrascale-playbook")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A figure of a book, drawn from functions of Shardwise.
+
+    `section` and `path` say where the original is in its `book`, `original` what it shows, `here` what is drawn and what differs;
+    `charts` makes the values that are drawn, one chart below the other.
+
+    >>> import shardwise as sw
+    >>> found = sw.figure("pipeline-bubbles")
+    >>> found.command
+    'shardwise figures pipeline-bubbles --out pipeline-bubbles.svg'
+    >>> found.drawing().svg().startswith("<svg")
+    True
+    """
+
+    name: str
+    book: Book
+    section: str
+    original: str
+    here: str
+    charts: Callable[[], Sequence[Chart]]
+    path: str = ""
+
+    @property
+    def url(self) -> str:
+        """The web page of the original."""
+        return self.book.url + self.path
+
+    @property
+    def command(self) -> str:
+        """The command that draws the figure."""
+        return f"shardwise figures {self.name} --out {self.name}.svg"
+
+    def drawing(self) -> Drawing:
+        """The charts as one drawing; its `svg()` is the text of an SVG file."""
+        from shardwise.present.charts.draw_chart import draw_chart
+        from shardwise.present.charts.drawing import below
+
+        return below([draw_chart(chart) for chart in self.charts()])
+
+    def _repr_html_(self) -> str:
+        return self.drawing().svg()
+
+
+class _Labels(TypedDict):
+    """The labels of cells by row and column, such as "0,1"."""
+
+    labels: dict[str, str]
+
+
+class _Grids(TypedDict):
+    kind: Literal["GridChart"]
+    grids: list[Annotated[dict[str, Any], MergedFields(Grid, _Labels)]]
+
+
+class _Bars(TypedDict):
+    kind: Literal["BarChart"]
+
+
+class _Lines(TypedDict):
+    kind: Literal["LineChart"]
+
+
+class _Map(TypedDict):
+    kind: Literal["HeatMap"]
+
+
+class _Panels(TypedDict):
+    kind: Literal["PanelChart"]
+
+
+class _Strip(TypedDict):
+    kind: Literal["Strip"]
+
+
+class _Timeline(TypedDict):
+    kind: Literal["TimelineChart"]
+
+
+# The values of `draw`, each with its kind.
+ChartPayload = (
+    Annotated[dict[str, Any], MergedFields(BarChart, _Bars)]
+    | Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
+    | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
+    | Annotated[dict[str, Any], MergedFields(LineChart, _Lines)]
+    | Annotated[dict[str, Any], MergedFields(PanelChart, _Panels)]
+    | Annotated[dict[str, Any], MergedFields(Strip, _Strip)]
+    | Annotated[dict[str, Any], MergedFields(TimelineChart, _Timeline)]
+)
+
+
+class FigureFacts(TypedDict):
+    """A figure by name: where the original is and what it shows, what is drawn here, and the command that draws it."""
+
+    name: str
+    book: str
+    section: str
+    url: str
+    original: str
+    here: str
+    command: str
+
+
+class FigurePayload(FigureFacts):
+    """One figure with its charts, number by number."""
+
+    schema: Literal["shardwise.figure/1"]
+    charts: list[ChartPayload]
+
+
+class FiguresPayload(TypedDict):
+    """Several figures, without numbers."""
+
+    schema: Literal["shardwise.figures/1"]
+    figures: list[FigureFacts]
+
+
+def figure_payload(figure: Figure) -> FigurePayload:
+    """The figure with its charts."""
+    charts = [{"kind": type(chart).__name__, **_plain(asdict(chart))} for chart in figure.charts()]
+    return {"schema": "shardwise.figure/1", **_facts(figure), "charts": charts}
+
+
+def figures_payload(figures: Sequence[Figure]) -> FiguresPayload:
+    """What figures there are."""
+    return {"schema": "shardwise.figures/1", "figures": [_facts(figure) for figure in figures]}
+
+
+def _facts(figure: Figure) -> FigureFacts:
+    return {
+        "name": figure.name, "book": figure.book.title, "section": figure.section, "url": figure.url,
+        "original": figure.original, "here": figure.here, "command": figure.command,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """Mappings whose keys are places have them as text."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else ",".join(map(str, key)): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

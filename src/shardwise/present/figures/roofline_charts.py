@@ -1,0 +1,206 @@
+"""Charts of the books on rooflines and systolic arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from shardwise.book_formulas import KernelRoofline, kernel_roofline, link_bandwidths
+from shardwise.book_formulas.rooflines import BlockRoofline
+from shardwise.book_formulas.rules import SystolicArray, attainable_flops_per_s, critical_intensity
+from shardwise.hardware import Chip
+from shardwise.model import Architecture
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.cells import Cell, Frame, Strip
+from shardwise.present.charts.curves import Curve, CurvePoint, LineChart, Marker
+from shardwise.present.figures.communication_charts import INTENSITY, RATE, spread
+from shardwise.values import format_quantity
+
+
+def roofline_chart(
+    chip: Chip, links: Mapping[str, float], kernels: Sequence[CurvePoint], dtype: str = "bf16"
+) -> LineChart:
+    """min(C, W·intensity) for every peak of the chip from memory, for `dtype` from each link, and kernels as points.
+
+    A kernel is at its intensity and at the FLOP/s that it attains; those in the same place are one point, with the share of all.
+    Each knee lies at C / W.
+    """
+    peaks = {dtype: chip.peak(dtype)} | dict(chip.peak_flops_per_s)
+    alike: dict[float, list[str]] = {}  # formats with the same peak, as far as a picture shows, are one line
+    for name, peak in peaks.items():
+        near = next((known for known in alike if math.isclose(known, peak, rel_tol=5e-3)), peak)
+        alike.setdefault(near, []).append(name)
+    memory = chip.memory_bytes_per_s
+    roofs = [(f"{', '.join(names)} from memory", peak, memory) for peak, names in alike.items()]
+    roofs += [(f"{dtype} from {name}", peaks[dtype], rate) for name, rate in links.items()]
+    knees = [critical_intensity(peak, rate) for _, peak, rate in roofs]
+    ends = [*knees, *(kernel.x for kernel in kernels)]
+    low, high = min(ends) / 20.0, max(ends) * 3.0
+    lines = tuple(
+        Curve(
+            label=f"{label}, {format_quantity(rate, 'B/s')}",
+            points=tuple((x, attainable_flops_per_s(x, peak, rate)) for x in (low, knee, high)),
+        )
+        for (label, peak, rate), knee in zip(roofs, knees, strict=True)
+    )
+    return LineChart(
+        title=f"Roofline of {chip.name}",
+        subtitle="Left of its knee, at C / W, a kernel is bound by bandwidth, right of it by compute.",
+        x=INTENSITY, y=RATE, lines=lines,
+        points=_points(kernels),
+        markers=(Marker(label=f"{dtype}, memory: {knees[0]:,.1f}", x=knees[0]),),
+    )  # fmt: skip
+
+
+def _points(kernels: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
+    """A point for each place, named after the first kernel there; the share of all of them is said and drawn."""
+    places: list[list[CurvePoint]] = []
+    for kernel in kernels:
+        near = (
+            here
+            for here in places
+            if math.isclose(here[0].x, kernel.x, rel_tol=5e-3) and math.isclose(here[0].y, kernel.y)
+        )
+        here = next(near, None)
+        if here is None:
+            places.append([kernel])
+        else:
+            here.append(kernel)
+    return tuple(map(_together, places))
+
+
+def _together(kernels: Sequence[CurvePoint]) -> CurvePoint:
+    """Kernels in one place as a point."""
+    first, share = kernels[0], sum(kernel.share for kernel in kernels)
+    alike = f", and {len(kernels) - 1} alike" if len(kernels) > 1 else ""
+    time = f": {share:.1%} of the time" if share else ""
+    return replace(first, label=f"{first.label}{alike}{time}", share=share)
+
+
+def block_chart(found: BlockRoofline, chip: Chip, links: Mapping[str, float]) -> LineChart:
+    """The kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
+
+    Kernels without FLOPs of products and attention have no place on a roofline; the subtitle has their share.
+    """
+    total = sum(one.seconds for one in found.operations)
+    kernels = [
+        CurvePoint(
+            label=f"{one.phase} {one.name}", x=one.intensity, y=one.flops / one.seconds, share=one.seconds / total
+        )
+        for one in found.operations
+        if one.flops
+    ]
+    chart = roofline_chart(chip, link_bandwidths(chip, links), kernels, found.dtype)
+    rest = 1.0 - sum(kernel.share for kernel in kernels)
+    return replace(
+        chart, title=f"A block of {found.model} on {chip.name}, {found.num_seqs} x {found.seq_len:,} tokens",
+        subtitle=f"An area is a kernel's share of the time; {rest:.1%} goes to elementwise kernels, bound by memory.",
+    )  # fmt: skip
+
+
+def matmul_curves(
+    chip: Chip, widths: Iterable[tuple[int, int]], dtype: str = "bf16", weights: str | None = None,
+    batches: tuple[float, float] = (4.0, 4096.0),
+) -> LineChart:  # fmt: skip
+    """Attainable FLOP/s of [B, D] · [D, F] against B for several (D, F). Source: the book, "All About Rooflines", question 3."""
+
+    def product(batch: float, d_in: int, d_out: int) -> KernelRoofline:
+        return kernel_roofline(chip, "matmul", {"B": batch, "D": d_in, "F": d_out}, dtype, weights)
+
+    lines, markers = [], []
+    for d_in, d_out in widths:
+        at = product(1, d_in, d_out).critical_size
+        inside = (at,) if batches[0] < at < batches[1] else ()
+        points = []
+        for batch in sorted((*spread(*batches), *inside)):
+            points.append((batch, product(batch, d_in, d_out).attainable_flops_per_s))
+        lines.append(Curve(label=f"D = {d_in:,}, F = {d_out:,}", points=tuple(points)))
+        markers += [Marker(label=f"D = {d_in:,}: B = {at:,.0f}", x=at) for at in inside]
+    stored = f"{weights or dtype} weights, {dtype} activations and arithmetic"
+    return LineChart(
+        title=f"[B, D] · [D, F] on {chip.name}", subtitle=f"{stored}; a marker is where compute begins to bind.",
+        x=Axis(title="batch B"), y=RATE, lines=tuple(lines), markers=tuple(markers),
+    )  # fmt: skip
+
+
+def attention_share_curves(
+    architecture: Architecture, chip: Chip, seq_lens: tuple[float, float] = (256.0, 2.0**20),
+    batches: Sequence[int] = (16, 256), dtype: str = "bf16",
+) -> LineChart:  # fmt: skip
+    """Time of attention over that of the MLP in one layer against the context: a prompt, and steps of decoding.
+
+    Each kernel takes the longer of compute and memory traffic; attention is flash and sees the whole square. Source: the
+    book, "Transformers", question 4, which leaves the plot to the reader; for a prompt the ratio is 1 near T = 6D where
+    the MLP has 12·D² parameters (8D with the projections, `scores_equal_block_seq_len`).
+    """
+    a = architecture
+    heads = {"N": a.num_heads, "K": a.num_kv_heads, "H": a.head_dim}
+
+    def seconds(kernel: str, sizes: Mapping[str, float]) -> float:
+        return kernel_roofline(chip, kernel, sizes, dtype).bounds.lower_s
+
+    def mlp_s(tokens: float) -> float:
+        into = seconds("matmul", {"B": tokens, "D": a.d_model, "F": a.d_ff})
+        out = seconds("matmul", {"B": tokens, "D": a.d_ff, "F": a.d_model})
+        return (2 if a.structure.has_gated_mlp else 1) * into + out
+
+    def decoding(batch: int) -> Curve:
+        step = mlp_s(batch)
+        points = ((s, seconds("attention", {"B": batch, "T": 1, "S": s, **heads}) / step) for s in span)
+        return Curve(label=f"one token for each of {batch}", points=tuple(points))
+
+    span = spread(*seq_lens)
+    prompt = tuple((s, seconds("attention", {"T": s, **heads}) / mlp_s(s)) for s in span)
+    return LineChart(
+        title=f"Attention beside the MLP in a layer of {a.name} on {chip.name}",
+        subtitle=f"Time of attention over that of the MLP, both overlapped with their traffic, {dtype}.",
+        x=Axis(title="tokens of context"), y=Axis(title="attention / MLP"),
+        lines=(
+            Curve(label="a prompt", points=prompt), *map(decoding, batches),
+            Curve(label="as long as each other", points=((seq_lens[0], 1.0), (seq_lens[1], 1.0)), reference=True),
+        ),
+    )  # fmt: skip
+
+
+def systolic_frames(num_rows: int = 2, side: int = 3) -> Strip:
+    """Which row of activations each cell multiplies with its weight, cycle by cycle. Source: the book, "TPUs", appendix B."""
+    array = SystolicArray(side=side)
+
+    def column(cycle: int, place: int) -> tuple[Cell, ...]:
+        rows = ((depth, array.row_at(cycle, depth, place)) for depth in range(side))
+        return tuple(
+            Cell(row=depth, colour=row, label=f"row {row}") for depth, row in rows if row is not None and row < num_rows
+        )
+
+    cycles = range(1, array.cycles(num_rows) + 1)
+    frames = (
+        Frame(title=f"cycle {cycle}", columns=tuple(column(cycle - 1, place) for place in range(side)))
+        for cycle in cycles
+    )
+    return Strip(
+        title=f"[{num_rows}, {side}] · [{side}, {side}] on a systolic array of {side} x {side} cells",
+        subtitle=f"{array.fill} cycles for the weights, {num_rows} for the rows, {array.drain} until the last sum.",
+        devices=tuple(f"column {place}" for place in range(side)), rows=tuple(f"k = {k}" for k in range(side)),
+        frames=tuple(frames),
+        legend="A cell multiplies the row of activations that is written in it; sums go down, activations to the right.",
+    )  # fmt: skip
+
+
+def systolic_use(sides: Sequence[int] = (128, 256), rows: tuple[float, float] = (8.0, 8192.0)) -> LineChart:
+    """The share of cells and cycles that multiply, against the rows of activations for each tile of weights. Source: the book,
+    "TPUs", appendix B: of [8, 128] · [128, 128] in a long stream, 8 cycles each."""
+
+    def line(side: int, num_tiles: int) -> Curve:
+        array = SystolicArray(side=side)
+        points = tuple((float(round(each)), array.busy(round(each), num_tiles)) for each in spread(*rows))
+        tiles = "one tile of weights" if num_tiles == 1 else f"{num_tiles} tiles, one after the other"
+        return Curve(label=f"{side} x {side}, {tiles}", points=points)
+
+    return LineChart(
+        title="How busy a systolic array is",
+        subtitle="Less than 1 is filling and draining, and waiting for the next tile of weights.",
+        x=Axis(title="rows of activations for each tile of weights"),
+        y=Axis(title="share of cells and cycles", unit="%", linear=True),
+        lines=tuple(line(side, num_tiles) for side in sides for num_tiles in (1, 64)),
+    )  # fmt: skip

@@ -1,0 +1,216 @@
+"""Charts of the books on scaling, pipeline bubbles and sharding schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from shardwise.book_formulas.rules import attended_pairs
+from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
+from shardwise.hardware import Cut, load_cluster
+from shardwise.hardware.network.compare_collective_algorithms import collective_report
+from shardwise.hardware.network.nccl_bandwidths import CollectiveName
+from shardwise.layout import Layout, get_cp_variant
+from shardwise.model import Job, load_model
+from shardwise.pipeline import build_actions
+from shardwise.pipeline.schedule import bubble_ratio
+from shardwise.pipeline.timeline import play_actions
+from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.bars import BarChart, StackedBar
+from shardwise.present.charts.cells import GridChart
+from shardwise.present.charts.curves import Curve, LineChart
+from shardwise.present.charts.panels import Column, Panel, PanelChart
+from shardwise.present.charts.sharding_charts import moments, shards_chart
+from shardwise.present.charts.step_charts import timeline_chart
+from shardwise.present.charts.timeline import TimelineChart
+from shardwise.present.figures.memory_charts import CHIP, fullest
+from shardwise.price import Estimate, Problem
+from shardwise.price.estimate import estimate
+from shardwise.sharding import Mesh, parse_expression
+from shardwise.values import MEMORY_TERMS, format_bytes
+
+SEQ_LEN = 4096
+DEVICES_OF_NODE = 8
+COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter")
+
+
+def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimate:
+    """A step on H100s under a layout, each replica with so many micro-batches of sequences of 4,096 tokens."""
+    num_seqs = layout.num_replicas * num_micro_batches * layout.micro_batch_seqs
+    job = Job(global_batch_tokens=SEQ_LEN * num_seqs, seq_len=SEQ_LEN)
+    return estimate(Problem(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job), layout)
+
+
+def _rate(found: Sequence[Estimate | None]) -> Panel:
+    rates = tuple(one.tokens_per_s_per_device if one else None for one in found)
+    return Panel(title="tokens/s of a device", unit="", parts={"tokens/s": rates})
+
+
+def _chart(title: str, subtitle: str, axis: str, degrees: Sequence[int], panels: Sequence[Panel]) -> PanelChart:
+    return PanelChart(
+        title=title, subtitle=subtitle, axis_title=axis,
+        columns=tuple(Column(label=str(degree)) for degree in degrees), panels=tuple(panels),
+    )  # fmt: skip
+
+
+def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)) -> PanelChart:
+    """Tokens/s of a device and its memory against plain data parallelism, one sequence on each device. Source: the playbook,
+    "Data parallelism"."""
+    found = [predicted(model, Layout(dp=degree)) for degree in degrees]
+    parts = {term: tuple(one.memory[term] for one in found) for term in MEMORY_TERMS}
+    memory = Panel(title="memory of a device", unit="B", parts=parts)
+    return _chart(
+        f"Data parallelism of {model}", f"One sequence of {SEQ_LEN:,} tokens on each H100, nodes of eight, predicted.",
+        "data-parallel devices", degrees, [_rate(found), memory],
+    )  # fmt: skip
+
+
+def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: int = 1024) -> int:
+    """The most sequences of a micro-batch whose memory a device holds; 0 where not even one fits."""
+    capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
+
+    def fits(num_seqs: int) -> bool:
+        return sum(fullest(model, SEQ_LEN, layout_of(num_seqs)).values()) <= capacity
+
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32)) -> PanelChart:
+    """Tokens/s of a device, and the largest micro-batch, against tensor parallelism with sequence parallelism. Source: the
+    playbook, "Tensor parallelism"."""
+
+    def layout(tp: int, num_seqs: int) -> Layout:
+        return Layout(tp=tp, sequence_parallel=tp > 1, micro_batch_seqs=num_seqs)
+
+    most = [largest_micro_batch(model, partial(layout, tp)) for tp in degrees]
+    found = [
+        predicted(model, layout(tp, num_seqs)) if num_seqs else None for tp, num_seqs in zip(degrees, most, strict=True)
+    ]
+    batches = Panel(title="sequences of a micro-batch, at most", unit="", parts={"sequences": tuple(map(float, most))})
+    return _chart(
+        f"Tensor parallelism of {model}",
+        f"The largest micro-batch of sequences of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
+        "tensor-parallel devices", degrees, [_rate(found), batches],
+    )  # fmt: skip
+
+
+def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32), many: int = 32) -> PanelChart:
+    """Tokens/s of a device against pipeline stages under 1F1B, with few micro-batches and with many. Source: the playbook, "One
+    forward, one backward"."""
+
+    def panel(title: str, num_micro_batches: Callable[[int], int]) -> Panel:
+        layouts = (Layout(pp=pp, schedule="1f1b", recompute="selective") for pp in degrees)
+        found = [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts]
+        rates = tuple(one.tokens_per_s_per_device for one in found)
+        return Panel(title=f"tokens/s of a device, {title}", unit="", parts={"tokens/s": rates})
+
+    return _chart(
+        f"Pipeline parallelism of {model}",
+        f"1F1B, micro-batches of one sequence of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
+        "pipeline stages p", degrees,
+        [panel("m = p - 1 micro-batches", lambda pp: pp - 1), panel(f"m = {many}", lambda pp: many)],
+    )  # fmt: skip
+
+
+def collective_bandwidths(
+    num_bytes: float = 256 * 2**20, num_nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+) -> LineChart:
+    """Bus bandwidth, by NCCL's convention, of collectives over all devices of some nodes. Source: the playbook, "Pipeline
+    parallelism", its plot of what was measured."""
+    topology = load_cluster(f"{CHIP}:{DEVICES_OF_NODE * max(num_nodes)}").sustained_topology
+
+    def line(operation: CollectiveName) -> Curve:
+        reports = (
+            collective_report(operation, num_bytes, topology, [Cut(DEVICES_OF_NODE, 1), Cut(nodes, 1)])
+            for nodes in num_nodes
+        )
+        points = tuple((float(nodes), one.busbw) for nodes, one in zip(num_nodes, reports, strict=True))
+        return Curve(label=operation.replace("_", "-"), points=points)
+
+    return LineChart(
+        title=f"Bus bandwidth of collectives of {format_bytes(num_bytes)} on H100s", lines=tuple(map(line, COLLECTIVES)),
+        subtitle="All devices of the nodes take part; links as micro-benchmarks reach them.",
+        x=Axis(title="nodes of eight devices"), y=Axis(title="bus bandwidth of a device, bytes/s"),
+    )  # fmt: skip
+
+
+def pipeline_timeline(
+    schedule: str, num_stages: int = 4, num_micro_batches: int = 8, num_virtual_stages: int | None = None
+) -> TimelineChart:
+    """A schedule played with passes of a second each: forward, backward for activations, backward for weights. Source: the
+    playbook, "Pipeline parallelism"."""
+    return timeline_chart(play_actions(build_actions(schedule, num_stages, num_micro_batches, num_virtual_stages)))
+
+
+def bubbles(
+    num_stages: int = 8,
+    num_micro_batches: Sequence[int] = (1, 8, 16, 32),
+    num_virtual_stages: Sequence[int] = (1, 2, 4, 8),
+) -> BarChart:
+    """Idle over ideal time, (p - 1) / (v·m), for m micro-batches and v virtual stages on each rank. Source: the playbook,
+    "Interleaving stages"; one micro-batch is the naive pipeline."""
+    bars = (
+        StackedBar(label=f"m = {m}, v = {v}", parts={"bubble": bubble_ratio(num_stages, m, v)})
+        for m in num_micro_batches
+        for v in num_virtual_stages
+        if v == 1 or m % num_stages == 0  # what interleaving takes
+    )
+    return BarChart(
+        title=f"Bubble of a pipeline of {num_stages} stages", bars=tuple(bars), unit="%",
+        subtitle="Idle over ideal time: m micro-batches, v virtual stages on each rank; v = 1: AFAB, 1F1B; v > 1: interleaved.",
+    )  # fmt: skip
+
+
+def ring_work(degree: int = 4, seq_len: int = 16) -> PanelChart:
+    """Which share of a causal mask's scores each rank of a ring computes: pieces in order, and one from either end (zigzag).
+    Source: the playbook, "Ring Attention" and "Zig-Zag Ring Attention"."""
+
+    def share(variant: str, rank: int) -> float:
+        pieces = get_cp_variant(variant).sequence_pieces
+        length = seq_len / (pieces * degree)
+        places = (rank,) if pieces == 1 else (rank, pieces * degree - 1 - rank)
+        pairs = sum(attended_pairs(length, (place + 1) * length, causal=True) for place in places)
+        return pairs / attended_pairs(seq_len, seq_len, causal=True)
+
+    return PanelChart(
+        title=f"Scores of {degree} ranks under a causal mask", axis_title="rank",
+        subtitle=f"Share of the pairs of {seq_len} queries and keys; the fullest rank decides.",
+        columns=tuple(Column(label=str(rank)) for rank in range(degree)),
+        panels=tuple(
+            Panel(
+                title=title, unit="%", parts={"scores": tuple(share(variant, rank) for rank in range(degree))}, joined=False,
+                limit=1 / degree, dashed="an even share",
+            )
+            for variant, title in (("ring", "ring: the sequence in order"), ("zigzag", "zigzag: a piece from either end"))
+        ),
+    )  # fmt: skip
+
+
+SIZES = {"B": 64, "D": 64, "F": 256}
+# Both products of the book's MLP. Source: the book, "Training", its table of four schemes.
+SCHEMES: Mapping[str, tuple[str, str]] = {
+    "data parallelism": ("In[B_X, D] * Win[D, F] -> Tmp[B_X, F]", "Tmp[B_X, F] * Wout[F, D] -> Out[B_X, D]"),
+    "FSDP": ("In[B_X, D] * Win[D_X, F] -> Tmp[B_X, F]", "Tmp[B_X, F] * Wout[F, D_X] -> Out[B_X, D]"),
+    "tensor parallelism": ("In[B, D_Y] * Win[D, F_Y] -> Tmp[B, F_Y]", "Tmp[B, F_Y] * Wout[F_Y, D] -> Out[B, D_Y]"),
+    "FSDP and tensor parallelism": (
+        "In[B_X, D_Y] * Win[D_X, F_Y] -> Tmp[B_X, F_Y]", "Tmp[B_X, F_Y] * Wout[F_Y, D_X] -> Out[B_X, D_Y]",
+    ),
+}  # fmt: skip
+
+
+def sharding_scheme(name: str, mesh: Mapping[str, int]) -> tuple[GridChart, GridChart]:
+    """The two products of an MLP under a scheme of `SCHEMES`, each from its operands as they rest to its result."""
+    first, second = (_product(f"{name}: {text}", text, Mesh.of(mesh)) for text in SCHEMES[name])
+    return first, second
+
+
+def _product(title: str, text: str, mesh: Mesh) -> GridChart:
+    expression = parse_expression(text)
+    made = shard_expression(expression, mesh, {dim: size for dim, size in SIZES.items() if dim in text})
+    return shards_chart(title, moments(made, derive_by_cases(made)), made.mesh)

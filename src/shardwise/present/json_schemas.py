@@ -1,0 +1,114 @@
+"""JSON Schemas of everything that `--json` prints, by verb."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.values import lookup
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Told(TypedDict):
+    """A sentence for each thing that is wrong, and the exit code."""
+
+    problems: list[str]
+    exit_code: int
+
+
+class ErrorPayload(TypedDict):
+    """Stands on the error stream in place of a payload (`values.errors.format_problems`); here, for every command loads that."""
+
+    schema: Literal["shardwise.error/1"]
+    error: Told
+
+
+def json_schema(kind: Any) -> dict[str, Any]:
+    """The JSON Schema of a payload's type. Fields of values are required even where they have a default: all are printed.
+
+    >>> from typing import Literal
+    >>> Size = TypedDict("Size", {"schema": Literal["example.size/1"], "num_bytes": float})
+    >>> found = json_schema(Size)
+    >>> found["title"], found["required"], found["properties"]["num_bytes"]["type"]
+    ('example.size/1', ['schema', 'num_bytes'], 'number')
+    """
+    from pydantic import TypeAdapter
+    from pydantic.json_schema import GenerateJsonSchema
+
+    class AsPrinted(GenerateJsonSchema):
+        def field_is_required(self, field: Any, total: bool) -> bool:
+            return field["type"] != "typed-dict-field" or super().field_is_required(field, total)
+
+    found = TypeAdapter(kind).json_schema(schema_generator=AsPrinted)
+    return {"$schema": DIALECT, **found, "title": found["properties"]["schema"]["const"]}
+
+
+# Where the type of each payload of a verb is. The errors of all verbs are `ERROR`.
+PAYLOADS: Mapping[str, tuple[str, ...]] = {
+    "plan": (
+        "search.plan_file:PlanPayload", "search.payloads:ComparisonPayload", "search.payloads:SweepPayload",
+        "search.payloads:ToLossPayload",
+    ),
+    "estimate": ("search.plan_file:PlanPayload",),
+    "explain": ("search.payloads:ExplanationPayload",),
+    "instructions": ("search.instruction_listing:InstructionsPayload",),
+    "memory": ("search.layout_memory:MemoryPayload",),
+    "kv-cache": ("book_formulas.kv_cache:CachePayload",),
+    "roofline": ("book_formulas.rooflines.payloads:KernelsPayload", "book_formulas.rooflines.payloads:BlockPayload"),
+    "rule": ("book_formulas.named_rules:RulePayload",),
+    "matmul": ("present.product_payload:MatmulPayload",),
+    "reshard": ("present.product_payload:ReshardPayload",),
+    "collective": ("hardware.network.compare_collective_algorithms:CollectivePayload",),
+    "schedule": ("pipeline.compare_schedules:TimelinePayload", "pipeline.compare_schedules:SchedulesPayload"),
+    "simulate": ("price.simulation.result:SimulationPayload",),
+    "precision": ("present.number_format_payload:PrecisionPayload",),
+    "explore": ("present.explorer.explorer:ExplorePayload",),
+    "export": ("interop.launches.export_launch:ExportPayload",),
+    "read": ("interop.read_launch:ReadPayload",),
+    "mfu": ("measure.utilisation:MfuPayload",),
+    "show": ("present.catalogue_values:ShowPayload",),
+    "completion": ("present.shell_completion:CompletionPayload",),
+    "figures": ("present.figures.figure:FigurePayload", "present.figures.figure:FiguresPayload"),
+    "validate": (
+        "measure.calibrate.payloads:ValidatePayload", "measure.calibrate.payloads:FoldsPayload",
+        "measure.calibrate.payloads:LayoutGroupsPayload",
+    ),
+    "bench": ("measure.microbenchmarks.benchmark_lines:BenchPayload", "measure.microbenchmarks.machine_benchmark:MachinePayload"),
+    "calibrate": ("measure.calibrate.payloads:CalibratePayload",),
+    "tokenize": ("run.data.shard_index:CorpusPayload",),
+    "verify": ("verify.training.plan_verification:VerifyPayload",),
+    "rehearse": ("measure.reconcile.payloads:RehearsePayload",),
+    "convert": ("interop.weights.convert:ConvertPayload",),
+    "train": ("records.run_summary:SummaryPayload",),
+    "trace": ("measure.reconcile.payloads:TracePayload",),
+    "batch": (
+        "batch_size.payloads:BatchFitPayload", "batch_size.payloads:RunNoisePayload", "batch_size.payloads:BatchRunsPayload",
+        "batch_size.payloads:BatchBranchesPayload",
+    ),
+    "reconcile": ("measure.reconcile.payloads:ReconcilePayload",),
+}  # fmt: skip
+ERROR = "present.json_schemas:ErrorPayload"
+
+
+def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
+    """JSON Schemas (draft 2020-12) of what `shardwise VERB --json` prints, by the payload's `schema`; that of errors comes last.
+
+    Raises `InputError` for an unknown verb.
+
+    >>> import shardwise as sw
+    >>> list(sw.json_schemas("plan"))
+    ['shardwise.plan/3', 'shardwise.comparison/2', 'shardwise.sweep/2', 'shardwise.to_loss/1', 'shardwise.error/1']
+    >>> sw.json_schemas("memory")["shardwise.memory/2"]["properties"]["model"]
+    {'$ref': '#/$defs/Architecture'}
+    """
+    found = (json_schema(_type(place)) for place in (*lookup(PAYLOADS, verb, "verb"), ERROR))
+    return {schema["title"]: schema for schema in found}
+
+
+def _type(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"shardwise.{module}"), name)

@@ -1,0 +1,3 @@
+"""Reports as values, and their renderings: plain text, terminal, notebook.
+
+`report` has the types; `plain_text.plain` writes a report for pipes and files, `terminal.drawn` for a terminal."""

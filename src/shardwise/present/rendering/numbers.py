@@ -1,0 +1,40 @@
+"""Numbers of reports by unit: each function returns a `Number` with its text, value, unit and path."""
+
+from __future__ import annotations
+
+from shardwise.present.rendering.report import Number, NumberKind
+from shardwise.values import format_bytes, format_percent, format_seconds, format_usd
+
+UNKNOWN = "-"
+
+
+def num_bytes(value: float | None, path: str = "") -> Number:
+    """A number of bytes, such as "12.3 GB"."""
+    return Number(UNKNOWN if value is None else format_bytes(value), value, "B", path)
+
+
+def seconds(
+    value: float | None, path: str = "", interval: tuple[float, float] | None = None, kind: NumberKind = "exact"
+) -> Number:
+    """A time, such as "1.23 s"."""
+    return Number(UNKNOWN if value is None else format_seconds(value), value, "s", path, interval, kind)
+
+
+def share(value: float | None, path: str = "", *, digits: int = 1) -> Number:
+    """A share of a whole, such as "12.3%"."""
+    return Number(UNKNOWN if value is None else f"{value:.{digits}%}", value, "%", path)
+
+
+def percent(value: float | None, path: str = "") -> Number:
+    """A share of a whole with the digits that it needs (`format_percent`)."""
+    return Number(UNKNOWN if value is None else format_percent(value), value, "%", path)
+
+
+def count(value: float | None, path: str = "", unit: str = "") -> Number:
+    """A whole number with separators, such as "1,048,576"."""
+    return Number(UNKNOWN if value is None else f"{value:,.0f}", value, unit, path)
+
+
+def usd(value: float | None, path: str = "") -> Number:
+    """An amount of US dollars."""
+    return Number(UNKNOWN if value is None else format_usd(value), value, "$", path)

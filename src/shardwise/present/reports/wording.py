@@ -1,0 +1,228 @@
+"""Sentences that reports share: intervals, a layout in words, a whole run, the summary of a plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from shardwise.hardware import LOCAL, LOCAL_NOTE
+from shardwise.layout import Layout, layout_degrees, num_micro_batches
+from shardwise.model import DEFAULT_OPTIMIZER, num_params
+from shardwise.present.rendering.report import Cell, Section, Status, facts_table
+from shardwise.price import Estimate, Limits, Run
+from shardwise.search import Plan
+from shardwise.values import (
+    COMMUNICATION_TERMS,
+    SECONDS_PER_DAY,
+    format_bytes,
+    format_count,
+    format_days,
+    format_seconds,
+    format_usd,
+    pluralize,
+)
+from shardwise.values.units import format_energy
+
+INTERVAL = "90% prediction interval"
+
+
+def format_step(step_time_s: float, interval90: tuple[float, float] | None) -> str:
+    """A step's time, with its interval where it is a prediction."""
+    around = f" ({INTERVAL} {format_interval(interval90)})" if interval90 else ""
+    return format_seconds(step_time_s) + around
+
+
+def format_interval(interval90: tuple[float, float]) -> str:
+    """The ends of an interval of seconds."""
+    return " to ".join(map(format_seconds, interval90))
+
+
+def format_rate_interval(rate: float, estimate: Estimate, form: Callable[[float], str]) -> str:
+    """The ends of the interval of a rate, which is the higher the shorter the step: "" for a bound."""
+    if estimate.interval90 is None:
+        return ""
+    return " to ".join(form(rate * estimate.step_time_s / seconds) for seconds in reversed(estimate.interval90))
+
+
+# By ZeRO stage. Names of Megatron-LM and of PyTorch's FSDP2, whose weights stay gathered or not after a forward pass.
+SHARDED = {
+    0: "gradients all-reduced",
+    1: "distributed optimizer (ZeRO-1)",
+    2: "FSDP, weights gathered once per step (ZeRO-2)",
+    3: "FSDP, weights gathered for each pass (ZeRO-3)",
+}
+
+
+def layout_words(layout: Layout) -> str:
+    """The degrees that are above 1, the data parallelism with what of it is sharded, and what is recomputed.
+
+    >>> layout_words(Layout.parse("tp=8 pp=4 fsdp=16 zero_stage=1 num_virtual_stages=5"))
+    'TP 8 with sequence parallelism, PP 4 (interleaved, VPP 5), DP 16, distributed optimizer (ZeRO-1), no recomputation'
+    """
+    return ", ".join(_words(layout))
+
+
+def _words(layout: Layout) -> Iterator[str]:
+    if layout.tp > 1:
+        beside = " with sequence parallelism" * layout.sequence_parallel + ", overlapped" * layout.async_tp
+        yield f"TP {layout.tp}{beside}"
+    if layout.cp > 1:
+        yield f"CP {layout.cp}"
+    if layout.pp > 1:
+        virtual = f", VPP {layout.num_virtual_stages}" if layout.num_virtual_stages > 1 else ""
+        yield f"PP {layout.pp} ({layout.schedule}{virtual})"
+    if layout.ep > 1:
+        yield f"EP {layout.ep}" + (f" with ETP {layout.expert_tp}" if layout.expert_tp > 1 else "")
+    copies = f" ({layout.dp} replicas of {layout.fsdp} shards)" if layout.dp > 1 and layout.fsdp > 1 else ""
+    yield f"DP {layout.num_replicas}{copies}"
+    if layout.num_replicas > 1 or layout.zero_stage:
+        yield SHARDED[layout.zero_stage]
+    some = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
+    yield "no recomputation" if layout.recompute == "none" else f"recompute {layout.recompute}{some}"
+
+
+def run_text(run: Run) -> str:
+    """The run in one line: days with interruptions, chip-hours, dollars."""
+    dollars = f", {format_usd(run.usd)}" if run.usd is not None else ""
+    return f"{format_count(run.tokens)} tokens in {format_days(run.days)}, {format_count(run.chip_hours)} chip-hours{dollars}"
+
+
+def run_lines(run: Run) -> Iterator[str]:
+    """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
+    days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
+    yield (
+        f"{format_count(run.tokens)} tokens are {pluralize(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
+        f"interruptions, {days} with them"
+    )
+    yield _goodput(run)
+    if run.mtbf_s is not None and run.checkpoint_interval_s is not None:
+        yield (
+            f"an interruption each {format_seconds(run.mtbf_s)}, {run.num_interruptions:,.1f} in all; "
+            f"a checkpoint of {format_bytes(run.checkpoint_bytes)} each {format_seconds(run.checkpoint_interval_s)}, "
+            f"written in {format_seconds(run.checkpoint_s)}"
+        )
+    yield f"{format_count(run.chip_hours)} chip-hours, {_dollars(run)}"
+    yield from _phases(run)
+    yield _energy(run)
+
+
+def _phases(run: Run) -> Iterator[str]:
+    """The phases of a run whose batch changes, with the mean of their steps."""
+    if run.phases:
+        mean_s = run.ideal_days * SECONDS_PER_DAY / sum(phase.num_steps for phase in run.phases)
+        yield f"a mean step of {format_seconds(mean_s)}, {format_count(run.tokens / run.num_steps)} tokens; by batch:"
+    for phase in run.phases:
+        dollars = "" if phase.usd is None else f", {format_usd(phase.usd)}"
+        yield (
+            f"  {phase.batch_tokens:,} tokens: {pluralize(math.ceil(phase.num_steps), 'step')} of "
+            f"{format_seconds(phase.step_time_s)}, {format_days(phase.days)}{dollars}"
+        )
+
+
+def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:
+    """What a run that meets its limits leaves of them."""
+    if run is not None and limits.deadline_s is not None:
+        deadline = limits.deadline_s / SECONDS_PER_DAY
+        yield f"meets the deadline of {format_days(deadline)} with {format_days(deadline - run.days)} to spare"
+    if run is not None and run.usd is not None and limits.budget_usd is not None:
+        yield f"within the budget of {format_usd(limits.budget_usd)} with {format_usd(limits.budget_usd - run.usd)} to spare"
+
+
+def _goodput(run: Run) -> str:
+    lost = ", ".join(f"{share:.2%} to {cause}" for cause, share in run.lost.items())
+    return f"goodput {run.goodput:.1%} (lost: {lost})"
+
+
+def _dollars(run: Run) -> str:
+    if run.usd is None:
+        return "dollars left out: no sourced price_usd_per_hour (--set chip.price_usd_per_hour=VALUE)"
+    price = _given(run, "price_usd_per_hour")
+    return f"{format_usd(run.usd)} at ${price:.2f} a chip-hour" + (f" ({run.price_date})" if run.price_date else "")
+
+
+def _energy(run: Run) -> str:
+    if run.energy_mwh is None:
+        return "energy left out: no sourced power_w (--set chip.power_w=VALUE)"
+    return f"{format_energy(run.energy_mwh)} (chips of {_given(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
+
+
+def _given(run: Run, name: str) -> float:
+    return next((one.value for one in run.inputs if one.name == name), 0.0)
+
+
+def plan_summary(plan: Plan, smallest_change: str | None = None) -> Section:
+    """The job, and a line for each thing that a reader decides by. `smallest_change` makes a layout fit that does not."""
+    job = plan.job
+    head = (
+        f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
+        f"({pluralize(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
+        f"sequences of {job.seq_len:,}, precision {job.precision}"
+        + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT_OPTIMIZER else "")
+    )
+    return Section([facts_table([*_summary_rows(plan, smallest_change), *notes(plan)])], title=head)
+
+
+def _summary_rows(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, Cell]]:
+    layout, estimate = plan.layout, plan.estimate
+    micro_batches = pluralize(num_micro_batches(plan.job, layout_degrees(layout)), "micro-batch")
+    yield "layout", str(replace(layout, placement=None))
+    yield "", layout_words(layout)
+    yield (
+        "batch",
+        (
+            f"{pluralize(layout.num_replicas, 'replica')}, "
+            f"{micro_batches} of {pluralize(layout.micro_batch_seqs, 'sequence')} each"
+        ),
+    )
+    yield "memory", fit_cell(estimate)
+    if smallest_change:
+        yield "", f"smallest change that fits: {smallest_change}"
+    yield "step", _seconds(plan)
+    yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
+    overlap = overlap_text(plan.job.overlap_convention, plan.exposed_share)
+    yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}{_format_exposed(estimate)}"
+    if plan.run:
+        yield "run", run_text(plan.run)
+
+
+def _format_exposed(estimate: Estimate) -> str:
+    """Seconds of a step that exposed communication and the pipeline's bubble take."""
+    exposed, bubble = sum(estimate.time[axis] for axis in COMMUNICATION_TERMS), estimate.time["bubble"]
+    found = f", {format_seconds(exposed)}" if exposed else ""
+    return found + (f"; pipeline bubble {format_seconds(bubble)}" if bubble else "")
+
+
+def fit_cell(estimate: Estimate) -> Status:
+    """Bytes of the fullest device, of how many, and whether they fit."""
+    held = f"{format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
+    if estimate.fits:
+        return Status(f"{held} (fits, {estimate.margin:.0%} free)", "good")
+    over = estimate.memory_bytes - estimate.memory_capacity_bytes
+    return Status(f"{held} (DOES NOT FIT, {format_bytes(over)} too much)", "bad")
+
+
+def _seconds(plan: Plan) -> str:
+    """The step as predicted, or a bound on it, named as what they are."""
+    calibration, estimate = plan.cluster.calibration, plan.estimate
+    if calibration is None:
+        return f"{format_seconds(estimate.step_time_s)}, a lower bound"
+    return f"{format_step(estimate.step_time_s, estimate.interval90)} predicted for {calibration.stack}"
+
+
+def overlap_text(convention: str, exposed: float | None) -> str:
+    """How much of the communication is exposed: what a convention says, or the share of an estimate with measured constants."""
+    return f"overlap convention {convention}" if exposed is None else f"{exposed:.0%} of communication exposed"
+
+
+def notes(plan: Plan) -> Iterator[tuple[str, Cell]]:
+    """What changes how the numbers are to be taken: of the machine, of the estimate, of the batch, of other software."""
+    if plan.cluster.chip.name == LOCAL:
+        yield "note", f"{LOCAL_NOTE} (show chips cpu), not this machine: for that give your own .toml file"
+    for note in plan.estimate.caveats:
+        yield "note", Status(note, "note")
+    if "sequences" in plan.estimate.waste:
+        idle, nearest = plan.estimate.waste["sequences"], plan.estimate.waste["nearest_full_batch_tokens"]
+        yield "note", f"{idle:.1%} of the replicas' time is idle: the nearest full batch is {nearest:,.0f} tokens"
+    if plan.search and plan.search.elsewhere:
+        yield "note", plan.search.elsewhere

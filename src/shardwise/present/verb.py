@@ -1,0 +1,310 @@
+"""Verbs: typed functions from whose signatures the command line, its help, completion, errors and schemas follow.
+
+A verb is a function of the Python API with the decorator `verb`. Each parameter whose type is `Annotated` with an `Argument` is a
+flag or a positional argument of the command line; the others are for Python alone. `Verb.declare_arguments` fills a parser,
+`Verb.run` calls the function with what was parsed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from shardwise.present.registry import payload_of, report_of
+from shardwise.values import Parser
+from shardwise.values.argument_labels import label_arguments
+from shardwise.values.argument_parser import CompletionSource, non_empty_text
+
+if TYPE_CHECKING:
+    from shardwise.present.rendering.report import Report
+    from shardwise.values import Progress
+
+F = TypeVar("F", bound=Callable[..., Any])
+NOT_PASSED: tuple[Any, ...] = (None, False, [])  # values of the parser for arguments that were left out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Argument:
+    """How a parameter of a verb is written on the command line.
+
+    Without a `flag` the argument is positional. A parameter of type `bool` is a switch. `parse` raises `ArgumentTypeError` for a
+    text that is no value; what needs other arguments is checked by the verb. `repeat`: the flag may be written several times, and
+    the verb gets a list; `many`: several words may follow. `help` and `choices` may be functions, which are called when the help
+    is printed or the command line parsed. `completes` names what a shell completes (`ArgumentGroup.add_argument`).
+    """
+
+    flag: str = ""
+    short_flag: str = ""
+    group: str = "job"
+    help: str | Callable[[], str] = ""
+    metavar: str | None = None
+    completes: CompletionSource = ""
+    choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
+    parse: Callable[[str], Any] = non_empty_text
+    repeat: bool = False
+    many: bool = False
+    required: bool = False
+    optional: bool = False  # of a positional argument: it may be left out
+
+    @property
+    def help_text(self) -> str:
+        """The help, as a text."""
+        return self.help if isinstance(self.help, str) else self.help()
+
+    @property
+    def choice_list(self) -> Sequence[str] | None:
+        """The choices, as a list; None where any value may stand."""
+        return self.choices() if callable(self.choices) else self.choices
+
+    @property
+    def is_required(self) -> bool:
+        """True if the argument may not be left out."""
+        return not self.optional and (self.required or not self.flag)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """A file that the command line makes of a verb's result: a picture, a table, a plan, a folder.
+
+    `write` gets the result and the target; it raises `InputError` for a target that cannot be written. `prepare` is called with
+    the target before the verb runs, to refuse what will not work before minutes are spent.
+    """
+
+    flag: str
+    help: str
+    write: Callable[[Any, str], None]
+    metavar: str = "FILE"
+    parse: Callable[[str], str] = non_empty_text
+    prepare: Callable[[str], None] | None = None
+    group: str = "output"
+
+    @property
+    def name(self) -> str:
+        """The name of the flag's value in what was parsed."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mode:
+    """One of several functions behind one verb; the first whose `applies` is true of the arguments runs.
+
+    `applies` gets the arguments that were written, by parameter. `check` raises `InputError` for those that the mode refuses.
+    """
+
+    function: Callable[..., Any]
+    applies: Callable[[Mapping[str, Any]], bool]
+    check: Callable[[Mapping[str, Any]], None] = lambda arguments: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    """A function with what the command line needs beside its signature.
+
+    `defaults` says in words what stands for an argument that is left out, by parameter. `has_details`: the report has more with
+    `--verbose`. `exit_code` reads the result. `group_order` is the order of the groups of arguments in the help.
+    """
+
+    function: Callable[..., Any]
+    examples: tuple[str, ...]
+    description: str = ""
+    remark: str | Callable[[], str] = ""
+    exports: tuple[Export, ...] = ()
+    modes: tuple[Mode, ...] = ()
+    defaults: Mapping[str, str] | None = None
+    has_details: bool = False
+    requires: tuple[str, ...] = ()
+    exit_code: Callable[[Any], int] = lambda result: 0
+    group_order: tuple[str, ...] = ("job", "cluster", "search", "output")
+    shows_progress: bool = True
+
+    @cached_property
+    def arguments(self) -> dict[str, Argument]:
+        """Arguments by parameter: positional ones, then those of `**fields`, then flags; modes add theirs behind."""
+        merged: dict[str, Argument] = {}
+        for function in (self.function, *(mode.function for mode in self.modes)):
+            merged = {**merged, **{n: a for n, a in read_arguments(function).items() if n not in merged}}
+        defaults = self.defaults or {}
+        return {
+            name: replace(argument, help=_with_default(argument.help, defaults[name])) if name in defaults else argument
+            for name, argument in merged.items()
+        }
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """What errors call each parameter."""
+        return {name: argument.flag or argument.metavar or name for name, argument in self.arguments.items()}
+
+    @property
+    def full_description(self) -> str:
+        """What the verb does: the description, or the first sentence of the function's docstring."""
+        return self.description or first_sentence(self.function)
+
+    def declare_arguments(self, parser: Parser) -> None:
+        """Add the arguments, the exports and the output flags to a parser."""
+        remark = self.remark if isinstance(self.remark, str) else self.remark()
+        parser.describe(self.full_description, self.examples, remark)
+        parser.groups(*self.group_order)
+        for name, argument in self.arguments.items():
+            names = tuple(filter(None, (argument.short_flag, argument.flag))) or (name,)
+            parser.group(argument.group).add_argument(*names, **_argparse_settings(name, argument))
+        for export in self.exports:
+            parser.group(export.group).add_argument(
+                export.flag, dest=export.name, type=export.parse, metavar=export.metavar, help=export.help
+            )
+        output = parser.group("output")
+        if self.has_details:
+            output.add_argument(
+                "-v", "--verbose", action="store_true", help="print the whole report, with all its details"
+            )
+        output.add_argument("--json", action="store_true", help="print the payload as JSON")
+
+    def run(self, arguments: argparse.Namespace) -> str | Report:
+        """Run the verb with parsed arguments; return its report, or the payload as JSON text."""
+        values = {name: value for name in self.arguments if (value := getattr(arguments, name, None)) not in NOT_PASSED}
+        targets = {
+            export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
+        }
+        result = self.call(values, targets, progress=arguments.progress)
+        if result is None:  # the verb has printed all that there is
+            return ""
+        arguments.exit_code = self.exit_code(result)
+        return json.dumps(payload_of(result), indent=2) if arguments.json else report_of(result)
+
+    def call(self, values: Mapping[str, Any], targets: Mapping[str, str], *, progress: Progress) -> Any:
+        """Call the function with the arguments that were written and write the exports to their targets; return its result."""
+        exports = [(export, targets[export.name]) for export in self.exports if export.name in targets]
+        with label_arguments(self.labels):
+            for export, target in exports:
+                if export.prepare:
+                    export.prepare(target)
+            function = self._choose_function(values)
+            accepted = read_arguments(function).keys()
+            result = function(
+                **{name: value for name, value in values.items() if name in accepted},
+                **({"progress": progress} if "progress" in inspect.signature(function).parameters else {}),
+            )
+            for export, target in exports:
+                export.write(result, target)
+        return result
+
+    def _choose_function(self, written: Mapping[str, Any]) -> Callable[..., Any]:
+        for mode in self.modes:
+            if mode.applies(written):
+                mode.check(written)
+                return mode.function
+        return self.function
+
+
+def verb(**settings: Any) -> Callable[[F], F]:
+    """Make a verb of a function: `Verb(function=..., **settings)` becomes its attribute `verb`."""
+
+    def decorate(function: F) -> F:
+        function.verb = Verb(function=function, **settings)  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def read_arguments(function: Callable[..., Any]) -> dict[str, Argument]:
+    """Return the arguments of a function's parameters: positional ones, those of `**fields: Unpack[...]`, then flags.
+
+    Annotations are evaluated in the function's module; types that are only imported for type checkers stay unread.
+    """
+    positional: dict[str, Argument] = {}
+    fields: dict[str, Argument] = {}
+    flags: dict[str, Argument] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            fields = _arguments_of_fields(function, str(parameter.annotation))
+        elif argument := _argument_of(_evaluate(function, parameter.annotation)):
+            (flags if argument.flag else positional)[name] = argument
+    return {**positional, **fields, **flags}
+
+
+class _UnreadType:
+    """What stands for a type that only type checkers import: annotations are read for their `Argument` alone."""
+
+    def __getattr__(self, name: str) -> _UnreadType:
+        if name.startswith("__"):  # `typing` looks for marks of special forms
+            raise AttributeError(name)
+        return self
+
+    def __call__(self) -> None:
+        """Do nothing: `typing` accepts callables as types."""
+
+    def __getitem__(self, key: Any) -> _UnreadType:
+        return self
+
+    def __or__(self, other: Any) -> _UnreadType:
+        return self
+
+    __ror__ = __or__
+
+
+class _AnnotationNames(dict[str, Any]):
+    """Names of a module, with an `_UnreadType` for those that it does not have."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(builtins, name, None) or _UnreadType()
+
+
+def _evaluate(function: Callable[..., Any], annotation: Any) -> Any:
+    """Return the value of an annotation; types that only type checkers import stay unread."""
+    if not isinstance(annotation, str):
+        return annotation
+    names = _AnnotationNames(function.__globals__)
+    return eval(annotation, {}, names)
+
+
+def _argument_of(annotation: Any) -> Argument | None:
+    if get_origin(annotation) is not Annotated:
+        return None
+    argument = next((part for part in get_args(annotation)[1:] if isinstance(part, Argument)), None)
+    is_switch = get_args(annotation)[0] is bool
+    return replace(argument, parse=bool) if argument and is_switch else argument
+
+
+def _arguments_of_fields(function: Callable[..., Any], annotation: str) -> dict[str, Argument]:
+    """Return the arguments of `**fields: Unpack[SomeTypedDict]`."""
+    unpacked = _evaluate(function, annotation)
+    if not get_args(unpacked):
+        return {}
+    hints = get_type_hints(get_args(unpacked)[0], include_extras=True)
+    return {name: argument for name, hint in hints.items() if (argument := _argument_of(hint))}
+
+
+def _argparse_settings(name: str, argument: Argument) -> dict[str, Any]:
+    settings: dict[str, Any] = {"help": argument.help_text, "completes": argument.completes}
+    if argument.choices is not None:
+        settings["choices"] = argument.choice_list
+    if argument.flag:
+        settings["dest"] = name
+        if argument.required:
+            settings["required"] = True
+    if argument.parse is bool:
+        return {**settings, "action": "store_true"}
+    settings |= {"type": argument.parse}
+    if argument.metavar is not None:
+        settings["metavar"] = argument.metavar
+    if argument.repeat:
+        settings |= {"action": "append", "default": []}
+    if argument.many:
+        settings["nargs"] = "*" if argument.optional else "+"
+    elif argument.optional and not argument.flag:
+        settings["nargs"] = "?"
+    return settings
+
+
+def _with_default(help_text: str | Callable[[], str], default: str) -> Callable[[], str]:
+    return lambda: f"{help_text if isinstance(help_text, str) else help_text()} (default: {default})"
+
+
+def first_sentence(function: Callable[..., Any]) -> str:
+    """Return the first paragraph of a function's docstring on one line."""
+    return " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())

@@ -1,0 +1,81 @@
+"""The verbs of the command line: typed functions of `import shardwise as sw`, a module for each family.
+
+`GROUPS` is the table that `shardwise --help` prints; a verb's module is loaded when the verb is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class VerbEntry(NamedTuple):
+    """A verb, what it does in one line, and its function as "module:function" below `present.verbs`."""
+
+    name: str
+    line: str
+    function: str = ""
+
+
+GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
+    "plan a run": (
+        VerbEntry("plan", "search all layouts and choose the fastest that fits"),
+        VerbEntry("estimate", "price one layout"),
+        VerbEntry("memory", "what fills the devices under given layouts", "memory:memory"),
+        VerbEntry("kv-cache", "size a model's key-value cache", "memory:kv_cache"),
+    ),
+    "understand": (
+        VerbEntry("explain", "why a plan is what it is, and how another layout compares"),
+        VerbEntry("instructions", "what each device of a plan does, in order"),
+        VerbEntry("simulate", "play a plan's step on streams of compute and traffic"),
+        VerbEntry("schedule", "play, check and draw a schedule of pipeline stages"),
+        VerbEntry("roofline", "what bounds a kernel or a model's block on one chip"),
+        VerbEntry("rule", "work out one of the books' rules, with its formula and source"),
+        VerbEntry("precision", "floating-point formats: bits, range, resolution"),
+        VerbEntry("explore", "drag a layout's degrees on a page, and see what changes"),
+    ),
+    "notation and network": (
+        VerbEntry("matmul", "price a sharded product and find the cheapest way to it"),
+        VerbEntry("reshard", "the cheapest way from one sharding to another"),
+        VerbEntry("collective", "time one collective on a chip's network"),
+    ),
+    "run and measure": (
+        VerbEntry("tokenize", "write text as token shards to train on"),
+        VerbEntry("verify", "check that a plan's layout trains as one process does"),
+        VerbEntry("rehearse", "run one rank of a plan without the others"),
+        VerbEntry("train", "train the model of a plan as it says, and measure it"),
+        VerbEntry("batch", "how large a batch pays, from runs at several batches"),
+        VerbEntry("reconcile", "compare a run with its plan, term by term"),
+        VerbEntry("trace", "compare a measured step with the plan, find bottlenecks"),
+        VerbEntry("mfu", "MFU of a measured run, and where the rest of its time goes"),
+        VerbEntry("bench", "measure what this machine reaches"),
+        VerbEntry("calibrate", "fit predictions to runs and micro-benchmarks of your own"),
+        VerbEntry("validate", "compare predictions with published training runs"),
+    ),
+    "hand over": (
+        VerbEntry("export", "write a plan as the launch of a framework"),
+        VerbEntry("read", "what a framework's launch costs, and what would be faster"),
+        VerbEntry("convert", "a model's weights as another framework reads them"),
+        VerbEntry("mcp", "offer planning to agents (Model Context Protocol)", "agents:mcp"),
+    ),
+    "catalogue": (
+        VerbEntry("show", "models, chips, stacks, rules, ...: every value and its source"),
+        VerbEntry("figures", "draw the figures of the books"),
+        VerbEntry("completion", "let bash, zsh or fish complete this command line"),
+    ),
+}  # fmt: skip
+
+
+# Other names that a user may try for a verb, and the command line that does it.
+OTHER_NAMES: Mapping[str, str] = {
+    **dict.fromkeys(("search", "optimize", "optimise", "tune", "shard"), "plan MODEL CLUSTER"),
+    "sweep": "plan MODEL CLUSTER --sweep NAME=VALUES",
+    "compare": "plan MODEL CLUSTER CLUSTER, or of layouts explain PLAN --against LAYOUT",
+    **dict.fromkeys(("cost", "price", "predict"), "estimate MODEL CLUSTER --layout LAYOUT"),
+    **dict.fromkeys(("benchmark", "measure"), "bench machine"),
+    **dict.fromkeys(("profile", "analyze", "analyse"), "trace"),
+    **dict.fromkeys(("import", "parse"), "read FILE"),
+    **dict.fromkeys(("run", "launch"), "train PLAN"),
+    "fit": "calibrate",
+    **dict.fromkeys(("list", "ls"), "show"),
+}
