@@ -33,7 +33,7 @@ from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.step.instructions import KernelLaunch
+from shardwise.step.instructions import Kernel, unroll_rings
 
 REPLICAS = Case(layout=Layout(dp=2, micro_batch_seqs=2))
 SHARDED = Case(layout=Layout(fsdp=2, zero_stage=3, micro_batch_seqs=2))
@@ -128,7 +128,7 @@ def test_kernels_have_the_names_of_the_planned_step(name: str) -> None:
         for path, unit in instance.units:
             for kind in "FB":
                 kernels = [
-                    one.kernel for one in instance.instructions(path, unit, kind) if isinstance(one, KernelLaunch)
+                    one for one in unroll_rings(instance.instructions(path, unit, kind)) if isinstance(one, Kernel)
                 ]
                 for kernel in kernels:
                     assert any((path, kernel.phase, made) in measured for made in kernel.outputs), kernel.name

@@ -255,12 +255,12 @@ def places(unit: ShardedUnit) -> Iterator[tuple[str, int, CollectiveStep]]:
 
 def with_steps(unit: ShardedUnit, program: str, steps: tuple[ProgramStep, ...]) -> ShardedUnit:
     """The unit with other steps in one of its programs; what is recomputed stays in front of the backward pass."""
-    changed = dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), steps=steps)})
+    changed = dataclasses.replace(unit, **{program: dataclasses.replace(getattr(unit, program), nodes=steps)})
     if program != "backward":
         return changed
     kept = {id(step) for step in unit.recompute_steps}
     border = max((place + 1 for place, step in enumerate(steps) if id(step) in kept), default=0)
-    return dataclasses.replace(changed, recompute_steps=steps[:border], backward_steps=steps[border:])
+    return dataclasses.replace(changed, recompute_nodes=steps[:border], backward_nodes=steps[border:])
 
 
 def noticed(case: Case, change: Change) -> bool:

@@ -170,7 +170,7 @@ def test_priced_units_add_up_to_the_whole_program(mlp: str, zero_stage: int) -> 
             for key, elements in derived_traffic(units[name], mesh, sizes, 2)[scope].items():
                 found[key] = found.get(key, 0) + elements * count
         kept = (
-            derived_traffic(replace(units["head"], backward_steps=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
+            derived_traffic(replace(units["head"], backward_nodes=()), mesh, sizes, 2)[scope] if zero_stage == 3 else {}
         )
         for key in ((CollectiveKind.ALL_GATHER, ("fsdp", "cp")),) if scope == "micro_batch" else ():
             found[key] = found.get(key, 0) + kept.get(key, 0)

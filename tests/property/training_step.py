@@ -199,7 +199,7 @@ class StrictDevices(VirtualDevices):
         unit: ShardedUnit,
         router: Router,
     ) -> None:
-        super().__init__(mesh, sizes, unit.scheme, router=router)
+        super().__init__(mesh, sizes, router=router)
         forward = unit.forward
         (output,) = forward.program.outputs
         self.state = (
@@ -220,22 +220,22 @@ class StrictDevices(VirtualDevices):
             id(unit.update.program): summed | {(name, unit.backward.specs[name]) for name in unit.gradients.values()},
         }
 
-    def follow(self, program: Program, instructions: Sequence[Instruction]) -> None:
+    def run_instructions(self, program: Program, instructions: Sequence[Instruction]) -> None:
         known = self.known[id(program)]
         self.live_shards = {
             (name, spec): shards
             for (name, spec), shards in self.live_shards.items()
             if (name, spec) in known or name in self.state
         }
-        super().follow(program, instructions)
+        super().run_instructions(program, instructions)
 
-    def get(self, name: str, spec: Spec) -> Any:
+    def gather_array(self, name: str, spec: Spec) -> Any:
         owned = (*spec.sharded_axes, *spec.partial)
         first: dict[tuple[int, ...], Any] = {}
         for coordinate, shard in zip(self.coordinates, self.live_shards[name, spec], strict=True):
             same = first.setdefault(tuple(coordinate[axis] for axis in owned), shard)
             assert error(shard, same) <= TOLERANCE, f"{name}: devices that should hold the same shard differ"
-        return super().get(name, spec)
+        return super().gather_array(name, spec)
 
 
 def error(found: Any, expected: Any) -> float:
@@ -353,7 +353,7 @@ class _Chain:
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
                 assert unit.backward.specs[name] == hidden_spec(self.case.scheme)
-                dx = devices.held[name, unit.backward.specs[name]]
+                dx = devices.live_shards[name, unit.backward.specs[name]]
         for (unit, _, devices), earlier in zip(self.links, held, strict=True):
             for name, shards in earlier.items():
                 key = name, unit.backward.specs[name]

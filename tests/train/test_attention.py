@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train.formulas import NARROW, Largest, assert_near, gradients_of, random
 
 from shardwise.model.numerics import Numerics
-from shardwise.run.engine.ring_attention import RingAttention
+from shardwise.run.engine.rings import RingAttention
 from shardwise.run.kernels import attention_mask as sight_module
 from shardwise.run.kernels.attention import Attention, sink_gradient
 from shardwise.run.kernels.attention_mask import AttentionMask

@@ -19,7 +19,7 @@ from shardwise.model.decoder import model_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.run.data.batches import IGNORE_INDEX
-from shardwise.run.engine import fused_calls
+from shardwise.run.engine import unit_passes
 from shardwise.run.engine.call_builder import CallBuilder, KernelCall
 from shardwise.run.engine.kernel_calls import build_call
 from shardwise.run.engine.micro_batch import MicroBatch
@@ -237,7 +237,7 @@ def test_sums_beside_their_operands_are_those_over_them(structure: str, monkeypa
         written_over.append(bool(call.over))
         return dataclasses.replace(call, over={})
 
-    monkeypatch.setattr(fused_calls, "build_call", beside)
+    monkeypatch.setattr(unit_passes, "build_call", beside)
     apart = Executor(weights)
     assert apart.train(ids, targets, SEQS * POSITIONS).item() == pytest.approx(loss.item(), rel=1e-14)
     assert any(written_over)

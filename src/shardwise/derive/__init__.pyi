@@ -3,7 +3,9 @@ from .sharded_einsum import ShardedExpression as ShardedExpression
 from .sharded_program import CollectiveStep as CollectiveStep
 from .sharded_program import ComputeStep as ComputeStep
 from .sharded_program import ProgramStep as ProgramStep
+from .sharded_program import Ring as Ring
 from .sharded_program import ShardedProgram as ShardedProgram
+from .sharded_program import ShardedTensor as ShardedTensor
 from .sharded_unit import ShardedUnit as ShardedUnit
 from .sharded_unit import derived_unit as derived_unit
 from .tensor_specs import pad_vocabulary as pad_vocabulary

@@ -7,8 +7,8 @@ with them.
 With asynchronous tensor parallelism a collective and the products that read or make its tensor are one ring, which an engine
 runs in one call. Around a gather, the blocks travel and each product takes the block that has arrived. Before a scatter,
 partial sums travel and each rank adds its products' part of the block that leaves next. All products of a ring run when the
-ring does: their operands must be ready before it, and their results are read after it. So the steps are reordered
-(`group_rings`), and a ring is then a collective with the products adjacent to it (`find_collective_matmuls`).
+ring does: their operands must be ready before it, and their results are read after it. So `group_rings` reorders the steps,
+and a ring is then a collective with the products adjacent to it.
 
 Sources: Liu et al. 2023 (Ring Attention); S1, "ring attention"; Wang et al. 2023 (Overlap communication with dependent
 computation via decomposition).
@@ -17,66 +17,96 @@ computation via decomposition).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, TypeGuard
+from dataclasses import replace
+from typing import TypeGuard
 
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramStep, TensorInSpec
+from shardwise.derive.sharded_program import (
+    CollectiveStep,
+    ComputeStep,
+    ProgramNode,
+    ProgramStep,
+    Ring,
+    ShardedTensor,
+)
 from shardwise.layout import TP_AXES, ShardingScheme
 from shardwise.model import Accumulate, Contract, Map, Role
 from shardwise.model.operations import ATTENTION_OPERATIONS
 from shardwise.model.operations.elementwise import FUNCTIONS
 from shardwise.sharding import Axes, CollectiveKind
 
+RING_AXES: Axes = ("cp",)  # of ring attention
 # Tensors that no ring cuts into blocks: weights and their gradients move as flat arrays, routed rows in uneven numbers.
 ROLES_MOVED_UNSPLIT = (Role.WEIGHT, Role.WEIGHT_GRADIENT, Role.ROUTED)
 
 
-class Ring(NamedTuple):
-    """A collective of tensor parallelism and the products that overlap with it, block by block.
+def group_rings(
+    steps: Sequence[ProgramStep], scheme: ShardingScheme, other_steps: Sequence[ProgramStep] = ()
+) -> tuple[ProgramNode, ...]:
+    """Return the nodes of a phase: its steps, reordered so that the steps of each ring are adjacent, with rings as one node.
 
-    `sum` adds the products' results (and further terms) before a scatter; None where a product's result is scattered as it is.
+    `other_steps` are those of the other phases of the pass, which may read what a ring gathers.
     """
+    rings: list[Ring] = []
+    if scheme.async_tp:
+        steps = _with_adjacent_rings(steps)
+        rings += (_keep_gathered(ring, [*steps, *other_steps]) for ring in _adjacent_rings(steps))
+    if scheme.is_ring:
+        rings += _attention_rings(steps)
+    ring_of = {id(step): ring for ring in rings for step in ring.steps}
+    nodes: list[ProgramNode] = []
+    for step in steps:
+        ring = ring_of.get(id(step))
+        if ring is None:
+            nodes.append(step)
+        elif step is ring.computes[0]:
+            nodes.append(ring)
+    return tuple(nodes)
 
-    collective_step: CollectiveStep
-    products: tuple[ComputeStep, ...]
-    sum: ComputeStep | None = None
 
-    @property
-    def steps(self) -> tuple[ProgramStep, ...]:
-        """The collective, its products and their sum, in execution order."""
-        if _is_gather(self.collective_step):
-            return self.collective_step, *self.products
-        return (*self.products, *([self.sum] if self.sum else []), self.collective_step)
+def _attention_rings(steps: Sequence[ProgramStep]) -> Iterator[Ring]:
+    """Yield the attentions, each with the collectives over `cp` beside it that bring keys and values, or take gradients away."""
+    for index, step in enumerate(steps):
+        if not isinstance(step, ComputeStep) or not isinstance(step.operation, ATTENTION_OPERATIONS):
+            continue
+        before = [*_leading_collectives(reversed(steps[:index]))][::-1]
+        after = _leading_collectives(steps[index + 1 :])
+        gathers = tuple(moved for moved in before if _travels_over_cp(moved) and moved.after in step.reads)
+        scatters = tuple(moved for moved in after if _travels_over_cp(moved) and moved.before in step.writes)
+        if gathers or scatters:
+            yield Ring(RING_AXES, gathers, (step,), scatters)
 
 
-def group_rings(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> tuple[ProgramStep, ...]:
-    """Return the steps of a phase, reordered so that the products of each ring are adjacent to its collective."""
-    collectives = [step for step in steps if _may_be_ring(step)] if scheme.async_tp else []
+def _with_adjacent_rings(steps: Sequence[ProgramStep]) -> Sequence[ProgramStep]:
+    """Return the steps with the products of each ring of tensor parallelism adjacent to its collective."""
+    collectives = [step for step in steps if _may_be_ring(step)]
     # Scatters first, so that gradients of weights can come after them. Later groups may not split an earlier ring.
     for collective in sorted(collectives, key=_is_gather):
         group = _gather_group(steps, collective) if _is_gather(collective) else _scatter_group(steps, collective)
         if group is not None:
             steps = _group_steps(steps, *group)
-    return tuple(steps)
+    return steps
 
 
-def find_collective_matmuls(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[Ring]:
-    """Return the rings of a phase, in order; `steps` are in the order of `group_rings`."""
-    return _adjacent_rings(steps) if scheme.async_tp else iter(())
+def _keep_gathered(ring: Ring, steps: Iterable[ProgramStep]) -> Ring:
+    """Return a ring that keeps what it gathers where others of `steps` read it."""
+    gathered, ring_steps = {step.after for step in ring.gathers}, {id(step) for step in ring.steps}
+    is_read = any(id(step) not in ring_steps and not gathered.isdisjoint(step.reads) for step in steps)
+    return replace(ring, keeps_gathered=True) if is_read else ring
 
 
 def _adjacent_rings(steps: Sequence[ProgramStep]) -> Iterator[Ring]:
-    """Yield the collectives that have products adjacent to them."""
+    """Yield the collectives of tensor parallelism that have products adjacent to them, with these."""
     for index, step in enumerate(steps):
         if not _may_be_ring(step):
             continue
         if _is_gather(step):
-            ring = Ring(step, tuple(_products_after_gather(steps[index + 1 :], step)))
+            ring = Ring(TP_AXES, (step,), tuple(_products_after_gather(steps[index + 1 :], step)))
         else:
             total = _sum_before_scatter(steps[:index], step)
             summands = set(total.reads if total else [step.before])
-            ring = Ring(step, tuple(_products_before_scatter(steps[: index - (total is not None)], summands)), total)
-        if ring.products:
+            products = _products_before_scatter(steps[: index - (total is not None)], summands)
+            ring = Ring(TP_AXES, (), tuple(products), (step,), total)
+        if ring.computes:
             yield ring
 
 
@@ -87,13 +117,26 @@ def _may_be_ring(step: ProgramStep) -> TypeGuard[CollectiveStep]:
     return step.collective.kind in (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
 
 
+def _leading_collectives(steps: Iterable[ProgramStep]) -> Iterator[CollectiveStep]:
+    """Yield the steps up to the first computation."""
+    for step in steps:
+        if isinstance(step, ComputeStep):
+            return
+        yield step
+
+
+def _travels_over_cp(step: CollectiveStep) -> bool:
+    """Return whether a collective moves an activation, or its gradient, over the axis of ring attention."""
+    return step.collective.axes == RING_AXES and step.tensor.role not in ROLES_MOVED_UNSPLIT
+
+
 def _is_gather(step: CollectiveStep) -> bool:
     return step.collective.kind is CollectiveKind.ALL_GATHER
 
 
 def _products_after_gather(steps: Sequence[ProgramStep], gather: CollectiveStep) -> Iterator[ComputeStep]:
     """Yield the products at the start of `steps` that read the gathered tensor and no result of one another."""
-    computed: set[TensorInSpec] = set()
+    computed: set[ShardedTensor] = set()
     for step in steps:
         if not _is_product(step) or gather.after not in step.reads or not computed.isdisjoint(step.reads):
             return
@@ -101,7 +144,7 @@ def _products_after_gather(steps: Sequence[ProgramStep], gather: CollectiveStep)
         yield step
 
 
-def _products_before_scatter(steps: Sequence[ProgramStep], summands: set[TensorInSpec]) -> list[ComputeStep]:
+def _products_before_scatter(steps: Sequence[ProgramStep], summands: set[ShardedTensor]) -> list[ComputeStep]:
     """Return the products at the end of `steps` whose results are summed."""
     products: list[ComputeStep] = []
     for step in reversed(steps):
@@ -120,13 +163,13 @@ def _gather_group(steps: Sequence[ProgramStep], gather: CollectiveStep) -> tuple
     start, gathered = _index_of(steps, gather), gather.after
     end = next((i for i in range(start + 1, len(steps)) if _arrives(steps[i], gathered)), len(steps))
     readers = [i for i in range(start + 1, end) if gathered in steps[i].reads]
-    rings = [ring for ring in _adjacent_rings(steps) if not _is_gather(ring.collective_step)]
-    scattered = {id(product) for ring in rings for product in ring.products}
+    rings = [ring for ring in _adjacent_rings(steps) if not ring.gathers]
+    scattered = {id(product) for ring in rings for product in ring.computes}
     products = [i for i in readers if _is_product(steps[i]) and id(steps[i]) not in scattered]
     while products:
         ready_index = {i: max([start, *_producers(steps, i)]) for i in products}
         scatters = [
-            _index_of(steps, ring.collective_step)
+            _index_of(steps, ring.collectives[0])
             for ring in rings
             if _shares_operands(ring, [steps[i] for i in products], gathered)
         ]
@@ -137,9 +180,9 @@ def _gather_group(steps: Sequence[ProgramStep], gather: CollectiveStep) -> tuple
     return None
 
 
-def _shares_operands(ring: Ring, products: Sequence[ProgramStep], gathered: TensorInSpec) -> bool:
+def _shares_operands(ring: Ring, products: Sequence[ProgramStep], gathered: ShardedTensor) -> bool:
     """Return whether a ring's products and these share an operand other than the gathered tensor."""
-    operands = {tensor for step in ring.products for tensor in step.reads}
+    operands = {tensor for step in ring.computes for tensor in step.reads}
     return any(tensor in operands for step in products for tensor in step.reads if tensor != gathered)
 
 
@@ -241,61 +284,9 @@ def _is_sum(step: ProgramStep) -> TypeGuard[ComputeStep]:
     return (isinstance(operation, Accumulate) or adds) and specs_match
 
 
-def _arrives(step: ProgramStep, tensor: TensorInSpec) -> bool:
+def _arrives(step: ProgramStep, tensor: ShardedTensor) -> bool:
     return isinstance(step, CollectiveStep) and step.after == tensor
 
 
 def _brings_weight(step: ProgramStep) -> TypeGuard[CollectiveStep]:
     return isinstance(step, CollectiveStep) and step.tensor.role is Role.WEIGHT
-
-
-RING_AXES: Axes = ("cp",)
-
-
-@dataclass(frozen=True, slots=True)
-class OverlappedCollective:
-    """The collective at index `collective_index`, which overlaps with the computations at `compute_indices`."""
-
-    collective_index: int
-    compute_indices: tuple[int, ...]
-
-
-def find_overlapped_collectives(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> Iterator[OverlappedCollective]:
-    """Yield the collectives of one phase that overlap with computations under a scheme, in order."""
-    product_ids = {
-        id(ring.collective_step): {id(product) for product in ring.products}
-        for ring in find_collective_matmuls(steps, scheme)
-    }
-    for position, step in enumerate(steps):
-        if not isinstance(step, CollectiveStep):
-            continue
-        if scheme.is_ring and step.collective.axes == RING_AXES and step.tensor.role not in ROLES_MOVED_UNSPLIT:
-            indices = tuple(_overlapping_attentions(steps, position, step))
-        else:
-            indices = tuple(i for i, candidate in enumerate(steps) if id(candidate) in product_ids.get(id(step), ()))
-        if indices:
-            yield OverlappedCollective(position, indices)
-
-
-def _overlapping_attentions(steps: Sequence[ProgramStep], position: int, collective: CollectiveStep) -> Iterator[int]:
-    """Yield the indices of the attentions that read a gathered tensor, or compute a scattered one."""
-    if collective.collective.kind is CollectiveKind.ALL_GATHER:
-        yield from _readers_of_gather(steps, position, collective)
-    if collective.collective.kind is CollectiveKind.REDUCE_SCATTER:
-        for index, step in enumerate(steps[:position]):
-            if (
-                isinstance(step, ComputeStep)
-                and isinstance(step.operation, ATTENTION_OPERATIONS)
-                and collective.tensor.name in step.operation.outputs
-            ):
-                yield index
-
-
-def _readers_of_gather(steps: Sequence[ProgramStep], position: int, gather: CollectiveStep) -> Iterator[int]:
-    """Yield the indices of the attentions that read a gathered tensor, until it is gathered again."""
-    for index, step in enumerate(steps[position + 1 :], start=position + 1):
-        if isinstance(step, CollectiveStep):
-            if step.after == gather.after:
-                return
-        elif isinstance(step.operation, ATTENTION_OPERATIONS) and gather.after in step.reads:
-            yield index

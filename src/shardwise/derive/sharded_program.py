@@ -8,14 +8,20 @@ needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from shardwise.model import Accumulate, Operation, Program, Role, Tensor
-from shardwise.model.operations import Carry, OperationSharding
+from shardwise.model.operations import ATTENTION_OPERATIONS, Carry, OperationSharding
 from shardwise.sharding import Axes, Collective, CollectiveKind, Spec, reshard
 
-TensorInSpec = tuple[str, Spec]  # a tensor's name, and a spec that it has
+
+class ShardedTensor(NamedTuple):
+    """A tensor by name, in one of the specs that a device has it in."""
+
+    name: str
+    spec: Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,50 +33,134 @@ class CollectiveStep:
     reason: str = ""
 
     @property
-    def before(self) -> TensorInSpec:
-        return self.tensor.name, self.collective.before
+    def before(self) -> ShardedTensor:
+        return ShardedTensor(self.tensor.name, self.collective.before)
 
     @property
-    def after(self) -> TensorInSpec:
-        return self.tensor.name, self.collective.after
+    def after(self) -> ShardedTensor:
+        return ShardedTensor(self.tensor.name, self.collective.after)
 
     @property
-    def reads(self) -> tuple[TensorInSpec, ...]:
+    def reads(self) -> tuple[ShardedTensor, ...]:
         return (self.before,)
 
     @property
-    def writes(self) -> tuple[TensorInSpec, ...]:
+    def writes(self) -> tuple[ShardedTensor, ...]:
         return (self.after,)
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeStep:
-    """One operation on each device's shards, with the shardings of its operands and results."""
+    """One operation on each device's shards, with the shardings of its operands and results.
+
+    `reads` are the operands whose values are read, without inputs that give only a shape or a sharding.
+    """
 
     operation: Operation
     placed: OperationSharding
+    reads: tuple[ShardedTensor, ...] = field(init=False, compare=False, repr=False)
+    writes: tuple[ShardedTensor, ...] = field(init=False, compare=False, repr=False)
 
-    @property
-    def reads(self) -> tuple[TensorInSpec, ...]:
-        """Operands whose values are read; inputs that give only a shape or a sharding come after them (`strict=False`)."""
-        return tuple(zip(self.operation.operands, self.placed.inputs, strict=False))
-
-    @property
-    def writes(self) -> tuple[TensorInSpec, ...]:
-        return tuple(zip(self.operation.outputs, self.placed.outputs, strict=True))
+    def __post_init__(self) -> None:  # once, since grouping, lowering and liveness read them again and again
+        reads = zip(self.operation.operands, self.placed.inputs, strict=False)
+        writes = zip(self.operation.outputs, self.placed.outputs, strict=True)
+        object.__setattr__(self, "reads", tuple(ShardedTensor(name, spec) for name, spec in reads))
+        object.__setattr__(self, "writes", tuple(ShardedTensor(name, spec) for name, spec in writes))
 
 
 ProgramStep = CollectiveStep | ComputeStep
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Computations that run block by block while blocks travel around the ranks of `axes`.
+
+    Over `cp` it is ring attention: `gathers` bring keys and values, `scatters` take their gradients away. Over tensor
+    parallelism `computes` are products, which read one gathered tensor or whose results one scatter takes; `sum` adds these
+    results, and further terms, before the scatter (None where it takes a product's result as it is). `keeps_gathered`: other
+    steps of the pass read the gathered tensor too, so its blocks are assembled.
+    """
+
+    axes: Axes
+    gathers: tuple[CollectiveStep, ...]
+    computes: tuple[ComputeStep, ...]
+    scatters: tuple[CollectiveStep, ...] = ()
+    sum: ComputeStep | None = None
+    keeps_gathered: bool = False
+
+    @property
+    def collectives(self) -> tuple[CollectiveStep, ...]:
+        return (*self.gathers, *self.scatters)
+
+    @property
+    def steps(self) -> tuple[ProgramStep, ...]:
+        """Its steps in the order in which they run without a ring."""
+        return (*self.gathers, *self.computes, *([self.sum] if self.sum else []), *self.scatters)
+
+    @property
+    def first_results(self) -> tuple[str, ...]:
+        """The first result of each computation, which names its kernel."""
+        return tuple(step.operation.outputs[0] for step in self.computes)
+
+    @property
+    def is_attention(self) -> bool:
+        return isinstance(self.computes[0].operation, ATTENTION_OPERATIONS)
+
+    @property
+    def block(self) -> ShardedTensor:
+        """The travelling tensor in the spec in which a rank has one block of it."""
+        return self.gathers[0].before if self.gathers else self.scatters[0].after
+
+    @property
+    def dim(self) -> str:
+        """Dim along which the blocks lie."""
+        collective = self.collectives[0].collective
+        before, after = collective.before, collective.after
+        return next(dim for dim in before.dims if before.axes_of(dim) != after.axes_of(dim))
+
+    @property
+    def terms(self) -> tuple[ShardedTensor, ...]:
+        """Terms of the sum beside the products' results."""
+        results = {tensor for step in self.computes for tensor in step.writes}
+        return tuple(tensor for tensor in self.sum.reads if tensor not in results) if self.sum else ()
+
+    @property
+    def reads(self) -> tuple[ShardedTensor, ...]:
+        """Tensors that it reads, each once; of a gathered tensor the rank's own block."""
+        gathered = {step.after for step in self.gathers}
+        operands = [tensor for step in self.computes for tensor in step.reads if tensor not in gathered]
+        return tuple(dict.fromkeys([*(step.before for step in self.gathers), *operands, *self.terms]))
+
+    @property
+    def writes(self) -> tuple[ShardedTensor, ...]:
+        """Tensors that it makes; of a scattered tensor the rank's own block."""
+        inner = {*(step.before for step in self.scatters), *(self.sum.reads if self.sum else ())}
+        results = [tensor for step in self.computes for tensor in step.writes if tensor not in inner]
+        gathered = [step.after for step in self.gathers] if self.keeps_gathered else []
+        return (*results, *gathered, *(step.after for step in self.scatters))
+
+
+ProgramNode = ProgramStep | Ring
 FinalSpec = Spec | Callable[[Spec], Spec]  # a spec, or a function of the one in which the result is computed
+
+
+def steps_of_nodes(nodes: Iterable[ProgramNode]) -> tuple[ProgramStep, ...]:
+    """Return the steps of a program's nodes, those of rings one by one."""
+    return tuple(step for node in nodes for step in (node.steps if isinstance(node, Ring) else (node,)))
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedProgram:
-    """The steps of a program in execution order, and the spec in which each tensor stays."""
+    """The nodes of a program in execution order (steps, and rings of several), and the spec in which each tensor stays."""
 
     program: Program
-    steps: tuple[ProgramStep, ...]
+    nodes: tuple[ProgramNode, ...]
     specs: Mapping[str, Spec]
+
+    @property
+    def steps(self) -> tuple[ProgramStep, ...]:
+        """All steps, those of rings one by one."""
+        return steps_of_nodes(self.nodes)
 
     @property
     def communication(self) -> tuple[CollectiveStep, ...]:
@@ -147,17 +237,18 @@ class _ProgramSharder:
         if operation.outputs[0] in self.targets.flat_reductions:
             placed = replace(placed, outputs=(self.flat_reduction_spec(operation, placed),))
         reasons = placed.reasons or ("",) * len(placed.inputs)
-        for name, spec, reason in zip(operation.operands, placed.inputs, reasons, strict=False):
+        step = ComputeStep(operation, placed)
+        for (name, spec), reason in zip(step.reads, reasons, strict=False):
             self.reshard_to(name, spec, reason)
         if isinstance(operation, Carry):
             self.add_carry(operation, placed)
         else:
-            self.steps.append(ComputeStep(operation, placed))
+            self.steps.append(step)
         if isinstance(operation, self.targets.free_after_use):
-            for name in operation.operands:
+            for name, _ in step.reads:
                 if self.program.tensors[name].role is not Role.WEIGHT:
                     self.available[name] &= {self.resting[name]}
-        for name, spec in zip(operation.outputs, placed.outputs, strict=True):
+        for name, spec in step.writes:
             self.resting[name] = spec
             self.available[name] = {spec}
             self.rest_gradient(name, spec)

@@ -17,10 +17,12 @@ from shardwise.derive.sharded_program import (
     CollectiveStep,
     ComputeStep,
     FinalSpec,
+    ProgramNode,
     ProgramStep,
     ShardedProgram,
     ShardingTargets,
     shard_program,
+    steps_of_nodes,
 )
 from shardwise.derive.tensor_specs import (
     gradient_resting_spec,
@@ -59,7 +61,7 @@ MAX_CACHED_UNITS = 32  # those of a few layouts; a search derives hundreds and k
 
 @dataclass(frozen=True, slots=True)
 class ShardedUnit:
-    """A unit's sharded programs; `backward` is `recompute_steps` and then `backward_steps`.
+    """A unit's sharded programs; `backward` is `recompute_nodes` and then `backward_nodes`.
 
     `scheme` is its sharding scheme. `saved` are the specs of the tensors that the forward pass keeps for the backward pass.
     `gathered_weights` are weights that the forward pass gathers and the backward pass still has, in the spec of their use:
@@ -71,8 +73,8 @@ class ShardedUnit:
     name: str
     scheme: ShardingScheme
     forward: ShardedProgram
-    recompute_steps: tuple[ProgramStep, ...]
-    backward_steps: tuple[ProgramStep, ...]
+    recompute_nodes: tuple[ProgramNode, ...]
+    backward_nodes: tuple[ProgramNode, ...]
     backward: ShardedProgram
     update: ShardedProgram
     saved: Mapping[str, Spec]
@@ -99,14 +101,26 @@ class ShardedUnit:
         shared = self.forward.program.inputs if self.name in MTP_UNITS else ()
         return {name: spec for name, spec in self.saved.items() if name not in shared}
 
-    def phases(self) -> Mapping[str, tuple[ProgramStep, ...]]:
-        """Return the steps by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
+    @property
+    def recompute_steps(self) -> tuple[ProgramStep, ...]:
+        return steps_of_nodes(self.recompute_nodes)
+
+    @property
+    def backward_steps(self) -> tuple[ProgramStep, ...]:
+        return steps_of_nodes(self.backward_nodes)
+
+    def phase_nodes(self) -> Mapping[str, tuple[ProgramNode, ...]]:
+        """Return the nodes by phase. The update phase runs once per optimizer step, the others once per micro-batch."""
         return {
-            "forward": self.forward.steps,
-            "recompute": self.recompute_steps,
-            "backward": self.backward_steps,
-            "update": self.update.steps,
+            "forward": self.forward.nodes,
+            "recompute": self.recompute_nodes,
+            "backward": self.backward_nodes,
+            "update": self.update.nodes,
         }
+
+    def phases(self) -> Mapping[str, tuple[ProgramStep, ...]]:
+        """Return the steps by phase, those of rings one by one."""
+        return {phase: steps_of_nodes(nodes) for phase, nodes in self.phase_nodes().items()}
 
 
 def derive_unit(name: str, program: Program, scheme: ShardingScheme) -> ShardedUnit:
@@ -117,7 +131,7 @@ def derive_unit(name: str, program: Program, scheme: ShardingScheme) -> ShardedU
         program, input_specs(scheme, program),
         ShardingTargets(use=use_specs(scheme, program), final=final, immediate=immediate),
     )  # fmt: skip
-    forward = replace(forward, steps=group_rings(forward.steps, scheme))
+    forward = replace(forward, nodes=group_rings(forward.steps, scheme))
     transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs)
     return _shard_backward(name, forward, transposed, scheme)
 
@@ -145,12 +159,13 @@ def _shard_backward(
     sharded = shard_program(program, resting, targets, operations=operations, already_available=gathered)
     update = _shard_update(forward.program, gradients, sharded, scheme)
     border = _steps_through(recompute.operations, sharded.steps)
-    recomputed = group_rings(sharded.steps[:border], scheme)
-    backward_steps = group_rings(sharded.steps[border:], scheme)
+    recompute_steps, backward_steps = sharded.steps[:border], sharded.steps[border:]
+    recompute_nodes = group_rings(recompute_steps, scheme, backward_steps)
+    backward_nodes = group_rings(backward_steps, scheme, recompute_steps)
     return ShardedUnit(
-        name=name, scheme=scheme, forward=forward, recompute_steps=recomputed, backward_steps=backward_steps,
-        backward=replace(sharded, steps=(*recomputed, *backward_steps)), update=update, saved=saved, gathered_weights=gathered,
-        gradients=gradients, forward_index=transposed.forward_index,
+        name=name, scheme=scheme, forward=forward, recompute_nodes=recompute_nodes, backward_nodes=backward_nodes,
+        backward=replace(sharded, nodes=(*recompute_nodes, *backward_nodes)), update=update, saved=saved,
+        gathered_weights=gathered, gradients=gradients, forward_index=transposed.forward_index,
         tensors={**update.program.tensors, **sharded.program.tensors, **forward.program.tensors},
     )  # fmt: skip
 
@@ -191,7 +206,7 @@ def _shard_update(
     flat = {name: zero_axes_of_weight(scheme, dims) for name, dims in owners.items() if program.dims(name) != dims}
     targets = ShardingTargets(at_first_read=at_first_read, final=final, immediate=immediate, flat_reductions=flat)
     sharded = shard_program(program, resting, targets)
-    return replace(sharded, steps=group_mean_reductions(sharded.steps))
+    return replace(sharded, nodes=group_mean_reductions(sharded.steps))
 
 
 def derive_units(scheme: ShardingScheme) -> Mapping[str, ShardedUnit]:

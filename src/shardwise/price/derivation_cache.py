@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -173,7 +173,7 @@ class Interner:
         if kind in BY_VALUE and (kind, value) in self.cache:
             return self.cache[kind, value]
         if kind not in self.names:
-            self.names[kind] = tuple(getattr(kind, "__dataclass_fields__", ())) or None
+            self.names[kind] = tuple(part.name for part in fields(kind)) if is_dataclass(kind) else None
         names = self.names[kind]
         if names is not None:
             parts = [self._of(getattr(value, name), interned_by_id) for name in names]

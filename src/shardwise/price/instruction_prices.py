@@ -12,16 +12,14 @@ from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_inputs import UnitCostInputs
 from shardwise.sharding import CollectiveKind
 from shardwise.step import (
-    Instruction,
     Kernel,
-    KernelLaunch,
     LocalSlice,
     StartCollective,
     UnitCollective,
     UnitInstructions,
     WaitCollective,
 )
-from shardwise.step.instructions import FreeTensors
+from shardwise.step.instructions import FreeTensors, SingleInstruction
 from shardwise.step.unit_instructions import lower_unit
 from shardwise.values import Value, sum_values
 
@@ -106,11 +104,11 @@ class InstructionPricer:
         exposed = self.pricer.exposed_activation_s(parts, self.values, self.links)
         return min(idle_s, float(sum_values(exposed.get((phase, axis), 0.0) for axis in BLOCKING)))
 
-    def price_instruction(self, instruction: Instruction, parts: UnitCostInputs) -> PricedInstruction:
+    def price_instruction(self, instruction: SingleInstruction, parts: UnitCostInputs) -> PricedInstruction:
         """Return an instruction of a unit with its numbers."""
         match instruction:
-            case KernelLaunch():
-                return self._price_launch(instruction, instruction.kernel, parts)
+            case Kernel():
+                return self._price_kernel(instruction, parts)
             case StartCollective():
                 return self._price_start(instruction, instruction.collective, parts)
             case WaitCollective():
@@ -129,9 +127,9 @@ class InstructionPricer:
                     kind="free", stream=instruction.stream, tensors=instruction.tensors, why="nothing reads it any more"
                 )
 
-    def _price_launch(self, launch: KernelLaunch, kernel: Kernel, parts: UnitCostInputs) -> PricedInstruction:
+    def _price_kernel(self, kernel: Kernel, parts: UnitCostInputs) -> PricedInstruction:
         return PricedInstruction(
-            kind="launch", stream=launch.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
+            kind="launch", stream=kernel.stream, operation=kernel.kind, tensors=kernel.reads, results=kernel.outputs,
             num_bytes=float(self.pricer.kernel_bytes(kernel, parts, self.values)),
             flops=float(kernel.flops.evaluate(self.values)), seconds=self.kernel_s(kernel, parts),
             why="a weight's gradient" if kernel.makes_weight_grads else kernel.phase,

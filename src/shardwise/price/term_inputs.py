@@ -15,7 +15,6 @@ from shardwise.layout import ShardingScheme
 from shardwise.model import LAYER_UNITS, Role
 from shardwise.price.stage_contents import HostOffload
 from shardwise.price.unit_cost import UnitPricer
-from shardwise.price.unit_inputs import time_term
 from shardwise.step.collectives import LAYER_COUNT_SYMBOLS
 from shardwise.values import ZERO, LocalDim, Polynomial, SymbolValues
 from shardwise.values.symbolic import ElementPairs, Symbol
@@ -185,7 +184,7 @@ class Expressions:
         for unit in (*self.units, "carry"):
             for collective in self.pricer.parts(self.scheme, unit).collectives:
                 over = [a for a in collective.axes if self.values[a] > 1]
-                if over and time_term(collective) == axis:
+                if over and collective.time_term == axis:
                     label = f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements"
                     yield UnitExpression(label, collective.elements)
 

@@ -25,7 +25,6 @@ from shardwise.price.unit_inputs import (
     UnitCostInputs,
     chunked_groups,
     largest_update_share,
-    time_term,
     unit_cost_inputs,
 )
 from shardwise.price.unit_memory import UnitMemory
@@ -333,7 +332,7 @@ class UnitPricer:
         """Return the seconds of some of a unit's collectives by phase and time term."""
         total: dict[tuple[str, str], Value] = {}
         for collective in collectives:
-            key = (collective.phase, time_term(collective))
+            key = (collective.phase, collective.time_term)
             total[key] = total.get(key, 0.0) + self.collective_s(collective, parts, values, links)
         return total
 

@@ -316,18 +316,6 @@ def chunked_groups(
         yield members, [k for k in kernels if k.phase == phase and not set(k.outputs).isdisjoint(results)]
 
 
-def time_term(collective: UnitCollective) -> str:
-    """Return the time term that a collective counts in.
-
-    Collectives of weights count as `fsdp`, over whichever axes, but for what replicas reduce once per step (`dp`);
-    routers' statistics that move with every micro-batch count as `fsdp` too.
-    """
-    stream = collective.stream
-    if collective.moves_weights or collective.is_control:
-        return stream if collective.scope == "step" and stream in ("dp", "control") else "fsdp"
-    return stream
-
-
 def priced_scheme(scheme: ShardingScheme, name: str) -> ShardingScheme:
     """Return the scheme with only what a unit's cost depends on: the memo key of its inputs.
 

@@ -16,6 +16,7 @@ from shardwise.price import NO_RECOMPUTE, Pricing
 from shardwise.price.instruction_prices import InstructionPricer, PricedInstruction
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
+from shardwise.step import unroll_rings
 from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values import InputError, MergedFields, lookup
 
@@ -94,7 +95,9 @@ def list_instructions(
                     unit=unit_name, name=name, layers=int(counts[unit_name]),
                     recompute=pricer.scheme(unit_name).recompute if recomputes else "none",
                     micro_batches=1 if name == "update" else pricing.num_micro_batches,
-                    instructions=tuple(pricer.price_instruction(instruction, parts) for instruction in instructions),
+                    instructions=tuple(
+                        pricer.price_instruction(instruction, parts) for instruction in unroll_rings(instructions)
+                    ),
                 )
             )  # fmt: skip
     return tuple(segments)

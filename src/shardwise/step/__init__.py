@@ -6,8 +6,8 @@ also names a rank's parameters, the flat arrays that ZeRO and gradient buckets m
 
 How a list is made: neighbouring elementwise operations become one kernel (`kernel_fusion`), derived communication on weights
 becomes collectives on flat arrays (`flat_arrays`, `collectives`), and starts, waits and frees are placed around the kernels
-(`unit_instructions`). `collective_matmul` rewrites a collective with its products block by block; `liveness` follows the tensors
-through a backward pass.
+(`unit_instructions`). A ring of the derivation is one instruction, which stands for those of its collectives and kernels;
+`liveness` follows the tensors through a backward pass.
 
 Entry points:
 

@@ -9,12 +9,13 @@ from .instructions import START as START
 from .instructions import UPDATE as UPDATE
 from .instructions import Instruction as Instruction
 from .instructions import Kernel as Kernel
-from .instructions import KernelLaunch as KernelLaunch
 from .instructions import LocalSlice as LocalSlice
+from .instructions import RunRing as RunRing
 from .instructions import StartCollective as StartCollective
 from .instructions import UnitCollective as UnitCollective
 from .instructions import WaitCollective as WaitCollective
 from .instructions import charged_axis as charged_axis
+from .instructions import unroll_rings as unroll_rings
 from .issued_collectives import count_collectives as count_collectives
 from .parameters import GroupMember as GroupMember
 from .parameters import unit_paths as unit_paths

@@ -16,9 +16,8 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import chain, groupby
 
-from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, ShardedUnit, derived_unit, weight_use_spec
+from shardwise.derive import CollectiveStep, Ring, ShardedUnit, derived_unit, weight_use_spec
 from shardwise.derive.low_precision_products import block_products, feeds_only_products
-from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
 from shardwise.derive.sharded_unit import is_mean_reduction
 from shardwise.derive.tensor_specs import optimizer_resting_spec
 from shardwise.layout import BATCH_AXES, EXPERT_AXES, TP_AXES, ShardingScheme
@@ -57,10 +56,8 @@ def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
     """Yield the collectives on activations and scalars, and on single matrices, in derivation order."""
     phases, tensors = unit.phases(), unit.tensors
     for phase, steps in phases.items():
-        chunked_with = {
-            overlap.collective_index: _first_results(steps, overlap.compute_indices)
-            for overlap in find_overlapped_collectives(steps, unit.scheme)
-        }
+        rings = [node for node in unit.phase_nodes()[phase] if isinstance(node, Ring)]
+        chunked_with = {id(step): ring.first_results for ring in rings for step in ring.collectives}
         for position, step in enumerate(steps):
             if (
                 not isinstance(step, CollectiveStep)
@@ -73,7 +70,7 @@ def _activation_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
             yield UnitCollective(
                 unit.name, phase if step.tensor.dims else "update",  # the loss is a sum, so it is reduced once per step
                 collective.kind, collective.axes, role, collective.payload_elements * density(role), (step.tensor.name,),
-                chunked_with.get(position, ()), feeds_only_products(phases, tensors, phase, position), step.reason,
+                chunked_with.get(id(step), ()), feeds_only_products(phases, tensors, phase, position), step.reason,
                 position if step.tensor.dims else -1, (step,),
             )  # fmt: skip
 
@@ -97,12 +94,6 @@ def _mean_collectives(unit: ShardedUnit) -> Iterator[UnitCollective]:
                 unit.name, "update", CollectiveKind.ALL_REDUCE, axes, Role.MEAN, payload, weights,
                 reason="means over weights that are split", position=members[0][0], derived=tuple(reductions),
             )  # fmt: skip
-
-
-def _first_results(steps: tuple[ProgramStep, ...], positions: tuple[int, ...]) -> tuple[str, ...]:
-    """Return the first result of each computation, which names its kernel."""
-    chosen = (steps[position] for position in positions)
-    return tuple(step.operation.outputs[0] for step in chosen if isinstance(step, ComputeStep))
 
 
 def _merge_all_to_alls(collectives: Iterable[UnitCollective]) -> Iterator[UnitCollective]:

@@ -55,7 +55,7 @@ def _readers(unit: ShardedUnit) -> dict[str, set[int]]:
     for steps in unit.phases().values():
         for step in steps:
             if isinstance(step, ComputeStep):
-                for name in step.operation.operands:
+                for name, _ in step.reads:
                     readers.setdefault(name, set()).add(id(step.operation))
     return readers
 
@@ -86,16 +86,16 @@ def _fuse_group(
     visible = {name for name in inside if name in live_out or readers.get(name, set()) - members}
     specs: dict[str, Spec] = {}
     for step in group:
-        for name, spec in zip(step.operation.operands, step.placed.inputs, strict=False):
+        for name, spec in step.reads:
             if name not in inside and not (isinstance(step.operation, Lookup) and name == step.operation.inputs[0]):
                 specs[name] = spec
-        for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
+        for name, spec in step.writes:
             if name in visible or len(group) == 1:
                 specs[name] = spec
     outputs = tuple(name for step in group for name in step.operation.outputs)
     first = group[0].operation
     product_operands = {name: specs[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
-    reads = tuple(dict.fromkeys(name for step in group for name in step.operation.operands if name not in inside))
+    reads = tuple(dict.fromkeys(name for step in group for name, _ in step.reads if name not in inside))
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
         phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, group), _by_role(unit, specs),
@@ -143,7 +143,7 @@ def _matmul_flops(unit: ShardedUnit, group: list[ComputeStep]) -> Polynomial:
     total = ZERO
     for step in group:
         if isinstance(step.operation, (Contract, MatrixFunction, Scan, ScanGradient)):
-            routed = Role.ROUTED in {unit.tensors[name].role for name in step.operation.operands}
+            routed = Role.ROUTED in {unit.tensors[name].role for name, _ in step.reads}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 

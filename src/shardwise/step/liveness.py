@@ -7,25 +7,24 @@ after it. Source: run/engine/unit_passes.py, which frees likewise (tests/train/t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
-from itertools import chain, groupby
+from collections.abc import Iterable, Iterator, Sequence, Set
+from itertools import groupby
 from typing import NamedTuple
 
-from shardwise.derive import ComputeStep, ShardedUnit
+from shardwise.derive import ComputeStep, Ring, ShardedTensor, ShardedUnit
 from shardwise.model import MTP_UNITS, Role
 from shardwise.model.operations import ScanGradient
 from shardwise.sharding import Axes, CollectiveKind, Spec
-from shardwise.step.collective_matmul import CollectiveMatmul, fuse_collective_matmuls
 from shardwise.step.instructions import (
-    KernelLaunch,
+    Instruction,
+    Kernel,
     LocalSlice,
-    ShardedTensor,
+    RunRing,
+    SingleInstruction,
     StartCollective,
     UnitCollective,
     WaitCollective,
-    before_and_after,
-    operand_tensors,
-    result_tensors,
+    unroll_rings,
 )
 from shardwise.step.unit_instructions import UnitInstructions
 
@@ -65,8 +64,8 @@ class LiveSet(NamedTuple):
         return tuple(dict.fromkeys(tensor.name for tensor in self.parts))
 
 
-BackwardMember = ComputeStep | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul
-BackwardNode = tuple[ComputeStep, ...] | StartCollective | WaitCollective | LocalSlice | CollectiveMatmul
+BackwardMember = ComputeStep | StartCollective | WaitCollective | LocalSlice | Ring
+BackwardNode = tuple[ComputeStep, ...] | StartCollective | WaitCollective | LocalSlice | Ring
 
 
 def live_sets(unit_instructions: UnitInstructions) -> Iterator[LiveSet]:
@@ -99,11 +98,12 @@ class _MovedTensors:
 
     def __init__(self, nodes: tuple[BackwardNode, ...]) -> None:
         started = [node.collective for node in nodes if isinstance(node, StartCollective)]
-        fused = [node.collective for node in nodes if isinstance(node, CollectiveMatmul)]
-        ends = ((collective.axes, *collective.ends) for collective in (*started, *fused))
-        self.source = {after: (axes, before) for axes, before, after in ends}
-        slices = (before_and_after(node.step) for node in nodes if isinstance(node, LocalSlice))
-        self.sliced = {after: before for before, after in slices}
+        self.source = {
+            after: (collective.axes, before) for collective in started for before, after in [collective.ends]
+        }
+        fused = (step for node in nodes if isinstance(node, Ring) for step in node.collectives)
+        self.source |= {step.after: (step.collective.axes, step.before) for step in fused}
+        self.sliced = {node.step.after: node.step.before for node in nodes if isinstance(node, LocalSlice)}
         self.pieces = {}
         for collective in started:
             if collective.chunked_with:
@@ -136,8 +136,8 @@ class _MovedTensors:
         Parts along the first dim need no copy; rows of experts are sorted, so they do. A chunked collective has one
         buffer to send and one to receive.
         """
-        if isinstance(node, CollectiveMatmul):
-            yield from [LiveTensor(*node.block, over=node.collective.axes)] * 2
+        if isinstance(node, Ring):
+            yield from [LiveTensor(*node.block, over=node.axes)] * 2
             return
         if not isinstance(node, (StartCollective, WaitCollective)) or node.collective.chunked_with:
             return
@@ -160,10 +160,10 @@ def _autograd_nodes(unit_instructions: UnitInstructions) -> Iterator[BackwardNod
     unit = unit_instructions.unit
     recomputed = {id(step) for step in unit.recompute_steps}
     members: list[BackwardMember] = []
-    for instruction in fuse_collective_matmuls(unit_instructions.passes["backward"]):
-        if isinstance(instruction, KernelLaunch):
-            members += instruction.kernel.steps
-        elif isinstance(instruction, LocalSlice | CollectiveMatmul) or (
+    for instruction in _with_matmul_rings(unit_instructions.passes["backward"]):
+        if isinstance(instruction, Kernel):
+            members += instruction.steps
+        elif isinstance(instruction, LocalSlice | Ring) or (
             isinstance(instruction, (StartCollective, WaitCollective)) and _moves_activations(instruction.collective)
         ):
             members.append(instruction)
@@ -180,22 +180,37 @@ def _autograd_nodes(unit_instructions: UnitInstructions) -> Iterator[BackwardNod
         yield computed if isinstance(steps[0], ComputeStep) else steps[0]
 
 
+def _with_matmul_rings(instructions: Iterable[Instruction]) -> Iterator[SingleInstruction | Ring]:
+    """Yield the instructions with rings of products in place of theirs, and those of attentions one by one."""
+    in_rings: set[int] = set()
+    for instruction in instructions:
+        run = instruction if isinstance(instruction, RunRing) and not instruction.ring.is_attention else None
+        if run:
+            in_rings |= {id(step) for step in run.ring.collectives}
+        for member in run.other_members if run else unroll_rings([instruction]):
+            # what a ring scatters has arrived when the ring has run
+            if not isinstance(member, WaitCollective) or in_rings.isdisjoint(map(id, member.steps)):
+                yield member
+        if run:
+            yield run.ring
+
+
 def _moves_activations(collective: UnitCollective) -> bool:
     return bool(collective.derived) and not collective.moves_weights and not collective.is_control
 
 
 def _reads_and_writes(node: BackwardNode) -> tuple[Sequence[ShardedTensor], Sequence[ShardedTensor]]:
-    if isinstance(node, CollectiveMatmul):
+    if isinstance(node, Ring):
         return node.reads, node.writes
     if isinstance(node, tuple):
-        return [*chain.from_iterable(map(operand_tensors, node))], [*chain.from_iterable(map(result_tensors, node))]
-    before, after = before_and_after(node.step) if isinstance(node, LocalSlice) else node.collective.ends
+        return [tensor for step in node for tensor in step.reads], [tensor for step in node for tensor in step.writes]
+    before, after = (node.step.before, node.step.after) if isinstance(node, LocalSlice) else node.collective.ends
     return [before], [after]
 
 
 def _weight_gradient_specs(unit: ShardedUnit, node: BackwardNode) -> Iterator[Spec]:
     """Yield the shardings of the weight gradients that a node makes; what moves one makes none."""
-    written = _reads_and_writes(node)[1] if isinstance(node, tuple | CollectiveMatmul) else ()
+    written = _reads_and_writes(node)[1] if isinstance(node, tuple | Ring) else ()
     return (spec for name, spec in written if unit.tensors[name].role is Role.WEIGHT_GRADIENT)
 
 

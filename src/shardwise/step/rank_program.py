@@ -36,7 +36,14 @@ from shardwise.step.collectives import (
     unit_operands,
 )
 from shardwise.step.flat_arrays import WeightSync, is_bucketed, shard_alignment, weight_groups
-from shardwise.step.instructions import MIRROR_RANKS, PIPELINE, Instruction, StartCollective, UnitCollective
+from shardwise.step.instructions import (
+    MIRROR_RANKS,
+    PIPELINE,
+    Instruction,
+    StartCollective,
+    UnitCollective,
+    unroll_rings,
+)
 from shardwise.step.parameters import (
     Parameter,
     ParameterGroup,
@@ -285,7 +292,7 @@ class RankProgram:
     def activation_collectives(self, path: str, unit: str, *kinds: str) -> Iterator[UnitCollective]:
         """Yield the activation collectives over several devices in passes of a unit, in order."""
         for kind in kinds or (FORWARD, FULL_BACKWARD):
-            for started in self.instructions(path, unit, kind):
+            for started in unroll_rings(self.instructions(path, unit, kind)):
                 if isinstance(started, StartCollective) and self._moves_activations(started.collective):
                     yield started.collective
 

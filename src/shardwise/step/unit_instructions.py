@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TypeGuard
 
-from shardwise.derive import CollectiveStep, ProgramStep, ShardedUnit, derived_unit
+from shardwise.derive import CollectiveStep, ProgramStep, Ring, ShardedTensor, ShardedUnit, derived_unit
 from shardwise.derive.sharded_unit import MAX_CACHED_UNITS
 from shardwise.layout import ShardingScheme
 from shardwise.model import Role, whole_matrix_inputs
@@ -24,15 +24,13 @@ from shardwise.step.instructions import (
     FreeTensors,
     Instruction,
     Kernel,
-    KernelLaunch,
     LocalSlice,
-    ShardedTensor,
+    RunRing,
+    SingleInstruction,
     StartCollective,
     UnitCollective,
     WaitCollective,
-    before_and_after,
-    operand_tensors,
-    result_tensors,
+    unroll_rings,
 )
 from shardwise.step.kernel_fusion import fuse_kernels
 from shardwise.values import IssuePolicy
@@ -55,15 +53,19 @@ class UnitInstructions:
     @cached_property
     def backward_input(self) -> tuple[Instruction, ...]:
         """Part of the backward pass that the gradient of the unit's input depends on (I)."""
-        return tuple(instruction for instruction, is_needed in self._backward if is_needed)
+        return self._select_backward(for_input=True)
 
     @cached_property
     def backward_weight(self) -> tuple[Instruction, ...]:
         """Rest of the backward pass, which can wait: weight gradients (W)."""
-        return tuple(instruction for instruction, is_needed in self._backward if not is_needed)
+        return self._select_backward(for_input=False)
+
+    def _select_backward(self, *, for_input: bool) -> tuple[Instruction, ...]:
+        selected = [instruction for instruction, is_needed in self._backward if is_needed is for_input]
+        return tuple(_bind_rings(self.unit, "backward", selected, self.single_device_axes))
 
     @cached_property
-    def _backward(self) -> tuple[tuple[Instruction, bool], ...]:
+    def _backward(self) -> tuple[tuple[SingleInstruction, bool], ...]:
         """Instructions of the backward pass without frees, each with whether the gradient of the unit's input needs it.
 
         A kernel that gives both gradients, such as a norm's, counts as needed. Source: Qi et al. 2023, "Zero Bubble
@@ -74,14 +76,15 @@ class UnitInstructions:
         required = {*self._without_single_axes(ShardedTensor(name, backward.specs[name]) for name in inputs)}
         # Backwards, so that all readers of a tensor are known before its writer. What reads weights belongs to the input
         # gradient, because weights are gathered for that part alone.
-        for instruction in reversed(self.passes["backward"]):
+        for instruction in reversed([*unroll_rings(self.passes["backward"])]):
             if isinstance(instruction, FreeTensors):
                 continue
-            accesses = list(_reads_and_writes(instruction))
-            is_needed = any(not required.isdisjoint(self._without_single_axes(writes)) for _, writes in accesses)
-            is_needed = is_needed or any(self._reads_weights(reads) for reads, _ in accesses)
+            steps = instruction.steps
+            is_needed = any(not required.isdisjoint(self._without_single_axes(step.writes)) for step in steps)
+            is_needed = is_needed or any(self._reads_weights(step.reads) for step in steps)
             is_needed = is_needed or _carries_weights(instruction)
-            required |= {tensor for reads, _ in accesses for tensor in self._without_single_axes(reads) if is_needed}
+            if is_needed:
+                required |= {tensor for step in steps for tensor in self._without_single_axes(step.reads)}
             marked.append((instruction, is_needed))
         return tuple(reversed(marked))
 
@@ -97,7 +100,7 @@ class UnitInstructions:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """Every kernel that is launched, in order."""
-        return tuple(launch.kernel for launch in self._instructions if isinstance(launch, KernelLaunch))
+        return tuple(kernel for kernel in self._instructions if isinstance(kernel, Kernel))
 
     @property
     def collectives(self) -> tuple[UnitCollective, ...]:
@@ -105,8 +108,8 @@ class UnitInstructions:
         return tuple(start.collective for start in self._instructions if isinstance(start, StartCollective))
 
     @property
-    def _instructions(self) -> Iterator[Instruction]:
-        return chain.from_iterable(self.passes.values())
+    def _instructions(self) -> Iterator[SingleInstruction]:
+        return unroll_rings(chain.from_iterable(self.passes.values()))
 
 
 @lru_cache(maxsize=MAX_CACHED_UNITS)
@@ -137,8 +140,36 @@ def lower_derived_unit(
     for name, phases in PHASES_OF_PASS.items():
         ordered = [step for phase in phases for step in _order_phase(unit, phase, kernels[phase], collectives)]
         unplaced = [collective for collective in collectives if collective.phase in phases and collective.position < 0]
-        passes[name] = tuple(_insert_frees(unit, name, [*_CollectivePlacement(unit, ordered).instructions(unplaced)]))
+        instructions = [*_CollectivePlacement(unit, ordered).instructions(unplaced)]
+        with_frees = [*_insert_frees(unit, name, instructions)]
+        passes[name] = tuple(_bind_rings(unit, name, with_frees, single_device_axes))
     return UnitInstructions(unit, passes, single_device_axes)
+
+
+def _bind_rings(
+    unit: ShardedUnit,
+    name_of_pass: str,
+    instructions: Sequence[SingleInstruction],
+    single_device_axes: frozenset[str],
+) -> Iterator[Instruction]:
+    """Yield the instructions with each ring as one; a ring that is not whole, or has one device, stays unrolled."""
+    nodes = (node for phase in PHASES_OF_PASS[name_of_pass] for node in unit.phase_nodes()[phase])
+    rings = [node for node in nodes if isinstance(node, Ring) and not single_device_axes.issuperset(node.axes)]
+    ring_of = {id(step): ring for ring in rings for step in ring.steps}
+    indices: dict[int, list[int]] = {id(ring): [] for ring in rings}
+    for index, instruction in enumerate(instructions):
+        if isinstance(instruction, Kernel | StartCollective) and instruction.steps:
+            ring = ring_of.get(id(instruction.steps[0]))
+            if ring is not None:
+                indices[id(ring)].append(index)
+    end = 0
+    for ring in rings:
+        if len(indices[id(ring)]) == len(ring.steps):
+            first, last = indices[id(ring)][0], indices[id(ring)][-1]
+            yield from instructions[end:first]
+            end = last + 1
+            yield RunRing(ring, tuple(instructions[first:end]))
+    yield from instructions[end:]
 
 
 def _order_phase(
@@ -162,7 +193,7 @@ class _CollectivePlacement:
         self.unit, self.steps = unit, steps
         self.moving: list[UnitCollective] = []
 
-    def instructions(self, unplaced: Sequence[UnitCollective]) -> Iterator[Instruction]:
+    def instructions(self, unplaced: Sequence[UnitCollective]) -> Iterator[SingleInstruction]:
         """Yield the steps, with each collective that has no position among them started once its payload is made."""
         pending_results = {name for step in self.steps if isinstance(step, Kernel) for name in step.outputs}
         pending = list(unplaced)
@@ -176,19 +207,19 @@ class _CollectivePlacement:
                 yield step
                 continue
             yield from self.wait(step.reads)
-            yield KernelLaunch(step)
+            yield step
             pending_results -= set(step.outputs)
             yield from self.start_ready(pending, pending_results)
         yield from (WaitCollective(collective) for collective in self.moving)
 
-    def start_ready(self, pending: list[UnitCollective], pending_results: set[str]) -> Iterator[Instruction]:
+    def start_ready(self, pending: list[UnitCollective], pending_results: set[str]) -> Iterator[SingleInstruction]:
         """Start the collectives held back whose payload is complete."""
         for collective in list(pending):
             if pending_results.isdisjoint(payload_tensors(self.unit, collective)):
                 pending.remove(collective)
                 yield from self.start(collective)
 
-    def start(self, collective: UnitCollective) -> Iterator[Instruction]:
+    def start(self, collective: UnitCollective) -> Iterator[SingleInstruction]:
         """Start a collective once its payload has arrived."""
         # Control sums what all others bring, so it waits for all of them, and everything after it waits for it.
         payload = self.payloads_in_flight() if collective.is_control else payload_tensors(self.unit, collective)
@@ -224,7 +255,9 @@ def payload_tensors(unit: ShardedUnit, collective: UnitCollective) -> tuple[str,
     return collective.tensors
 
 
-def _insert_frees(unit: ShardedUnit, name_of_pass: str, instructions: Sequence[Instruction]) -> Iterator[Instruction]:
+def _insert_frees(
+    unit: ShardedUnit, name_of_pass: str, instructions: Sequence[SingleInstruction]
+) -> Iterator[SingleInstruction]:
     """Yield the instructions, each followed by a free of what it was the last to touch; the update frees nothing."""
     last: dict[ShardedTensor, int] = {}
     chunked = _chunked_tensors(instructions)
@@ -240,15 +273,15 @@ def _insert_frees(unit: ShardedUnit, name_of_pass: str, instructions: Sequence[I
             yield FreeTensors(tuple(freed[index]))
 
 
-def _chunked_tensors(instructions: Sequence[Instruction]) -> dict[int, list[ShardedTensor]]:
+def _chunked_tensors(instructions: Sequence[SingleInstruction]) -> dict[int, list[ShardedTensor]]:
     """Return what each kernel touches of collectives in chunks beside it, by its index; they live until its last chunk
     is read."""
     tensors_by_kernel: dict[str, list[ShardedTensor]] = {}
     for instruction in instructions:
         for result in instruction.collective.chunked_with if isinstance(instruction, StartCollective) else ():
             tensors_by_kernel.setdefault(result, []).extend(touched_tensors(instruction))
-    launches = ((i, step) for i, step in enumerate(instructions) if isinstance(step, KernelLaunch))
-    first_results = ((i, launch.kernel.outputs[0]) for i, launch in launches)
+    kernels = ((i, kernel) for i, kernel in enumerate(instructions) if isinstance(kernel, Kernel))
+    first_results = ((i, kernel.outputs[0]) for i, kernel in kernels)
     return {index: tensors_by_kernel[name] for index, name in first_results if name in tensors_by_kernel}
 
 
@@ -257,25 +290,16 @@ def _live_out(unit: ShardedUnit, name_of_pass: str) -> set[ShardedTensor]:
     forward, backward = unit.forward, unit.backward
     live = {ShardedTensor(name, forward.specs[name]) for name in (*forward.program.weights, *forward.program.outputs)}
     if name_of_pass == "forward":  # scalars are summed in the update
-        live |= {before_and_after(step)[0] for step in forward.communication if not step.tensor.dims}
+        live |= {step.before for step in forward.communication if not step.tensor.dims}
         return live | {ShardedTensor(*pair) for pair in (*unit.saved.items(), *unit.gathered_weights.items())}
     return live | {ShardedTensor(name, backward.specs[name]) for name in backward.program.outputs}
 
 
-def touched_tensors(instruction: Instruction) -> Iterator[ShardedTensor]:
+def touched_tensors(instruction: SingleInstruction) -> Iterator[ShardedTensor]:
     """Yield the tensors that an instruction reads, and those that it writes."""
-    for reads, writes in _reads_and_writes(instruction):
-        yield from (*reads, *writes)
+    for step in instruction.steps:
+        yield from (*step.reads, *step.writes)
 
 
-def _reads_and_writes(instruction: Instruction) -> Iterator[tuple[Iterable[ShardedTensor], Iterable[ShardedTensor]]]:
-    """Yield reads and writes of each derived step of an instruction."""
-    if isinstance(instruction, KernelLaunch):
-        yield from ((operand_tensors(step), result_tensors(step)) for step in instruction.kernel.steps)
-    elif not isinstance(instruction, FreeTensors):
-        steps = (instruction.step,) if isinstance(instruction, LocalSlice) else instruction.collective.derived
-        yield from (([before], [after]) for before, after in map(before_and_after, steps))
-
-
-def _carries_weights(instruction: Instruction) -> bool:
+def _carries_weights(instruction: SingleInstruction) -> bool:
     return isinstance(instruction, (StartCollective, WaitCollective)) and instruction.collective.role is Role.WEIGHT

@@ -15,14 +15,12 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, ShardedExpression, ShardedProgram
+from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram, ShardedTensor
 from shardwise.model import Contract
 from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
 from shardwise.sharding.device_shards import permute_sends, permute_split_factors
 from shardwise.sharding.notation import einsum_equation
 from shardwise.values import InputError
-
-TensorKey = tuple[str, Spec]  # a tensor in one of its shardings
 
 # Names that an emitted file uses itself.
 RESERVED_NAMES = frozenset({
@@ -152,14 +150,14 @@ def format_statements(step: CollectiveLine | EinsumLine, call: str) -> list[str]
 
 def build_listing(product: ShardedExpression, program: ShardedProgram) -> ProductListing:
     """Return the program with a variable for every tensor and a letter for every dim."""
-    reads = [_reads(step) for step in program.steps]
-    end_key: TensorKey = product.result_name, program.specs[product.result_name]
+    reads = [step.reads for step in program.steps]
+    end_key = ShardedTensor(product.result_name, program.specs[product.result_name])
     variables = _Variables()
     letters = assign_letters(dim for spec in product.operands for dim in spec.dims)
     operands = []
     for name, operand_spec in zip(product.names, product.operands, strict=True):
         spec = next((s for keys in reads for n, s in keys if n == name), operand_spec)
-        variable = variables.define((name, spec), _read_later(reads, -1, end_key))
+        variable = variables.define(ShardedTensor(name, spec), _read_later(reads, -1, end_key))
         operands.append(_operand(product, variable, name, spec))
     steps: list[CollectiveLine | EinsumLine] = []
     for index, step in enumerate(program.steps):
@@ -181,13 +179,7 @@ def _operand(product: ShardedExpression, variable: str, name: str, spec: Spec) -
     return ListedOperand(variable=variable, text=f"{name}{spec}", spec=spec, shape=shape)
 
 
-def _reads(step: ProgramStep) -> list[TensorKey]:
-    if isinstance(step, CollectiveStep):
-        return [(step.tensor.name, step.collective.before)]
-    return list(zip(step.operation.operands, step.placed.inputs, strict=True))
-
-
-def _read_later(reads: Sequence[Sequence[TensorKey]], index: int, end_key: TensorKey) -> set[TensorKey]:
+def _read_later(reads: Sequence[Sequence[ShardedTensor]], index: int, end_key: ShardedTensor) -> set[ShardedTensor]:
     """Return the tensors that are still read after step `index`, and the result."""
     return {end_key, *itertools.chain.from_iterable(reads[index + 1 :])}
 
@@ -197,7 +189,7 @@ class _Variables:
 
     def __init__(self) -> None:
         self.bases: dict[str, str] = {}
-        self.by_key: dict[TensorKey, str] = {}
+        self.by_key: dict[ShardedTensor, str] = {}
 
     def base(self, name: str) -> str:
         """Return `w1` for `W1`, `a_b` for `A*B`, `a_sum` for `A.sum`, `a_prime` for `A'`; underscores until it is free."""
@@ -208,7 +200,7 @@ class _Variables:
             self.bases[name] = variable
         return self.bases[name]
 
-    def define(self, key: TensorKey, later: set[TensorKey]) -> str:
+    def define(self, key: ShardedTensor, later: set[ShardedTensor]) -> str:
         base = self.base(key[0])
         busy = {variable for other_key, variable in self.by_key.items() if other_key in later and other_key != key}
         numbered_names = (f"{base}_{number}" for number in itertools.count(2))
@@ -219,21 +211,22 @@ class _Variables:
 
 
 def _einsum_line(
-    step: ComputeStep, letters: Mapping[str, str], variables: _Variables, later: set[TensorKey]
+    step: ComputeStep, letters: Mapping[str, str], variables: _Variables, later: set[ShardedTensor]
 ) -> EinsumLine:
     if not isinstance(step.operation, Contract):
         raise InputError(f"emit: found the operation {step.operation.kind!r}; only products can be written")
     (out,), (name,) = step.placed.outputs, step.operation.outputs
-    keys = _reads(step)
-    sources = tuple(variables.by_key[key] for key in keys)
+    sources = tuple(variables.by_key[tensor] for tensor in step.reads)
     return EinsumLine(
-        comment=f"{name}: {out} = " + " * ".join(f"{operand}{spec}" for operand, spec in keys),
-        target=variables.define((name, out), later), sources=sources,
+        comment=f"{name}: {out} = " + " * ".join(f"{operand}{spec}" for operand, spec in step.reads),
+        target=variables.define(step.writes[0], later), sources=sources,
         equation=einsum_subscripts([spec.dims for spec in step.placed.inputs], out.dims, letters),
     )  # fmt: skip
 
 
-def _collective_line(step: CollectiveStep, mesh: Mesh, variables: _Variables, later: set[TensorKey]) -> CollectiveLine:
+def _collective_line(
+    step: CollectiveStep, mesh: Mesh, variables: _Variables, later: set[ShardedTensor]
+) -> CollectiveLine:
     name, collective = step.tensor.name, step.collective
     before, after = collective.before, collective.after
     if collective.kind not in _KIND_TEXTS or before.reduction != "sum":
@@ -241,7 +234,7 @@ def _collective_line(step: CollectiveStep, mesh: Mesh, variables: _Variables, la
     axis_changes = [len(new) - len(old) for old, new in zip(before.axes, after.axes, strict=True)]
     line = CollectiveLine(
         comment=f"{name}: {before} -> {after}, {_KIND_TEXTS[collective.kind]} over {', '.join(collective.axes)}",
-        source=variables.by_key[name, before], target=variables.define((name, after), later),
+        source=variables.by_key[step.before], target=variables.define(step.after, later),
         kind=collective.kind, axes=collective.axes,
         gathered=next((i for i, change in enumerate(axis_changes) if change < 0), 0),
         split=next((i for i, change in enumerate(axis_changes) if change > 0), 0),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 from schemes import scheme_of
 
-from shardwise.derive.ring_attention_and_matmul import Ring, find_collective_matmuls, group_rings
-from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
+from shardwise.derive.ring_attention_and_matmul import group_rings
+from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ProgramNode, Ring
 from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.layout.layout import Layout
 from shardwise.layout.sharding_scheme import TP_AXES, ShardingScheme
@@ -38,8 +39,12 @@ def unit_of(scheme: ShardingScheme, model: str = "dense") -> ShardedUnit:
     return derived_unit(replace(scheme, structure=MODELS[model].structure), "block")
 
 
+def rings_among(nodes: Iterable[ProgramNode]) -> list[Ring]:
+    return [node for node in nodes if isinstance(node, Ring)]
+
+
 def beside(rings: list[Ring]) -> list[tuple[str, ...]]:
-    return [tuple(product.operation.outputs[0] for product in ring.products) for ring in rings]
+    return [ring.first_results for ring in rings]
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -56,15 +61,15 @@ def test_every_step_stays_once(model: str, recompute: str) -> None:
 
 def test_products_forward() -> None:
     unit = unit_of(ASYNC)
-    found = list(find_collective_matmuls(unit.forward.steps, ASYNC))
+    found = rings_among(unit.forward.nodes)
     assert beside(found) == [("q_flat", "k_flat", "v"), ("attention_out",), ("up", "gate"), ("mlp_out",)]
-    assert not list(find_collective_matmuls(unit_of(PLAIN).forward.steps, PLAIN))
+    assert not rings_among(unit_of(PLAIN).forward.nodes)
 
 
 def test_products_backward() -> None:
     """Sums stand before the gradients of weights that take the same, with which an engine lets go of the weights."""
     unit = unit_of(ASYNC)
-    found = list(find_collective_matmuls(unit.backward_steps, ASYNC))
+    found = rings_among(unit.backward_nodes)
     assert beside(found) == [
         ("d.act#0", "d.w_down#0"), ("d.mlp_norm.out#0", "d.mlp_norm.out#1"), ("d.w_gate#0", "d.w_up#0"),
         ("d.attended#0", "d.wo#0"), ("d.attention_norm.out#0", "d.attention_norm.out#1", "d.attention_norm.out#2"),
@@ -80,8 +85,7 @@ def test_weights_are_used_for_the_last_time_before_their_gradients_are_made(mode
         products = [step for step in unit.backward_steps if isinstance(step, ComputeStep)]
         used = {name: place for place, step in enumerate(products) for name in step.operation.operands}
         made = {name: place for place, step in enumerate(products) for name in step.operation.outputs}
-        rings = list(find_collective_matmuls(unit.backward_steps, unit.scheme))
-        within = [{one.operation.outputs[0] for one in ring.products} for ring in rings]
+        within = [set(ring.first_results) for ring in rings_among(unit.backward_nodes)]
         for weight, gradient in unit.gradients.items():
             own = any(
                 {gradient, products[used[weight]].operation.outputs[0]} <= ring for ring in within if weight in used
@@ -95,7 +99,7 @@ def test_what_has_no_product_stays_as_it_is() -> None:
         one for one in embedding.forward.steps if isinstance(one, CollectiveStep) and one.collective.axes == TP_AXES
     ]
     assert [one.collective.kind for one in moved] == [CollectiveKind.REDUCE_SCATTER]
-    assert not list(find_collective_matmuls(embedding.forward.steps, ASYNC))
+    assert not rings_among(embedding.forward.nodes)
 
 
 def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
@@ -113,7 +117,7 @@ def test_a_ring_is_not_put_between_what_reads_and_what_makes() -> None:
     scan = next(one for one in steps if isinstance(one, ComputeStep) and "attended" in one.operation.outputs)
     late = ComputeStep(operation, replace(late.placed, inputs=(taken.collective.after, scan.placed.outputs[0])))
     steps.insert(steps.index(scan) + 1, late)
-    found = [one for one in find_collective_matmuls(group_rings(steps, ASYNC), ASYNC) if one.collective_step is taken]
+    found = [ring for ring in rings_among(group_rings(steps, ASYNC)) if taken in ring.collectives]
     assert beside(found) == [("q_flat", "k_flat", "v")]
 
 

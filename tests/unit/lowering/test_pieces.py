@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from schemes import scheme_of
 
+from shardwise.derive.sharded_program import Ring
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.step.collective_matmul import CollectiveMatmul, fuse_collective_matmuls
+from shardwise.step.instructions import RunRing
 from shardwise.step.unit_instructions import lower_unit
 from shardwise.values.issue_policy import IssuePolicy
 
@@ -15,20 +16,27 @@ STRUCTURE = load_model("llama-3-8b").structure
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
 
 
-def rings(phase: str, scheme: ShardingScheme) -> list[CollectiveMatmul]:
+def rings(phase: str, scheme: ShardingScheme) -> list[Ring]:
+    """Those of products, not of attention."""
     template = lower_unit(scheme, "block", IssuePolicy())
-    return [one for one in fuse_collective_matmuls(template.passes[phase]) if isinstance(one, CollectiveMatmul)]
+    runs = (one.ring for one in template.passes[phase] if isinstance(one, RunRing))
+    return [ring for ring in runs if not ring.is_attention]
+
+
+def described(ring: Ring) -> tuple[CollectiveKind, tuple[str, ...], int]:
+    (step,) = ring.collectives
+    return step.collective.kind, (step.tensor.name,), len(ring.computes)
 
 
 def test_a_block_has_two_gathers_and_two_scatters_forward_and_gathers_its_inputs_again() -> None:
     """Queries, keys and values are made of one gathered input, gate and up of the other."""
     scheme = scheme_of(STRUCTURE, 1, True, "none", async_tp=True)
-    found = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("forward", scheme)]
+    found = [described(ring) for ring in rings("forward", scheme)]
     assert found == [
         (GATHER, ("attention_norm.out",), 3), (SCATTER, ("attention_out",), 1),
         (GATHER, ("mlp_norm.out",), 2), (SCATTER, ("mlp_out",), 1),
     ]  # fmt: skip
-    backward = [(one.collective.kind, one.collective.tensors, len(one.products)) for one in rings("backward", scheme)]
+    backward = [described(ring) for ring in rings("backward", scheme)]
     assert backward == [
         (GATHER, ("d.x_out",), 2), (SCATTER, ("d.mlp_norm.out",), 2), (GATHER, ("mlp_norm.out",), 2),
         (GATHER, ("d.x_mid",), 2), (SCATTER, ("d.attention_norm.out",), 3), (GATHER, ("attention_norm.out",), 3),

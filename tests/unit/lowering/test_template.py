@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from schemes import scheme_id, scheme_of
 
+from shardwise.derive.sharded_program import ShardedTensor
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import units_of_structure
@@ -18,11 +19,11 @@ from shardwise.step.collectives import CONTROL_UNIT, control_collectives, list_u
 from shardwise.step.instructions import (
     FreeTensors,
     Instruction,
-    KernelLaunch,
+    Kernel,
     LocalSlice,
-    ShardedTensor,
     StartCollective,
     WaitCollective,
+    unroll_rings,
 )
 from shardwise.step.kernel_fusion import list_kernels
 from shardwise.step.unit_instructions import UnitInstructions, _live_out, lower_unit, payload_tensors, touched_tensors
@@ -82,9 +83,10 @@ def test_everything_is_there_and_nothing_else(model: str, scheme: ShardingScheme
             assert template.kernels == list_kernels(unit)
 
 
-def follow(template: UnitInstructions, name: str, instructions: tuple[Instruction, ...]) -> None:
+def follow(template: UnitInstructions, name: str, listed: tuple[Instruction, ...]) -> None:
     unit = template.unit
-    made_here = {out for one in instructions if isinstance(one, KernelLaunch) for out in one.kernel.outputs}
+    instructions = tuple(unroll_rings(listed))
+    made_here = {out for one in instructions if isinstance(one, Kernel) for out in one.outputs}
     made: set[str] = set()
     freed: set[ShardedTensor] = set()
     held: set[ShardedTensor] = set()
@@ -94,11 +96,11 @@ def follow(template: UnitInstructions, name: str, instructions: tuple[Instructio
         assert freed.isdisjoint(names)
         held |= names
         match one:
-            case KernelLaunch():
+            case Kernel():
                 on_the_way = {each for start in moving for each in payload_tensors(unit, start.collective)}
-                assert on_the_way.isdisjoint(one.kernel.reads), (unit.name, name, one)
-                assert {each for each in one.kernel.reads if each in made_here} <= made
-                made |= set(one.kernel.outputs)
+                assert on_the_way.isdisjoint(one.reads), (unit.name, name, one)
+                assert {each for each in one.reads if each in made_here} <= made
+                made |= set(one.outputs)
             case StartCollective():
                 wanted = set(payload_tensors(unit, one.collective))
                 assert all(wanted.isdisjoint(payload_tensors(unit, start.collective)) for start in moving)
@@ -127,7 +129,7 @@ def follow(template: UnitInstructions, name: str, instructions: tuple[Instructio
 def test_of_partial_sums_the_loss_alone_outlasts_the_forward_pass(model: str, scheme: ShardingScheme) -> None:
     """It is summed in the update; what products and embeddings leave is freed as soon as it has been summed."""
     for template in templates(model, scheme, IssuePolicy()):
-        forward = template.passes["forward"]
+        forward = list(unroll_rings(template.passes["forward"]))
         partial = {each for one in forward for each in touched_tensors(one) if each.spec.partial}
         freed = {each for one in forward if isinstance(one, FreeTensors) for each in one.sharded_tensors}
         assert {each.name for each in partial - freed} == {"loss"} & set(template.unit.forward.program.tensors)
@@ -148,11 +150,9 @@ def test_weights_are_gathered_at_the_head_and_scattered_where_the_last_is_made()
         for place, one in enumerate(backward)
         if isinstance(one, StartCollective) and one.collective.kind is CollectiveKind.REDUCE_SCATTER
     ]
-    made = [
-        place for place, one in enumerate(backward) if isinstance(one, KernelLaunch) and one.kernel.makes_weight_grads
-    ]
+    made = [place for place, one in enumerate(backward) if isinstance(one, Kernel) and one.makes_weight_grads]
     assert min(scatters) > min(made)
-    assert not any(isinstance(one, KernelLaunch) and one.kernel.makes_weight_grads for one in backward[max(scatters) :])
+    assert not any(isinstance(one, Kernel) and one.makes_weight_grads for one in backward[max(scatters) :])
     assert not [
         one
         for one in head.passes["backward"]

@@ -249,5 +249,5 @@ def moments(made: ShardedExpression, program: ShardedProgram) -> Iterator[Moment
             what = f"{collective.kind} over {','.join(collective.axes)}"
             yield Moment(heading=f"{number}: {what}", name=step.tensor.name, spec=collective.after)
         else:
-            for name, spec in zip(step.operation.outputs, step.placed.outputs, strict=True):
+            for name, spec in step.writes:
                 yield Moment(heading=f"{number}: each device computes", name=name, spec=spec)

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from shardwise.derive import ShardedUnit
-from shardwise.model import LAYER_UNITS, MTP_UNITS, Role
+from shardwise.model import LAYER_UNITS, MTP_UNITS
 from shardwise.pipeline import BACKWARD_WEIGHT
 from shardwise.pipeline.actions import StagePlacement
 from shardwise.price.instruction_prices import InstructionPricer
@@ -16,25 +16,19 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.streams import TimedInstruction, TimedKernel, Transfer, WaitTransfer, start_transfer
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
-from shardwise.price.unit_inputs import UnitCostInputs, chunked_groups, time_term
+from shardwise.price.unit_inputs import UnitCostInputs, chunked_groups
 from shardwise.sharding import CollectiveKind
 from shardwise.step import (
-    ACTIVATION,
-    CONTROL,
-    GATHER,
-    GRADIENT,
     UPDATE,
-    Instruction,
-    KernelLaunch,
+    Kernel,
     StartCollective,
     UnitCollective,
     WaitCollective,
+    unroll_rings,
 )
-from shardwise.step import Kernel as Launched
+from shardwise.step.instructions import SingleInstruction
 from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
 from shardwise.step.unit_instructions import payload_tensors
-
-TRANSFER_ROLES = {Role.WEIGHT: GATHER, Role.WEIGHT_GRADIENT: GRADIENT}
 
 
 class UnitTimings:
@@ -58,10 +52,12 @@ class UnitTimings:
     def _time_unit(self, unit: str, kind: str) -> Iterator[TimedInstruction]:
         unit_instructions, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
         plain_unit = unit.removeprefix(NO_RECOMPUTE)
-        if kind == UPDATE:
-            instructions = unit_instructions.passes[UPDATE]
-        else:
-            instructions = select_instructions(unit_instructions, plain_unit, kind)
+        listed = (
+            unit_instructions.passes[UPDATE]
+            if kind == UPDATE
+            else select_instructions(unit_instructions, plain_unit, kind)
+        )
+        instructions = [*unroll_rings(listed)]
         host = _LaunchOverhead(self.pricer, parts, kind)
         chunked = _ChunkedCollectives(self.pricer, parts, plain_unit, instructions)
         started = (
@@ -71,20 +67,21 @@ class UnitTimings:
         transfers = {id(collective): transfer for collective, transfer in started if transfer is not None}
         casts = set[str]()
         for instruction in instructions:
-            if isinstance(instruction, KernelLaunch):
-                kernel = instruction.kernel
-                if kernel.phase not in casts:
-                    casts.add(kernel.phase)
-                    yield from host.casts(plain_unit, kernel.phase)
-                yield from chunked.before(kernel)
-                yield TimedKernel(
-                    seconds=self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase), unit=plain_unit, phase=kernel.phase,
-                    name=kernel.name, results=kernel.outputs,
-                )  # fmt: skip
-                yield from chunked.after(kernel)
-            elif isinstance(instruction, (StartCollective, WaitCollective)) and id(instruction.collective) in transfers:
-                transfer = transfers[id(instruction.collective)]
-                yield start_transfer(transfer) if isinstance(instruction, StartCollective) else WaitTransfer(transfer)
+            match instruction:
+                case Kernel() as kernel:
+                    if kernel.phase not in casts:
+                        casts.add(kernel.phase)
+                        yield from host.casts(plain_unit, kernel.phase)
+                    yield from chunked.before(kernel)
+                    seconds = self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase)
+                    yield TimedKernel(
+                        seconds=seconds, unit=plain_unit, phase=kernel.phase, name=kernel.name, results=kernel.outputs
+                    )
+                    yield from chunked.after(kernel)
+                case StartCollective() if id(instruction.collective) in transfers:
+                    yield start_transfer(transfers[id(instruction.collective)])
+                case WaitCollective() if id(instruction.collective) in transfers:
+                    yield WaitTransfer(transfers[id(instruction.collective)])
         yield from chunked.without_kernels()
 
     def _transfer(self, unit: ShardedUnit, collective: UnitCollective, parts: UnitCostInputs) -> Transfer | None:
@@ -93,8 +90,8 @@ class UnitTimings:
         if seconds == 0.0:
             return None
         return Transfer(
-            seconds=seconds, axis=time_term(collective), unit=unit.name, name=collective.name,
-            role=CONTROL if collective.is_control else TRANSFER_ROLES.get(collective.role, ACTIVATION),
+            seconds=seconds, axis=collective.time_term, unit=unit.name, name=collective.name,
+            role=collective.purpose,
             carries=payload_tensors(unit, collective),
             waits_for_next=collective.kind is CollectiveKind.REDUCE_SCATTER and collective.scope == "micro_batch",
         )  # fmt: skip
@@ -104,7 +101,7 @@ class UnitTimings:
         return float(self.costs[0]["carry"].forward_traffic_s["pp"])
 
 
-def _started_collectives(instructions: Iterable[Instruction]) -> Iterator[UnitCollective]:
+def _started_collectives(instructions: Iterable[SingleInstruction]) -> Iterator[UnitCollective]:
     return (instruction.collective for instruction in instructions if isinstance(instruction, StartCollective))
 
 
@@ -137,12 +134,12 @@ class _ChunkedCollectives:
     """
 
     def __init__(
-        self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, instructions: Iterable[Instruction]
+        self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, instructions: Iterable[SingleInstruction]
     ) -> None:
         self.first: dict[int, Transfer] = {}
         self.last: dict[int, Transfer] = {}
         self.unplaced: list[Transfer] = []
-        launches = [step.kernel for step in instructions if isinstance(step, KernelLaunch)]
+        launches = [instruction for instruction in instructions if isinstance(instruction, Kernel)]
         for collectives, kernels in chunked_groups(_started_collectives(instructions), parts.kernels):
             compute_s = sum(pricer.kernel_s(kernel, parts) for kernel in kernels)
             num_chunks = float(pricer.values.group_degree(collectives[0].axes))
@@ -161,11 +158,11 @@ class _ChunkedCollectives:
             else:
                 self.unplaced.append(transfer)
 
-    def before(self, kernel: Launched) -> Iterator[TimedInstruction]:
+    def before(self, kernel: Kernel) -> Iterator[TimedInstruction]:
         if id(kernel) in self.first:
             yield start_transfer(self.first[id(kernel)])
 
-    def after(self, kernel: Launched) -> Iterator[TimedInstruction]:
+    def after(self, kernel: Kernel) -> Iterator[TimedInstruction]:
         if id(kernel) in self.last:
             yield WaitTransfer(self.last[id(kernel)])
 

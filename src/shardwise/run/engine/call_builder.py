@@ -148,8 +148,7 @@ class CallBuilder:
         """Return a call of some steps with slot names for the shardings in which the steps read and write tensors."""
         keys: dict[str, str] = {}
         for step in steps:
-            operands = zip(step.operation.operands, step.placed.inputs, strict=False)
-            for name, spec in (*zip(step.operation.outputs, step.placed.outputs, strict=True), *operands):
+            for name, spec in (*step.writes, *step.reads):
                 keys.setdefault(name, self.tensor_key(name, spec))
         reads, writes = (tuple(keys.get(name, name) for name in names) for names in (call.reads, call.writes))
         return replace(call, reads=reads, writes=writes)

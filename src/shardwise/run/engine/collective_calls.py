@@ -28,13 +28,13 @@ class ArrivingTensor(NamedTuple):
 def build_collective_calls(builder: CallBuilder, instruction: CollectiveInstruction, phase: str) -> list[KernelCall]:
     """Return the calls of a start, a wait or a slice.
 
-    None for a group of one rank, and none for weights, their gradients and control traffic, which the unit does not
-    issue.
+    None for a group of one rank, none for what a ring brings, and none for weights, their gradients and control traffic,
+    which the unit does not issue.
     """
     if isinstance(instruction, LocalSlice):
         return _slice_calls(builder, instruction.step, phase)
     traffic = instruction.collective
-    if not is_issued_here(builder, traffic):
+    if traffic.chunked_with or not is_issued_here(builder, traffic):
         return []
     build = _start_call if isinstance(instruction, StartCollective) else _wait_call
     return [build(builder, traffic, phase)]

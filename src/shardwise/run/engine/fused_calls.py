@@ -1,4 +1,4 @@
-"""The steps of a phase as calls, with norms and the loss as one kernel each.
+"""Operations that run as one kernel: norms and the loss.
 
 A norm takes the sums that it reads with it; the loss is one call where a rank has the whole vocabulary, and several
 where it has a part.
@@ -7,22 +7,16 @@ where it has a part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from shardwise.derive import ComputeStep
-from shardwise.model import Accumulate, Contract, Map, Operation, Program, Role
+from shardwise.model import Contract, Map, Operation, Program, Role
 from shardwise.run.engine.call_builder import TRAINS, CallBuilder, KernelCall
-from shardwise.run.engine.collective_calls import CollectiveInstruction, build_collective_calls
-from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
-from shardwise.run.engine.kernel_calls import build_call
-from shardwise.run.engine.ring_calls import RingStep, build_ring_call, ring_outputs
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
 from shardwise.run.kernels.norms import NORMS, NormKernels
 from shardwise.sharding import Axes
-from shardwise.step import LocalSlice
 
 
 class FusedCall(NamedTuple):
@@ -33,35 +27,16 @@ class FusedCall(NamedTuple):
     dropped: frozenset[str] = frozenset()
 
 
-class PhaseSteps(NamedTuple):
-    """The instructions of a phase (forward, recompute or backward), in order."""
-
-    name: str
-    parts: Sequence[ComputeStep | CollectiveInstruction | RingStep]
-
-    @property
-    def steps(self) -> list[ComputeStep]:
-        """Its computations."""
-        return [part for part in self.parts if isinstance(part, ComputeStep)]
-
-    @property
-    def maps(self) -> Iterator[Map]:
-        return (step.operation for step in self.steps if isinstance(step.operation, Map))
-
-    def steps_of(self, operations: Iterable[Operation]) -> list[ComputeStep]:
-        """Return the steps of some operations."""
-        ids = {id(operation) for operation in operations}
-        return [step for step in self.steps if id(step.operation) in ids]
-
-
 NORM_SUMS = ("sum", "sum_square")
 NORM_SUM_GRADIENTS = ("sum_to", "sum_square_dx")
 
 
-def fuse_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
+def fuse_norms(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
     """Yield the norms of a phase whose sums no collective reduces."""
-    fuse = _fuse_backward_norms if phase.name == "backward" else _fuse_forward_norms
-    for fused in fuse(builder, phase):
+    maps = [step.operation for step in steps if isinstance(step.operation, Map)]
+    for fused in (
+        _fuse_backward_norms(builder, maps) if phase == "backward" else _fuse_forward_norms(builder, phase, maps)
+    ):
         if builder.reduced_statistics.isdisjoint(_norm_statistics(fused)):
             yield fused
 
@@ -79,9 +54,9 @@ def _norm_reading(program: Program, sums: str) -> Map:
     return next(norm for norm in maps if norm.function in NORMS and sums in norm.inputs[1:-1])
 
 
-def _fuse_forward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
+def _fuse_forward_norms(builder: CallBuilder, phase: str, maps: Sequence[Map]) -> Iterator[FusedCall]:
     """Yield each norm with the sums that it reads; a recompute phase may need only its result or only its sums."""
-    program, maps = builder.unit.forward.program, list(phase.maps)
+    program = builder.unit.forward.program
     sums = {operation.outputs[0]: operation for operation in maps if operation.function in NORM_SUMS}
     norms = [operation for operation in maps if operation.function in NORMS]
     for norm in {id(norm): norm for norm in (*(_norm_reading(program, name) for name in sums), *norms)}.values():
@@ -89,7 +64,7 @@ def _fuse_forward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[Fus
         fused_sums, results = [name for name in statistics if name in sums], [*norm.outputs] if norm in norms else []
         positions = [i for i, name in enumerate((*norm.outputs, *statistics)) if name in (*results, *fused_sums)]
         call = KernelCall(
-            _norm_kernel(NORMS[norm.function], builder, positions), (x, weight), (*results, *fused_sums), phase.name
+            _norm_kernel(NORMS[norm.function], builder, positions), (x, weight), (*results, *fused_sums), phase
         )
         yield FusedCall(call, (*(sums[name] for name in fused_sums), *([norm] if results else [])))
 
@@ -106,8 +81,7 @@ def _norm_kernel(norm: NormKernels, builder: CallBuilder, positions: Sequence[in
     return kernel
 
 
-def _fuse_backward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
-    maps = list(phase.maps)
+def _fuse_backward_norms(builder: CallBuilder, maps: Sequence[Map]) -> Iterator[FusedCall]:
     for norm in maps:
         function = norm.function.removesuffix("_dx")
         if function not in NORMS or norm.function == function:
@@ -120,7 +94,7 @@ def _fuse_backward_norms(builder: CallBuilder, phase: PhaseSteps) -> Iterator[Fu
         x = next(m.inputs[1] for m in norm_maps if m.function.endswith("_dsquares"))
         weight_gradients = [m.outputs[0] for m in norm_maps if m.function.endswith("_dweight")]
         kernel = _norm_gradient_kernel(NORMS[function], builder, needs_weight=bool(weight_gradients))
-        call = KernelCall(kernel, (dy, x, *statistics, weight), (*norm.outputs, *weight_gradients), phase.name)
+        call = KernelCall(kernel, (dy, x, *statistics, weight), (*norm.outputs, *weight_gradients), "backward")
         yield FusedCall(call, (*norm_maps, *sums), frozenset(m.outputs[0] for m in sums))
 
 
@@ -139,16 +113,16 @@ def _norm_gradient_kernel(norm: NormKernels, builder: CallBuilder, *, needs_weig
 LOSS_GRADIENT_MAPS = ("scale", "token_loss_dsum", "negate", "sum_exp_dx")
 
 
-def fuse_loss(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
+def fuse_loss(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
     """Yield the calls that stand for the loss, or its gradient, in a phase of the head."""
     logits = _logits_name(builder)
-    if logits is None or phase.name == "recompute":
+    if logits is None or phase == "recompute":
         return
-    group = _loss_operations(builder, phase, logits)
+    group = _loss_operations(builder, phase, steps, logits)
     axes = builder.rank.nontrivial_axes(builder.unit.forward.specs[logits].axes_of("V"))
     if not group:
         return
-    if phase.name == "backward":
+    if phase == "backward":
         yield _parallel_gradient(builder, group, logits, axes) if axes else _whole_vocabulary_gradient(group, logits)
     elif axes:
         yield from _parallel_loss(builder, group, logits, axes)
@@ -156,16 +130,16 @@ def fuse_loss(builder: CallBuilder, phase: PhaseSteps) -> Iterator[FusedCall]:
         yield _whole_vocabulary_loss(builder, group, logits)
 
 
-def _loss_operations(builder: CallBuilder, phase: PhaseSteps, logits: str) -> list[Operation]:
+def _loss_operations(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep], logits: str) -> list[Operation]:
     """Return the operations from the logits to the loss, or from the loss to the gradient of the logits."""
-    if phase.name == "forward":
+    if phase == "forward":
         derived, group = {logits}, list[Operation]()
-        for step in phase.steps:
+        for step in steps:
             if derived & set(step.operation.inputs):
                 group.append(step.operation)
                 derived |= set(step.operation.outputs)
         return group
-    return [step.operation for step in phase.steps if _is_loss_gradient(builder, step)]
+    return [step.operation for step in steps if _is_loss_gradient(builder, step)]
 
 
 def _is_loss_gradient(builder: CallBuilder, step: ComputeStep) -> bool:
@@ -234,50 +208,6 @@ def _logits_name(builder: CallBuilder) -> str | None:
     return next((name for name in outputs if builder.unit.tensors[name].role is Role.LOGITS), None)
 
 
-def find_fused_groups(builder: CallBuilder, phase: PhaseSteps) -> list[FusedCall]:
-    """Return all groups of a phase's operations that run as one kernel."""
-    return [*fuse_norms(builder, phase), *fuse_loss(builder, phase)]
-
-
-def build_phase_calls(builder: CallBuilder, phase: PhaseSteps) -> Iterator[KernelCall]:
-    """Yield a phase's calls in order, each fused group where the last of its steps stands."""
-    groups = find_fused_groups(builder, phase)
-    dropped = frozenset(name for group in groups for name in group.dropped)
-    group_of = {id(operation): group for group in groups for operation in group.operations}
-    num_missing = {id(group): len(group.operations) for group in groups}
-    # Results inside a group, which no call writes.
-    internal = {name for group in groups for operation in group.operations for name in operation.outputs} - {
-        name for group in groups for name in group.call.writes
-    }
-    for step in phase.parts:
-        if isinstance(step, RingStep):
-            yield replace(build_ring_call(builder, step, phase.name), results=ring_outputs(step))
-            continue
-        if not isinstance(step, ComputeStep):
-            is_internal = isinstance(step, LocalSlice) and step.step.tensor.name in internal
-            traffic = None if isinstance(step, LocalSlice) else step.collective
-            if moves_expert_rows(step, builder):
-                yield replace(expert_row_call(builder, step, phase.name), traffic=traffic)
-            elif not is_internal:
-                yield from (
-                    replace(call, traffic=traffic) for call in build_collective_calls(builder, step, phase.name)
-                )
-            continue
-        group = group_of.get(id(step.operation))
-        if group is None:
-            call = build_call(builder, _drop_summed_terms(step, dropped), phase.name)
-            yield replace(call, results=step.operation.outputs)
-            continue
-        num_missing[id(group)] -= 1
-        if not num_missing[id(group)]:
-            call = builder.with_tensor_keys(group.call, phase.steps_of(group.operations))
-            yield replace(call, results=tuple(name for operation in group.operations for name in operation.outputs))
-
-
-def _drop_summed_terms(step: ComputeStep, dropped: frozenset[str]) -> ComputeStep:
-    """Return a sum of gradients without the terms that a fused kernel has already added."""
-    operation = step.operation
-    if not isinstance(operation, Accumulate) or dropped.isdisjoint(operation.inputs):
-        return step
-    inputs = tuple(name for name in operation.inputs if name not in dropped)
-    return ComputeStep(Accumulate(inputs, operation.outputs), step.placed)
+def find_fused_calls(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> list[FusedCall]:
+    """Return the calls that stand for several operations of a phase (forward, recompute or backward)."""
+    return [*fuse_norms(builder, phase, steps), *fuse_loss(builder, phase, steps)]

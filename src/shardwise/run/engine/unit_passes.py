@@ -1,35 +1,42 @@
 """One kind of unit (embedding, block or head) on one rank: its instructions as calls of PyTorch kernels on numbered
-slots, and their execution."""
+slots, and their execution.
+
+An instruction becomes a call of its own, but for operations that run as one kernel (`fused_calls`) and rings (`rings`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from shardwise.derive import ComputeStep
-from shardwise.model import Program, Role
+from shardwise.derive import ComputeStep, Ring
+from shardwise.model import Accumulate, Program, Role
 from shardwise.model.backward import gradient_name
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
 from shardwise.run.engine.call_builder import MASK, ROUTER_STATISTICS, TRAINS, CallBuilder, KernelCall
 from shardwise.run.engine.call_rewrites import compile_runs, deliver_gradients, write_gradients, write_gradients_last
-from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction
-from shardwise.run.engine.fused_calls import PhaseSteps, build_phase_calls
-from shardwise.run.engine.ring_calls import RingAttentionStep, RingStep, substitute_rings
+from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction, build_collective_calls
+from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
+from shardwise.run.engine.fused_calls import find_fused_calls
+from shardwise.run.engine.kernel_calls import build_call
+from shardwise.run.engine.rings import build_ring_call
 from shardwise.step import (
     START,
     Instruction,
-    KernelLaunch,
+    Kernel,
     LocalSlice,
+    RunRing,
     StartCollective,
     UnitInstructions,
     WaitCollective,
 )
-from shardwise.step.collective_matmul import CollectiveMatmul
 from shardwise.step.instructions import KERNEL, WAIT, InstructionId
 
 Slots = list[Any]  # the tensors of a unit for one micro-batch, by slot number
 BACKWARD_PHASES = ("recompute", "backward")
+PhasePart = ComputeStep | CollectiveInstruction | Ring  # of a phase: what becomes calls
 
 
 class SlotCall(NamedTuple):
@@ -115,11 +122,8 @@ class TorchUnit:
     def _build_calls(
         builder: CallBuilder, instructions: Iterable[Instruction], phases: Sequence[str]
     ) -> list[KernelCall]:
-        return [
-            call
-            for phase in _split_into_phases(substitute_rings(builder, instructions), phases)
-            for call in build_phase_calls(builder, phase)
-        ]
+        parts_by_phase = _split_into_phases(instructions, phases)
+        return [call for phase, parts in parts_by_phase.items() for call in _build_phase_calls(builder, phase, parts)]
 
     def _compile_calls(
         self, builder: CallBuilder, kernel_calls: list[KernelCall], read_after: Set[str]
@@ -197,25 +201,76 @@ class TorchUnit:
         return tuple(sorted(self.slot(name) for name in names))
 
 
-def _split_into_phases(instructions: Iterable[Instruction | RingStep], names: Sequence[str]) -> list[PhaseSteps]:
+def _split_into_phases(instructions: Iterable[Instruction], names: Sequence[str]) -> dict[str, list[PhasePart]]:
     """Return the instructions of a pass by phase: a phase ends where a kernel or a collective of the next one starts."""
-    parts: dict[str, list[ComputeStep | CollectiveInstruction | RingStep]] = {name: [] for name in names}
+    parts: dict[str, list[PhasePart]] = {name: [] for name in names}
     phase = names[0]
     for instruction in instructions:
         match instruction:
-            case KernelLaunch():
-                phase = instruction.kernel.phase
-                parts[phase] += instruction.kernel.steps
-            case RingAttentionStep():
-                parts[phase].append(instruction)
-            case StartCollective() | CollectiveMatmul():
+            case Kernel():
+                phase = instruction.phase
+                parts[phase] += instruction.steps
+            case RunRing():
+                phase = instruction.phase
+                parts[phase] += (part for part in instruction.other_members if isinstance(part, CollectiveInstruction))
+                parts[phase].append(instruction.ring)
+            case StartCollective():
                 phase = max(
                     phase, instruction.collective.phase, key=lambda name: names.index(name) if name in names else -1
                 )
                 parts[phase].append(instruction)
             case WaitCollective() | LocalSlice():
                 parts[phase].append(instruction)
-    return [PhaseSteps(name, phase_parts) for name, phase_parts in parts.items()]
+    return parts
+
+
+def _build_phase_calls(builder: CallBuilder, phase: str, parts: Sequence[PhasePart]) -> Iterator[KernelCall]:
+    """Yield a phase's calls in order, a fused one where the last of its steps stands."""
+    steps = [part for part in parts if isinstance(part, ComputeStep)]
+    fused_calls = find_fused_calls(builder, phase, steps)
+    dropped = frozenset(name for fused in fused_calls for name in fused.dropped)
+    fused_by_operation = {id(operation): fused for fused in fused_calls for operation in fused.operations}
+    num_missing = {id(fused): len(fused.operations) for fused in fused_calls}
+    # Results inside a fused kernel, which no call writes.
+    internal = {name for fused in fused_calls for operation in fused.operations for name in operation.outputs}
+    internal -= {name for fused in fused_calls for name in fused.call.writes}
+    for part in parts:
+        if isinstance(part, Ring):
+            yield build_ring_call(builder, part, phase)
+        elif not isinstance(part, ComputeStep):
+            if not (isinstance(part, LocalSlice) and part.step.tensor.name in internal):
+                yield from _build_collective_calls(builder, phase, part)
+        elif id(part.operation) not in fused_by_operation:
+            call = build_call(builder, _drop_summed_terms(part, dropped), phase)
+            yield replace(call, results=part.operation.outputs)
+        else:
+            fused = fused_by_operation[id(part.operation)]
+            num_missing[id(fused)] -= 1
+            if not num_missing[id(fused)]:
+                operations = {id(operation) for operation in fused.operations}
+                call = builder.with_tensor_keys(
+                    fused.call, [step for step in steps if id(step.operation) in operations]
+                )
+                yield replace(call, results=tuple(name for operation in fused.operations for name in operation.outputs))
+
+
+def _build_collective_calls(
+    builder: CallBuilder, phase: str, instruction: CollectiveInstruction
+) -> Iterator[KernelCall]:
+    traffic = None if isinstance(instruction, LocalSlice) else instruction.collective
+    if moves_expert_rows(instruction, builder):
+        yield replace(expert_row_call(builder, instruction, phase), traffic=traffic)
+    else:
+        yield from (replace(call, traffic=traffic) for call in build_collective_calls(builder, instruction, phase))
+
+
+def _drop_summed_terms(step: ComputeStep, dropped: frozenset[str]) -> ComputeStep:
+    """Return a sum of gradients without the terms that a fused kernel has already added."""
+    operation = step.operation
+    if not isinstance(operation, Accumulate) or dropped.isdisjoint(operation.inputs):
+        return step
+    inputs = tuple(name for name in operation.inputs if name not in dropped)
+    return ComputeStep(Accumulate(inputs, operation.outputs), step.placed)
 
 
 def _slot_reader(indices: Sequence[int]) -> Callable[[Slots], tuple[Any, ...]]:

@@ -14,11 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive import RING_AXES, CollectiveStep, ComputeStep, ProgramStep
-from shardwise.derive.ring_attention_and_matmul import find_overlapped_collectives
-from shardwise.layout import ShardingScheme
+from shardwise.derive import RING_AXES, Ring
 from shardwise.model import Program
-from shardwise.model.operations import Scan, ScanGradient
+from shardwise.model.operations import ScanGradient
 from shardwise.run.numpy import kernels
 from shardwise.sharding import Collective, CollectiveKind, Spec
 from shardwise.values import lookup
@@ -90,49 +88,33 @@ COLLECTIVES: Mapping[CollectiveKind, Callable[[VirtualDevices, Collective, Shard
 }
 
 
-def ring_positions(steps: Sequence[ProgramStep], scheme: ShardingScheme) -> dict[int, list[int]]:
-    """Return the positions of attentions that run in a ring, each with those of the collectives that it replaces."""
-    positions: dict[int, list[int]] = {}
-    for overlap in find_overlapped_collectives(steps, scheme):
-        for position in overlap.compute_indices:
-            step = steps[position]
-            if isinstance(step, ComputeStep) and isinstance(step.operation, (Scan, ScanGradient)):
-                positions.setdefault(position, []).append(overlap.collective_index)
-    return positions
-
-
-def run_ring(
-    devices: VirtualDevices, program: Program, step: ComputeStep, collectives: Sequence[CollectiveStep]
-) -> None:
+def run_ring_attention(devices: VirtualDevices, program: Program, ring: Ring) -> None:
     """Run one attention, or its gradient, in place of its collectives."""
-    operands = _ring_operands(devices, program, step, collectives)
+    (step,) = ring.computes
+    operands = _ring_operands(devices, program, ring)
     attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
     positions = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
-    for group in devices.groups(RING_AXES):
+    for group in devices.groups(ring.axes):
         shards = [tuple(operand[device] for operand in operands) for device in group]
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
                 result[device] = array
-        for collective_step in collectives:
+        for collective_step in ring.collectives:
             array = [*operands[:3], *results][positions[collective_step.tensor.name]][group[0]]
-            devices.moved[CollectiveKind.PERMUTE, RING_AXES] += array.size * len(group) * (len(group) - 1)
-    scatters = [moved for moved in collectives if moved.collective.kind is CollectiveKind.REDUCE_SCATTER]
-    result_specs = {moved.tensor.name: moved.collective.after for moved in scatters}
-    for name, spec, result in zip(step.operation.outputs, step.placed.outputs, results, strict=True):
-        devices.live_shards[name, result_specs.get(name, spec)] = result
+            devices.moved[CollectiveKind.PERMUTE, ring.axes] += array.size * len(group) * (len(group) - 1)
+    scattered = {scatter.before: scatter.after for scatter in ring.scatters}
+    for tensor, result in zip(step.writes, results, strict=True):
+        devices.live_shards[scattered.get(tensor, tensor)] = result
 
 
-def _ring_operands(
-    devices: VirtualDevices, program: Program, step: ComputeStep, collectives: Sequence[CollectiveStep]
-) -> list[list[Array]]:
+def _ring_operands(devices: VirtualDevices, program: Program, ring: Ring) -> list[list[Array]]:
     """Return the operands before anything moves: keys, values and the keys' positions in blocks."""
-    before: Mapping[str, Spec] = {
-        collective_step.tensor.name: collective_step.collective.before for collective_step in collectives
-    }
-    names, specs = step.operation.operands, step.placed.inputs
-    shards = [devices.shards(program, name, before.get(name, spec)) for name, spec in zip(names, specs, strict=True)]
-    shards[4] = devices.shards(program, names[4], Spec.of(specs[4].dims, dict.fromkeys(specs[4].dims, RING_AXES)))
+    (step,) = ring.computes
+    before = {gather.after: gather.before for gather in ring.gathers}
+    shards = [devices.shards(program, *before.get(tensor, tensor)) for tensor in step.reads]
+    key_positions, spec = step.reads[4]
+    shards[4] = devices.shards(program, key_positions, Spec.of(spec.dims, dict.fromkeys(spec.dims, RING_AXES)))
     return shards
 
 

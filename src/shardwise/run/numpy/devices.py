@@ -13,17 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from shardwise.derive import RING_AXES, CollectiveStep, ComputeStep, ProgramStep, pad_vocabulary
-from shardwise.layout import ShardingScheme
+from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, pad_vocabulary
 from shardwise.model import Accumulate, Contract, Lookup, Map, MatrixFunction, Operation, Program, Role, Route
 from shardwise.model.operations import Concatenate, ConcatenateGradient, RouteGradient, Scan, ScanGradient, Scatter
 from shardwise.run.numpy import kernels
-from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring
+from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring_attention
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
 from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
 from shardwise.sharding.device_shards import permute_sends, permute_split_factors
-from shardwise.step import Instruction, KernelLaunch, LocalSlice, StartCollective, WaitCollective
-from shardwise.step.instructions import FreeTensors
+from shardwise.step import (
+    Instruction,
+    Kernel,
+    LocalSlice,
+    RunRing,
+    StartCollective,
+    WaitCollective,
+    unroll_rings,
+)
+from shardwise.step.instructions import FreeTensors, SingleInstruction
 from shardwise.values import SymbolValues, lookup
 
 MovedElements = Counter[tuple[CollectiveKind, Axes]]
@@ -37,11 +44,8 @@ class VirtualDevices:
     experts, by the name of its gates and the device, while the gates exist.
     """
 
-    def __init__(
-        self, mesh: Mesh, sizes: Mapping[str, int], scheme: ShardingScheme | None = None, *,
-        router: Router = DEFAULT_ROUTER,
-    ) -> None:  # fmt: skip
-        self.scheme, self.router, self.mesh = scheme, router, mesh
+    def __init__(self, mesh: Mesh, sizes: Mapping[str, int], *, router: Router = DEFAULT_ROUTER) -> None:
+        self.router, self.mesh = router, mesh
         self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
         self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
@@ -97,30 +101,39 @@ class VirtualDevices:
                 self.communicate(step.tensor.name, step.collective)
 
     def run_instructions(self, program: Program, instructions: Sequence[Instruction]) -> None:
-        """Run an instruction list. A collective's result appears at its wait; a freed tensor is gone.
-
-        Where the scheme has a ring, attention runs around it in place of the collectives that it overlaps.
-        """
-        ring_collectives = self.rings(instructions)
-        replaced = {id(step) for collectives in ring_collectives.values() for step in collectives}
+        """Run an instruction list. A collective's result appears at its wait; a freed tensor is gone."""
         for instruction in instructions:
-            match instruction:
-                case KernelLaunch():
-                    for step in instruction.kernel.steps:
-                        collectives = ring_collectives.get(step.operation.outputs[0])
-                        run_ring(self, program, step, collectives) if collectives else self.compute(program, step)
-                case LocalSlice():
-                    self.communicate(instruction.step.tensor.name, instruction.step.collective)
-                case StartCollective():
-                    self.start(
-                        [step for step in instruction.collective.derived if id(step) not in replaced],
-                        id(instruction.collective),
-                    )
-                case WaitCollective():
-                    self.live_shards |= self.arriving.pop(id(instruction.collective))
-                case FreeTensors():
-                    for tensor_key in instruction.sharded_tensors:
-                        self.free(*tensor_key)
+            if isinstance(instruction, RunRing) and instruction.ring.is_attention:
+                self._run_attention_ring(program, instruction)
+            else:
+                for member in unroll_rings([instruction]):
+                    self._run_instruction(program, member)
+
+    def _run_attention_ring(self, program: Program, instruction: RunRing) -> None:
+        ring_steps = {id(step) for step in instruction.ring.steps}
+        for member in instruction.members:
+            is_of_ring = not ring_steps.isdisjoint(map(id, member.steps))
+            if is_of_ring and isinstance(member, Kernel):
+                run_ring_attention(self, program, instruction.ring)
+            elif is_of_ring and isinstance(member, StartCollective):
+                self.arriving[id(member.collective)] = {}  # the ring brings it
+            else:
+                self._run_instruction(program, member)
+
+    def _run_instruction(self, program: Program, instruction: SingleInstruction) -> None:
+        match instruction:
+            case Kernel():
+                for step in instruction.steps:
+                    self.compute(program, step)
+            case LocalSlice():
+                self.communicate(instruction.step.tensor.name, instruction.step.collective)
+            case StartCollective():
+                self.start(instruction.collective.derived, id(instruction.collective))
+            case WaitCollective():
+                self.live_shards |= self.arriving.pop(id(instruction.collective))
+            case FreeTensors():
+                for tensor in instruction.sharded_tensors:
+                    self.free(*tensor)
 
     def free(self, name: str, spec: Spec) -> None:
         """Free a tensor in a sharding; with the last of a router's gates, the scores of their experts are freed too."""
@@ -129,36 +142,24 @@ class VirtualDevices:
             for device in range(len(self.coordinates)):
                 self.scores.pop((name, device), None)
 
-    def rings(self, instructions: Iterable[Instruction]) -> dict[str, list[CollectiveStep]]:
-        """Return the collectives that each attention in a ring replaces, by the attention's first result."""
-        collectives_of: dict[str, list[CollectiveStep]] = {}
-        if self.scheme and self.scheme.is_ring:
-            for instruction in instructions:
-                if isinstance(instruction, StartCollective) and instruction.collective.axes == RING_AXES:
-                    for result in instruction.collective.chunked_with:
-                        collectives_of.setdefault(result, []).extend(instruction.collective.derived)
-        return collectives_of
-
     def start(self, steps: Iterable[CollectiveStep], key: int) -> None:
         """Move tensors; results are kept aside until the wait."""
         self.arriving[key] = {}
         for step in steps:
-            before, after = ((step.tensor.name, spec) for spec in (step.collective.before, step.collective.after))
-            if before in self.arriving[key]:  # the step before it of a collective of several
-                self.live_shards[before] = self.arriving[key].pop(before)
+            if step.before in self.arriving[key]:  # the step before it of a collective of several
+                self.live_shards[step.before] = self.arriving[key].pop(step.before)
             self.communicate(step.tensor.name, step.collective)
-            self.arriving[key][after] = self.live_shards.pop(after)
+            self.arriving[key][step.after] = self.live_shards.pop(step.after)
 
     def compute(self, program: Program, step: ComputeStep) -> None:
-        operation, placed = step.operation, step.placed
-        read = list(zip(operation.operands, placed.inputs, strict=False))
-        operands = [self.shards(program, name, spec) for name, spec in read]
+        operation = step.operation
+        operands = [self.shards(program, name, spec) for name, spec in step.reads]
         results: list[Shards] = [[] for _ in operation.outputs]
         kernel = DeviceKernel(self, step)
         for device in range(len(self.coordinates)):
             for result, array in zip(results, kernel(device, [o[device] for o in operands]), strict=True):
                 result.append(array)
-        for name, spec, result in zip(operation.outputs, placed.outputs, results, strict=True):
+        for (name, spec), result in zip(step.writes, results, strict=True):
             self.live_shards[name, spec] = result
             if isinstance(operation, Contract) and program.tensors[name].role is Role.LOGITS:
                 self._hide_padding(spec, result)

@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardwise.derive import CollectiveStep, ShardedUnit
+from shardwise.derive import CollectiveStep, Ring, ShardedUnit
 from shardwise.derive.tensor_specs import state_resting_spec
 from shardwise.model import Role, owning_weight
-from shardwise.run.numpy.collectives import ring_positions
 from shardwise.run.numpy.devices import MovedElements, VirtualDevices
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
 from shardwise.sharding import CollectiveKind, Mesh, Spec
@@ -49,7 +48,7 @@ def run_step(
     `state` maps each weight, and each tensor of the optimizer's state of a trained weight (`w.master`, ...), to full
     arrays; each batch maps the program's constants to full arrays. `router` says how experts are chosen.
     """
-    devices, template = VirtualDevices(mesh, sizes, unit.scheme, router=router), lower_derived_unit(unit, IssuePolicy())
+    devices, template = VirtualDevices(mesh, sizes, router=router), lower_derived_unit(unit, IssuePolicy())
     _load_state(devices, unit, state)
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
     for batch in batches:
@@ -106,13 +105,14 @@ def derived_traffic(
     """
     values = SymbolValues({**sizes, **dict(mesh.axes)})
     moved: dict[str, MovedElements] = {"micro_batch": Counter(), "step": Counter()}
-    for phase, steps in unit.phases().items():
-        in_ring = {position for ring in ring_positions(steps, unit.scheme).values() for position in ring}
-        for position, step in enumerate(steps):
+    for phase, nodes in unit.phase_nodes().items():
+        rings = (node for node in nodes if isinstance(node, Ring) and node.is_attention)
+        in_ring = {id(step) for ring in rings for step in ring.collectives}
+        for step in unit.phases()[phase]:
             if isinstance(step, CollectiveStep) and step.collective.kind is not CollectiveKind.SLICE:
                 per_step = phase == "update" or not step.tensor.dims  # the loss is summed once
                 scope, times = ("step", 1) if per_step else ("micro_batch", num_micro_batches)
-                kind = CollectiveKind.PERMUTE if position in in_ring else step.collective.kind
+                kind = CollectiveKind.PERMUTE if id(step) in in_ring else step.collective.kind
                 received = step.collective.received_elements.evaluate(values) * mesh.num_devices
                 moved[scope][kind, step.collective.axes] += round(received * times)
     return moved
