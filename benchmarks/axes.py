@@ -33,9 +33,9 @@ from shardwise.model.job import Job
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.spawn import run_in_processes
-from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.sharding.spec import Mesh
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision

@@ -39,7 +39,7 @@ from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import Precision, get_precision

@@ -108,7 +108,7 @@ def _judge_stages(recipe: dict, pipeline, ranks: int, local: int) -> None:  # ty
 
 def _num_layers(name: str) -> int:
     """Layers of a model, without its config from the hub."""
-    from shardwise.interop.frameworks.huggingface_hub import hub_model
+    from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 
     model = hub_model(name)
     assert model is not None, name

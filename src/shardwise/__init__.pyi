@@ -53,11 +53,11 @@ from .price.training_run import training_run as training_run
 from .search.compare_clusters import Comparison as Comparison
 from .search.explain.explanation import Explanation as Explanation
 from .search.layout_memory import LayoutMemory as LayoutMemory
-from .search.layout_plan import plan_layout as plan_layout
 from .search.loss_time import LossSearch as LossSearch
 from .search.plan import Plan as Plan
 from .search.plan_file import dump_plan as dump_plan
 from .search.plan_file import load_plan as load_plan
+from .search.plan_from_layout import plan_layout as plan_layout
 from .search.plan_sweep import Swept as Swept
 from .values.errors import (
     InputError as InputError,

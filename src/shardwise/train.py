@@ -28,8 +28,8 @@ from shardwise.run.folder_lock import require_free
 from shardwise.run.launcher import launch_elastic, run_ranks
 from shardwise.run.machine_resources import set_threads
 from shardwise.run.recipe import Device
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.flags import build_parser, parse_settings, to_command_line
-from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.search import Plan, load_plan
 from shardwise.values import ShardwiseError, format_problems
 

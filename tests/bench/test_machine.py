@@ -38,7 +38,7 @@ from shardwise.measure.microbenchmarks.machine_fit import (
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.price.roofline import TILE_ROWS
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 BEST, COPY_RATE, HOP_S, LINK_RATE, LAUNCH_S = 100e9, 20e9, 2e-4, 1.5e9, 3e-5

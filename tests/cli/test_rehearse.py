@@ -14,8 +14,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan
+from shardwise.search.plan_from_layout import plan_layout
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=48
@@ -73,7 +73,7 @@ def test_what_is_not_as_planned_ends_with_3(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "shardwise.run.parallel.collectives.MeshCollectives.sum_and_wait", lambda self, values, axes: values
+        "shardwise.run.parallel.mesh_collectives.MeshCollectives.sum_and_wait", lambda self, values, axes: values
     )
     code, out, _ = run(capsys, tmp_path, dp=8)
     assert code == 3

@@ -15,8 +15,8 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.command_line import main, verb_parsers
 from shardwise.price.simulation.stage_passes import OVERLAP_CHOICES
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan_file import dump_plan
+from shardwise.search.plan_from_layout import plan_layout
 
 
 def plan_file(tmp_path: Path, layout: str, tokens: int = 2**19) -> str:

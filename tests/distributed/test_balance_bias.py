@@ -21,10 +21,10 @@ from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.train import open_weights
 from shardwise.values.errors import InputError
 

@@ -13,7 +13,7 @@ from training import FP64, Case, engine_of, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.run.rank_threads import run_rank_threads
-from shardwise.run.trainer.plan_for_engine import comparable_counts
+from shardwise.run.trainer.engine_prediction import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.sharding.collectives import IssuedCollective
 from shardwise.step.issued_collectives import count_collectives

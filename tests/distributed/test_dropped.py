@@ -13,7 +13,7 @@ from training import Case, engine_of, plain, run_step
 
 from shardwise.layout.layout import Layout
 from shardwise.run.engine import expert_parallel
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.rank_threads import RankThreadOptions, run_rank_threads
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.sharding.spec import Axes

@@ -18,7 +18,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.anomaly_detector import StepAnomaly
-from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.trainer import Trainer
 from shardwise.search.plan import Plan
 

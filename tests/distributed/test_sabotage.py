@@ -12,9 +12,9 @@ from training import Case, Found, plain, trained
 
 from shardwise.layout.layout import Layout
 from shardwise.run.kernels import experts
-from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, WeightGatherer
 from shardwise.run.parallel.gradient_buffers import GradientBuffer
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.sharding.spec import Axes
 

@@ -24,7 +24,7 @@ from shardwise.run.engine import call_rewrites
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import issue_policy
+from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import Transport

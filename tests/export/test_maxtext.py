@@ -15,7 +15,7 @@ from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import parse_yaml
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 COMMAND = (

@@ -9,7 +9,7 @@ import pytest
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
-from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model, hub_name
 from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
@@ -19,7 +19,7 @@ from shardwise.interop.text_formats.python_config import parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 EIGHT = Machines(num_devices=8, devices_per_node=8)

@@ -13,7 +13,7 @@ import shardwise as sw
 from shardwise.hardware.network.switches import Switched
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
-from shardwise.layout.rules.legality import has_even_batch
+from shardwise.layout.rules.model_and_cluster_rules import has_even_batch
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.measure.calibrate.prediction_errors import predict_rows

@@ -30,7 +30,7 @@ from shardwise.model.load import load_model
 from shardwise.model.optimizers import registry as optimizers
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.pipeline import registry as pipelines
-from shardwise.pipeline import schedule as schedule_module
+from shardwise.pipeline import schedule_definition as schedule_module
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import Durations, PassTimes, play_actions
 from shardwise.present.command_line import main
@@ -39,7 +39,7 @@ from shardwise.price.estimate import Estimate, estimate, stage_memories
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.kernels import optimizers as engine_optimizers
 from shardwise.search.explain.other_layouts import compare_plan_schedules
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 from .test_derivation import check

@@ -21,9 +21,9 @@ from shardwise.run import machine_resources
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.preflight import require_memory, require_world, smallest_change
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.planner import make_plan as searched
 from shardwise.values.errors import InputError, NothingFitsError
 from shardwise.values.issue_policy import IssuePolicy

@@ -13,8 +13,8 @@ from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import targets_of_parts
-from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.parallel.sharded_optimizer import NORM_BLOCK, ShardedOptimizer, sum_of_squares
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.step_clock import StepClock

@@ -17,12 +17,12 @@ from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.kernels.attention import Attention
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES, rehearse_rank
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.errors import InputError
 

@@ -17,9 +17,9 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
 from shardwise.model.load import load_model
 from shardwise.present.command_line import main
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.layout_plan import plan_layout
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
 from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives

@@ -20,13 +20,13 @@ import shardwise as sw
 from shardwise.book_formulas import rules
 from shardwise.book_formulas.collective_times import idealised_s
 from shardwise.book_formulas.rooflines import KERNEL_FORMS, kernel_roofline
-from shardwise.book_formulas.rooflines.operand_and_link_rates import ORIGINS, transfer_rates
+from shardwise.book_formulas.rooflines.chip_bandwidths import ORIGINS, transfer_rates
 from shardwise.book_formulas.rules.parallelism_bounds import AxisOverlap, Scheme
 from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.mesh_links import place_mesh
-from shardwise.hardware.network import nccl_bandwidths
+from shardwise.hardware.network import nccl_conventions
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods, pod_collective_costs
@@ -44,7 +44,7 @@ from shardwise.model.job import OVERLAP_CONVENTIONS, Job
 from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
 from shardwise.model.recompute_policies import get_recompute_policy, policy_names
 from shardwise.pipeline.registry import get_schedule, in_flight_split, schedule_names, schedule_names_by_alias
-from shardwise.pipeline.schedule import PassSeconds
+from shardwise.pipeline.schedule_definition import PassSeconds
 from shardwise.price import overlap
 from shardwise.price.product import Objective, price_product
 from shardwise.price.stage_contents import Pipeline, host_offload
@@ -162,19 +162,19 @@ CHOICES: Mapping[str, Choice] = {
     "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
     # collectives
     "collective, collective_report": Choice(
-        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_bandwidths.COLLECTIVE_NAMES
+        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_conventions.COLLECTIVE_NAMES
     ),
     "collective, torus_cost": Choice(
-        lambda name: torus_collective_cost(name, 1e6, TORUS, GROUP), nccl_bandwidths.COLLECTIVE_NAMES
+        lambda name: torus_collective_cost(name, 1e6, TORUS, GROUP), nccl_conventions.COLLECTIVE_NAMES
     ),
     "collective, pods_costs": Choice(
-        lambda name: pod_collective_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_bandwidths.COLLECTIVE_NAMES
+        lambda name: pod_collective_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_conventions.COLLECTIVE_NAMES
     ),
     "collective, switched_costs": Choice(
-        lambda name: switch_collective_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_bandwidths.COLLECTIVE_NAMES
+        lambda name: switch_collective_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_conventions.COLLECTIVE_NAMES
     ),
-    "collective, nccl_bytes": Choice(lambda name: nccl_bandwidths.nccl_bytes(name, 1e6, 8), nccl_bandwidths.COLLECTIVE_NAMES),
-    "collective, busbw_factor": Choice(lambda name: nccl_bandwidths.busbw_factor(name, 8), nccl_bandwidths.COLLECTIVE_NAMES),
+    "collective, nccl_bytes": Choice(lambda name: nccl_conventions.nccl_bytes(name, 1e6, 8), nccl_conventions.COLLECTIVE_NAMES),
+    "collective, busbw_factor": Choice(lambda name: nccl_conventions.busbw_factor(name, 8), nccl_conventions.COLLECTIVE_NAMES),
     "collective, idealised_s": Choice(
         lambda name: idealised_s(name, 1e6, 9e10), ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     ),
@@ -224,7 +224,7 @@ def test_every_name_is_known(where: str, name: str) -> None:
     ("table", "names"),
     [
         (OFFLOAD_TARGETS, get_args(Offload)),
-        (overlap.CONVENTIONS, OVERLAP_CONVENTIONS), (nccl_bandwidths.NCCL_FACTORS, nccl_bandwidths.COLLECTIVE_NAMES),
+        (overlap.CONVENTIONS, OVERLAP_CONVENTIONS), (nccl_conventions.NCCL_FACTORS, nccl_conventions.COLLECTIVE_NAMES),
         (WRAP_RULES, get_args(WrapRule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],

@@ -11,6 +11,6 @@ from .registry import SCHEDULES as SCHEDULES
 from .registry import build_actions as build_actions
 from .registry import get_schedule as get_schedule
 from .registry import natural_schedule as natural_schedule
-from .schedule import PassSeconds as PassSeconds
+from .schedule_definition import PassSeconds as PassSeconds
 from .timeline import PassTimes as PassTimes
 from .timeline import Timeline as Timeline

@@ -19,7 +19,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwise.pipeline.actions import ActionList, bidirectional_placement, slots_from_words, v_placement
-from shardwise.pipeline.schedule import PassSeconds, PeakCandidates, Schedule, single_stage_each, two_stages_each
+from shardwise.pipeline.schedule_definition import (
+    PassSeconds,
+    PeakCandidates,
+    Schedule,
+    single_stage_each,
+    two_stages_each,
+)
 from shardwise.values import Value, maximum, minimum, where
 
 

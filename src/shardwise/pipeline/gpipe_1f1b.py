@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.pipeline.actions import ActionList, alternate_passes, loop_placement
-from shardwise.pipeline.schedule import (
+from shardwise.pipeline.schedule_definition import (
     PassSeconds,
     Schedule,
     in_flight_1f1b,

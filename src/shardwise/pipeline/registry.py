@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from shardwise.pipeline import dualpipe, gpipe_1f1b, zero_bubble, zero_bubble_search
 from shardwise.pipeline.actions import ActionList
-from shardwise.pipeline.schedule import Schedule
+from shardwise.pipeline.schedule_definition import Schedule
 from shardwise.pipeline.timeline import Durations, peak_in_flight
 from shardwise.values import InputError, Value, describe_unknown, lookup, raise_problems, where
 

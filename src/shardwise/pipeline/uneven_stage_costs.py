@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shardwise.pipeline.registry import ALL_SCHEDULES, build_actions, find_problems, get_schedule
-from shardwise.pipeline.schedule import PassSeconds
+from shardwise.pipeline.schedule_definition import PassSeconds
 from shardwise.pipeline.timeline import Durations, peak_layers, play_actions
 from shardwise.values import Value, maximum
 

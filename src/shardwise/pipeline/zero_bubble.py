@@ -23,7 +23,7 @@ from typing import Any
 
 from shardwise.pipeline.actions import ActionList, Slot, alternate_passes, loop_placement, slots_from_words, v_placement
 from shardwise.pipeline.gpipe_1f1b import check_round
-from shardwise.pipeline.schedule import (
+from shardwise.pipeline.schedule_definition import (
     PassSeconds,
     PeakCandidates,
     Schedule,

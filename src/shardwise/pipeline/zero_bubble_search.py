@@ -33,7 +33,7 @@ from shardwise.pipeline.actions import (
     Slot,
     loop_placement,
 )
-from shardwise.pipeline.schedule import Schedule, single_stage_each
+from shardwise.pipeline.schedule_definition import Schedule, single_stage_each
 from shardwise.pipeline.timeline import Durations, Timeline, peak_in_flight, play_actions
 from shardwise.values import InputError
 

@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from typing import Annotated, NamedTuple
 
 from shardwise.hardware import Chip
-from shardwise.pipeline.schedule import PeakCandidates
+from shardwise.pipeline.schedule_definition import PeakCandidates
 from shardwise.price.stage_contents import RESIDENT_UNITS, StageCosts
 from shardwise.price.unit_cost import ActivationCost, StateCost, is_zero, scale_by_count, sum_over_units
 from shardwise.values import Value, maximum, where

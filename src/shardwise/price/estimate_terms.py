@@ -1,6 +1,6 @@
 """Named terms of a step's time and of a device's memory: value, formula as text, inputs, and source.
 
-A rule computes its term from a record: a stage's step (`step_time.py`) or a device's memory (`device_memory.py`), of
+A rule computes its term from a record: a stage's step (`stage_step_time.py`) or a device's memory (`device_memory.py`), of
 one layout or, with arrays for numbers, of many. Text and inputs are made only where a term is explained. `TIME` and
 `MEMORY` have the rules, in the order in which terms are shown.
 """
@@ -17,7 +17,7 @@ from shardwise.pipeline import get_schedule
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.overlap import exposed_formula
 from shardwise.price.roofline import Rates
-from shardwise.price.step_time import StageStep
+from shardwise.price.stage_step_time import StageStep
 from shardwise.price.term_inputs import Expressions, InputRecorder, TermInput, UnitExpression
 from shardwise.values import Precision, Value
 from shardwise.values.loss_kernels import LossKernel

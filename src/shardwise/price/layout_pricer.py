@@ -37,7 +37,7 @@ from shardwise.price.stage_contents import (
     host_offload,
     stage_counts,
 )
-from shardwise.price.step_time import StageStep
+from shardwise.price.stage_step_time import StageStep
 from shardwise.price.term_inputs import Expressions, TermInput, read_numbers
 from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, unit_values
 from shardwise.values import IssuePolicy, Value, get_loss_kernel, get_precision, maximum

@@ -26,7 +26,7 @@ from shardwise.layout.layout import get_offload_targets
 from shardwise.model import Architecture
 from shardwise.model.decoder import has_untied_embedding_weights, mtp_unit_counts
 from shardwise.pipeline import PassSeconds, get_schedule
-from shardwise.pipeline.schedule import PeakCandidates, Schedule
+from shardwise.pipeline.schedule_definition import PeakCandidates, Schedule
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
 from shardwise.values import Value, minimum
 

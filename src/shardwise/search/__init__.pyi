@@ -6,7 +6,6 @@ from .layout_memory import MemoryComparison as MemoryComparison
 from .layout_memory import compare_memory as compare_memory
 from .layout_memory import memory_payload as memory_payload
 from .layout_memory import smallest_full_job as smallest_full_job
-from .layout_plan import plan_layout as plan_layout
 from .loss_time import LossSearch as LossSearch
 from .loss_time import plan_doublings as plan_doublings
 from .nearest_fitting_layout import find_nearest_fitting as find_nearest_fitting
@@ -16,6 +15,7 @@ from .plan_file import is_plan_file as is_plan_file
 from .plan_file import layout_of_plan as layout_of_plan
 from .plan_file import load_plan as load_plan
 from .plan_file import plan_payload as plan_payload
+from .plan_from_layout import plan_layout as plan_layout
 from .plan_sweep import SweepCase as SweepCase
 from .plan_sweep import SweepPoint as SweepPoint
 from .plan_sweep import Swept as Swept

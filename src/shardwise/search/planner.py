@@ -1,6 +1,6 @@
 """Plan a job: search all layouts, choose the simplest that predictions cannot tell from the fastest, and keep the reasons.
 
-Entry point: `make_plan`; `layout_plan.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
+Entry point: `make_plan`; `plan_from_layout.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
 balanced (`balance_stages`), and each runner-up comes with the reason why it lost."""
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardwise.layout import (
     unsupported_choices,
 )
 from shardwise.layout.choices import BALANCED
-from shardwise.layout.rules.legality import has_even_batch
+from shardwise.layout.rules.model_and_cluster_rules import has_even_batch
 from shardwise.model import POLICIES, Job, is_byte_budget
 from shardwise.pipeline import NATURAL, SCHEDULES
 from shardwise.price import Estimate, Problem, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
-from shardwise.search.layout_plan import assemble_plan
 from shardwise.search.plan import Alternative, Plan, SearchSummary
+from shardwise.search.plan_from_layout import assemble_plan
 from shardwise.search.recompute_budget import fit_recompute_budget
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.search.verdicts import (

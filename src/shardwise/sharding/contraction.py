@@ -142,6 +142,8 @@ class _ContractionBuilder:
             self.gather(side, axis, f"case 2: {axis} splits the contracted dim {dim} of {side} only")
 
     def choose_operand_to_gather(self, axis: str, on_left: str, on_right: str) -> str:
+        """Return the operand that gives up an axis both have: never the fixed one; else the one whose dim the goal does not
+        shard by it; else the one whose dim the other operand shares."""
         if self.fixed is not None:
             return "left" if self.fixed == "right" else "right"
         goal_dim = self.goal.dim_of(axis) if self.goal else None

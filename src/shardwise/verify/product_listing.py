@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram, ShardedTensor
 from shardwise.model import Contract
 from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
-from shardwise.sharding.device_shards import permute_sends, permute_split_factors
 from shardwise.sharding.notation import einsum_equation
+from shardwise.sharding.shard_placement import permute_sends, permute_split_factors
 from shardwise.values import InputError
 
 # Names that an emitted file uses itself.

@@ -17,7 +17,7 @@ from shardwise.hardware.network.message_simulation import (
     ring_grid,
     simulate_collective,
 )
-from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, received_bytes
+from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, received_bytes
 from shardwise.present.charts.cells import draw_strip
 from shardwise.present.charts.sharding_charts import device_names, frames, strip_of
 from shardwise.sharding.collectives import CollectiveKind

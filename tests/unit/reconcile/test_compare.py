@@ -43,9 +43,9 @@ from shardwise.records.step_memory_and_collectives import (
     parse_inspection,
 )
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import engine_instance
-from shardwise.search.layout_plan import plan_layout
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.search.plan import Plan
+from shardwise.search.plan_from_layout import plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.issued_collectives import count_collectives
 

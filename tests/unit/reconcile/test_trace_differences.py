@@ -18,8 +18,8 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.records.step_trace import KERNEL, RankTrace
 from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
-from shardwise.search.layout_plan import plan_layout
 from shardwise.search.plan import Plan
+from shardwise.search.plan_from_layout import plan_layout
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
 
 QUERIES = "contract q_flat"

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from shardwise.pipeline.registry import NATURAL, SCHEDULES, get_schedule, natural_schedule, schedule_names
-from shardwise.pipeline.schedule import PassSeconds, bubble_ratio, in_flight_1f1b, in_flight_afab, in_flight_interleaved
+from shardwise.pipeline.schedule_definition import (
+    PassSeconds,
+    bubble_ratio,
+    in_flight_1f1b,
+    in_flight_afab,
+    in_flight_interleaved,
+)
 
 
 def test_bubble_is_idle_over_ideal_time() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shardwise.pipeline.clock import check_actions
 from shardwise.pipeline.registry import ALL_SCHEDULES, OrderOptions, build_actions, find_problems, get_schedule
-from shardwise.pipeline.schedule import PassSeconds
+from shardwise.pipeline.schedule_definition import PassSeconds
 from shardwise.pipeline.timeline import AWAITING_CHANGE, SAVED_CHANGE, Durations, PassTimes, Timeline, play_actions
 
 PASSES = [

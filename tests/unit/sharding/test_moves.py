@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import pytest
 
 from shardwise.sharding.collectives import CollectiveKind
-from shardwise.sharding.device_shards import list_legal_shardings
 from shardwise.sharding.matmul_search.cheapest_paths import (
     ByProduct,
     CostVector,
@@ -19,6 +18,7 @@ from shardwise.sharding.matmul_search.cheapest_paths import (
 )
 from shardwise.sharding.matmul_search.local_products import LocalProducts
 from shardwise.sharding.matmul_search.numbered_shardings import AxisGroups, NumberedShardings
+from shardwise.sharding.shard_placement import list_legal_shardings
 from shardwise.sharding.spec import Axes, Spec
 from shardwise.values.symbolic import SymbolValues
 

@@ -16,7 +16,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import simulate
 from shardwise.price.simulation.simulated_step import SimulatedStep, StepSimulator, simulate_step
 from shardwise.price.simulation.stage_passes import CONVENTION_STREAMS
-from shardwise.price.step_time import StageStep
+from shardwise.price.stage_step_time import StageStep
 
 LAYOUTS = [
     ("llama-3-8b", "h100:16", "dp=16"),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardwise.book_formulas import rules
-from shardwise.book_formulas.rooflines.operand_and_link_rates import Origin, transfer_rates
+from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfer_rates
 from shardwise.hardware import Chip
 from shardwise.values import InputError, bytes_per_element
 

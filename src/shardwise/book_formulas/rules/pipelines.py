@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from shardwise.pipeline import PassSeconds, get_schedule
 from shardwise.pipeline.registry import schedule_names_by_alias
-from shardwise.pipeline.schedule import bubble_ratio
+from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.values import InputError, lookup
 
 

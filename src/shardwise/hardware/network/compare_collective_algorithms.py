@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from typing_extensions import TypedDict
 
 from shardwise.hardware.network.links import CollectiveCost, Cut
-from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, received_bytes
+from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, received_bytes
 from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.hardware.network.links import CollectiveCost, Cut, Link
-from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
+from shardwise.hardware.network.nccl_conventions import CollectiveName, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
 
 

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Literal
 
 from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
-from shardwise.hardware.network.nccl_bandwidths import CollectiveName, nccl_factors
+from shardwise.hardware.network.nccl_conventions import CollectiveName, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]

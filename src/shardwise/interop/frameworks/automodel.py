@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shardwise.interop.frameworks.huggingface_hub import hub_model, hub_name
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model, hub_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import (

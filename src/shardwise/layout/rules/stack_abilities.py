@@ -16,7 +16,7 @@ from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.rules.legality import LEGALITY_RULES
+from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES
 from shardwise.model import Architecture, Job, is_byte_budget
 from shardwise.model.recompute_policies import is_tensor_set, required_abilities
 from shardwise.pipeline import SCHEDULES

@@ -10,7 +10,7 @@ from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placem
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.rules.legality import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems
+from shardwise.layout.rules.model_and_cluster_rules import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems
 from shardwise.layout.rules.stack_abilities import async_tp_domain_rule, stack_rules
 from shardwise.layout.sharding_scheme import Degrees, ParallelMode
 from shardwise.model import Architecture, Job

@@ -29,7 +29,7 @@ from shardwise.records import RunFolder, RunInspection, StepLog, StepRecord, rea
 from shardwise.records.step_memory_and_collectives import parse_inspection
 from shardwise.run import TrainingRecipe
 from shardwise.run.recipe import parse_recipe
-from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
+from shardwise.run.trainer.engine_prediction import engine_memory, engine_policy
 from shardwise.search import Plan, plan_payload
 from shardwise.values import Displayable, InputError, format_bytes, get_precision, raise_problems
 

@@ -18,7 +18,7 @@ from shardwise.price import MEMORY, Pricing
 from shardwise.records import RunInspection
 from shardwise.records.step_memory_and_collectives import RehearsedRank
 from shardwise.run import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import engine_policy
+from shardwise.run.trainer.engine_prediction import engine_policy
 from shardwise.search import Plan
 
 REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: bytes of tensors do not depend on the machine

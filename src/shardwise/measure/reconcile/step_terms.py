@@ -13,7 +13,7 @@ from shardwise.price.estimate import estimate
 from shardwise.records import MeasuredMemory, RunInspection, StepRecord
 from shardwise.records.step_log import MEASURED_TERMS
 from shardwise.run import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import comparable_counts, engine_instance
+from shardwise.run.trainer.engine_prediction import comparable_counts, engine_instance
 from shardwise.search import Plan
 from shardwise.search.explain.constant_sensitivity import worsen_constants
 from shardwise.sharding import ROWS, IssuedCollective

@@ -13,7 +13,7 @@ from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import Cell, Frame, Grid, GridChart, Strip
 from shardwise.present.charts.curves import Curve, LineChart
 from shardwise.sharding import CollectiveKind, Mesh, Spec
-from shardwise.sharding.device_shards import shard_holders
+from shardwise.sharding.shard_placement import shard_holders
 from shardwise.values import InputError, NumberFormat, format_bytes
 from shardwise.values.quantization import round_to_format
 

@@ -14,7 +14,7 @@ from shardwise.values import Parser
 if TYPE_CHECKING:
     from shardwise.hardware import Cut, Topology
     from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport
-    from shardwise.hardware.network.nccl_bandwidths import CollectiveName
+    from shardwise.hardware.network.nccl_conventions import CollectiveName
 
 DESCRIPTION = """How long a collective takes on a chip's network, what bounds it, and how else it could be carried out.
 
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
 
 def parse_operation(text: str) -> CollectiveName:
     """The operation that OP names, with "-" or "_"."""
-    from shardwise.hardware.network.nccl_bandwidths import COLLECTIVE_NAMES
+    from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES
     from shardwise.values import InputError, describe_unknown
 
     for operation in COLLECTIVE_NAMES:

@@ -79,7 +79,7 @@ def _fields(asked: Asked) -> Fields:
         row + "tokens": Field("tokens to the same loss", "E(B) = S_min · (B + B_noise)", "tokens", source, kind,
                               {"B": row + "batch_tokens", **fewest, **noise}),
         row + "step_time_s": Field("seconds of a step of this batch on the layout", "the sum of the terms of time", "s",
-                                   "price/step_time.py", kind_of(asked)),
+                                   "price/stage_step_time.py", kind_of(asked)),
         row + "days": Field("days to the same loss on the layout", "S(B) · seconds of a step / 86,400", "days", source,
                             kind_of(asked), {"S(B)": row + "steps", "seconds of a step": row + "step_time_s"}),
     }  # fmt: skip

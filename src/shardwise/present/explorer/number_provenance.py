@@ -111,7 +111,7 @@ def _room(asked: Asked) -> Inputs:
 
 NUMBERS: Mapping[str, Number] = {
     "step_time_s": Number(
-        "seconds of one optimizer step, of the slowest stage", "the sum of the terms of time", "s", "price/step_time.py",
+        "seconds of one optimizer step, of the slowest stage", "the sum of the terms of time", "s", "price/stage_step_time.py",
         lambda asked: asked.plan.estimate.step_time_s, _terms("time"),
     ),
     "tokens_per_s_per_device": Number(
@@ -146,7 +146,7 @@ NUMBERS: Mapping[str, Number] = {
     ),
     "num_micro_batches": Number(
         "micro-batches of the fullest replica in a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
-        "layout/rules/legality.py",
+        "layout/rules/model_and_cluster_rules.py",
         lambda asked: float(num_micro_batches(asked.job, layout_degrees(asked.layout))), _sequences,
     ),
 }  # fmt: skip

@@ -67,8 +67,10 @@ def _overview_provenance(asked: Asked) -> Fields:
             kind,
             {"step": step, "step of the best": best},
         ),
-        step: Field("seconds of one optimizer step", "the sum of the terms of time", "s", "price/step_time.py", kind),
-        best: Field("seconds of a step of the best layout", "the sum of the terms of time", "s", "price/step_time.py", kind),
+        step: Field("seconds of one optimizer step", "the sum of the terms of time", "s", "price/stage_step_time.py", kind),
+        best: Field(
+            "seconds of a step of the best layout", "the sum of the terms of time", "s", "price/stage_step_time.py", kind
+        ),
         "search.best.memory_bytes": Field(
             "bytes of a device of its fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py", memory,
         ),
@@ -138,7 +140,7 @@ def pareto(asked: Asked) -> dict[str, Any]:
 
 def _pareto_provenance(asked: Asked) -> Fields:
     step = Field(
-        "seconds of one optimizer step", "the sum of the terms of time", "s", "price/step_time.py", kind_of(asked)
+        "seconds of one optimizer step", "the sum of the terms of time", "s", "price/stage_step_time.py", kind_of(asked)
     )
     memory = Field("bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
                    kind_of(asked, memory=True))  # fmt: skip
@@ -175,7 +177,11 @@ def run_fields(asked: Asked) -> Fields:
     """Of the numbers of `reconcile`."""
     time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
     predicted = Field(
-        "seconds that the plan has for this", "shardwise explain --term", "s", "price/step_time.py", kind_of(asked)
+        "seconds that the plan has for this",
+        "shardwise explain --term",
+        "s",
+        "price/stage_step_time.py",
+        kind_of(asked),
     )
     mean = "the mean over the middle half of the steps by their time"
     return {

@@ -114,7 +114,7 @@ def _schedule_provenance(asked: Asked) -> Fields:
         ),
         "schedule.stages": Field("stages, one for each rank", "pp", "", "the layout", EXACT),
         "schedule.micro_batches": Field("micro-batches of a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
-                                        "layout/rules/legality.py", EXACT),
+                                        "layout/rules/model_and_cluster_rules.py", EXACT),
         "schedule.peak_activations": Field(held, "max over ranks", "", "pipeline/timeline.py", EXACT),
         "schedule.ranks.*.idle_s": Field(
             "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", played, kind,
@@ -187,7 +187,7 @@ def _timeline_provenance(asked: Asked) -> Fields:
                     "passes of all ranks: the sum of the parts below", "s", source, kind),
         "simulation.estimate.step_time_s": Field(
             "the estimate of the same layout: terms added up, without a simulation", "the sum of the terms of time", "s",
-            "price/step_time.py", kind,
+            "price/stage_step_time.py", kind,
         ),
         "simulation.bubble": Field(
             "idle over ideal time, of the rank that waits least for other stages", "waiting / (step - waiting)", "%",

@@ -9,11 +9,11 @@ from shardwise.book_formulas.rules import attended_pairs
 from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
 from shardwise.hardware import Cut, load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
-from shardwise.hardware.network.nccl_bandwidths import CollectiveName
+from shardwise.hardware.network.nccl_conventions import CollectiveName
 from shardwise.layout import Layout, get_cp_variant
 from shardwise.model import Job, load_model
 from shardwise.pipeline import build_actions
-from shardwise.pipeline.schedule import bubble_ratio
+from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
 from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.bars import BarChart, StackedBar

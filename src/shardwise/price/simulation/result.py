@@ -29,7 +29,7 @@ from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass,
 from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
-from shardwise.price.simulation.timed_instructions import VirtualStage
+from shardwise.price.simulation.unit_timings import VirtualStage
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,

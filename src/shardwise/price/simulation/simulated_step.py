@@ -21,7 +21,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE, HIDEABLE_TOGETHER
 from shardwise.price.simulation.stage_passes import LIST, OVERLAP_CHOICES, PassLists, StagePass
 from shardwise.price.simulation.streams import CONTENTION, StreamTimeline, TimedInstruction, Transfer, play_streams
-from shardwise.price.simulation.timed_instructions import UnitTimings, VirtualStage, build_virtual_stages
+from shardwise.price.simulation.unit_timings import UnitTimings, VirtualStage, build_virtual_stages
 from shardwise.values import lookup, raise_problems
 
 

@@ -26,7 +26,7 @@ from shardwise.price.simulation.streams import (
     start_transfer,
     started_transfers,
 )
-from shardwise.price.simulation.timed_instructions import UnitTimings, VirtualStage
+from shardwise.price.simulation.unit_timings import UnitTimings, VirtualStage
 from shardwise.step import CONTROL, GATHER, GRADIENT, UPDATE
 
 LIST = "list"  # starts and waits as in the list

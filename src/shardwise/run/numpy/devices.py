@@ -20,7 +20,7 @@ from shardwise.run.numpy import kernels
 from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring_attention
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
 from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
-from shardwise.sharding.device_shards import permute_sends, permute_split_factors
+from shardwise.sharding.shard_placement import permute_sends, permute_split_factors
 from shardwise.step import (
     Instruction,
     Kernel,

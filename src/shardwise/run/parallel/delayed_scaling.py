@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.run.kernels.matmul import product_formats
 from shardwise.run.mixed_precision import DTYPES
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.step import RankProgram, unit_paths
 from shardwise.step.collectives import operands_by_path

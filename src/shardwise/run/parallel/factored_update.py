@@ -18,8 +18,8 @@ from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_va
 from shardwise.model.optimizer_program import WeightMatrix
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.optimizers import block_elements
-from shardwise.run.parallel.collectives import MeshCollectives, TrafficLabel
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
+from shardwise.run.parallel.mesh_collectives import MeshCollectives, TrafficLabel
 from shardwise.step import CONTROL, GroupMember, UnitCollective
 from shardwise.values import Box, Shape, interval_boxes
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.run.kernels.quantization import TiledWeight
 from shardwise.run.mixed_precision import TrainingDtypes
-from shardwise.run.parallel.collectives import MeshCollectives, PendingWork, TrafficLabel
+from shardwise.run.parallel.mesh_collectives import MeshCollectives, PendingWork, TrafficLabel
 from shardwise.run.parallel.world import World
 from shardwise.sharding import Axes
 from shardwise.step import GATHER, GRADIENT, GroupMember, RankProgram

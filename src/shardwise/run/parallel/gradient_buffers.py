@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from shardwise.run.kernels.optimizers import ScaledTensor
-from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup
+from shardwise.run.parallel.mesh_collectives import MeshCollectives, PendingWork
 from shardwise.sharding import Axes
 from shardwise.step import MIRROR_RANKS, GroupMember
 

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from shardwise.run.mixed_precision import DTYPES
-from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup
 from shardwise.run.parallel.gradient_buffers import GradientBuffer
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.parallel.sharded_optimizer import sum_of_squares
 from shardwise.sharding import Axes
 from shardwise.step import MIRROR_RANKS, RankProgram

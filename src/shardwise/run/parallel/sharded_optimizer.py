@@ -30,9 +30,9 @@ from shardwise.run.kernels.optimizers import (
     build_torch_optimizer,
     step_optimizer,
 )
-from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.factored_update import FactoredUpdate, FactoredWeight
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
+from shardwise.run.parallel.mesh_collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.whole_matrix_update import WholeMatrixUpdate
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.sharding import Axes

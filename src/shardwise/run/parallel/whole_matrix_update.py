@@ -11,8 +11,8 @@ from torch import Tensor
 
 from shardwise.model import GRADIENT, MASTER, Granularity, Optimizer, formula_values
 from shardwise.run.kernels.device_dispatch import at_least_fp32
-from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.step import GroupMember
 from shardwise.values import Box
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shardwise.run.kernels.experts import expert_capacity
-from shardwise.run.parallel.collectives import MeshCollectives
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.sharding import Axes
 

@@ -14,9 +14,9 @@ from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BA
 from shardwise.pipeline.messages import StageMessage
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model import InFlightPass, TorchModel
-from shardwise.run.parallel.collectives import MeshCollectives, PendingWork
 from shardwise.run.parallel.flat_parameters import WeightGatherer
 from shardwise.run.parallel.gradient_reducer import GradientReducer
+from shardwise.run.parallel.mesh_collectives import MeshCollectives, PendingWork
 from shardwise.run.step_clock import StepClock
 from shardwise.run.trainer.expert_balance import ExpertBalancer
 from shardwise.step import PIPELINE, RankProgram

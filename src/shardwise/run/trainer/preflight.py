@@ -28,8 +28,8 @@ from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shard_reader import TokenShards
 from shardwise.run.recipe import TrainingRecipe, recipe_payload, source_names
 from shardwise.run.trainer.batch_schedule import batch_ramp, require_batches
+from shardwise.run.trainer.engine_prediction import engine_memory, engine_policy
 from shardwise.run.trainer.flags import RunSettings
-from shardwise.run.trainer.plan_for_engine import engine_memory, engine_policy
 from shardwise.search import Plan, plan_payload
 from shardwise.search import make_plan as search_plan
 from shardwise.search.plan import software_versions

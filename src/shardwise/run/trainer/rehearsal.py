@@ -17,7 +17,7 @@ from shardwise.records.step_memory_and_collectives import RehearsedRank
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.plan_for_engine import engine_instance
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.step_inspector import inspect_step
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.lone_rank import LoneRank

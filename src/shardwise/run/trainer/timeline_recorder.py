@@ -19,7 +19,7 @@ from shardwise.pipeline import Action
 from shardwise.records import COLLECTIVE, KERNEL, WAIT, TraceEvent
 from shardwise.records.step_trace import PASS, PASSES, TraceEventKind
 from shardwise.run.engine.unit_passes import SlotCall
-from shardwise.run.parallel.collectives import TrafficLabel
+from shardwise.run.parallel.mesh_collectives import TrafficLabel
 from shardwise.run.step_clock import DeviceTimer, Timestamp
 from shardwise.sharding import Axes
 from shardwise.step import ACTIVATION, COMPUTE, CONTROL, START, UPDATE, charged_axis

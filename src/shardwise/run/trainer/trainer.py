@@ -24,8 +24,8 @@ from shardwise.run.recipe import NON_FINITE, TrainingRecipe
 from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
 from shardwise.run.trainer.anomaly_response import agree_on_anomaly, first_non_finite
 from shardwise.run.trainer.data_loader import MicroBatchLoader
+from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
-from shardwise.run.trainer.plan_for_engine import engine_instance
 from shardwise.run.trainer.profiler import profiled_step
 from shardwise.run.trainer.step_inspector import inspect_step
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine

@@ -16,10 +16,10 @@ from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.kernels.attention_mask import PositionRange
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.mixed_precision import LossScaler, training_dtypes
-from shardwise.run.parallel.collectives import MeshCollectives
 from shardwise.run.parallel.delayed_scaling import SharedAmaxScaler
 from shardwise.run.parallel.flat_parameters import ParameterShard, WeightGatherer, build_flat_groups
 from shardwise.run.parallel.gradient_reducer import GradientReducer, MicroBatchNorms
+from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.parallel.sharded_optimizer import ShardedOptimizer
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe

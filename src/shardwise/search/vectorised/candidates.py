@@ -19,7 +19,7 @@ from shardwise.layout import DEGREE_AXES, EXPERT_AXES, TP_AXES, Choices, Placeme
 from shardwise.layout.choices import FACTORISED_AXES, GRID_CHOICES
 from shardwise.layout.placement import searched_placements
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.rules.legality import has_even_batch, no_experts_problem
+from shardwise.layout.rules.model_and_cluster_rules import has_even_batch, no_experts_problem
 from shardwise.layout.sharding_scheme import ZERO_AXES
 from shardwise.model import Architecture, Job
 from shardwise.values import NothingFitsError, Value, raise_problems

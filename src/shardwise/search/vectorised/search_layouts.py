@@ -20,7 +20,7 @@ from shardwise.price.device_memory import price_device_memory
 from shardwise.price.roofline import exposed_share
 from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
 from shardwise.price.stage_contents import StageCosts as PricedStage
-from shardwise.price.step_time import StageStep
+from shardwise.price.stage_step_time import StageStep
 from shardwise.search.vectorised.best_rows import BestRows, Floats, Ints, RankedRow, RowBlock
 from shardwise.search.vectorised.candidates import (
     FamilyKey,

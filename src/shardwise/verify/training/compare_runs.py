@@ -22,7 +22,7 @@ from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.flat_parameters import ParameterShard
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
-from shardwise.run.trainer.plan_for_engine import comparable_counts
+from shardwise.run.trainer.engine_prediction import comparable_counts
 from shardwise.run.trainer.step_inspector import CollectiveCapture
 from shardwise.run.trainer.training_engine import StepResult
 from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective

@@ -17,8 +17,8 @@ from shardwise.layout import Layout, atomic_degrees, cp_variant_names, get_cp_va
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Gating, Job
 from shardwise.pipeline import natural_schedule
 from shardwise.run import TrainingRecipe
+from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.flags import apply_changes, parse_whole_number
-from shardwise.run.trainer.plan_for_engine import issue_policy
 from shardwise.search import Plan
 from shardwise.step import RankProgram
 from shardwise.values import InputError, Precision, parse_overrides

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from shardwise.interop.frameworks.huggingface_hub import hub_model
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.megatron import launch_script
 from shardwise.interop.frameworks.megatron.model_options import ACTIVATIONS, MODEL_MAPPINGS
 from shardwise.interop.launches.launch import Launch, Machines
