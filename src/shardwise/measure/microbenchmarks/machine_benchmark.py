@@ -109,13 +109,13 @@ def _time_overlap(operations: Mapping[str, TimedOperation], device: torch.device
         for _ in range(num_products):
             product.run()
 
-    def products_beside_traffic() -> None:
+    def run_products_beside_traffic() -> None:
         work = dist.all_reduce(message, async_op=True)
         products()
         work.wait()
 
     pairs = [
-        (_seconds(TimedOperation(products, 1)), _seconds(TimedOperation(products_beside_traffic, 1)))
+        (_seconds(TimedOperation(products, 1)), _seconds(TimedOperation(run_products_beside_traffic, 1)))
         for _ in range(PAIRS)
     ]
     excess_s = statistics.median(overlapped_s - alone_s for alone_s, overlapped_s in pairs)
