@@ -12,7 +12,7 @@ from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
-from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
+from shardwise.interop.text_formats.config_trees import format_toml_options, parse_toml_options
 from shardwise.layout.layout import Layout
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
@@ -183,4 +183,4 @@ def test_options_that_the_release_lacks_are_named() -> None:
 
 def test_toml_is_read_as_it_is_written() -> None:
     options = {"a.b": True, "a.c": 'a "text"', "d.e.f": [["x"], ["y"]], "d.e.g": 1e-5}
-    assert parse_toml(format_toml(options), "x") == options
+    assert parse_toml_options(format_toml_options(options), "x") == options

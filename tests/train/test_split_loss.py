@@ -27,7 +27,7 @@ def test_parts_are_together_the_whole(words: int, parts: int, cap: float | None)
         for place in range(parts)
     ]
     largest = torch.stack([one.largest(part) for one, part in zip(own, held, strict=True)]).amax(dim=0)
-    total = torch.stack([one.sum_exp(part, largest) for one, part in zip(own, held, strict=True)]).sum(dim=0)
+    total = torch.stack([one.local_sum_exp(part, largest) for one, part in zip(own, held, strict=True)]).sum(dim=0)
     target = torch.stack([one.target_logit(part, targets) for one, part in zip(own, held, strict=True)]).sum(dim=0)
     losses = [one.loss(total, largest, target, targets, SCALE) for one in own]
     found = torch.cat([one.gradient(p, largest, total, targets, SCALE) for one, p in zip(own, held, strict=True)], -1)

@@ -62,13 +62,13 @@ class BlockBuilder:
         attended = self.post_norm(attended, "attention_post_norm")
         if self.architecture.parallel:
             z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
-            branches = self.add_parallel_branches(attended, self.feed_forward(z))
+            branches = self.sum_parallel_branches(attended, self.feed_forward(z))
             return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
         middle = self.elementwise("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
         mlp = self.post_norm(self.feed_forward(self.pre_norm(middle, "mlp_norm")), "mlp_post_norm")
         return self.elementwise("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
 
-    def add_parallel_branches(self, attended: str, mlp_out: str) -> str:
+    def sum_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.
 
         Source: Black et al. 2022 (GPT-NeoX-20B), section 2.1: both are added on each device before a single all-reduce.

@@ -166,7 +166,7 @@ class UnitPricer:
         # at other rates share them. Only `RepricedSymbolValues` keep the result over several rates.
         identities = self.formats, self.loss
         dependencies = key, self.rates.policy, self.rates.fused_attention
-        return values.compute_once_at_any_rate(identities, make, key=dependencies)
+        return values.compute_rate_independent(identities, make, key=dependencies)
 
     def activation(self, name: str, scheme: ShardingScheme, values: SymbolValues, links: GroupLinks) -> ActivationCost:
         """Return compute, activation communication and activation memory of one unit.
@@ -270,7 +270,7 @@ class UnitPricer:
 
         def make() -> Value:
             compute = partial(self.work, kernel, parts, values)
-            work = values.compute_once_at_any_rate((kernel, self.formats), compute, key=dependencies)
+            work = values.compute_rate_independent((kernel, self.formats), compute, key=dependencies)
             return self.rates.kernel_s(kernel.kind, self.formats.product_rate_format(kernel), work)
 
         return self.seconds.compute_once((kernel, values), make, key=dependencies)
@@ -347,7 +347,7 @@ class UnitPricer:
 
         def make() -> Value:
             compute, format_key = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
-            count, num_bytes = values.compute_once_at_any_rate((collective.payload,), compute, key=format_key)
+            count, num_bytes = values.compute_rate_independent((collective.payload,), compute, key=format_key)
             num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)

@@ -112,7 +112,7 @@ class SymbolValues(dict[Symbol, Value]):
         """Return `make()`, which must depend on these values, the objects and `key` alone; subclasses cache it."""
         return make()
 
-    def compute_once_at_any_rate(
+    def compute_rate_independent(
         self, objects: tuple[object, ...], make: Callable[[], Result], key: Hashable = None
     ) -> Result:
         """Return `make()`, which must not depend on a rate; only `RepricedSymbolValues` caches it."""
@@ -152,7 +152,7 @@ class RepricedSymbolValues(CachedSymbolValues):
     Not for the arrays of a search, which prices them at one rate: the cached arrays would outgrow its tables.
     """
 
-    compute_once_at_any_rate = CachedSymbolValues.compute_once
+    compute_rate_independent = CachedSymbolValues.compute_once
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ def read_replicas(reader: OptionReader) -> int:
     return devices // model_parallel
 
 
-def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
+def _read_parallelism(reader: OptionReader) -> Mapping[str, Any]:
     replicas, distributed_type = read_replicas(reader), reader.get(DISTRIBUTED_TYPE)
     if distributed_type not in ("FSDP", "MULTI_GPU", "NO"):
         raise InputError(
@@ -108,7 +108,7 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
     if rotated not in variants:
         raise InputError(f"parallelism_config_cp_comm_strategy: {describe_unknown(str(rotated), variants)}")
     stage, whole_nodes = _read_strategy(reader) if distributed_type == "FSDP" else (0, False)
-    dp = _num_copies(reader, replicas, whole_nodes) if stage else replicas
+    dp = _num_shard_copies(reader, replicas, whole_nodes) if stage else replicas
     is_alone = replicas * cp == 1
     if stage and not is_alone and cp * replicas == dp:
         raise InputError(
@@ -120,7 +120,7 @@ def _read_sharding(reader: OptionReader) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
-def _num_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
+def _num_shard_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
     """Return how many copies of the shards there are: one per node, or ParallelismConfig's dp_replicate."""
     return reader.machines.num_nodes if whole_nodes else min(_get_degree(reader, "dp_replicate"), replicas)
 
@@ -139,7 +139,7 @@ def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
     return STRATEGIES[name]
 
 
-SHARDING_MAPPINGS = (OptionMapping(_sharding_options, _read_sharding),)
+SHARDING_MAPPINGS = (OptionMapping(_sharding_options, _read_parallelism),)
 
 MIXED_PRECISION, FP8_PREFIX = "mixed_precision", "fp8_config.fp8_"
 FP8_ALL_GATHER = f"{FP8_PREFIX}enable_fsdp_float8_all_gather"

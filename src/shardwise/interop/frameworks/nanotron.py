@@ -217,7 +217,7 @@ def _tp_options(launch: Launch) -> Options:
     return {"parallelism.tp_mode": mode, "parallelism.tp_linear_async_communication": layout.async_tp}
 
 
-def _read_tp_mode(reader: OptionReader) -> Mapping[str, Any]:
+def _read_tp_communication(reader: OptionReader) -> Mapping[str, Any]:
     """Return sequence parallelism and async TP; both are off without tensor parallelism, and async TP needs REDUCE_SCATTER."""
     parallel = reader.get("parallelism.tp_mode", "ALL_REDUCE") == "REDUCE_SCATTER" and reader.get("parallelism.tp") > 1
     in_pieces = bool(reader.get("parallelism.tp_linear_async_communication", False))
@@ -286,7 +286,7 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
         lambda launch: {"parallelism.pp_engine": launch.layout.schedule if launch.layout.pp > 1 else "1f1b"},
         _read_stages,
     ),
-    OptionMapping(_tp_options, _read_tp_mode),
+    OptionMapping(_tp_options, _read_tp_communication),
     OptionMapping(lambda launch: {"parallelism.expert_parallel_size": 1}, _read_experts),
     OptionMapping(_batch_options, _read_batch),
     OptionMapping(_precision_options, _read_precision),

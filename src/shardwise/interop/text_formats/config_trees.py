@@ -127,7 +127,7 @@ def _require_sections(tree: object, source: str) -> dict[str, Any]:
     return {str(name): value for name, value in tree.items()}
 
 
-def format_toml(options: Options) -> str:
+def format_toml_options(options: Options) -> str:
     """Return options as TOML, with a section for each name before the last dot."""
     sections: dict[str, dict[str, Any]] = {}
     for name, value in options.items():
@@ -140,7 +140,7 @@ def format_toml(options: Options) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def parse_toml(text: str, source: str) -> dict[str, Any]:
+def parse_toml_options(text: str, source: str) -> dict[str, Any]:
     """Return the options of a TOML text. Raises `InputError` if it is not valid."""
     try:
         return flatten(tomllib.loads(text))

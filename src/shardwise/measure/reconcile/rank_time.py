@@ -173,7 +173,7 @@ def _collective_key(step: TracedStep, rank: TracedRank, span: TraceSpan) -> Coll
     return axes, step.group_ranks(rank.trace, axes), span.event.number
 
 
-def waits_for_late_ranks(step: TracedStep) -> dict[int, list[tuple[TraceSpan, int, float]]]:
+def waits_by_last_arrival(step: TracedStep) -> dict[int, list[tuple[TraceSpan, int, float]]]:
     """Return for each rank its waits, each with the last rank to arrive and the seconds until then."""
     arrivals_by_key, waits_by_rank = match_collectives(step), dict[int, list[tuple[TraceSpan, int, float]]]()
     for rank in step.ranks:
@@ -198,7 +198,7 @@ def measure_lateness(step: TracedStep) -> tuple[RankLateness, ...]:
         num_last[arrivals.last_rank] += 1
     waited_s: dict[int, dict[int, dict[str, float]]] = {}
     num_kept = Counter[int]()
-    for rank, waits in waits_for_late_ranks(step).items():
+    for rank, waits in waits_by_last_arrival(step).items():
         for span, late_rank, seconds in waits:
             num_kept[late_rank] += seconds > step.error_s
             if seconds:

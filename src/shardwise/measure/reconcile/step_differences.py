@@ -22,7 +22,7 @@ from shardwise.measure.reconcile.rank_time import (
     match_collectives,
     measure_lateness,
     measure_occupancy,
-    waits_for_late_ranks,
+    waits_by_last_arrival,
 )
 from shardwise.price import SimulatedStep, TimedKernel
 from shardwise.price.simulation.streams import Transfer
@@ -295,7 +295,7 @@ def explain_traffic(expected_s: float, exposed_s: float, planned_s: float, traff
 def _late_by_axis(step: TracedStep) -> dict[str, float]:
     """Return the seconds in which ranks waited for a late rank, over all ranks."""
     late_s: dict[str, float] = {}
-    for waits in waits_for_late_ranks(step).values():
+    for waits in waits_by_last_arrival(step).values():
         for span, _, seconds in waits:
             late_s[event_axis(span.event)] = late_s.get(event_axis(span.event), 0.0) + seconds
     return late_s

@@ -18,7 +18,7 @@ from shardwise.measure.reconcile.rank_time import (
     find_stalls,
     measure_lateness,
     measure_occupancy,
-    waits_for_late_ranks,
+    waits_by_last_arrival,
 )
 from shardwise.measure.reconcile.step_differences import (
     LEAST_CORE_SHARE,
@@ -170,7 +170,7 @@ class TraceAnalysis:
     def find_exposed_traffic(self) -> Iterator[Bottleneck]:
         """Yield for each axis the rank that waits longest for traffic after the last arrival."""
         late_s: dict[tuple[int, str], float] = {}
-        for rank, waits in waits_for_late_ranks(self.step).items():
+        for rank, waits in waits_by_last_arrival(self.step).items():
             for span, _, seconds in waits:
                 late_s[rank, event_axis(span.event)] = late_s.get((rank, event_axis(span.event)), 0.0) + seconds
         for axis in dict.fromkeys(axis for occupancy in self.occupancies for axis in occupancy.exposed):

@@ -60,7 +60,7 @@ class PassLists:
     def engine_order(self, stage: VirtualStage, kind: str, *, last: bool) -> list[TimedInstruction]:
         """Return a pass as an engine runs it; in the `last` one, collectives of the step start and are not waited for."""
         units = self.units(stage, kind, last=last)
-        listed = with_host_copy([*_delay_scatter_waits(_prefetch_gathers(units))], stage.host_s)
+        listed = beside_host_copy([*_delay_scatter_waits(_prefetch_gathers(units))], stage.host_s)
         reductions = (*self.shard_reductions(stage), *self.late_reductions(stage)) if last else ()
         return [*listed, *(start_transfer(replace(reduction)) for reduction in reductions)]
 
@@ -127,7 +127,7 @@ class PassLists:
         listed = [work for stage, kind, *_ in passes for works in self.units(stage, kind) for work in works]
         transfers = (transfer for stage_pass in passes for transfer in self._convention_transfers(*stage_pass))
         arranged = _arrange_by_convention([*listed, *map(start_transfer, transfers)], overlap, hideable)
-        return with_host_copy(arranged, max(stage.host_s for stage, *_ in passes))
+        return beside_host_copy(arranged, max(stage.host_s for stage, *_ in passes))
 
     def _convention_transfers(self, stage: VirtualStage, kind: str, first: bool, last: bool) -> Iterator[Transfer]:
         """Yield what a convention counts in a pass apart from the pass's own list."""
@@ -151,13 +151,13 @@ class PassLists:
         by_unit = (_without_roles(self.works.unit_work(unit, UPDATE), (GRADIENT,)) for unit in owned)
         works = [work for unit_works in by_unit for work in copy_with_new_transfers(unit_works)]
         if overlap != LIST:
-            return with_host_copy([work for work in works if isinstance(work, TimedKernel)], stream_s)
+            return beside_host_copy([work for work in works if isinstance(work, TimedKernel)], stream_s)
         control, plain = [*_with_roles(works, (CONTROL,))], [*_without_roles(works, (CONTROL,))]
         waits = [work for work in plain if isinstance(work, WaitTransfer)]
         exchanges = (exchange for stage in stages for exchange in self.mirror_exchanges(stage))
         exchanged = [work for exchange in exchanges for work in (start_transfer(exchange), WaitTransfer(exchange))]
         kernels_and_starts = [work for work in plain if not isinstance(work, WaitTransfer)]
-        return with_host_copy([*exchanged, *control, *kernels_and_starts, *waits], stream_s)
+        return beside_host_copy([*exchanged, *control, *kernels_and_starts, *waits], stream_s)
 
 
 def _arrange_by_convention(
@@ -178,7 +178,7 @@ def _arrange_by_convention(
     return [*hidden, *kernels, *waits, *(work for start in exposed for work in (start, WaitTransfer(start.transfer)))]
 
 
-def with_host_copy(works: Sequence[TimedInstruction], host_s: float) -> list[TimedInstruction]:
+def beside_host_copy(works: Sequence[TimedInstruction], host_s: float) -> list[TimedInstruction]:
     """Return the work with copies to or from the host beside all of it."""
     if not host_s:
         return list(works)

@@ -302,7 +302,7 @@ def measure_steady_state(
     same_batch = [step for step, step_tokens in timed if step_tokens == logged_batch]
     warm_up = num_warm_up(len(same_batch))
     counted = same_batch[warm_up:]
-    _require_batch(counted, num_devices, batch)
+    _require_consistent_batch(counted, num_devices, batch)
     paces = [_pace(step, num_devices, batch) for step in counted]
     typical = drop_outliers(paces)
     typical_pace = median(typical)
@@ -355,7 +355,7 @@ def _both_paces(step: LoggedStep, num_devices: int, batch_tokens: int | None) ->
     return by_time, 1.0 / step.tokens_per_s if step.tokens_per_s else None
 
 
-def _require_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: int | None) -> None:
+def _require_consistent_batch(steps: Sequence[LoggedStep], num_devices: int, batch_tokens: int | None) -> None:
     """Raise `InputError` if times and rates contradict this batch on this number of devices."""
     paces_and_steps = [(pace, step) for step in steps if all(pace := _both_paces(step, num_devices, batch_tokens))]
     ratios = [by_time / by_rate for (by_time, by_rate), _ in paces_and_steps if by_time and by_rate]

@@ -183,7 +183,7 @@ def _parallel_loss(builder: CallBuilder, group: list[Operation], logits: str, ax
     largest, total, target = (by_function[name] for name in ("maximum", "sum_exp", "lookup"))
     token, last = by_function["token_loss"], by_function["scaled_sum"]
     yield FusedCall(KernelCall(vocabulary.largest, largest.inputs, largest.outputs, "forward"), (largest,))
-    yield FusedCall(KernelCall(vocabulary.sum_exp, total.inputs, total.outputs, "forward"), (total,))
+    yield FusedCall(KernelCall(vocabulary.local_sum_exp, total.inputs, total.outputs, "forward"), (total,))
     yield FusedCall(KernelCall(vocabulary.target_logit, target.inputs, target.outputs, "forward"), (target,))
     targets = builder.tensor_key(target.inputs[1], builder.unit.forward.specs[target.outputs[0]])
     reads = (*token.inputs, targets, last.inputs[1])

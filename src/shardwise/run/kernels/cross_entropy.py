@@ -79,7 +79,7 @@ class VocabParallelCrossEntropy:
             logits[..., self.num_words :] = -math.inf
         return cap_logits(logits.amax(dim=-1), self.cap)
 
-    def sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
+    def local_sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
         """Return each token's sum of exponentials over this rank's words [B, T]."""
         sums = torch.empty_like(largest)
         for part, top, out in _iterate_rows(logits, largest[..., None], sums[..., None]):

@@ -31,7 +31,7 @@ def run_rank(settings: RunSettings, components: RunComponents, stop: StopRequest
     `SystemExit` with its code on the others.
     """
     set_stage("the start")
-    plan, world = _join(settings, components, stop)
+    plan, world = _load_plan_and_join(settings, components, stop)
     with StopRequest() if stop is None else nullcontext(stop) as stop_request:
         try:
             with (
@@ -68,7 +68,9 @@ def _train(
         return TrainingLoop(plan, settings, world, data, trainer, checkpoints, measuring, stop).run_to_end()
 
 
-def _join(settings: RunSettings, components: RunComponents, stop: StopRequest | None) -> tuple[Plan, RankGroup]:
+def _load_plan_and_join(
+    settings: RunSettings, components: RunComponents, stop: StopRequest | None
+) -> tuple[Plan, RankGroup]:
     """Load the plan, check what needs no other rank, and meet the other ranks."""
     with report_once_per_host(stop):
         plan, size = load_plan(settings.plan), int(os.environ.get("WORLD_SIZE", "1"))

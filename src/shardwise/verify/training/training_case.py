@@ -84,9 +84,12 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[SmallMes
     """Yield the legal meshes with no other axes than the layout's."""
     plan_degrees = _atoms(architecture, layout)
     tp_degrees = list(
-        itertools.product(_degrees(plan_degrees.get("tp_kv", 1)), _degrees(plan_degrees.get("tp_rep", 1)))
+        itertools.product(
+            _representative_degrees(plan_degrees.get("tp_kv", 1)),
+            _representative_degrees(plan_degrees.get("tp_rep", 1)),
+        )
     )
-    for degrees in itertools.product(*(_degrees(getattr(layout, axis)) for axis in AXES)):
+    for degrees in itertools.product(*(_representative_degrees(getattr(layout, axis)) for axis in AXES)):
         for tp_kv, tp_rep in tp_degrees:
             axes = dict(zip(AXES, degrees, strict=True))
             if axes["dp"] * axes["fsdp"] * axes["cp"] * axes["pp"] * tp_kv * tp_rep > MOST_DEVICES:
@@ -97,7 +100,7 @@ def _candidates(architecture: Architecture, layout: Layout) -> Iterator[SmallMes
                 yield small
 
 
-def _degrees(degree: int) -> tuple[int, ...]:
+def _representative_degrees(degree: int) -> tuple[int, ...]:
     """Return the smaller degrees that represent a degree; three stays three, as no smaller degree exceeds two."""
     return tuple(smaller for smaller in (1, 2, 4, 8) if smaller <= degree) + ((degree,) if degree == 3 else ())
 

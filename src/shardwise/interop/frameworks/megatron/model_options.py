@@ -130,7 +130,7 @@ def _position_options(launch: Launch) -> Options:
     return {"position-embedding-type": kind, "max-position-embeddings": rows}
 
 
-def _read_positions(reader: OptionReader) -> Mapping[str, Any]:
+def _read_position_kind(reader: OptionReader) -> Mapping[str, Any]:
     kinds = {"rope": "rotary", "yarn": "rotary", "learned_absolute": "learned", "none": "none"}
     kind = reader.get("position-embedding-type", "learned_absolute")
     kind = "rope" if reader.get("use-rotary-position-embeddings", False) else kind
@@ -181,7 +181,7 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_bias_options, _read_biases),
     OptionMapping(_norm_options, _read_norm),
     map_value("numerics.norm_epsilon", "norm-epsilon", 1e-5),
-    OptionMapping(_position_options, _read_positions),
+    OptionMapping(_position_options, _read_position_kind),
     OptionMapping(
         lambda launch: (
             {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.has_rotary else {}

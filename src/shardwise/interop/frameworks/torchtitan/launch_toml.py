@@ -35,7 +35,7 @@ from shardwise.interop.launches.target import (
     map_names,
 )
 from shardwise.interop.text_formats.command_flags import parse_tyro
-from shardwise.interop.text_formats.config_trees import format_toml, parse_toml
+from shardwise.interop.text_formats.config_trees import format_toml_options, parse_toml_options
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.layout import layers_by_stage
@@ -189,7 +189,7 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
         '  --model.hf_assets_path "${HF_ASSETS:?a folder with the tokenizer}" \\\n'
         '  --optimizer.lr "${LR:?a learning rate}"\n'
     )
-    return {CONFIG_FILE: f"# {launch.model.name} for {TITLE}\n{format_toml(options)}", SCRIPT: text}
+    return {CONFIG_FILE: f"# {launch.model.name} for {TITLE}\n{format_toml_options(options)}", SCRIPT: text}
 
 
 def _read_files(files: LaunchFiles) -> Options:
@@ -200,7 +200,7 @@ def _read_files(files: LaunchFiles) -> Options:
     if len(tables) != 1 or len(scripts) > 1:
         raise InputError(f"{NAME}: found {', '.join(files)}; one TOML file, and at most one script, are required")
     for name, text in tables.items():
-        options |= parse_toml(text, name)
+        options |= parse_toml_options(text, name)
     for name, text in scripts:
         options |= parse_tyro(training_command(text, name).arguments, option_table(OPTIONS_FILE))
     return {name: value for name, value in options.items() if value is not None}
