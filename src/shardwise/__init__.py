@@ -5,11 +5,11 @@
     plan = sw.plan("llama-3-70b", "h100:512", global_batch_tokens="4Mi", seq_len=8192)
     print(plan)
 
-Plans: `plan`, `plan_clusters`, `plan_to_loss`, `sweep`, `explain`, `simulation`. Launches of frameworks: `export_plan`,
-`read_launch`. Prices:
-`estimate`, `memory`, `roofline`. The books: `rule`, `rules`. What `--json` prints: `json_schemas`. Each takes names and paths, or
-the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.present.api`). Names are loaded
-when they are first used, so that `import shardwise` is fast and imports no NumPy.
+Plans: `plan`, `plan_clusters`, `plan_to_loss`, `sweep`, `explain`, `simulation`, `instructions`. Launches of frameworks:
+`export_plan`, `read_launch`. Prices: `estimate`, `memory`, `roofline`. Notation and network: `matmul`, `reshard`, `collective`.
+Pipelines: `schedule`, `schedules`. The books: `rule`, `rules`, `precision`. What `--json` prints: `json_schemas`. Each takes
+names and paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.present.api`). Names
+are loaded when they are first used, so that `import shardwise` is fast and imports no NumPy.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from .batch_size.run_noise import run_noise as run_noise
 from .book_formulas.named_rules import NamedRule as NamedRule
 from .book_formulas.named_rules import RuleValue as RuleValue
 from .book_formulas.rooflines import BlockRoofline as BlockRoofline
+from .book_formulas.rooflines import KernelComparison as KernelComparison
 from .book_formulas.rooflines import KernelRoofline as KernelRoofline
 from .book_formulas.rules import Rule as Rule
 from .book_formulas.rules import book_rules as book_rules
@@ -11,16 +12,16 @@ from .hardware.chips import Chip as Chip
 from .hardware.chips import load_chip as load_chip
 from .hardware.cluster import Cluster as Cluster
 from .hardware.cluster_loading import load_cluster as load_cluster
+from .hardware.network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .layout.choices import Choices as Choices
 from .layout.layout import Layout as Layout
 from .model.architecture import Architecture as Architecture
 from .model.job import Job as Job
 from .model.load import load_model as load_model
 from .model.parameters_and_flops import num_params as num_params
-from .present.api.books import rule as rule
-from .present.api.books import rules as rules
+from .pipeline.compare_schedules import ScheduleComparison as ScheduleComparison
+from .pipeline.timeline import Timeline as Timeline
 from .present.api.costs import estimate as estimate
-from .present.api.costs import roofline as roofline
 from .present.api.launches import export_plan as export_plan
 from .present.api.launches import read_launch as read_launch
 from .present.api.plans import (
@@ -35,15 +36,23 @@ from .present.api.plans import (
 from .present.api.plans import (
     plan_to_loss as plan_to_loss,
 )
-from .present.api.plans import (
-    simulation as simulation,
-)
-from .present.api.schemas import json_schemas as json_schemas
 from .present.api.sweeps import sweep as sweep
 from .present.figures.by_name import figure as figure
 from .present.figures.figure import Figure as Figure
+from .present.json_schemas import json_schemas as json_schemas
+from .present.verbs.books import precision as precision
+from .present.verbs.books import roofline as roofline
+from .present.verbs.books import rule as rule
+from .present.verbs.books import rules as rules
 from .present.verbs.memory import kv_cache as kv_cache
 from .present.verbs.memory import memory as memory
+from .present.verbs.pipeline_schedule import schedule as schedule
+from .present.verbs.pipeline_schedule import schedules as schedules
+from .present.verbs.sharding import collective as collective
+from .present.verbs.sharding import matmul as matmul
+from .present.verbs.sharding import reshard as reshard
+from .present.verbs.simulation import instructions as instructions
+from .present.verbs.simulation import simulation as simulation
 from .price.estimate import Estimate as Estimate
 from .price.reliability import Reliability as Reliability
 from .price.run_limits import Limits as Limits
@@ -52,6 +61,7 @@ from .price.training_run import Run as Run
 from .price.training_run import training_run as training_run
 from .search.compare_clusters import Comparison as Comparison
 from .search.explain.explanation import Explanation as Explanation
+from .search.instruction_listing import InstructionListing as InstructionListing
 from .search.layout_memory import LayoutMemory as LayoutMemory
 from .search.loss_time import LossSearch as LossSearch
 from .search.plan import Plan as Plan
@@ -74,5 +84,8 @@ from .values.errors import (
 from .values.errors import (
     ShardwiseError as ShardwiseError,
 )
+from .values.number_formats import FormatComparison as FormatComparison
 from .values.progress import Progress as Progress
+from .verify.product_checks import CheckedProduct as CheckedProduct
+from .verify.product_checks import EmittedProgram as EmittedProgram
 from .version import __version__ as __version__

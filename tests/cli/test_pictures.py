@@ -14,8 +14,8 @@ from answers import answer
 
 import shardwise as sw
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
-from shardwise.present.cli import roofline
 from shardwise.present.reports import memory as memory_module
+from shardwise.present.verbs import books
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.estimate_term_names import MEMORY_TERMS
 
@@ -177,7 +177,7 @@ def test_a_models_block(tmp_path: Path) -> None:
 
 def test_the_help_lists_the_kernels_with_their_letters() -> None:
     """The help loads nothing, so it repeats what `FORMS` says."""
-    shown = {line.split()[0]: line[53:].split(";")[0] for line in roofline.KERNELS.splitlines()[1:]}
+    shown = {line.split()[0]: line[53:].split(";")[0] for line in books.KERNELS.splitlines()[1:]}
     shown.pop("MODEL")
     assert list(shown) == list(KERNEL_FORMS)
     for name, form in KERNEL_FORMS.items():

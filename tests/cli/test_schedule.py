@@ -15,7 +15,7 @@ from shardwise.pipeline.compare_schedules import play_schedule
 from shardwise.pipeline.timeline import PassTimes
 from shardwise.present.command_line import main
 from shardwise.present.rendering.plain_text import render_text
-from shardwise.present.reports.pipeline_schedule import bars, timeline_report
+from shardwise.present.reports.pipeline_schedule import draw_bars, timeline_report
 
 SIZES = ("--stages", "4", "--micro-batches", "8")
 
@@ -58,7 +58,7 @@ def test_default_times_are_stated(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe_v", "zb_v"])
 def test_a_timeline_keeps_to_the_width(name: str, width: int) -> None:
     line = play_schedule(name, 4, 24)
-    rows = bars(line, width)
+    rows = draw_bars(line, width)
     assert len(rows) == 4
     assert {len(row) for row in rows} == {len(rows[0])}
     assert len(rows[0]) <= width

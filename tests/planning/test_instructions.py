@@ -87,7 +87,7 @@ def test_a_stage_has_its_own() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"stage": 1}, "--stage: found 1; a stage of 0 to 0 is required"),
+        ({"stage": 1}, "stage: found 1; a stage of 0 to 0 is required"),
         ({"unit": "blok"}, "unit: found 'blok' \\(did you mean 'block'\\?\\)"),
         ({"passes": ["sideways"]}, "pass: found 'sideways'"),
     ],

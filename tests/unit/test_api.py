@@ -17,10 +17,18 @@ from shardwise import version
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_names
-from shardwise.present.api.costs import KernelName
+from shardwise.present.verbs.books import KernelName
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 FUNCTIONS = (
+    "collective",
+    "instructions",
+    "matmul",
+    "precision",
+    "reshard",
+    "rule",
+    "schedule",
+    "schedules",
     "plan",
     "plan_clusters",
     "plan_to_loss",
@@ -200,7 +208,7 @@ WRONG = [
     (lambda: sw.roofline("matmull", "h100", T=8), ["kernel: found 'matmull' (did you mean 'matmul'?)", "model: found 'matmull'"]),
     (lambda: sw.roofline("gpt-2", "h100", D=8), ["a block has no 'D'", "T missing"]),
     (lambda: sw.roofline("gpt-2", "h100", T=8, dtype="fp8"), ["a model's block is bf16"]),
-    (lambda: sw.rules("gpt-2", "h100:8", seq_len=8), ["job: global_batch_tokens missing"]),
+    (lambda: sw.rules("gpt-2", "h10:8", seq_len="x"), ["chip: found 'h10'", "job: seq_len: found 'x'"]),
 ]  # fmt: skip
 
 

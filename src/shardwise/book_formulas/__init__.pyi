@@ -1,9 +1,16 @@
+from .named_rules import NamedRule as NamedRule
+from .named_rules import RuleValue as RuleValue
+from .named_rules import evaluate_rule as evaluate_rule
 from .named_rules import get_rule as get_rule
 from .named_rules import rules_by_name as rules_by_name
 from .rooflines import KERNEL_FORMS as KERNEL_FORMS
+from .rooflines import BlockRoofline as BlockRoofline
+from .rooflines import KernelComparison as KernelComparison
 from .rooflines import KernelRoofline as KernelRoofline
 from .rooflines import block_roofline as block_roofline
+from .rooflines import get_kernel_form as get_kernel_form
 from .rooflines import kernel_roofline as kernel_roofline
 from .rooflines import link_bandwidths as link_bandwidths
 from .rooflines import load_chip_and_links as load_chip_and_links
 from .rules import Rule as Rule
+from .rules import book_rules as book_rules

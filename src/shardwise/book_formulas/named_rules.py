@@ -304,6 +304,11 @@ def rule_payload(rule: NamedRule, rule_value: RuleValue | None = None) -> dict[s
     }  # fmt: skip
 
 
+def rule_value_payload(rule_value: RuleValue) -> dict[str, Any]:
+    """Return an evaluated rule as `--json` prints it."""
+    return rule_payload(rule_value.rule, rule_value)
+
+
 def rule_values(rule: NamedRule) -> list[SourcedValue]:
     """Return a rule as a catalogue lists it: (key, text, source) for each of its lines."""
     texts = {"topic": rule.topic, "summary": rule.summary, "signature": rule.signature, "formula": rule.formula}

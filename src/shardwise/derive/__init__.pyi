@@ -1,5 +1,6 @@
 from .ring_attention_and_matmul import RING_AXES as RING_AXES
 from .sharded_einsum import ShardedExpression as ShardedExpression
+from .sharded_einsum import shard_expression as shard_expression
 from .sharded_program import CollectiveStep as CollectiveStep
 from .sharded_program import ComputeStep as ComputeStep
 from .sharded_program import ProgramStep as ProgramStep

@@ -12,7 +12,13 @@ from .cluster import Cluster as Cluster
 from .cluster_files import MeasuredCluster as MeasuredCluster
 from .cluster_loading import load_cluster as load_cluster
 from .cluster_loading import load_measured_cluster as load_measured_cluster
+from .group_placement import place_group as place_group
+from .mesh_links import place_mesh as place_mesh
+from .network.compare_collective_algorithms import CollectiveReport as CollectiveReport
+from .network.compare_collective_algorithms import PlacedCollective as PlacedCollective
+from .network.compare_collective_algorithms import collective_report as collective_report
 from .network.links import Cut as Cut
+from .network.nccl_bandwidths import COLLECTIVE_NAMES as COLLECTIVE_NAMES
 from .network.pods import Pods as Pods
 from .network.switches import Switched as Switched
 from .network.switches import Tier as Tier

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
@@ -91,6 +92,26 @@ def compare_schedules(
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleComparison:
+    """Figures of every schedule that runs on some stages, for each number of micro-batches.
+
+    >>> import shardwise as sw
+    >>> [row.schedule for row in sw.schedules(4, 8, memory_limit=1.0).rows][:2]
+    ['1f1b', 'zb_h1']
+    """
+
+    rows: tuple[ScheduleFigures, ...]
+
+
+def compare_all_schedules(
+    stages: int, micro_batches: Sequence[int], virtual_stages: int | None = None, times: PassTimes | None = None,
+    memory_limit: float | None = None,
+) -> ScheduleComparison:  # fmt: skip
+    """Return the rows of `compare_schedules` as one value. Raises `InputError` where no schedule runs."""
+    return ScheduleComparison(rows=tuple(compare_schedules(stages, micro_batches, virtual_stages, times, memory_limit)))
+
+
 class SchedulesPayload(TypedDict):
     """Every schedule that runs on some stages, for each number of micro-batches."""
 
@@ -98,9 +119,9 @@ class SchedulesPayload(TypedDict):
     schedules: list[Annotated[dict[str, Any], MergedFields(ScheduleFigures)]]
 
 
-def comparison_payload(rows: Sequence[ScheduleFigures]) -> dict[str, Any]:
+def comparison_payload(comparison: ScheduleComparison) -> dict[str, Any]:
     """Return what `shardwise schedule compare --json` prints."""
-    return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in rows]}
+    return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in comparison.rows]}
 
 
 class SlotPayload(TypedDict):

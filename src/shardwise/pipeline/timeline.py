@@ -192,13 +192,21 @@ def in_flight_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline(Displayable):
-    """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them."""
+    """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them.
+
+    `has_default_times`: nobody gave the seconds of its passes, and each takes 1.
+
+    >>> import shardwise as sw
+    >>> sw.schedule("gpipe", stages=2, micro_batches=2).makespan
+    9.0
+    """
 
     actions: ActionList
     durations: Durations
     starts: Sequence[Sequence[float]]
     ends: Sequence[Sequence[float]]
     in_flight_peaks: tuple[InFlightPeak, ...] = field(repr=False)
+    has_default_times: bool = False
 
     @property
     def makespan(self) -> float:

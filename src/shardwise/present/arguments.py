@@ -38,10 +38,10 @@ def several_layouts_help() -> str:
     return f"{layout_help()}; may be repeated, to compare"
 
 
-def overrides_argument(rooms: str, example: str) -> Argument:
+def overrides_argument(rooms: str, example: str, group: str = "job") -> Argument:
     """`--set`, which replaces values of the catalogue."""
     return Argument(
-        flag="--set", repeat=True, metavar="KEY=VALUE",
+        flag="--set", repeat=True, metavar="KEY=VALUE", group=group,
         help=f"replace a value of {rooms}, such as {example}; may be repeated",
     )  # fmt: skip
 

@@ -15,25 +15,72 @@ if TYPE_CHECKING:
 
 
 class ResultFunctions(NamedTuple):
-    """Functions "module:name" below `shardwise`: result -> report, and result -> payload of `--json`."""
+    """Functions "module:name" below `shardwise`: result -> report, and result -> payload of `--json`.
+
+    A result that is a text for programs has a text for a report, and may have no payload. `indent` is that of the JSON.
+    """
 
     report: str
-    payload: str
+    payload: str = ""
+    indent: int | None = 2
 
 
 RESULTS: Mapping[str, ResultFunctions] = {
     "MemoryComparison": ResultFunctions("present.reports.memory:memory_report", "search.layout_memory:memory_payload"),
     "KvCacheSizes": ResultFunctions("present.reports.memory:cache_report", "book_formulas.kv_cache:cache_payload"),
+    "KernelComparison": ResultFunctions(
+        "present.reports.books:roofline_report", "book_formulas.rooflines.payloads:kernels_payload"
+    ),
+    "BlockRoofline": ResultFunctions(
+        "present.reports.books:block_report", "book_formulas.rooflines.payloads:block_payload"
+    ),
+    "NamedRule": ResultFunctions("present.reports.books:rule_report", "book_formulas.named_rules:rule_payload"),
+    "RuleValue": ResultFunctions(
+        "present.reports.books:rule_value_report", "book_formulas.named_rules:rule_value_payload"
+    ),
+    "FormatComparison": ResultFunctions(
+        "present.reports.books:formats_report", "values.number_formats:formats_payload"
+    ),
+    "CheckedProduct": ResultFunctions(
+        "present.reports.sharding:product_report", "verify.product_checks:checked_product_payload"
+    ),
+    "EmittedProgram": ResultFunctions("present.reports.sharding:program_source"),
+    "PlacedCollective": ResultFunctions(
+        "present.reports.sharding:collective_report",
+        "hardware.network.compare_collective_algorithms:collective_payload",
+    ),
+    "Timeline": ResultFunctions(
+        "present.reports.pipeline_schedule:timeline_report", "pipeline.compare_schedules:timeline_payload", indent=None
+    ),
+    "ScheduleComparison": ResultFunctions(
+        "present.reports.pipeline_schedule:comparison_report", "pipeline.compare_schedules:comparison_payload"
+    ),
+    "Simulation": ResultFunctions(
+        "present.reports.step:simulation_report", "price.simulation.result:simulation_payload"
+    ),
+    "InstructionListing": ResultFunctions(
+        "present.reports.step:instructions_report", "search.instruction_listing:instructions_payload"
+    ),
     "PricedLayout": ResultFunctions(
         "present.reports.plan:priced_layout_report", "search.plan_file:priced_layout_payload"
     ),
 }
 
 
-def report_of(result: Any) -> Report:
-    """Return the report of a verb's result."""
-    report: Report = _load(_find(result).report)(result)
+def report_of(result: Any) -> Report | str:
+    """Return the report of a verb's result, or the text that it is."""
+    report: Report | str = _load(_find(result).report)(result)
     return report
+
+
+def has_payload(result: Any) -> bool:
+    """Return True if `--json` prints a payload of the result; else it prints the result's text."""
+    return bool(_find(result).payload)
+
+
+def json_indent(result: Any) -> int | None:
+    """Return the indent of the JSON of a verb's result; None for JSON on one line."""
+    return _find(result).indent
 
 
 def payload_of(result: Any) -> Mapping[str, Any]:

@@ -14,26 +14,27 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
 
-from shardwise.present.registry import payload_of, report_of
+from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
 from shardwise.values import Parser
 from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
 
 if TYPE_CHECKING:
-    from shardwise.present.rendering.report import Report
+    from shardwise.present.rendering.report import Report, Section
     from shardwise.values import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
-NOT_PASSED: tuple[Any, ...] = (None, False, [])  # values of the parser for arguments that were left out
+NOT_PASSED: tuple[Any, ...] = (None, [])  # values of the parser for arguments that were left out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
     """How a parameter of a verb is written on the command line.
 
-    Without a `flag` the argument is positional. A parameter of type `bool` is a switch. `parse` raises `ArgumentTypeError` for a
+    Without a `flag` the argument is positional, in the order of the signature unless `position` says otherwise. A parameter of
+    type `bool` is a switch, which sets it to `switch_value`. `parse` raises `ArgumentTypeError` for a
     text that is no value; what needs other arguments is checked by the verb. `repeat`: the flag may be written several times, and
     the verb gets a list; `many`: several words may follow. `help` and `choices` may be functions, which are called when the help
     is printed or the command line parsed. `completes` names what a shell completes (`ArgumentGroup.add_argument`).
@@ -51,6 +52,8 @@ class Argument:
     many: bool = False
     required: bool = False
     optional: bool = False  # of a positional argument: it may be left out
+    position: int = 0
+    switch_value: bool = True
 
     @property
     def help_text(self) -> str:
@@ -72,13 +75,14 @@ class Argument:
 class Export:
     """A file that the command line makes of a verb's result: a picture, a table, a plan, a folder.
 
-    `write` gets the result and the target; it raises `InputError` for a target that cannot be written. `prepare` is called with
-    the target before the verb runs, to refuse what will not work before minutes are spent.
+    `write` gets the result and the target; it raises `InputError` for a target that cannot be written. Sections that it returns
+    are added to the report. `prepare` is called with the target before the verb runs, to refuse what will not work before
+    minutes are spent.
     """
 
     flag: str
     help: str
-    write: Callable[[Any, str], None]
+    write: Callable[[Any, str], Report | None]
     metavar: str = "FILE"
     parse: Callable[[str], str] = non_empty_text
     prepare: Callable[[str], None] | None = None
@@ -94,7 +98,8 @@ class Export:
 class Mode:
     """One of several functions behind one verb; the first whose `applies` is true of the arguments runs.
 
-    `applies` gets the arguments that were written, by parameter. `check` raises `InputError` for those that the mode refuses.
+    `applies` gets the arguments that were written, by parameter, and the targets of exports, by name. `check` raises `InputError`
+    for those that the mode refuses.
     """
 
     function: Callable[..., Any]
@@ -170,28 +175,35 @@ class Verb:
         targets = {
             export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
         }
-        result = self.call(values, targets, progress=arguments.progress)
+        result, added = self.call(values, targets, progress=arguments.progress)
         if result is None:  # the verb has printed all that there is
             return ""
         arguments.exit_code = self.exit_code(result)
-        return json.dumps(payload_of(result), indent=2) if arguments.json else report_of(result)
+        if arguments.json and has_payload(result):
+            return json.dumps(payload_of(result), indent=json_indent(result))
+        report = report_of(result)
+        return report if isinstance(report, str) else [*report, *added]
 
-    def call(self, values: Mapping[str, Any], targets: Mapping[str, str], *, progress: Progress) -> Any:
-        """Call the function with the arguments that were written and write the exports to their targets; return its result."""
+    def call(
+        self, values: Mapping[str, Any], targets: Mapping[str, str], *, progress: Progress
+    ) -> tuple[Any, list[Section]]:
+        """Call the function with the arguments that were written, and write the exports to their targets.
+
+        Return the result, and the sections that exports add to its report.
+        """
         exports = [(export, targets[export.name]) for export in self.exports if export.name in targets]
         with label_arguments(self.labels):
             for export, target in exports:
                 if export.prepare:
                     export.prepare(target)
-            function = self._choose_function(values)
+            function = self._choose_function({**values, **targets})
             accepted = read_arguments(function).keys()
             result = function(
                 **{name: value for name, value in values.items() if name in accepted},
                 **({"progress": progress} if "progress" in inspect.signature(function).parameters else {}),
             )
-            for export, target in exports:
-                export.write(result, target)
-        return result
+            added = [section for export, target in exports for section in export.write(result, target) or ()]
+        return result, added
 
     def _choose_function(self, written: Mapping[str, Any]) -> Callable[..., Any]:
         for mode in self.modes:
@@ -224,6 +236,7 @@ def read_arguments(function: Callable[..., Any]) -> dict[str, Argument]:
             fields = _arguments_of_fields(function, str(parameter.annotation))
         elif argument := _argument_of(_evaluate(function, parameter.annotation)):
             (flags if argument.flag else positional)[name] = argument
+    positional = dict(sorted(positional.items(), key=lambda pair: pair[1].position))
     return {**positional, **fields, **flags}
 
 
@@ -273,7 +286,7 @@ def _argument_of(annotation: Any) -> Argument | None:
 def _arguments_of_fields(function: Callable[..., Any], annotation: str) -> dict[str, Argument]:
     """Return the arguments of `**fields: Unpack[SomeTypedDict]`."""
     unpacked = _evaluate(function, annotation)
-    if not get_args(unpacked):
+    if get_origin(unpacked) is not Unpack:
         return {}
     hints = get_type_hints(get_args(unpacked)[0], include_extras=True)
     return {name: argument for name, hint in hints.items() if (argument := _argument_of(hint))}
@@ -288,14 +301,14 @@ def _argparse_settings(name: str, argument: Argument) -> dict[str, Any]:
         if argument.required:
             settings["required"] = True
     if argument.parse is bool:
-        return {**settings, "action": "store_true"}
+        return {**settings, "action": "store_const", "const": argument.switch_value}
     settings |= {"type": argument.parse}
     if argument.metavar is not None:
         settings["metavar"] = argument.metavar
     if argument.repeat:
         settings |= {"action": "append", "default": []}
     if argument.many:
-        settings["nargs"] = "*" if argument.optional else "+"
+        settings |= {"nargs": "*", "default": []} if argument.optional else {"nargs": "+"}
     elif argument.optional and not argument.flag:
         settings["nargs"] = "?"
     return settings

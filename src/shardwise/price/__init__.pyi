@@ -10,6 +10,7 @@ from .problem_inputs import ProblemInputs as ProblemInputs
 from .problem_inputs import resolve_problem as resolve_problem
 from .product import ProductReport as ProductReport
 from .product import ProgramCost as ProgramCost
+from .product import price_product as price_product
 from .reliability import Reliability as Reliability
 from .roofline import loss_kind as loss_kind
 from .run_limits import PRICE_FIELD as PRICE_FIELD

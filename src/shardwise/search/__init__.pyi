@@ -1,6 +1,8 @@
 from .compare_clusters import Comparison as Comparison
 from .compare_clusters import describe_missed_limits as describe_missed_limits
 from .explain.explanation import Explanation as Explanation
+from .instruction_listing import InstructionListing as InstructionListing
+from .instruction_listing import list_instructions as list_instructions
 from .layout_memory import LayoutMemory as LayoutMemory
 from .layout_memory import MemoryComparison as MemoryComparison
 from .layout_memory import compare_memory as compare_memory

@@ -19,6 +19,7 @@ from shardwise.search.plan_file import layout_of_plan
 from shardwise.step import unroll_rings
 from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values import InputError, MergedFields, lookup
+from shardwise.values.argument_labels import argument_label
 
 INSTRUCTIONS_SCHEMA = "shardwise.instructions/2"
 CARRY = "carry"
@@ -49,6 +50,22 @@ class Segment:
         return total
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionListing:
+    """The instructions of a pipeline stage of a plan. `shows_all`: the report has what is sliced and freed too.
+
+    >>> import shardwise as sw
+    >>> listing = sw.instructions(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024), passes=["update"])
+    >>> {segment.name for segment in listing.segments}
+    {'update'}
+    """
+
+    plan: Plan
+    stage: int
+    segments: tuple[Segment, ...]
+    shows_all: bool = False
+
+
 class SecondsByStream(TypedDict):
     """Seconds of a step by stream, one instruction after the other."""
 
@@ -73,7 +90,7 @@ def list_instructions(
     A unit is an embedding, a block or a head of the model. Raises `InputError` for a stage, a pass or a unit that the plan does
     not have."""
     if not 0 <= stage < plan.layout.pp:
-        raise InputError(f"--stage: found {stage}; a stage of 0 to {plan.layout.pp - 1} is required")
+        raise InputError(f"{argument_label('stage')}: found {stage}; a stage of 0 to {plan.layout.pp - 1} is required")
     pricing = Pricing(plan.problem, plan.layout)
     pricer, contents = InstructionPricer(pricing), pricing.counts(stage)
     for name in passes:
@@ -103,9 +120,10 @@ def list_instructions(
     return tuple(segments)
 
 
-def instructions_payload(plan: Plan, segments: Sequence[Segment], stage: int) -> dict[str, Any]:
+def instructions_payload(listing: InstructionListing) -> dict[str, Any]:
     """Return the versioned payload that `--json` prints."""
     return {
-        "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(plan.model), "layout": layout_of_plan(plan), "stage": stage,
-        "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in segments],
+        "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(listing.plan.model), "layout": layout_of_plan(listing.plan),
+        "stage": listing.stage,
+        "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in listing.segments],
     }  # fmt: skip

@@ -61,6 +61,13 @@ class EinsumExpression:
     operands: tuple[ParsedTensor, ...]
     result: ParsedTensor | None
 
+    @property
+    def is_reshard(self) -> bool:
+        """True for one tensor before and after, with the same dims."""
+        if len(self.operands) != 1 or self.result is None:
+            return False
+        return set(self.operands[0].spec.dims) == set(self.result.spec.dims)
+
     def __str__(self) -> str:
         return " * ".join(map(str, self.operands)) + (f" -> {self.result}" if self.result else "")
 

@@ -70,6 +70,7 @@ from .units import format_percent as format_percent
 from .units import format_quantity as format_quantity
 from .units import format_seconds as format_seconds
 from .units import format_usd as format_usd
+from .units import parse_at_least as parse_at_least
 from .units import parse_count as parse_count
 from .units import parse_duration as parse_duration
 from .units import parse_quantity as parse_quantity

@@ -81,6 +81,23 @@ def parse_count(text: str | float, *, label: str, minimum: int = 1) -> int:
     return int(number)
 
 
+def parse_at_least(text: str | float, *, label: str, minimum: float) -> float:
+    """Return a finite number of at least `minimum`. Raises `InputError` otherwise.
+
+    >>> parse_at_least("1.5", label="contention", minimum=1.0)
+    1.5
+    """
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not minimum <= number < math.inf:
+        raise InputError(
+            f"{label}: found {text!r}; a number of at least {minimum:g} is required, such as {minimum + 0.5:g}"
+        )
+    return number
+
+
 def parse_duration(text: str, *, label: str) -> float:
     """Return the seconds of a duration with a unit ("30d", "12h", "2w", "90min"). Raises `InputError` for none above 0."""
     match = _QUANTITY.match(text)

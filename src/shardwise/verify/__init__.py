@@ -5,3 +5,7 @@ makes of the same product, `training.plan_verification` trains small models on a
 process; `numpy_collectives` and `systolic_simulation` are NumPy oracles. The room may import `run` and all rooms below
 it, torch and jax.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,6 @@
 """Run a sharded product and compare it with the unsharded one: on virtual devices in NumPy, or as emitted source.
 
-What runs on JAX and PyTorch is the emitted file itself, in processes of its own; neither is imported here. The payloads
-are the keys that a run and a compilation add to the JSON of `shardwise matmul --json`.
+What runs on JAX and PyTorch is the emitted file itself, in processes of its own; neither is imported here.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from shardwise.values import InputError, ShardwiseError
 from shardwise.verify.jax_source import write_jax_source
 from shardwise.verify.product_listing import build_listing
 from shardwise.verify.torch_source import write_torch_source
-from shardwise.verify.xla_compile import XlaReport
 
 Framework = Literal["numpy", "jax", "torch"]
 ProductProgram = tuple[ShardedExpression, ShardedProgram]
@@ -218,16 +216,6 @@ class _Processes:
         """Return the errors that the first process printed."""
         lines = (self.folder / "0.out").read_text(encoding="utf-8").splitlines()
         return [json.loads(line)["max_relative_error"] for line in lines if line.startswith("{")]
-
-
-def run_payload(result: RunResult) -> dict[str, Any]:
-    """Return the error of a run and its number of devices as JSON."""
-    return {"max_relative_error": result.max_relative_error, "num_devices": result.num_devices}
-
-
-def compile_payload(report: XlaReport) -> dict[str, Any]:
-    """Return the report of XLA's partitioner as JSON, under `verify`."""
-    return {"verify": asdict(report)}
 
 
 def emit(product: ShardedExpression, program: ShardedProgram, framework: Literal["jax", "torch"]) -> str:

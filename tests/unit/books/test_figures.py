@@ -65,8 +65,8 @@ def test_kernels_in_the_same_place_are_one_point() -> None:
 def test_the_kernels_of_a_block_share_its_time() -> None:
     """With those that have no place on a roofline they are all of it: the subtitle says how much these take."""
     chip, links = load_chip_and_links("h100")
-    found = block_roofline(sw.load_model("llama-3-70b"), chip, 1, 8192)
-    chart = block_chart(found, chip, links)
+    found = block_roofline(sw.load_model("llama-3-70b"), chip, 1, 8192, links=links)
+    chart = block_chart(found)
     elementwise = sum(one.seconds for one in found.operations if not one.flops)
     total = found.total_s("forward") + found.total_s("backward")
     assert sum(point.share for point in chart.points) + elementwise / total == pytest.approx(1.0)

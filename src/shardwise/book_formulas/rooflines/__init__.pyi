@@ -7,6 +7,7 @@ from .chip_bandwidths import link_bandwidths as link_bandwidths
 from .chip_bandwidths import load_chip_and_links as load_chip_and_links
 from .chip_bandwidths import transfer_rates as transfer_rates
 from .kernels import KERNEL_FORMS as KERNEL_FORMS
+from .kernels import KernelComparison as KernelComparison
 from .kernels import KernelForm as KernelForm
 from .kernels import KernelRoofline as KernelRoofline
 from .kernels import get_kernel_form as get_kernel_form

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from shardwise.book_formulas.rules import critical_intensity
 from shardwise.hardware import Chip
@@ -48,6 +48,7 @@ class BlockRoofline:
     """The kernels of one transformer block on one chip, forward and backward, in order; without recomputation.
 
     `flops_per_s` and `bytes_per_s` are the vendor's dense peak and bandwidth; a kernel takes the longer of compute and traffic.
+    `links` are the bytes/s of the chip's links, which no kernel of a block uses.
 
     >>> import shardwise as sw
     >>> block = sw.roofline("llama-3-8b", "h100", T=8192)
@@ -55,13 +56,25 @@ class BlockRoofline:
     (295, True)
     """
 
-    model: str
+    architecture: Architecture
+    chip: Chip
+    links: Mapping[str, float] = field(default_factory=dict)
     num_seqs: int
     seq_len: int
     dtype: str
     flops_per_s: float
     bytes_per_s: float
     operations: tuple[OperationTime, ...]
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.architecture.name
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Passes of the block, in order."""
+        return tuple(dict.fromkeys(operation.phase for operation in self.operations))
 
     @property
     def critical_intensity(self) -> float:
@@ -80,8 +93,9 @@ class BlockRoofline:
 
 
 def block_roofline(
-    architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int, layout: Layout | None = None
-) -> BlockRoofline:
+    architecture: Architecture, chip: Chip, num_seqs: int, seq_len: int, layout: Layout | None = None,
+    links: Mapping[str, float] | None = None,
+) -> BlockRoofline:  # fmt: skip
     """Return the roofline of a block with `num_seqs` sequences in bf16: the kernels of its derived program on one device.
 
     `layout` shards it (None: nothing is sharded); nothing is recomputed. Attention is causal and flash; for a model with
@@ -107,8 +121,8 @@ def block_roofline(
     parts = pricer.parts(scheme, "block")
     operations = [operation_time(kernel) for kernel in parts.kernels if kernel.phase in PHASES]
     return BlockRoofline(
-        model=architecture.name, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype, flops_per_s=peak,
-        bytes_per_s=chip.memory_bytes_per_s, operations=tuple(operations),
+        architecture=architecture, chip=chip, links=links or {}, num_seqs=num_seqs, seq_len=seq_len, dtype=dtype,
+        flops_per_s=peak, bytes_per_s=chip.memory_bytes_per_s, operations=tuple(operations),
     )  # fmt: skip
 
 

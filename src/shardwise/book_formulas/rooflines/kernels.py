@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from shardwise.book_formulas import rules
-from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, transfer_rates
+from shardwise.book_formulas.rooflines.chip_bandwidths import Origin, link_bandwidths, transfer_rates
 from shardwise.hardware import Chip
 from shardwise.values import InputError, bytes_per_element
 
@@ -168,6 +168,34 @@ class KernelRoofline:
         return self.form.fill_sizes(self.arguments)
 
     @property
+    def label(self) -> str:
+        """The kernel with its sizes, and its weights' format if it differs."""
+        sizes = ", ".join(f"{letter} = {size:,.0f}" for letter, size in self.sizes.items())
+        return f"{self.form.name} {sizes}" + (f", {self.weights} weights" if self.weights != self.dtype else "")
+
+    @property
+    def shapes(self) -> str:
+        """The kernel's arrays with their shapes."""
+        return self.form.text.format(**{letter: f"{size:,.0f}" for letter, size in self.sizes.items()})
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What kind of attention it is; empty for other kernels."""
+        if not self.form.attention:
+            return ()
+        return "causal" if self.causal else "full", "flash" if self.fused else "unfused"
+
+    @property
+    def math_s(self) -> float:
+        """Seconds of arithmetic."""
+        return self.cost.math_s(self.flops_per_s)
+
+    @property
+    def memory_s(self) -> float:
+        """Seconds of the slowest transfer."""
+        return self.cost.moved_bytes / self.bytes_per_s
+
+    @property
     def cost(self) -> rules.KernelCost:
         """FLOPs; the bytes of activations and of weights, each in its own format."""
         return self._cost(self.sizes)
@@ -252,6 +280,27 @@ class KernelRoofline:
             return None
         *transfers_s, compute_s = (stage.seconds for stage in self.staging.stages)
         return rules.time_bounds(*transfers_s, compute_s / efficiency)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelComparison:
+    """Rooflines of kernels on one chip, side by side. `origin` is where operands lie, `links` are the chip's in bytes/s.
+
+    >>> import shardwise as sw
+    >>> comparison = sw.roofline("matmul", "h100", size_texts=["B=1,D=8192,F=8192"], compared_kernels=["dot N=16Mi"])
+    >>> [roofline.bound for roofline in comparison.rooflines]
+    ['memory', 'memory']
+    """
+
+    rooflines: tuple[KernelRoofline, ...]
+    chip: Chip
+    origin: Origin
+    links: Mapping[str, float]
+
+    @property
+    def bandwidths(self) -> dict[str, float]:
+        """Bytes/s of everything beside memory that has a source: on-chip memory, the host, links to other chips."""
+        return link_bandwidths(self.chip, self.links)
 
 
 def kernel_roofline(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
 from shardwise.book_formulas.rooflines.blocks import BlockRoofline
-from shardwise.book_formulas.rooflines.kernels import KernelRoofline
+from shardwise.book_formulas.rooflines.kernels import KernelComparison, KernelRoofline
 from shardwise.hardware import Chip
-from shardwise.model import Architecture, ModelPayload, model_payload
+from shardwise.model import ModelPayload, model_payload
 
 SCHEMA = "shardwise.roofline/2"
 BLOCK_SCHEMA = "shardwise.roofline-block/2"
@@ -103,20 +103,13 @@ class BlockPayload(TypedDict):
     phases: dict[str, PhasePayload]
 
 
-def kernels_payload(
-    rooflines: Sequence[KernelRoofline], chip: Chip, origin: str, links: Mapping[str, float]
-) -> dict[str, Any]:
+def kernels_payload(comparison: KernelComparison) -> dict[str, Any]:
     """Return the first kernel's payload, with those of the others under `with`."""
-    first, *compared = (kernel_payload(kernel, chip, origin, links) for kernel in rooflines)
-    return {**first, "with": compared}
-
-
-def kernel_label(roofline: KernelRoofline) -> str:
-    """Name the kernel with its sizes, and its weights' format if it differs."""
-    sizes = ", ".join(f"{letter} = {size:,.0f}" for letter, size in roofline.sizes.items())
-    return f"{roofline.form.name} {sizes}" + (
-        f", {roofline.weights} weights" if roofline.weights != roofline.dtype else ""
+    first, *compared = (
+        kernel_payload(roofline, comparison.chip, comparison.origin, comparison.links)
+        for roofline in comparison.rooflines
     )
+    return {**first, "with": compared}
 
 
 def kernel_payload(roofline: KernelRoofline, chip: Chip, origin: str, links: Mapping[str, float]) -> dict[str, Any]:
@@ -125,13 +118,13 @@ def kernel_payload(roofline: KernelRoofline, chip: Chip, origin: str, links: Map
     `memory_s` is that of the slowest transfer; `padding` is null if the matrix unit's side has no source."""
     cost, bounds, critical = roofline.cost, roofline.bounds, roofline.critical_size
     return {
-        "schema": SCHEMA, "kernel": roofline.form.name, "label": kernel_label(roofline), "sizes": roofline.sizes,
-        "shapes": roofline.form.text.format(**{letter: f"{size:,.0f}" for letter, size in roofline.sizes.items()}),
-        "chip": chip.name, "dtype": roofline.dtype, "weights": roofline.weights, "from": origin, "options": _options(roofline),
+        "schema": SCHEMA, "kernel": roofline.form.name, "label": roofline.label, "sizes": roofline.sizes,
+        "shapes": roofline.shapes, "chip": chip.name, "dtype": roofline.dtype, "weights": roofline.weights, "from": origin,
+        "options": list(roofline.options),
         "peak_flops_per_s": roofline.flops_per_s, "memory_bytes_per_s": roofline.bytes_per_s,
         "flops": cost.flops, "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes,
         "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": roofline.critical_intensity,
-        "math_s": cost.math_s(roofline.flops_per_s), "memory_s": cost.moved_bytes / roofline.bytes_per_s,
+        "math_s": roofline.math_s, "memory_s": roofline.memory_s,
         "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
         "bound": roofline.bound, "attainable_flops_per_s": roofline.attainable_flops_per_s,
         "stages": [
@@ -147,12 +140,6 @@ def kernel_payload(roofline: KernelRoofline, chip: Chip, origin: str, links: Map
     }  # fmt: skip
 
 
-def _options(roofline: KernelRoofline) -> list[str]:
-    if not roofline.form.attention:
-        return []
-    return ["causal" if roofline.causal else "full", "flash" if roofline.fused else "unfused"]
-
-
 def _padding_payload(roofline: KernelRoofline) -> dict[str, Any] | None:
     efficiency, bounds = roofline.padding_efficiency, roofline.padded_bounds
     if efficiency is None or bounds is None:
@@ -164,11 +151,12 @@ def _padding_payload(roofline: KernelRoofline) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def block_payload(roofline: BlockRoofline, model: Architecture, chip: Chip) -> dict[str, Any]:
+def block_payload(roofline: BlockRoofline) -> dict[str, Any]:
     """Return the payload of a block: every operation in order, and seconds and FLOPs of the phases."""
     return {
-        "schema": BLOCK_SCHEMA, "model": model_payload(model), "sizes": {"B": roofline.num_seqs, "T": roofline.seq_len},
-        "chip": chip.name, "dtype": roofline.dtype, "peak_flops_per_s": roofline.flops_per_s,
+        "schema": BLOCK_SCHEMA, "model": model_payload(roofline.architecture),
+        "sizes": {"B": roofline.num_seqs, "T": roofline.seq_len},
+        "chip": roofline.chip.name, "dtype": roofline.dtype, "peak_flops_per_s": roofline.flops_per_s,
         "memory_bytes_per_s": roofline.bytes_per_s, "critical_intensity": roofline.critical_intensity,
         "operations": [
             {
@@ -183,6 +171,6 @@ def block_payload(roofline: BlockRoofline, model: Architecture, chip: Chip) -> d
                 "flops": roofline.total_flops(phase), "time_s": roofline.total_s(phase),
                 "compute_bound_s": roofline.total_s(phase, "compute"), "memory_bound_s": roofline.total_s(phase, "memory"),
             }
-            for phase in dict.fromkeys(kernel.phase for kernel in roofline.operations)
+            for phase in roofline.phases
         },
     }  # fmt: skip

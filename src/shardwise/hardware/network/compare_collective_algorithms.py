@@ -76,6 +76,30 @@ class CollectiveReport:
         return self.time_s / max(1, self.hops)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedCollective:
+    """A collective's report with the name of the chip or cluster that it runs on, and its network.
+
+    `is_one_way`: rings of a torus are used in one direction only.
+
+    >>> import shardwise as sw
+    >>> collective = sw.collective("all-gather", "1GB", axes=(4, 4), on="tpu-v5e")
+    >>> collective.report.num_devices, collective.report.bound
+    (16, 'bandwidth')
+    """
+
+    report: CollectiveReport
+    on: str
+    topology: Topology
+    is_one_way: bool = False
+
+    @property
+    def torus(self) -> Torus | None:
+        """The torus, or that of a pod; None behind switches."""
+        torus = self.topology.torus if isinstance(self.topology, Pods) else self.topology
+        return torus if isinstance(torus, Torus) else None
+
+
 def collective_report(
     operation: CollectiveName, num_bytes: float, topology: Topology, cuts: Sequence[Cut], *, one_way: bool = False
 ) -> CollectiveReport:
@@ -188,8 +212,8 @@ class CollectiveContext(TypedDict):
 CollectivePayload = Annotated[dict[str, Any], MergedFields(CollectiveReport, CollectiveContext)]
 
 
-def collective_payload(report: CollectiveReport, on: str, topology: Topology) -> dict[str, Any]:
+def collective_payload(collective: PlacedCollective) -> dict[str, Any]:
     """Return the report's fields with their context."""
-    torus = topology.torus if isinstance(topology, Pods) else topology
-    rule = torus.wrap_rule if isinstance(torus, Torus) else None
-    return {"schema": SCHEMA, "on": on, "wrap_rule": rule, **asdict(report)}
+    torus = collective.torus
+    rule = None if torus is None else torus.wrap_rule
+    return {"schema": SCHEMA, "on": collective.on, "wrap_rule": rule, **asdict(collective.report)}

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from shardwise.hardware.network.compare_collective_algorithms import PlacedCollective
 from shardwise.sharding import CollectiveKind
 from shardwise.values import InputError, raise_problems
 
@@ -291,6 +292,19 @@ def simulate_collective(
     )
     _check_final_state(simulation)
     return simulation
+
+
+def simulate_placed(collective: PlacedCollective) -> CollectiveSimulation:
+    """Simulate a collective of at most one pod, unsplit, on the axes that its group spans; behind switches those of one ring."""
+    report, is_one_way = collective.report, collective.is_one_way
+    spanned = [(report.num_devices, True)]
+    if report.network == "switched":
+        is_one_way = True
+    else:
+        spanned = [(size, wraps) for size, wraps in zip(report.axes, report.wraps, strict=True) if size > 1]
+    shape, wraps = tuple(size for size, _ in spanned), tuple(wraps for _, wraps in spanned)
+    grid = ring_grid(shape, wraps, one_way=is_one_way)
+    return simulate_collective(CollectiveKind(report.kind), report.bytes, grid, split=False)
 
 
 def _check(kind: CollectiveKind, num_bytes: float, grid: RingGrid) -> None:

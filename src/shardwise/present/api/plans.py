@@ -27,7 +27,7 @@ from shardwise.values import Progress, ignore_progress, run_all
 
 if TYPE_CHECKING:
     from shardwise.layout import Choices
-    from shardwise.price import Limits, Simulation
+    from shardwise.price import Limits
     from shardwise.search import Comparison, Explanation, LossSearch
     from shardwise.search.loss_time import Goal
 
@@ -202,23 +202,3 @@ def explain(
         term_name=term,
         plan_doublings=lambda plan: plan_doublings(plan, plan.to_loss, progress=progress) if plan.to_loss else (),
     )
-
-
-def simulation(plan: Plan, *, overlap: str = "list", contention: float = 1.0) -> Simulation:
-    """A plan's step on simulated streams: exposed communication by axis, the bubble, memory over time, the critical path.
-
-    `overlap`: "list", where every collective starts and is waited for where the instruction list says; "sum", "max" or
-    "per_axis", the conventions of an estimate; "none", where every collective is waited for at once. `contention`: how many times
-    as long a kernel takes while a transfer runs. Raises `InputError` for an unknown overlap and a contention below 1.
-
-    >>> import shardwise as sw
-    >>> plan = sw.plan("llama-3-8b", "h100:8", overlap="sum", global_batch_tokens="512Ki", seq_len=4096)
-    >>> abs(sw.simulation(plan, overlap="sum").step_time_s / plan.estimate.step_time_s - 1) < 1e-9
-    True
-    >>> found = sw.simulation(plan)
-    >>> abs(sum(part.seconds for part in found.critical_path) / found.step_time_s - 1) < 1e-9
-    True
-    """
-    from shardwise.price import simulate
-
-    return simulate(plan.problem, plan.layout, overlap=overlap, contention=contention)

@@ -8,10 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.derive import CollectiveStep, ShardedExpression, ShardedProgram
-from shardwise.hardware.network.message_simulation import CollectiveSimulation, DeviceStates, RingGrid, ShardPiece
+from shardwise.hardware import PlacedCollective
+from shardwise.hardware.network.message_simulation import (
+    SIMULATED_KINDS,
+    CollectiveSimulation,
+    DeviceStates,
+    RingGrid,
+    ShardPiece,
+    simulate_placed,
+)
 from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import Cell, Frame, Grid, GridChart, Strip
 from shardwise.present.charts.curves import Curve, LineChart
+from shardwise.price import ProductReport
 from shardwise.sharding import CollectiveKind, Mesh, Spec
 from shardwise.sharding.shard_placement import shard_holders
 from shardwise.values import InputError, NumberFormat, format_bytes
@@ -109,6 +118,24 @@ LEGENDS = {
     CollectiveKind.ALL_TO_ALL: "Columns are devices, cells are chunks: from which device, to which; "
     "thick edges: new in this step.",
 }
+
+
+def collective_chart(collective: PlacedCollective) -> Strip:
+    """The simulated steps of a collective. Raises `InputError` for what cannot be drawn: pods, other kinds, many devices."""
+    report = collective.report
+    if report.network == "pods":
+        raise InputError("--draw: found a group over several pods; one inside a pod is drawn, such as --axes 4,4")
+    is_direct = report.network == "switched" and report.kind == "all_to_all"
+    if report.kind not in SIMULATED_KINDS or is_direct:
+        where = " on a torus" if is_direct else ""
+        raise InputError(
+            f"--draw: found {report.kind.replace('_', '-')}; {', '.join(SIMULATED_KINDS).replace('_', '-')}{where} are drawn"
+        )
+    if report.num_devices > MOST_DEVICES:
+        raise InputError(
+            f"--draw: found {report.num_devices} devices; at most {MOST_DEVICES} are required, such as --axes 8"
+        )
+    return strip_of(simulate_placed(collective))
 
 
 def strip_of(done: CollectiveSimulation) -> Strip:
@@ -237,6 +264,13 @@ def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
     if len(corners) > NUM_POINTS // 2:
         corners = corners[[0, -1]]
     yield from zip((x[corners] - 1).tolist(), (y[corners] - 1).tolist(), strict=True)
+
+
+def product_chart(product: ProductReport) -> GridChart:
+    """Which device holds what of a product, before each step of its cheapest program and after."""
+    expression = product.expression
+    title = f"{expression.expression}: who holds what"
+    return shards_chart(title, moments(expression, product.steps), expression.mesh)
 
 
 def moments(made: ShardedExpression, program: ShardedProgram) -> Iterator[Moment]:

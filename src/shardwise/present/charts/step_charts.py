@@ -24,6 +24,8 @@ from shardwise.present.charts.curves import Band, Curve, LineChart, Marker
 from shardwise.present.charts.palette import INK, TERM_COLOURS, Colour
 from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
+from shardwise.present.rendering.numbers import percent
+from shardwise.present.rendering.report import Line, Number
 from shardwise.price import SimulatedStep, Simulation, TimedKernel
 from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve
 from shardwise.price.simulation.streams import StreamEvent as Done
@@ -201,7 +203,7 @@ def timeline_chart(line: Timeline) -> TimelineChart:
         )
     return TimelineChart(
         title=title_of(line.actions),
-        subtitle=bubble_text(line),
+        subtitle=bubble_line(line).text,
         end=line.makespan,
         rows=tuple(_row(line, rank) for rank in range(line.actions.num_ranks)),
         legend=legend_of(line.actions),
@@ -232,11 +234,15 @@ def title_of(actions: ActionList) -> str:
     return f"{stages}, {actions.num_micro_batches:,} micro-batch{many}"
 
 
-def bubble_text(line: Timeline) -> str:
-    """The bubble in words."""
-    idle, bubble, local = map(format_percent, (line.idle_fraction, line.bubble, line.local_bubble))
-    within = f"{local} from a rank's first pass to its last"
-    return f"{line.makespan:.6g} s, {idle} of it idle; bubble {bubble} of the ideal time ({within})"
+def bubble_line(timeline: Timeline) -> Line:
+    """The length of a played list, its idle time and its bubble."""
+    return Line(
+        (
+            Number(f"{timeline.makespan:.6g} s", timeline.makespan, "s", "makespan_s"), ", ",
+            percent(timeline.idle_fraction, "idle_fraction"), " of it idle; bubble ", percent(timeline.bubble, "bubble"),
+            " of the ideal time (", percent(timeline.local_bubble, "local_bubble"), " from a rank's first pass to its last)",
+        )
+    )  # fmt: skip
 
 
 def _row(line: Timeline, rank: int) -> Row:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -96,17 +95,6 @@ def add_set_argument(group: ArgumentGroup, rooms: str, example: str) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help=f"replace a value of {rooms}, such as {example}; may be repeated",
     )  # fmt: skip
-
-
-def at_least(least: float, text: str, what: str) -> float:
-    """A finite number of at least `least`. Raises `InputError`."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not least <= found < math.inf:
-        raise InputError(f"{what}: found {text!r}; a number of at least {least:g} is required, such as {least + 0.5:g}")
-    return found
 
 
 def resolve(arguments: argparse.Namespace) -> tuple[Architecture, Cluster, Job]:

@@ -33,7 +33,7 @@ def roofline(asked: Asked) -> dict[str, Any]:
     asked.require_legal()
     chip = asked.cluster.chip
     found = block_roofline(asked.model, chip, asked.layout.micro_batch_seqs, asked.job.seq_len, asked.layout)
-    shown = block_payload(found, asked.model, chip)
+    shown = block_payload(found)
     phases = shown["phases"]
     memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
     return {
@@ -165,11 +165,11 @@ def timeline(asked: Asked) -> dict[str, Any]:
     """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share."""
     require_few_passes(asked)
     plan = asked.plan
-    found = simulate(plan.problem, plan.layout)
+    found = simulate(plan.problem, plan.layout, estimate=plan.estimate)
     step = found.step
     shown = min(len(found.memories), MOST_RANKS)
     return {
-        "simulation": simulation_payload(found, plan.estimate), "num_ranks": len(found.memories), "end_s": step.step_time_s,
+        "simulation": simulation_payload(found), "num_ranks": len(found.memories), "end_s": step.step_time_s,
         "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
         "ranks": [_rank(step, rank, found.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
         "fields": fields_payload(_timeline_provenance(asked)),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.book_formulas import KernelRoofline, kernel_roofline, link_bandwidths
+from shardwise.book_formulas import KernelComparison, KernelRoofline, kernel_roofline, link_bandwidths
 from shardwise.book_formulas.rooflines import BlockRoofline
 from shardwise.book_formulas.rules import SystolicArray, attainable_flops_per_s, critical_intensity
 from shardwise.hardware import Chip
@@ -78,23 +78,34 @@ def _together(kernels: Sequence[CurvePoint]) -> CurvePoint:
     return replace(first, label=f"{first.label}{alike}{time}", share=share)
 
 
-def block_chart(found: BlockRoofline, chip: Chip, links: Mapping[str, float]) -> LineChart:
+def kernels_chart(comparison: KernelComparison) -> LineChart:
+    """The kernels of a comparison on the rooflines of their chip."""
+    points = [
+        CurvePoint(label=roofline.label, x=roofline.cost.intensity, y=roofline.attainable_flops_per_s)
+        for roofline in comparison.rooflines
+    ]
+    return roofline_chart(comparison.chip, comparison.bandwidths, points, comparison.rooflines[0].dtype)
+
+
+def block_chart(roofline: BlockRoofline) -> LineChart:
     """The kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
 
     Kernels without FLOPs of products and attention have no place on a roofline; the subtitle has their share.
     """
-    total = sum(one.seconds for one in found.operations)
+    total = sum(operation.seconds for operation in roofline.operations)
     kernels = [
         CurvePoint(
-            label=f"{one.phase} {one.name}", x=one.intensity, y=one.flops / one.seconds, share=one.seconds / total
+            label=f"{operation.phase} {operation.name}", x=operation.intensity, y=operation.flops / operation.seconds,
+            share=operation.seconds / total,
         )
-        for one in found.operations
-        if one.flops
-    ]
-    chart = roofline_chart(chip, link_bandwidths(chip, links), kernels, found.dtype)
+        for operation in roofline.operations
+        if operation.flops
+    ]  # fmt: skip
+    chip = roofline.chip
+    chart = roofline_chart(chip, link_bandwidths(chip, roofline.links), kernels, roofline.dtype)
     rest = 1.0 - sum(kernel.share for kernel in kernels)
     return replace(
-        chart, title=f"A block of {found.model} on {chip.name}, {found.num_seqs} x {found.seq_len:,} tokens",
+        chart, title=f"A block of {roofline.model} on {chip.name}, {roofline.num_seqs} x {roofline.seq_len:,} tokens",
         subtitle=f"An area is a kernel's share of the time; {rest:.1%} goes to elementwise kernels, bound by memory.",
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.present.rendering.report import Number, NumberKind
-from shardwise.values import format_bytes, format_percent, format_seconds, format_usd
+from shardwise.values import format_bytes, format_percent, format_quantity, format_seconds, format_usd
 
 UNKNOWN = "-"
 
@@ -38,3 +38,18 @@ def count(value: float | None, path: str = "", unit: str = "") -> Number:
 def usd(value: float | None, path: str = "") -> Number:
     """An amount of US dollars."""
     return Number(UNKNOWN if value is None else format_usd(value), value, "$", path)
+
+
+def quantity(value: float | None, unit: str, path: str = "", *, digits: int = 3) -> Number:
+    """A number with a unit and its prefix, such as "459 TFLOP/s"."""
+    return Number(UNKNOWN if value is None else format_quantity(value, unit, digits=digits), value, unit, path)
+
+
+def fixed(value: float | None, decimals: int, path: str = "", unit: str = "") -> Number:
+    """A number with separators and some decimals, such as "1,234.5"."""
+    return Number(UNKNOWN if value is None else f"{value:,.{decimals}f}", value, unit, path)
+
+
+def significant(value: float | None, path: str = "", unit: str = "", *, digits: int = 4) -> Number:
+    """A number with some significant digits, such as "0.01562"."""
+    return Number(UNKNOWN if value is None else f"{value:.{digits}g}", value, unit, path)

@@ -1,171 +1,272 @@
-"""Reports of the books' formulas: rooflines of kernels and blocks, rules."""
+"""Reports of the books' formulas: rooflines of kernels and blocks, rules, number formats."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from shardwise.present.rendering.report import Block, Report, Row, Section, Table, facts_table
+from shardwise.present.rendering.numbers import count, fixed, num_bytes, quantity, seconds, share, significant
+from shardwise.present.rendering.report import (
+    Block,
+    Cell,
+    Line,
+    Number,
+    Report,
+    Row,
+    Section,
+    Table,
+    facts_table,
+)
 from shardwise.values import format_bytes, format_quantity, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.book_formulas.named_rules import NamedRule, RuleValue
+    from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, NamedRule, RuleValue
+    from shardwise.book_formulas.rooflines import OperationTime
     from shardwise.book_formulas.rule_parameters import RuleParameter
+    from shardwise.values import NumberFormat
+    from shardwise.values.number_formats import FormatComparison
+
+INTENSITY = "FLOP/B"
+ORIGIN_TEXTS = {"hbm": "the chip's", "host": "the chip's from its host", "vmem": "the chip's from VMEM"}
 
 
-def kernel_report(payload: Mapping[str, Any]) -> Report:
-    """One kernel: what binds it, and how long each stage takes."""
-    title = f"{payload['kernel']} {payload['shapes']} in {_stored(payload)} on {payload['chip']}"
+def roofline_report(comparison: KernelComparison) -> Report:
+    """Report one kernel, or several side by side."""
+    if len(comparison.rooflines) > 1:
+        return _compared_kernels(comparison)
+    (roofline,) = comparison.rooflines
+    title = f"{roofline.form.name} {roofline.shapes} in {_formats_text(roofline)} on {comparison.chip.name}"
     rows: tuple[Row, ...] = tuple(
-        (name, format_quantity(link["bytes_per_s"], "B/s"), f"{link['critical_intensity']:,.1f}")
-        for name, link in payload["links"].items()
-    )
+        (
+            name, quantity(rate, "B/s", f"links.{name}.bytes_per_s"),
+            fixed(roofline.flops_per_s / rate, 1, f"links.{name}.critical_intensity", INTENSITY),
+        )
+        for name, rate in comparison.links.items()
+    )  # fmt: skip
     links = Table(rows=rows, right=(1, 2), head=False, indent=2, line="  {:<14}{:>10}  {:>10}")
     return [
-        Section(list(_verdict(payload)), title=title),
+        Section(list(_kernel_lines(roofline, comparison.origin)), title=title),
         *([Section([links], title="what a byte sent must go with, FLOPs/byte")] if rows else []),
     ]
 
 
-def _stored(payload: Mapping[str, Any]) -> str:
-    weights = [f"{payload['weights']} weights"] if payload["weights"] != payload["dtype"] else []
-    return ", ".join([payload["dtype"], *weights, *payload["options"]])
+def _formats_text(roofline: KernelRoofline) -> str:
+    weights = [f"{roofline.weights} weights"] if roofline.weights != roofline.dtype else []
+    return ", ".join([roofline.dtype, *weights, *roofline.options])
 
 
-def _verdict(payload: Mapping[str, Any]) -> Iterator[Block]:
-    origin = {"hbm": "the chip's", "host": "the chip's from its host", "vmem": "the chip's from VMEM"}[payload["from"]]
+def _kernel_lines(roofline: KernelRoofline, origin: str) -> Iterator[Block]:
+    """Yield what binds a kernel, how long each stage takes, from which size compute binds, and what padding wastes."""
+    yield Line(
+        (
+            f"  {roofline.bound}-bound: intensity ", fixed(roofline.cost.intensity, 1, "intensity", INTENSITY),
+            f" FLOPs/byte, {ORIGIN_TEXTS[origin]} ", fixed(roofline.critical_intensity, 1, "critical_intensity", INTENSITY),
+        )
+    )  # fmt: skip
+    yield Table(rows=tuple(_stage_rows(roofline)), right=(1,), head=False, indent=2, line="  {:<8}{:>9}   {}")
+    yield _critical_line(roofline)
+    if roofline.padding_efficiency is not None:
+        yield _padding_line(roofline, roofline.padding_efficiency)
+
+
+def _stage_rows(roofline: KernelRoofline) -> Iterator[Row]:
+    """Yield compute, each transfer, and what they take together."""
+    cost, bounds = roofline.cost, roofline.bounds
+    *transfers, compute = roofline.staging.stages
+    rate = format_quantity(compute.rate, "FLOP/s", digits=4)
     yield (
-        f"  {payload['bound']}-bound: intensity {payload['intensity']:,.1f} FLOPs/byte, "
-        f"{origin} {payload['critical_intensity']:,.1f}"
-    )
-    yield Table(rows=tuple(_stages(payload)), right=(1,), head=False, indent=2, line="  {:<8}{:>9}   {}")
-    yield _critical(payload)
-    if payload["padding"]:
-        yield _padded(payload["padding"])
-
-
-def _stages(payload: Mapping[str, Any]) -> Iterator[Row]:
-    """Compute, each transfer, and what they take together."""
-    share = payload["attainable_flops_per_s"] / payload["peak_flops_per_s"]
-    *transfers, compute = payload["stages"]
-    rate = format_quantity(compute["rate"], "FLOP/s", digits=4)
-    yield "compute", format_seconds(compute["seconds"]), f"{format_quantity(compute['amount'], 'FLOP')} at {rate}"
-    moved = f"{format_bytes(payload['read_bytes'])} read and {format_bytes(payload['written_bytes'])} written"
-    for stage in transfers:
-        yield stage["name"], format_seconds(stage["seconds"]), f"{moved} at {format_quantity(stage['rate'], 'B/s')}"
+        "compute", seconds(compute.seconds, f"stages.{len(transfers)}.seconds"),
+        f"{format_quantity(compute.amount, 'FLOP')} at {rate}",
+    )  # fmt: skip
+    moved = f"{format_bytes(cost.read_bytes)} read and {format_bytes(cost.written_bytes)} written"
+    for index, stage in enumerate(transfers):
+        transfer_rate = format_quantity(stage.rate, "B/s")
+        yield stage.name, seconds(stage.seconds, f"stages.{index}.seconds"), f"{moved} at {transfer_rate}"
     yield (
-        "time", format_seconds(payload["time_s"]),
-        f"overlapped, {format_seconds(payload['no_overlap_s'])} one after the other; at most "
-        f"{format_quantity(payload['attainable_flops_per_s'], 'FLOP/s')}, {share:.1%} of the peak",
+        "time", seconds(bounds.lower_s, "time_s"),
+        f"overlapped, {format_seconds(bounds.upper_s)} one after the other; at most "
+        f"{format_quantity(roofline.attainable_flops_per_s, 'FLOP/s')}, "
+        f"{roofline.attainable_flops_per_s / roofline.flops_per_s:.1%} of the peak",
     )  # fmt: skip
 
 
-def _critical(payload: Mapping[str, Any]) -> str:
-    slowest = min(payload["stages"][:-1], key=lambda stage: float(stage["rate"]))["name"]
-    if not payload["critical_letters"]:
+def _critical_line(roofline: KernelRoofline) -> Block:
+    slowest = min(roofline.staging.stages[:-1], key=lambda stage: stage.rate).name
+    if not roofline.critical_letters:
         return f"  {slowest}-bound at every size"
-    letters, size = " = ".join(payload["critical_letters"]), payload["critical_size"]
-    if size is None:
+    letters, size = " = ".join(roofline.critical_letters), roofline.critical_size
+    if math.isinf(size):
         return f"  {slowest}-bound at every {letters}"
-    return f"  compute-bound from {letters} = {size:,.1f}" if size else f"  compute-bound at every {letters}"
+    if not size:
+        return f"  compute-bound at every {letters}"
+    return Line((f"  compute-bound from {letters} = ", fixed(size, 1, "critical_size")))
 
 
-def _padded(padding: Mapping[str, Any]) -> str:
-    side = padding["matrix_unit"]
-    unit = f"  padded to the matrix unit of {side} x {side}: {padding['efficiency']:.1%} of its FLOPs are useful"
-    if padding["efficiency"] == 1:
-        return unit
-    return f"{unit}, compute {format_seconds(padding['math_s'])}, time {format_seconds(padding['time_s'])}"
+def _padding_line(roofline: KernelRoofline, efficiency: float) -> Block:
+    side, bounds = roofline.matrix_unit, roofline.padded_bounds
+    parts: list[Cell] = [
+        f"  padded to the matrix unit of {side} x {side}: ", share(efficiency, "padding.efficiency"),
+        " of its FLOPs are useful",
+    ]  # fmt: skip
+    if efficiency != 1 and bounds is not None:
+        parts += [
+            ", compute ", seconds(roofline.cost.flops / efficiency / roofline.flops_per_s, "padding.math_s"),
+            ", time ", seconds(bounds.lower_s, "padding.time_s"),
+        ]  # fmt: skip
+    return Line(tuple(parts))
 
 
-def kernels_report(payloads: Sequence[Mapping[str, Any]]) -> Report:
-    """Several kernels side by side."""
-    first = payloads[0]
-    title = f"on {first['chip']} in {first['dtype']}, from {first['from']}: compute-bound from " + (
-        f"{first['critical_intensity']:,.1f} FLOPs/byte"
+def _compared_kernels(comparison: KernelComparison) -> Report:
+    first = comparison.rooflines[0]
+    title = (
+        f"on {comparison.chip.name} in {first.dtype}, from {comparison.origin}: compute-bound from "
+        f"{first.critical_intensity:,.1f} FLOPs/byte"
     )
-    named = [(" ".join([one["label"], *one["options"]]), one) for one in payloads]
-    return [Section([_table("kernel", named)], title=title)]
+    rows = []
+    for index, roofline in enumerate(comparison.rooflines):
+        cost, path = roofline.cost, f"with.{index - 1}." if index else ""
+        rows.append(
+            _roofline_row(
+                " ".join([roofline.label, *roofline.options]), cost.flops, cost.moved_bytes, cost.intensity,
+                roofline.math_s, roofline.memory_s, roofline.bound, path,
+            )
+        )  # fmt: skip
+    return [Section([_roofline_table("kernel", rows)], title=title)]
 
 
-def block_report(payload: Mapping[str, Any]) -> Report:
-    """The block: a table for each phase, and what its kernels take one after the other."""
-    sizes = payload["sizes"]
-    head = (
-        f"block of {payload['model']['name']}, {sizes['B']:,} x {sizes['T']:,} tokens in {payload['dtype']} on "
-        f"{payload['chip']}: compute-bound from {payload['critical_intensity']:,.1f} FLOPs/byte"
-    )
-    sections = [Section([head])]
-    for phase, total in payload["phases"].items():
-        named = [(_operation(one), one) for one in payload["operations"] if one["phase"] == phase]
-        peak = total["flops"] / payload["peak_flops_per_s"] / total["time_s"]
-        summed = (
-            f"  = {format_seconds(total['time_s'])} kernel after kernel, {total['compute_bound_s'] / total['time_s']:.1%} of it "
-            f"bound by compute; {format_quantity(total['flops'], 'FLOP')}, {peak:.1%} of the peak"
+def block_report(block: BlockRoofline) -> Report:
+    """Report a block: a table for each phase, and what its kernels take one after the other."""
+    head = Line(
+        (
+            f"block of {block.model}, {block.num_seqs:,} x {block.seq_len:,} tokens in {block.dtype} on {block.chip.name}: "
+            "compute-bound from ", fixed(block.critical_intensity, 1, "critical_intensity", INTENSITY), " FLOPs/byte",
         )
-        sections.append(Section([_table(phase, named), summed]))
-    return sections
+    )  # fmt: skip
+    return [Section([head]), *(_phase_section(block, phase) for phase in block.phases)]
 
 
-def _operation(one: Mapping[str, Any]) -> str:
-    """Elementwise operations that run as one kernel are named by the last."""
-    fused = f" ({one['num_operations']} fused)" if one["num_operations"] > 1 else ""
-    return f"{one['name']}{fused}"
+def _phase_section(block: BlockRoofline, phase: str) -> Section:
+    rows = [
+        _roofline_row(
+            _operation_name(operation), operation.flops, operation.moved_bytes, operation.intensity, operation.math_s,
+            operation.memory_s, operation.bound, f"operations.{index}.",
+        )
+        for index, operation in enumerate(block.operations)
+        if operation.phase == phase
+    ]  # fmt: skip
+    time_s, flops = block.total_s(phase), block.total_flops(phase)
+    total = Line(
+        (
+            "  = ", seconds(time_s, f"phases.{phase}.time_s"), " kernel after kernel, ",
+            share(block.total_s(phase, "compute") / time_s), " of it bound by compute; ",
+            quantity(flops, "FLOP", f"phases.{phase}.flops"), ", ", share(flops / block.flops_per_s / time_s),
+            " of the peak",
+        )
+    )  # fmt: skip
+    return Section([_roofline_table(phase, rows), total])
 
 
-def _table(title: str, named: Iterable[tuple[str, Mapping[str, Any]]]) -> Table:
-    """Name, FLOPs, bytes, intensity, compute, memory traffic and what binds, a line for each."""
-    rows: list[Row] = [(title, "FLOPs", "bytes", "FLOPs/byte", "compute", "memory", "bound by")]
-    for name, one in named:
-        computes = bool(one["flops"])
-        rows.append((
-            name, format_quantity(one["flops"], "FLOP") if computes else "-", format_bytes(one["moved_bytes"]),
-            f"{one['intensity']:,.1f}" if computes else "-", format_seconds(one["math_s"]) if computes else "-",
-            format_seconds(one["memory_s"]), one["bound"],
-        ))  # fmt: skip
-    width = max(len(str(row[0])) for row in rows)
+def _operation_name(operation: OperationTime) -> str:
+    """Return the name of an operation; elementwise ones that run as one kernel are named by the last."""
+    fused = f" ({operation.num_operations} fused)" if operation.num_operations > 1 else ""
+    return f"{operation.name}{fused}"
+
+
+def _roofline_row(
+    name: str, flops: float, moved_bytes: float, intensity: float, math_s: float, memory_s: float, bound: str, path: str
+) -> Row:
+    computes = bool(flops)
+    return (
+        name,
+        quantity(flops, "FLOP", f"{path}flops") if computes else "-",
+        num_bytes(moved_bytes, f"{path}moved_bytes"),
+        fixed(intensity, 1, f"{path}intensity", INTENSITY) if computes else "-",
+        seconds(math_s, f"{path}math_s") if computes else "-",
+        seconds(memory_s, f"{path}memory_s"),
+        bound,
+    )
+
+
+def _roofline_table(title: str, rows: Sequence[Row]) -> Table:
+    """Return a table of FLOPs, bytes, intensity, compute, memory traffic and what binds, a line for each kernel."""
+    head: Row = (title, "FLOPs", "bytes", "FLOPs/byte", "compute", "memory", "bound by")
+    width = max(len(str(row[0])) for row in (head, *rows))
     line = f"  {{:<{width}}}{{:>13}}{{:>10}}{{:>12}}{{:>13}}{{:>11}}  {{}}"
-    return Table(rows=tuple(rows), right=range(1, 6), indent=2, line=line)
+    return Table(rows=(head, *rows), right=range(1, 6), indent=2, line=line)
 
 
 def rule_report(rule: NamedRule) -> Report:
-    """What a rule takes and gives, its formula, what it assumes and its source."""
-    rows: list[Row] = [("takes", "unit", "default"), *map(_takes, rule.parameters)]
+    """Report what a rule takes and gives, its formula, what it assumes and its source."""
+    rows: list[Row] = [("takes", "unit", "default"), *map(_parameter_row, rule.parameters)]
     takes = [Section([Table(rows=tuple(rows), indent=2)])] if rule.parameters else []
     gives = [("gives", rule.unit)] if rule.unit else []
-    facts = [*gives, *_facts(rule), ("letters", rule.letters), ("remarks", rule.remarks)]
-    return [Section([f"  {rule.summary}"], title=rule.name), *takes, Section([_told(facts)])]
+    facts = [*gives, *_rule_facts(rule), ("letters", rule.letters), ("remarks", rule.remarks)]
+    return [Section([f"  {rule.summary}"], title=rule.name), *takes, Section([_facts_with_text(facts)])]
 
 
-def value_report(found: RuleValue) -> Report:
-    """What a rule gives with its numbers, from which values, how and after whom."""
-    rule, parts = found.rule, found.parts
-    told = [one for one in rule.parameters if found.arguments[one.name] is not None]
-    given = ", ".join(f"{one.name} = {_given(one, found)}" for one in told)
-    facts = _told([("given", given), *_facts(rule)])
+def rule_value_report(rule_value: RuleValue) -> Report:
+    """Report what a rule gives for its arguments, how, and after whom."""
+    rule, parts = rule_value.rule, rule_value.parts
+    used = [parameter for parameter in rule.parameters if rule_value.arguments[parameter.name] is not None]
+    arguments = ", ".join(f"{parameter.name} = {_argument_text(parameter, rule_value)}" for parameter in used)
+    facts = _facts_with_text([("given", arguments), *_rule_facts(rule)])
     if len(parts) == 1:
         return [Section([f"  {rule.summary}", facts], title=f"{rule.name} = {parts[0].text}")]
-    table = Table(rows=tuple((one.name, one.text) for one in parts), right=(1,), head=False, indent=2)
+    rows: tuple[Row, ...] = tuple(
+        (part.name, Number(part.text, part.value if math.isfinite(part.value) else None, part.unit, f"values.{index}.value"))
+        for index, part in enumerate(parts)
+    )  # fmt: skip
+    table = Table(rows=rows, right=(1,), head=False, indent=2)
     return [Section([f"  {rule.summary}"], title=rule.name), Section([table]), Section([facts])]
 
 
-def _takes(one: RuleParameter) -> Row:
-    default = "required" if one.required else one.default_text or "none"
-    choices = f" (one of {', '.join(one.choices)})" if one.choices else ""
-    return (one.name, one.unit or "-", default + choices)
+def _parameter_row(parameter: RuleParameter) -> Row:
+    default = "required" if parameter.required else parameter.default_text or "none"
+    choices = f" (one of {', '.join(parameter.choices)})" if parameter.choices else ""
+    return (parameter.name, parameter.unit or "-", default + choices)
 
 
-def _facts(rule: NamedRule) -> list[tuple[str, str]]:
+def _rule_facts(rule: NamedRule) -> list[tuple[str, str]]:
     return [("formula", rule.formula), ("assumes", rule.assumes), ("differs", rule.differs), ("source", rule.source)]
 
 
-def _told(facts: list[tuple[str, str]]) -> Table:
+def _facts_with_text(facts: list[tuple[str, str]]) -> Table:
     return facts_table([(name, text) for name, text in facts if text])
 
 
-def _given(one: RuleParameter, found: RuleValue) -> str:
-    """A value as a report says it: a model by its name."""
+def _argument_text(parameter: RuleParameter, rule_value: RuleValue) -> str:
+    """Return an argument as a report writes it: a model by its name."""
     from shardwise.book_formulas.rule_parameters import quantity_text
 
-    value = found.arguments[one.name]
-    return quantity_text(value, one.unit) if isinstance(value, (int, float)) else str(getattr(value, "name", value))
+    value = rule_value.arguments[parameter.name]
+    return (
+        quantity_text(value, parameter.unit) if isinstance(value, (int, float)) else str(getattr(value, "name", value))
+    )
+
+
+def formats_report(comparison: FormatComparison) -> Report:
+    """Report number formats, a line for each."""
+    head: Row = (
+        "format", "bits", "sign", "exponent", "mantissa", "bias", "largest", "smallest normal", "smallest", "epsilon",
+        "numbers", "inf", "nan",
+    )  # fmt: skip
+    notes = (
+        "smallest: the smallest number above 0, a subnormal one but in e8m0; epsilon: from 1 to the next number;",
+        "numbers: codes that are finite numbers.",
+    )
+    rows = [_format_row(number_format, f"formats.{index}.") for index, number_format in enumerate(comparison.formats)]
+    return [Section([Table(rows=(head, *rows), right=range(1, 11))]), Section(notes)]
+
+
+def _format_row(number_format: NumberFormat, path: str) -> Row:
+    bits = ("bits", "sign_bits", "exponent_bits", "mantissa_bits", "bias")
+    sizes = ("max", "min_normal", "min_subnormal", "epsilon")
+    return (
+        number_format.name,
+        *(count(getattr(number_format, name), f"{path}{name}") for name in bits),
+        *(significant(getattr(number_format, name), f"{path}{name}") for name in sizes),
+        count(number_format.num_finite, f"{path}num_finite"),
+        "yes" if number_format.has_infinity else "-",
+        "yes" if number_format.has_nan else "-",
+    )

@@ -1,96 +1,192 @@
-"""Reports of one step: simulated on streams, or measured and compared with its plan."""
+"""Reports of one step: its instructions, simulated on streams, or measured and compared with its plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from shardwise.measure.reconcile.rank_time import Occupancy
 from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE, Bottleneck, TraceAnalysis
 from shardwise.present.charts.step_charts import title_of
-from shardwise.present.rendering.report import Report, Row, Section, Table
+from shardwise.present.rendering.numbers import num_bytes, percent, seconds
+from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
 from shardwise.present.reports.wording import overlap_text
 from shardwise.price import Simulation
 from shardwise.price.simulation.critical_path import CriticalPart, critical_passes
 from shardwise.price.simulation.result import split_by_rank
 from shardwise.price.simulation.stage_passes import LIST
-from shardwise.search import Plan
-from shardwise.values import COMMUNICATION_TERMS, format_bytes, format_percent, format_seconds, pluralize
+from shardwise.values import COMMUNICATION_TERMS, format_percent, format_seconds, pluralize
 
-MOST_PARTS = 8  # of the critical path, in text
+if TYPE_CHECKING:
+    from shardwise.price.instruction_prices import PricedInstruction
+    from shardwise.search import InstructionListing
+    from shardwise.search.instruction_listing import Segment
 
-
-def simulation_report(found: Simulation, plan: Plan) -> Report:
-    """The step beside its estimate; in detail what its length is made of, and of a pipeline each rank."""
-    how = "starts and waits where the list has them" if found.step.overlap == LIST else f"overlap {found.step.overlap}"
-    contention = f", kernels {found.step.contention:g} times as long beside traffic" * (found.step.contention > 1.0)
-    difference = found.step_time_s / plan.estimate.step_time_s - 1.0
-    head = [
-        f"  step {format_seconds(found.step_time_s)} simulated ({how}{contention}), "
-        f"{format_seconds(plan.estimate.step_time_s)} estimated "
-        f"({overlap_text(plan.job.overlap_convention, plan.exposed_share)}): {difference:+.1%}",
-        f"  memory {format_bytes(found.peak_bytes)} simulated, {format_bytes(plan.estimate.memory_bytes)} estimated",
-    ]
-    if plan.layout.pp > 1:
-        head.append(f"  {title_of(found.step.actions)}; bubble {format_percent(found.bubble)} of the rest of the step")
-    path = Section([_path(found), *_across(found)], detail=True, name="critical path")
-    sections = [Section(head, title=f"{plan.model.name}: {plan.layout}"), Section([_terms(found, plan)]), path]
-    return [*sections, _rank_rows(found)] if plan.layout.pp > 1 else sections
+SHOWN_SHARE = 1e-9  # of a step: terms with less are left out
+MAX_PATH_PARTS = 8  # of the critical path, in text
+MAX_TENSORS = 3  # names of an instruction
 
 
-def _terms(found: Simulation, plan: Plan) -> Table:
-    """Where the seconds go, simulated and estimated."""
-    estimated = plan.estimate.time
+def simulation_report(simulation: Simulation) -> Report:
+    """Report a step beside its estimate; in detail what its length is made of, and of a pipeline each rank."""
+    step, estimate, pricing = simulation.step, simulation.estimate, simulation.step.pricing
+    overlap = "starts and waits where the list has them" if step.overlap == LIST else f"overlap {step.overlap}"
+    contention = f", kernels {step.contention:g} times as long beside traffic" * (step.contention > 1.0)
+    exposed_share = None if pricing.cluster.calibration is None else estimate.exposed_share
+    difference = simulation.step_time_s / estimate.step_time_s - 1.0
+    head: list[Block] = [
+        Line(
+            (
+                "  step ", seconds(simulation.step_time_s, "step_time_s"), f" simulated ({overlap}{contention}), ",
+                seconds(estimate.step_time_s, "estimate.step_time_s"),
+                f" estimated ({overlap_text(pricing.job.overlap_convention, exposed_share)}): ",
+                Number(f"{difference:+.1%}", difference, "%"),
+            )
+        ),
+        Line(
+            (
+                "  memory ", num_bytes(simulation.peak_bytes, "peak_bytes"), " simulated, ",
+                num_bytes(estimate.memory_bytes, "estimate.memory_bytes"), " estimated",
+            )
+        ),
+    ]  # fmt: skip
+    if pricing.layout.pp > 1:
+        bubble = percent(simulation.bubble, "bubble")
+        head.append(Line((f"  {title_of(step.actions)}; bubble ", bubble, " of the rest of the step")))
+    path = Section([_path_table(simulation), *_rank_crossings(simulation)], detail=True, name="critical path")
+    title = f"{pricing.architecture.name}: {pricing.layout}"
+    sections = [Section(head, title=title), Section([_term_table(simulation)]), path]
+    return [*sections, _rank_section(simulation)] if pricing.layout.pp > 1 else sections
+
+
+def _term_table(simulation: Simulation) -> Table:
+    """Return where the seconds go, simulated and estimated."""
+    estimate = simulation.estimate
     rows: list[Row] = [("seconds of a step", "simulated", "estimated")]
-    for name in dict.fromkeys((*found.time, *estimated)):
-        pair = found.time.get(name, 0.0), estimated.get(name, 0.0)
-        if max(pair) > 1e-9 * found.step_time_s:
-            rows.append((_named(name, found), format_seconds(pair[0]), format_seconds(pair[1])))
-    rows.append(("step", format_seconds(found.step_time_s), format_seconds(plan.estimate.step_time_s)))
+    for name in dict.fromkeys((*simulation.time, *estimate.time)):
+        pair = simulation.time.get(name, 0.0), estimate.time.get(name, 0.0)
+        if max(pair) > SHOWN_SHARE * simulation.step_time_s:
+            title = f"exposed {name}" if name in simulation.exposed else name
+            paths = (
+                f"time.{name}" if name in simulation.time else "",
+                f"estimate.time.{name}" if name in estimate.time else "",
+            )
+            rows.append((title, *map(seconds, pair, paths)))
+    rows.append(
+        ("step", seconds(simulation.step_time_s, "step_time_s"), seconds(estimate.step_time_s, "estimate.step_time_s"))
+    )
     return Table(rows=tuple(rows), right=(1, 2))
 
 
-def _named(term: str, found: Simulation) -> str:
-    return f"exposed {term}" if term in found.exposed else term
-
-
-def _path(found: Simulation) -> Table:
-    """The critical path by what it is made of, and across ranks."""
-    parts = found.critical_path
+def _path_table(simulation: Simulation) -> Table:
+    """Return what the critical path is made of."""
+    parts, step_s = simulation.critical_path, simulation.step_time_s
     rows: list[Row] = [("critical path", "seconds", "share")]
-    rows += [(_words(part), format_seconds(part.seconds), format_percent(part.seconds / found.step_time_s))
-             for part in parts[:MOST_PARTS]]  # fmt: skip
-    rest = sum(part.seconds for part in parts[MOST_PARTS:])
-    if rest:
-        rows.append(
-            (f"{len(parts) - MOST_PARTS} others", format_seconds(rest), format_percent(rest / found.step_time_s))
+    rows += [
+        (
+            _path_part_name(part), seconds(part.seconds, f"critical_path.{index}.seconds"),
+            percent(part.seconds / step_s, f"critical_path.{index}.share"),
         )
+        for index, part in enumerate(parts[:MAX_PATH_PARTS])
+    ]  # fmt: skip
+    rest_s = sum(part.seconds for part in parts[MAX_PATH_PARTS:])
+    if rest_s:
+        rows.append((f"{len(parts) - MAX_PATH_PARTS} others", seconds(rest_s), percent(rest_s / step_s)))
     return Table(rows=tuple(rows), right=(1, 2))
 
 
-def _words(part: CriticalPart) -> str:
+def _path_part_name(part: CriticalPart) -> str:
     return f"{part.axis} of {part.unit}" if part.axis else f"{part.unit} {part.phase}"
 
 
-def _across(found: Simulation) -> Iterator[str]:
-    """Of a pipeline the ranks that the path goes through."""
-    pieces = split_by_rank(critical_passes(found.step))
-    if len(found.step.ranks) == 1:
+def _rank_crossings(simulation: Simulation) -> Iterator[Block]:
+    """Yield, of a pipeline, how often the critical path changes its rank."""
+    pieces = split_by_rank(critical_passes(simulation.step))
+    if len(simulation.step.ranks) == 1:
         return
-    longest = max(pieces, key=lambda one: one[-1].end - one[0].start)
-    first, last = ("&".join(map(str, leg.slot)) for leg in (longest[0], longest[-1]))
-    yield (
-        f"  {sum(map(len, pieces)):,} passes, {len(pieces) - 1:,} messages; the longest part on one rank is rank "
-        f"{longest[0].rank}, {first} to {last}: {format_seconds(longest[-1].end - longest[0].start)}"
+    index = max(range(len(pieces)), key=lambda number: pieces[number][-1].end - pieces[number][0].start)
+    first, last = pieces[index][0], pieces[index][-1]
+    yield Line(
+        (
+            f"  {sum(map(len, pieces)):,} passes, {len(pieces) - 1:,} messages; the longest part on one rank is rank "
+            f"{first.rank}, {'&'.join(map(str, first.slot))} to {'&'.join(map(str, last.slot))}: ",
+            seconds(last.end - first.start, f"critical_passes.{index}.seconds"),
+        )
     )
 
 
-def _rank_rows(found: Simulation) -> Section:
-    """Of each rank what it computes, waits for and holds."""
+def _rank_section(simulation: Simulation) -> Section:
+    """Return what each rank computes, waits for and holds."""
     rows: list[Row] = [("rank", "computes", "exposed", "waits for stages", "memory")]
-    for number, (rank, memory) in enumerate(zip(found.step.ranks, found.memories, strict=True)):
-        computed, exposed = (format_seconds(sum(one.values())) for one in (rank.computed, rank.exposed))
-        rows.append((str(number), computed, exposed, format_seconds(rank.bubble_s), format_bytes(memory.peak_bytes)))
+    for number, (rank, memory) in enumerate(zip(simulation.step.ranks, simulation.memories, strict=True)):
+        computed, exposed = (seconds(sum(values.values())) for values in (rank.computed, rank.exposed))
+        rows.append(
+            (
+                str(number), computed, exposed, seconds(rank.bubble_s, f"ranks.{number}.bubble_s"),
+                num_bytes(memory.peak_bytes, f"ranks.{number}.peak_bytes"),
+            )
+        )  # fmt: skip
     return Section([Table(rows=tuple(rows), right=range(5))], detail=True, name="each rank")
+
+
+def instructions_report(listing: InstructionListing) -> Report:
+    """Report the instructions of a pipeline stage: a table for each pass of a unit."""
+    plan = listing.plan
+    head = f"{plan.model.name}: {plan.layout}" + (f", stage {listing.stage}" if plan.layout.pp > 1 else "")
+    segments = enumerate(listing.segments)
+    return [
+        Section([head]),
+        *(_segment_section(segment, f"segments.{index}.", listing.shows_all) for index, segment in segments),
+    ]
+
+
+def _segment_section(segment: Segment, path: str, shows_all: bool) -> Section:
+    repeats = [
+        f"{segment.layers} layers" * (segment.layers > 1),
+        f"{segment.micro_batches} micro-batches" * (segment.micro_batches > 1),
+    ]
+    title = f"{segment.name} of {segment.unit}" + "".join(f", {text}" for text in repeats if text)
+    by_stream: list[Cell] = []
+    for stream, stream_s in segment.seconds.items():
+        by_stream += [f"{', ' * bool(by_stream)}{stream} ", seconds(stream_s, f"{path}seconds_by_stream.{stream}")]
+    rows = [
+        _instruction_row(instruction, f"{path}instructions.{index}.")
+        for index, instruction in enumerate(segment.instructions)
+        if shows_all or instruction.kind not in ("free", "slice")
+    ]
+    table = Table(rows=(("stream", "what", "bytes", "alone", "why"), *rows), right=(2, 3))
+    return Section([Line(("  in a step, each stream alone: ", *(by_stream or ["nothing"]))), "", table], title=title)
+
+
+def _instruction_row(instruction: PricedInstruction, path: str) -> Row:
+    return (
+        instruction.stream, " ".join(_instruction_words(instruction)),
+        num_bytes(instruction.num_bytes, f"{path}num_bytes") if instruction.num_bytes else "",
+        "" if instruction.seconds is None else seconds(instruction.seconds, f"{path}seconds"), instruction.why,
+    )  # fmt: skip
+
+
+def _instruction_words(instruction: PricedInstruction) -> Iterator[str]:
+    """Yield what is done, with which tensors."""
+    match instruction.kind:
+        case "launch":
+            results = _tensor_names(instruction.results)
+            yield f"{instruction.operation} {_tensor_names(instruction.tensors)} -> {results}"
+        case "free":
+            yield f"free {_tensor_names(instruction.tensors)}"
+        case "slice":
+            yield f"slice {_tensor_names(instruction.tensors)} over {', '.join(instruction.over)}"
+        case kind:
+            yield f"{kind} {instruction.operation} of {_tensor_names(instruction.tensors)}"
+            yield f"over {', '.join(instruction.over)}"
+            if kind == "start" and instruction.count > 1:
+                yield f"in {instruction.count} pieces"
+
+
+def _tensor_names(tensors: Sequence[str]) -> str:
+    """Return names of tensors, and how many more there are."""
+    more = len(tensors) - MAX_TENSORS
+    return ", ".join(tensors[:MAX_TENSORS]) + (f" and {more} more" if more > 0 else "")
 
 
 MOST = 5  # bottlenecks and stalls in text, and differences in the short form

@@ -22,6 +22,7 @@ from shardwise.model import ModelPayload, model_payload
 from shardwise.pipeline import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
+from shardwise.price.estimate import estimate as price_layout
 from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
@@ -111,13 +112,23 @@ EXPOSED_AXES = (*COMMUNICATION_TERMS, "control", HOST)
 class Simulation(Displayable):
     """A simulated step. Seconds are those of the rank that waits least for other stages, bytes those of the fullest device.
 
+    `plan_estimate` is the estimate that the plan of the step has; None for a step without a plan.
+
     >>> import shardwise as sw
-    >>> found = sw.simulation(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
-    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-9, found.bubble
+    >>> step = sw.simulation(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
+    >>> abs(sum(step.time.values()) / step.step_time_s - 1) < 1e-9, step.bubble
     (True, 0.0)
     """
 
     step: SimulatedStep
+    plan_estimate: Estimate | None = None
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        """The estimate of the same layout: the plan's, else the price of the layout."""
+        pricing = self.step.pricing
+        problem = Problem(pricing.architecture, pricing.cluster, pricing.job)
+        return self.plan_estimate or price_layout(problem, pricing.layout)
 
     @property
     def step_time_s(self) -> float:
@@ -173,18 +184,19 @@ class Simulation(Displayable):
 
 
 def simulate(
-    problem: Problem, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION
+    problem: Problem, layout: Layout, *, overlap: str = LIST, contention: float = CONTENTION,
+    estimate: Estimate | None = None,
 ) -> Simulation:  # fmt: skip
     """Simulate a step of a layout.
 
     `overlap`: `list`, where every collective starts and is waited for where the instruction list says, or a convention: `sum`
     (all communication adds up, next to each pass), `max` (each axis by itself), `per_axis` (data-parallel communication next
     to the pass, the rest after it), `none` (every collective is waited for where it starts). `contention`: how many times as
-    long a kernel takes while a transfer runs. Raises `InputError` with every rule that the layout breaks, for an unknown
-    overlap, and for a contention below 1.
+    long a kernel takes while a transfer runs. `estimate` is the one to compare the step with, if it is not that of the layout.
+    Raises `InputError` with every rule that the layout breaks, for an unknown overlap, and for a contention below 1.
     """
     require_legal(problem.architecture, problem.job, problem.cluster.num_devices, layout)
-    return Simulation(simulate_step(Pricing(problem, layout), overlap, contention))
+    return Simulation(simulate_step(Pricing(problem, layout), overlap, contention), estimate)
 
 
 class StepShare(TypedDict):
@@ -243,9 +255,9 @@ class SimulationPayload(TypedDict):
     estimate: EstimatePayload
 
 
-def simulation_payload(simulation: Simulation, estimate: Estimate) -> dict[str, Any]:
+def simulation_payload(simulation: Simulation) -> dict[str, Any]:
     """Return the versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
-    step, step_s = simulation.step, simulation.step_time_s
+    step, step_s, estimate = simulation.step, simulation.step_time_s, simulation.estimate
     return {
         "schema": SCHEMA, "model": model_payload(step.pricing.architecture), "layout": _layout_payload(step.pricing),
         "overlap": step.overlap, "contention": step.contention, "step_time_s": step_s, "time": simulation.time,

@@ -1,0 +1,134 @@
+"""A priced product with what running it and compiling it with XLA gave, its JSON, and its program as source.
+
+This module loads neither NumPy nor a framework before a product is run or emitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from shardwise.price import ProductReport
+from shardwise.price.product_payload import ProductPayload, product_payload
+from shardwise.values import Progress, ignore_progress
+
+if TYPE_CHECKING:
+    from shardwise.verify.product_runs import Framework, RunResult
+    from shardwise.verify.xla_compile import Backend, XlaReport
+
+SCHEMA = "shardwise.matmul/1"
+RESHARD_SCHEMA = "shardwise.reshard/1"
+SourceFramework = Literal["jax", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedProduct:
+    """A priced product. `run` compares its program with the unsharded product, `xla` is the compiler's own program (None: not
+    asked for). `is_reshard`: one tensor before and after, with the same dims.
+
+    >>> import shardwise as sw
+    >>> result = sw.matmul("A[I_X, J] * B[J, K] -> C[I_X, K]", mesh="X=4", sizes="I=64,J=64,K=64", run_with="numpy")
+    >>> result.product.best.bytes_per_device, result.run.num_devices
+    (0.0, 4)
+    """
+
+    product: ProductReport
+    run: RunResult | None = None
+    xla: XlaReport | None = None
+    is_reshard: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmittedProgram:
+    """Source text that computes a priced product with a framework, and checks itself when it is run.
+
+    >>> import shardwise as sw
+    >>> "def product(" in sw.reshard("A[I_X] -> A[I]", mesh="X=2", sizes="I=64", emit="jax").source
+    True
+    """
+
+    product: ProductReport
+    framework: SourceFramework
+    source: str
+
+
+def check_product(
+    product: ProductReport, *, framework: Framework | None = None, xla_backend: Backend | None = None,
+    is_reshard: bool = False, progress: Progress = ignore_progress,
+) -> CheckedProduct:  # fmt: skip
+    """Run a product's cheapest program with a framework, and compile the product with XLA, as far as they are named.
+
+    Raises `InputError` if the framework or jax is missing, `ShardwiseError` if the run fails.
+    """
+    run = xla = None
+    if framework:
+        from shardwise.verify.product_runs import run_product  # loads NumPy
+
+        progress(f"running with {framework}")
+        run = run_product(product.expression, product.steps, framework)
+    if xla_backend:
+        from shardwise.verify.xla_compile import compile_product  # needed for this alone
+
+        progress("compiling with XLA")
+        xla = compile_product(product.expression, backend=xla_backend)
+    return CheckedProduct(product=product, run=run, xla=xla, is_reshard=is_reshard)
+
+
+def emit_program(product: ProductReport, framework: SourceFramework) -> EmittedProgram:
+    """Write the cheapest program of a product as source. Raises `InputError` for steps that no source is written for."""
+    from shardwise.verify.product_runs import emit  # loads NumPy
+
+    return EmittedProgram(
+        product=product, framework=framework, source=emit(product.expression, product.steps, framework)
+    )
+
+
+class XlaCollectivePayload(TypedDict):
+    """A collective of XLA's program; `axes` is null for groups that are not a set of mesh axes."""
+
+    op: str
+    axes: list[str] | None
+    bytes: float
+
+
+class XlaPayload(TypedDict):
+    """The program that XLA's partitioner made of the product."""
+
+    backend: str
+    version: str
+    collectives: list[XlaCollectivePayload]
+    bytes_per_device: float
+    flops_per_device: float
+    multiplications_per_device: float
+
+
+class CheckedProductPayload(ProductPayload):
+    """A priced product; the last keys are there where they were asked for: by --run (two) and by --verify."""
+
+    max_relative_error: NotRequired[float]
+    num_devices: NotRequired[int]
+    verify: NotRequired[XlaPayload]
+
+
+class MatmulPayload(CheckedProductPayload):
+    """What `shardwise matmul --json` prints."""
+
+    schema: Literal["shardwise.matmul/1"]
+
+
+class ReshardPayload(CheckedProductPayload):
+    """What `shardwise reshard --json` prints."""
+
+    schema: Literal["shardwise.reshard/1"]
+
+
+def checked_product_payload(result: CheckedProduct) -> dict[str, Any]:
+    """Return the payload of a product, with the error of its run and the compiler's program if they were asked for."""
+    payload = product_payload(result.product, RESHARD_SCHEMA if result.is_reshard else SCHEMA)
+    if result.run:
+        payload |= {"max_relative_error": result.run.max_relative_error, "num_devices": result.run.num_devices}
+    if result.xla:
+        payload |= {"verify": asdict(result.xla)}
+    return payload

@@ -1,0 +1,90 @@
+"""What a signature gives the command line: the order of positional arguments, switches, modes, what exports say."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import pytest
+
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.rendering.report import Report, Section
+from shardwise.present.verb import Argument, Export, Mode, Verb, verb
+from shardwise.values import InputError, Parser
+
+
+@dataclass(frozen=True)
+class Ride:
+    wheels: Sequence[str]
+    bike: str
+    locked: bool
+    stage: int
+
+
+def refuse_paint(arguments: Mapping[str, Any]) -> None:
+    if "paint" in arguments:
+        raise InputError("--paint: of one bike")
+
+
+def all_bikes(bike: Annotated[str, Argument(help="")]) -> Ride:
+    return Ride((), f"all {bike}", True, 0)
+
+
+def write_paint(result: Ride, target: str) -> Report:
+    return [Section([f"painted {result.bike} {target}"])]
+
+
+@verb(
+    examples=(),
+    exports=(Export(flag="--paint", help="", write=write_paint),),
+    modes=(Mode(function=all_bikes, applies=lambda written: written["bike"] == "all", check=refuse_paint),),
+)
+def ride(
+    bike: Annotated[str, Argument(position=1, help="")],
+    *,
+    wheels: Annotated[Sequence[str], Argument(many=True, help="")] = (),
+    locked: Annotated[bool, Argument(flag="--unlocked", switch_value=False, help="")] = True,
+    stage: Annotated[int, Argument(flag="--stage", parse=int, help="")] = 7,
+    **extras: int | str,
+) -> Ride:
+    """Ride a bike."""
+    return Ride(tuple(wheels), bike, locked, stage)
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
+    results: list[Ride] = []
+
+    def report(result: Ride) -> Report:
+        results.append(result)
+        return [Section([str(result.wheels)])]
+
+    monkeypatch.setattr("shardwise.present.verb.report_of", report)
+    monkeypatch.setattr("shardwise.present.verb.has_payload", lambda result: False)
+    parser = Parser()
+    declared: Verb = ride.verb  # type: ignore[attr-defined]
+    declared.declare_arguments(parser)
+    arguments: argparse.Namespace = parser.parse_args(words)
+    return results, render_text(declared.run(arguments))
+
+
+def test_positional_arguments_may_be_in_another_order_than_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, _ = run(monkeypatch, "front", "back", "tandem")
+    assert results == [Ride(("front", "back"), "tandem", True, 7)]
+
+
+def test_a_switch_sets_its_value_and_zero_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    results, _ = run(monkeypatch, "front", "tandem", "--unlocked", "--stage", "0")
+    assert (results[0].locked, results[0].stage) == (False, 0)
+
+
+def test_what_an_export_says_ends_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "front", "tandem", "--paint", "red")[1] == "('front',)\n\npainted tandem red"
+    assert run(monkeypatch, "front", "tandem", "--json")[1] == "('front',)", "a result without a payload is a text"
+
+
+def test_a_mode_refuses_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(monkeypatch, "front", "all")[0][0].bike == "all all"
+    with pytest.raises(InputError, match="--paint: of one bike"):
+        run(monkeypatch, "front", "all", "--paint", "red")
