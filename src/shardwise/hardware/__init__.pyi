@@ -18,7 +18,7 @@ from .network.compare_collective_algorithms import CollectiveReport as Collectiv
 from .network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .network.compare_collective_algorithms import collective_report as collective_report
 from .network.links import Cut as Cut
-from .network.nccl_bandwidths import COLLECTIVE_NAMES as COLLECTIVE_NAMES
+from .network.nccl_conventions import COLLECTIVE_NAMES as COLLECTIVE_NAMES
 from .network.pods import Pods as Pods
 from .network.switches import Switched as Switched
 from .network.switches import Tier as Tier

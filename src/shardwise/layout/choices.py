@@ -119,7 +119,7 @@ class Choices(DegreeLimits):
     runnable: bool = False
     stack: Stack | None = None
     domain: int | None = None
-    requested: tuple[str, ...] = ()
+    asked: tuple[str, ...] = ()
 
     def modes(self, architecture: Architecture) -> tuple[ParallelMode, ...]:
         """Return the modes in which the same degrees can run; the search takes the fastest, and of equals the first.
@@ -151,7 +151,7 @@ class Choices(DegreeLimits):
             sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for schedule in self.schedule
         )
-        pinned = {*self.requested, *self.pins}
+        pinned = {*self.asked, *self.pins}
         rules = layout_rules(
             self.stack, equal_stages=has_choice, divisible=self.divisible, runnable=self.runnable,
             domain=None if "async_tp" in pinned else self.domain,
@@ -188,13 +188,13 @@ class Choices(DegreeLimits):
         """
         if stack is None or self.runnable:
             return self
-        pinned = {name: getattr(self, name)[0] for name in self.requested}
+        pinned = {name: getattr(self, name)[0] for name in self.asked}
         raise_problems([f"stack: {problem}" for problem in unsupported_pins(stack, job, {**self.pins, **pinned})])
         defaults = Choices()
         stack_values: Any = {
             name: values
             for name, values in stack_search_values(stack, architecture, job).items()
-            if name not in self.requested and getattr(self, name) == getattr(defaults, name)
+            if name not in self.asked and getattr(self, name) == getattr(defaults, name)
         }
         return replace(self, stack=stack, domain=domain, **stack_values)
 
@@ -216,7 +216,7 @@ class Choices(DegreeLimits):
         return replace(
             self, **searched, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
             maxima={**self.maxima, **{axis: maximum for axis, maximum in maxima.items() if axis in DEGREE_AXES}},
-            requested=tuple(dict.fromkeys((*self.requested, *(name for name in pins if name not in DEGREE_AXES)))),
+            asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in DEGREE_AXES)))),
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ Entry points: `trainer.worker.run_rank`, `launcher.run_ranks`, `trainer.training
 
 May import every room up to and with `search`; not `interop`, `measure`, `verify` or `present`. PyTorch must not be
 loaded at import by `recipe`, `machine_resources`, `launcher`, `folder_lock`, `faults.rank_status`,
-`faults.stop_request`, `data`, or `trainer.{flags,preflight,batch_schedule,plan_for_engine}`: input is checked and
+`faults.stop_request`, `data`, or `trainer.{flags,preflight,batch_schedule,engine_prediction}`: input is checked and
 threads are set before.
 """
 

@@ -146,7 +146,7 @@ def _other_stack_gain(plan: Plan, choices: Choices, progress: Progress) -> str |
     if stack is None or not stack.is_known or choices.runnable:
         return None
     progress("what another stack could run")
-    if choices.schedule == Choices().schedule and "schedule" not in choices.requested:
+    if choices.schedule == Choices().schedule and "schedule" not in choices.asked:
         choices = replace(
             choices, schedule=(NATURAL, *(name for name, schedule in SCHEDULES.items() if schedule.splits_backward))
         )

@@ -24,7 +24,7 @@ from shardwise.values.argument_labels import argument_label
 if TYPE_CHECKING:
     from shardwise.derive import ShardedExpression
     from shardwise.hardware import PlacedCollective
-    from shardwise.hardware.network.nccl_bandwidths import CollectiveName
+    from shardwise.hardware.network.nccl_conventions import CollectiveName
     from shardwise.present.charts.cells import Strip
     from shardwise.present.rendering.report import Report
     from shardwise.verify import CheckedProduct, EmittedProgram

@@ -222,7 +222,7 @@ class NumberedShardings:
 
     def _permutes(self, split: Sequence[int], partial: int, unused: Sequence[int]) -> Iterator[NumberedMove]:
         """Yield every other sharding with the same partial sums that splits each dim at least as finely (see
-        `device_shards`).
+        `shard_placement`).
 
         Left out: a finer one if free slices by unused axes lead to the same degrees first, and one whose dims all only gain
         axes, as each device then keeps a part of its shard.
