@@ -48,7 +48,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "run/data": ("data", "train", "cli/test_tokenize.py"),
     "run/parallel": ("distributed", "train", "conversion"),
     "run": ("train", "conversion", "distributed", "cli/test_train.py", "cli/test_convert.py"),
-    "train": ("train", "conversion", "distributed", "cli/test_train.py", "cli/test_convert.py"),
+    "train.py": ("train", "conversion", "distributed", "cli/test_train.py", "cli/test_convert.py"),
     "interop/weights": ("conversion", "train", "distributed", "cli/test_convert.py"),
     "run/checkpoints": ("train", "distributed", "conversion", "cli/test_train.py"),
 }  # fmt: skip

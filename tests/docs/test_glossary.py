@@ -75,6 +75,7 @@ FIELD_TERMS = ("held_out", "one_f_one_b", "one_hot", "one_way")
 METHODS = frozenset({"at", "of"})
 EXCEPTIONS = {
     "Zero3Elements.own": "`shardwise rule` prints it",
+    "Choices.asked": "a key of plan files",
 }
 
 

@@ -194,7 +194,7 @@ def in_flight_curve(slots: Iterable[tuple[Slot, float, float]], unit: float) -> 
 class Timeline(Displayable):
     """A played list: `starts[rank][slot]` and `ends[rank][slot]` in seconds; the actions of a slot share them.
 
-    `has_default_times`: nobody gave the seconds of its passes, and each takes 1.
+    `has_default_times`: the seconds of its passes were left out, and each takes 1.
 
     >>> import shardwise as sw
     >>> sw.schedule("gpipe", stages=2, micro_batches=2).makespan

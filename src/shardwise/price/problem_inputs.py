@@ -170,13 +170,13 @@ def _resolve_job(
     sizes = ("global_batch_tokens", "seq_len")
     defaults = tuple(name for name in sizes if parsed.get(name) is None and name not in overrides)
     overridden = {name: parse_count(overrides[name], label=f"--set job.{name}") for name in sizes if name in overrides}
-    known = {"precision": _usual_precision(clusters, stack), **_drop_none(parsed), **overridden}
+    job_fields = {"precision": _usual_precision(clusters, stack), **_drop_none(parsed), **overridden}
     if defaults and architecture is None:
         return None
     if architecture is not None:
-        seq_len = known.setdefault("seq_len", default_seq_len(architecture))
-        known.setdefault("global_batch_tokens", max(usual_batch_tokens(architecture) // seq_len, 1) * seq_len)
-    resolved: Job = apply_overrides(Job(**known), overrides, "job")
+        seq_len = job_fields.setdefault("seq_len", default_seq_len(architecture))
+        job_fields.setdefault("global_batch_tokens", max(usual_batch_tokens(architecture) // seq_len, 1) * seq_len)
+    resolved: Job = apply_overrides(Job(**job_fields), overrides, "job")
     return resolved, defaults
 
 

@@ -91,7 +91,7 @@ class SourceUsage(NamedTuple):
 
 
 class DataSummary(NamedTuple):
-    """What a run says of its data: entropy of token frequencies, loss on held-out text, and use of the sources by name."""
+    """Statistics of a run's data: entropy of token frequencies, loss on held-out text, and use of the sources by name."""
 
     unigram_entropy_nats: float
     held_out_loss: float | None

@@ -248,8 +248,8 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
     layers = []
     for kind, layer in recompute_layers(pricing).items():
         unit = layer.unit(pricing.scheme.recompute)
-        kept = tuple(KeptTensor(name, size) for name, size in layer.saved_bytes(unit, unit.saved).items())
-        layers.append(LayerRecompute(kind, counts[kind], kept, tuple(_recomputed_work(layer, unit, pricing))))
+        kept_tensors = tuple(KeptTensor(name, size) for name, size in layer.saved_bytes(unit, unit.saved).items())
+        layers.append(LayerRecompute(kind, counts[kind], kept_tensors, tuple(_recomputed_work(layer, unit, pricing))))
     return tuple(layers)
 
 

@@ -258,7 +258,7 @@ class CollectiveSimulation:
 
 
 def ring_grid(shape: tuple[int, ...], wraps: tuple[bool, ...] | bool = True, *, one_way: bool = False) -> RingGrid:
-    """Return a grid of devices; a single `wraps` says of all axes whether they are rings."""
+    """Return a grid of devices; a single `wraps` holds for all axes."""
     return RingGrid(shape, (wraps,) * len(shape) if isinstance(wraps, bool) else wraps, one_way)
 
 

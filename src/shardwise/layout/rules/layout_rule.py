@@ -48,7 +48,7 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """A rule: `legal` says of one layout, or of each row of many, whether it can run; `explain` says of one what is wrong.
+    """Rule of layouts: `legal` tells whether a layout, or each row of many, can run; `explain` describes what is wrong with one.
 
     On arrays `legal` gives a truth value for each row (or one for all), so it combines terms by `&` and `|`, never by `and` or
     `or`. The first rule that a candidate breaks is the one that counts it, and names are printed.
