@@ -22,8 +22,6 @@ from .model.parameters_and_flops import num_params as num_params
 from .pipeline.compare_schedules import ScheduleComparison as ScheduleComparison
 from .pipeline.timeline import Timeline as Timeline
 from .present.api.costs import estimate as estimate
-from .present.api.launches import export_plan as export_plan
-from .present.api.launches import read_launch as read_launch
 from .present.api.plans import (
     explain as explain,
 )
@@ -44,6 +42,10 @@ from .present.verbs.books import precision as precision
 from .present.verbs.books import roofline as roofline
 from .present.verbs.books import rule as rule
 from .present.verbs.books import rules as rules
+from .present.verbs.doctor import doctor as doctor
+from .present.verbs.interop import convert as convert
+from .present.verbs.interop import export_plan as export_plan
+from .present.verbs.interop import read_launch as read_launch
 from .present.verbs.memory import kv_cache as kv_cache
 from .present.verbs.memory import memory as memory
 from .present.verbs.pipeline_schedule import schedule as schedule

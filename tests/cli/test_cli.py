@@ -78,6 +78,8 @@ FLAGS = {
     "figures": ["--help", "--json", "--out"],
     "rule": ["--help", "--json"],
     "completion": ["--help", "--json"],
+    "doctor": ["--help", "--json"],
+    "mcp": ["--help", "--json", "--tool"],
     "read": [
         "--batch-seqs",
         "--cluster",

@@ -20,8 +20,7 @@ from json_schemas import require_valid
 from shardwise.hardware.stacks import stack_names
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.model.load import model_names
-from shardwise.present.cli.completion import bash_lines, fish_lines, zsh_lines
-from shardwise.present.shell_completion import SCRIPTS, complete
+from shardwise.present.shell_completion import SCRIPTS, bash_lines, complete, fish_lines, zsh_lines
 from shardwise.present.verbs import GROUPS
 
 HANG_S = 60  # a shell that has not answered by then hangs

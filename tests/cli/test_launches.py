@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.present.command_line import main
 
 PLAN = ("llama-3-8b", "h100:16", "--batch-tokens", "1Mi", "--seq-len", "8192", "--stack", "megatron")
@@ -167,3 +170,21 @@ def test_a_pipeline_whose_options_are_in_arrays(tmp_path: Path, capsys: pytest.C
     assert {"lr", "log-interval"} <= set(found["unread"])
     assert [note.partition(",")[0] for note in found["notes"]] == ["the launch says no vocabulary"]
     assert any("num-virtual-stages-per-pipeline-rank" in change["change"] for change in found["better"])
+
+
+def test_numbers_of_the_reports_are_those_of_the_payload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "plan", *PLAN, "--export", str(tmp_path), "--pin", "recompute=full", "--pin", "tp=8")
+    launch = sw.read_launch(tmp_path / "launch.sh", "h100:16")
+    assert require_payload_numbers(launch) >= 2 + 2 + 2 * len(launch.better)
+
+
+def test_python_callers_write_a_launch_and_name_what_it_lacks(tmp_path: Path) -> None:
+    plan = sw.plan("llama-3-8b", "h100:16", global_batch_tokens="1Mi", seq_len="8Ki", stack="megatron")
+    sw.dump_plan(plan, tmp_path / "plan.json")
+    launch = sw.export_plan(tmp_path / "plan.json", "megatron", tmp_path / "run")
+    assert launch == replace(sw.export_plan(plan, "megatron"), folder=str(tmp_path / "run"))
+    assert sorted(file.name for file in (tmp_path / "run").iterdir()) == sorted(launch.files)
+    with pytest.raises(sw.InputError, match=r"^seq_len: found 'long'"):
+        sw.read_launch(tmp_path / "run" / "launch.sh", "h100:16", seq_len="long")
+    with pytest.raises(sw.InputError, match=r"^out: cannot write"):
+        sw.export_plan(plan, "megatron", tmp_path / "plan.json")

@@ -83,10 +83,10 @@ def test_an_explanation_of_a_plan_file(plan_file: Path) -> None:
 
 
 def test_an_export_writes_a_launch_and_it_is_read_again(plan_file: Path, tmp_path: Path) -> None:
-    exported = ask("export", {"plan": str(plan_file), "to": "megatron", "out": str(tmp_path / "run")})
+    exported = ask("export", {"plan": str(plan_file), "target": "megatron", "out": str(tmp_path / "run")})
     assert not exported.is_error, text_of(exported)
     launch = next((tmp_path / "run").glob("*.sh"))
-    read = ask("read", {"file": str(launch), "cluster": "h100:8"})
+    read = ask("read", {"files": str(launch), "cluster": "h100:8"})
     assert not read.is_error, text_of(read)
     assert read.structured_content["schema"] == "shardwise.read/2"
 

@@ -75,6 +75,8 @@ SESSIONS = {
         "shardwise.rule/1",
     "completion bash":
         "shardwise.completion/1",
+    "doctor":
+        "shardwise.doctor/1",
     "matmul 'A[I_X, J] * B[J, K_Y] -> C[I_X, K_Y]' --mesh X=4,Y=2 --size I=64,J=64,K=64 --on h100 --backward --run numpy":
         "shardwise.matmul/1",
     "reshard 'A[I_X, J] -> A[I, J_X]' --mesh X=4 --size I=64,J=64":

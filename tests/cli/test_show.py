@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 from answers import answer
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.example_clusters import cluster_examples
 from shardwise.hardware.published_constants import load_published_fit, published_calibration
 from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.model.load import model_names
 from shardwise.model.optimizers.registry import OPTIMIZERS
-from shardwise.present.reports.hardware_catalogue import cluster_names
+from shardwise.present.verbs.catalogue import show
 from shardwise.values.errors import InputError
 from shardwise.values.precision import PRECISIONS
 
@@ -52,7 +54,7 @@ def test_a_table_has_a_line_for_each_entry(kind: str, names: tuple[str, ...]) ->
         ("chips", "v5", chip_names()),
         ("precisions", "fp8", PRECISIONS),
         ("stacks", "nemo", stack_names()),
-        ("clusters", "v5", cluster_names()),
+        ("clusters", "v5", cluster_examples()),
     ],
 )
 def test_a_part_of_a_name_shows_all_that_have_it(kind: str, text: str, names: tuple[str, ...]) -> None:
@@ -232,7 +234,7 @@ def test_an_unknown_name(arguments: tuple[str, ...], json_flag: tuple[str, ...],
 def test_declaring_the_verb_loads_nothing() -> None:
     code = (
         "import sys; from shardwise.present.command_line import build_parser; build_parser().parse_args(['show', 'models']); "
-        "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.hardware', 'shardwise.model.load') "
+        "print([m for m in ('numpy', 'torch', 'jax', 'pydantic', 'shardwise.hardware.chips', 'shardwise.model.load') "
         "if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -274,3 +276,28 @@ def test_an_optimizer_has_every_field_with_its_limits() -> None:
     assert "0.9  at least 0, below 1 " in lines["momentum"]
     assert lines["nesterov"].split()[1:3] == ["0", "whole,"]
     assert lines["weight_decay"].endswith("; 0 for norms and biases")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *((kind,) for kind in KINDS), ("targets",), ("rules",), ("models", "qwen3-8b"), ("chips", "h100"),
+        ("stacks", "nemo-25", "h100"), ("optimizers", "muon"), ("optimizers", "adafactor", None, "bf16"),
+        ("precisions", "fp8_delayed"), ("clusters", "h100:512"),
+    ],
+)  # fmt: skip
+def test_numbers_of_the_report_are_those_of_the_payload(words: tuple[str | None, ...]) -> None:
+    numbers = require_payload_numbers(show(*words))  # type: ignore[arg-type]
+    assert numbers > 1 or words[0] in ("rules", "precisions")
+
+
+def test_a_hugging_face_id_shows_the_model() -> None:
+    assert shown("models", "Qwen/Qwen3-8B") == shown("models", "qwen3-8b")
+    assert payload("models", "qwen/qwen3-8B") == payload("models", "qwen3-8b")
+
+
+def test_a_chip_goes_with_one_stack() -> None:
+    for words in (("stacks", "--chip", "h100"), ("stacks", "nemo", "--chip", "h100"), ("chips", "--chip", "h100")):
+        with pytest.raises(InputError, match=r"^--chip: found without a stack; it goes with one"):
+            shown(*words)
+    assert len(payload("stacks", "nemo", "--chip", "h100")["entries"]) > 1

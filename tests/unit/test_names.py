@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from answers import answer
 
 from shardwise.hardware.chips import chip_names, load_chip
 from shardwise.hardware.stacks import get_stack
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
-from shardwise.model.load import load_model, model_names
+from shardwise.model.load import find_model_name, hub_ids, load_model, model_names
 from shardwise.present.command_line import build_parser, verb_parsers
 from shardwise.present.verbs import OTHER_NAMES
 from shardwise.values.dtypes import bytes_per_element
@@ -23,22 +26,75 @@ def test_a_model_without_its_separators_is_found_again(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hub", "name"),
+    ("hub_id", "name"),
     [
         ("meta-llama/Llama-3.1-8B", "llama-3.1-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
         ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
-        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
-        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
-        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("meta-llama/Llama-3.1-405B", "llama-3.1-405b"),
+        ("meta-llama/Llama-2-70b-hf", "llama-2-70b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-30b-a3b"),
+        ("qwen/qwen3-30b-a3b", "qwen3-30b-a3b"),
+        (" deepseek-ai/DeepSeek-V3 ", "deepseek-v3"),
+        ("openai/gpt-oss-20b", "gpt-oss-20b"),
         ("openai-community/gpt2-xl", "gpt-2-xl"),
+        ("google/gemma-3-27b-pt", "gemma-3-27b"),
+        ("bigscience/bloom", "bloom-176b"),
+        ("mistralai/Mixtral-8x22B-v0.1", "mixtral-8x22b"),
+        ("mistral-community/Mixtral-8x22B-v0.1", "mixtral-8x22b"),
     ],
 )
-def test_a_name_of_a_hub_is_that_of_the_catalogue(hub: str, name: str) -> None:
+def test_a_hugging_face_id_is_a_model_of_the_catalogue(hub_id: str, name: str) -> None:
+    assert find_model_name(hub_id) == name
+    assert load_model(hub_id) == load_model(name)
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_id_of_the_catalogue_is_read(name: str) -> None:
+    for hub_id in hub_ids(name):
+        assert name in (find_model_name(hub_id), "llama-3-405b")  # the paper's model is released as Llama 3.1 alone
+
+
+def test_a_verb_takes_an_id_as_it_takes_a_name() -> None:
+    for verb, flags in (("kv-cache", ("--context", "8Ki")), ("memory", ("h100:8", "--layout", "fsdp=8"))):
+        answers = {answer(verb, model, *flags, "--json") for model in ("Qwen/Qwen3-8B", "QWEN/qwen3-8b", "qwen3-8b")}
+        assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("hub_id", "name"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Base", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-30B-A3", "qwen3-30b-a3b"),
+        ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral-8x7b"),
+        ("openai/gpt-oss-20", "gpt-oss-20b"),
+    ],
+)
+def test_an_unknown_id_is_told_what_to_download(hub_id: str, name: str) -> None:
     with pytest.raises(InputError) as caught:
-        load_model(hub)
-    assert str(caught.value).startswith(f"model: found '{hub}' (did you mean '{name}'?); the catalogue has ")
-    assert "nothing is fetched from a hub" in str(caught.value)
+        load_model(hub_id)
+    assert str(caught.value) == (
+        f"model: found '{hub_id}' (did you mean '{name}'?); the catalogue has no model of this Hugging Face id, and nothing is "
+        f"fetched from a hub: download its config.json, such as https://huggingface.co/{hub_id}/resolve/main/config.json, and "
+        "give the path of the file"
+    )
+
+
+def test_an_id_that_is_like_no_other() -> None:
+    with pytest.raises(
+        InputError, match=r"^model: found 'nobody/knows'; the catalogue has no model .*: download its config"
+    ):
+        load_model("nobody/knows")
+
+
+def test_a_folder_goes_before_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clone of the repository in the current folder is read, as `transformers` does."""
+    folder = tmp_path / "Qwen" / "Qwen3-8B"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=r"config\.json"):
+        load_model("Qwen/Qwen3-8B")
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from .cluster import Cluster as Cluster
 from .cluster_files import MeasuredCluster as MeasuredCluster
 from .cluster_loading import load_cluster as load_cluster
 from .cluster_loading import load_measured_cluster as load_measured_cluster
+from .example_clusters import cluster_examples as cluster_examples
 from .group_placement import place_group as place_group
 from .mesh_links import place_mesh as place_mesh
 from .network.compare_collective_algorithms import CollectiveReport as CollectiveReport

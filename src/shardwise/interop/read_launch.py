@@ -218,13 +218,6 @@ class LaunchChange:
     layout: Layout
     estimate: Estimate
 
-    def payload(self, plan: Plan) -> dict[str, Any]:
-        """Return the entry of `shardwise read --json`; `plan` is that of the launch as it was read."""
-        return {
-            "change": self.options, "layout": layout_of_plan(plan, self.layout), "step_time_s": self.estimate.step_time_s,
-            "memory_bytes": self.estimate.memory_bytes,
-        }  # fmt: skip
-
 
 def list_changes(launch: Launch, target: Target, cluster: Cluster) -> list[LaunchChange]:
     """List at most `MAX_CHANGES` changes that make the step faster, or make it fit.
@@ -327,17 +320,26 @@ class PricedLaunch:
     plan: Plan
     better: tuple[LaunchChange, ...]
 
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON value of `shardwise read --json`."""
-        parsed, plan = self.parsed, self.plan
-        return {
-            "schema": SCHEMA, "target": parsed.target.name, "version": parsed.target.version,
-            "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
-            "layout": layout_of_plan(plan),
-            "unknown": list(parsed.unknown), "unread": list(parsed.unread), "notes": list(parsed.notes),
-            "estimate": asdict(plan.estimate),
-            "better": [change.payload(plan) for change in self.better],
-        }  # fmt: skip
+
+def read_payload(launch: PricedLaunch) -> dict[str, Any]:
+    """Return what `shardwise read --json` prints."""
+    parsed, plan = launch.parsed, launch.plan
+    return {
+        "schema": SCHEMA, "target": parsed.target.name, "version": parsed.target.version,
+        "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
+        "layout": layout_of_plan(plan),
+        "unknown": list(parsed.unknown), "unread": list(parsed.unread), "notes": list(parsed.notes),
+        "estimate": asdict(plan.estimate),
+        "better": [_change_payload(change, plan) for change in launch.better],
+    }  # fmt: skip
+
+
+def _change_payload(change: LaunchChange, plan: Plan) -> ChangePayload:
+    """Return a change beside the plan of the launch as it was read."""
+    return {
+        "change": change.options, "layout": layout_of_plan(plan, change.layout), "step_time_s": change.estimate.step_time_s,
+        "memory_bytes": change.estimate.memory_bytes,
+    }  # fmt: skip
 
 
 def price_launch(

@@ -7,8 +7,11 @@ from .decoder import unit_counts as unit_counts
 from .job import DEFAULT_SEQ_LEN as DEFAULT_SEQ_LEN
 from .job import Job as Job
 from .job import OverlapConvention as OverlapConvention
+from .load import find_model_name as find_model_name
+from .load import hub_ids as hub_ids
 from .load import load_model as load_model
 from .load import model_names as model_names
+from .load import source_hub_id as source_hub_id
 from .numerics import DEFAULT_NUMERICS as DEFAULT_NUMERICS
 from .numerics import SWIGLU_CLAMP as SWIGLU_CLAMP
 from .numerics import Gating as Gating
@@ -24,6 +27,7 @@ from .operations import Route as Route
 from .optimizer_program import factor_bytes as factor_bytes
 from .optimizer_program import moment_bytes as moment_bytes
 from .optimizer_program import owning_weight as owning_weight
+from .optimizer_program import state_formats as state_formats
 from .optimizer_program import weight_matrices as weight_matrices
 from .optimizer_program import whole_matrix_inputs as whole_matrix_inputs
 from .optimizers.definition import GRADIENT as GRADIENT

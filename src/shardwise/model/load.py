@@ -1,8 +1,9 @@
-"""Models by name from the catalogue's TOML files, or by the path of a `config.json`."""
+"""Models from the catalogue's TOML files, by name or by Hugging Face id, or by the path of a `config.json`."""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
@@ -12,6 +13,10 @@ from typing import Any
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.config import add_numerics, load_config
 from shardwise.values import InputError, did_you_mean
+
+HUB = "https://huggingface.co"
+_SOURCE_ID = re.compile(r"^config\.json of (\S+/[\w.-]+?)[,;]?(?:\s|$)")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @lru_cache(maxsize=1)
@@ -28,31 +33,86 @@ def model_names() -> tuple[str, ...]:
     return tuple(_read_catalogue())
 
 
+def source_hub_id(source: str) -> str | None:
+    """Return the Hugging Face id in the source of a model that was read from a config.json on the hub, or None.
+
+    >>> source_hub_id("config.json of google/gemma-3-4b-pt, without its vision tower")
+    'google/gemma-3-4b-pt'
+    """
+    match = _SOURCE_ID.match(source)
+    return match[1] if match else None
+
+
+def hub_ids(name: str) -> tuple[str, ...]:
+    """Return the Hugging Face ids of a model of the catalogue: the one in its source, then those that the entry lists.
+
+    >>> hub_ids("qwen3-8b"), hub_ids("llama-3-8b"), hub_ids("gpt-3-175b")
+    (('Qwen/Qwen3-8B',), ('meta-llama/Meta-Llama-3-8B',), ())
+    """
+    table = _read_catalogue().get(name, {})
+    ids = (source_hub_id(table.get("source", "")), *table.get("ids", ()))
+    return tuple(filter(None, ids))
+
+
+@lru_cache(maxsize=1)
+def _names_by_hub_id() -> Mapping[str, str]:
+    """Return the names of models by Hugging Face id in small letters; an id in a source goes before the same one in a list."""
+    names: dict[str, str] = {}
+    for name, table in _read_catalogue().items():
+        names |= {hub_id.lower(): name for hub_id in table.get("ids", ()) if hub_id.lower() not in names}
+    in_sources = {source_hub_id(table["source"]): name for name, table in _read_catalogue().items()}
+    return names | {hub_id.lower(): name for hub_id, name in in_sources.items() if hub_id}
+
+
+def find_model_name(text: str) -> str | None:
+    """Return the catalogue's name of a model by name or Hugging Face id, in capitals or small letters; None for any other.
+
+    >>> find_model_name("Llama-3-8B"), find_model_name("qwen/qwen3-8b"), find_model_name("Qwen/Qwen9-8B")
+    ('llama-3-8b', 'qwen3-8b', None)
+    """
+    name = text.strip().lower()
+    return name if name in _read_catalogue() else _names_by_hub_id().get(name)
+
+
 def load_model(name: str) -> Architecture:
-    """Return a model from the catalogue by name, or from a Hugging Face config.json (or its folder) by path.
+    """Return a model from the catalogue by name or Hugging Face id, or from a config.json (or its folder) by path.
 
     Raises `InputError` that lists the names and suggests the nearest, or says what is wrong with the file. Nothing is fetched:
-    a name on a hub, such as "meta-llama/Llama-3.1-8B", is not looked up.
+    an id is that of an entry of the catalogue ("meta-llama/Llama-3.1-8B"), or is refused.
 
     >>> model = load_model("llama-3-8b")
     >>> model.num_layers, model.d_model, model.num_kv_heads
     (32, 4096, 8)
+    >>> load_model("Qwen/Qwen3-30B-A3B").name
+    'qwen3-30b-a3b'
     """
     if name.endswith(".json") or os.path.isdir(name):
         return load_config(name)
-    table = _read_catalogue().get(name.strip().lower())
-    if table is None:
-        names = model_names()
-        raise InputError(
-            f"model: found {name!r}{did_you_mean(name, names)}; the catalogue has {', '.join(names)}; or give the path of a "
-            "Hugging Face config.json or of its folder (nothing is fetched from a hub)"
+    catalog_name = find_model_name(name)
+    if catalog_name is None:
+        raise InputError(_describe_unknown(name))
+    return _architecture_from_table(catalog_name, _read_catalogue()[catalog_name])
+
+
+def _describe_unknown(name: str) -> str:
+    """Return the error about a text that names no model of the catalogue: the nearest names, and what to give instead."""
+    names = model_names()
+    unknown = f"model: found {name!r}{did_you_mean(name, names)}"
+    if _HUB_ID.fullmatch(name.strip()):
+        return (
+            f"{unknown}; the catalogue has no model of this Hugging Face id, and nothing is fetched from a hub: download its "
+            f"config.json, such as {HUB}/{name.strip()}/resolve/main/config.json, and give the path of the file"
         )
-    return _architecture_from_table(name.strip().lower(), table)
+    return (
+        f"{unknown}; the catalogue has {', '.join(names)}; or give the path of a "
+        "Hugging Face config.json or of its folder (nothing is fetched from a hub)"
+    )
 
 
 def _architecture_from_table(name: str, table: Mapping[str, Any]) -> Architecture:
     """Return a model from its table, whose `config` has the constants of its arithmetic under the keys of a config.json."""
     fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     config = fields.pop("config", None)
+    fields.pop("ids", None)
     architecture = Architecture(name=name, **fields)
     return architecture if config is None else add_numerics(architecture, config)

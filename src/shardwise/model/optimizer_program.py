@@ -48,6 +48,17 @@ def state_parts(precision: Precision, optimizer: Optimizer) -> tuple[float, floa
     )  # fmt: skip
 
 
+def state_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]:
+    """Return the number format of each tensor of an optimizer's state.
+
+    There is no master copy where a recipe keeps none, and the gradient where the update has a copy of its own.
+    """
+    formats = {
+        MASTER: precision.master, **moment_formats(precision, optimizer), GRADIENT: precision.update_gradients,
+    }  # fmt: skip
+    return {name: format for name, format in formats.items() if format is not None}
+
+
 def moment_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]:
     """Return the number format of each moment by name.
 

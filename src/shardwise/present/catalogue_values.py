@@ -1,13 +1,15 @@
-"""Entries of the catalogues as lists of values, each with its source: what `shardwise show` lists."""
+"""Entries of the catalogues as lists of values, each with its source, and those that `shardwise show` lists."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
+from shardwise.book_formulas import get_rule
+from shardwise.book_formulas.named_rules import rule_values
 from shardwise.hardware import (
     CONSTANTS,
     Chip,
@@ -22,12 +24,19 @@ from shardwise.hardware import (
 from shardwise.hardware.network.torus import hop_distances
 from shardwise.hardware.published_constants import constants_with_sources
 from shardwise.interop import get_target
-from shardwise.model import DEFAULT_NUMERICS, Architecture, load_model, num_active_params, num_params
+from shardwise.model import (
+    DEFAULT_NUMERICS,
+    Architecture,
+    find_model_name,
+    load_model,
+    num_active_params,
+    num_params,
+)
 from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.parameters_and_flops import num_mtp_params
+from shardwise.present.catalogue_names import names_of
+from shardwise.present.optimizer_values import optimizer_values
 from shardwise.values import SourcedValue, get_precision, parse_quantity
-
-SCHEMA = "shardwise.show/1"
 
 
 class ValuePayload(TypedDict):
@@ -52,30 +61,95 @@ class ShowPayload(TypedDict):
     entries: list[EntryPayload]
 
 
-def catalogue_payload(kind: str, entries: Mapping[str, Sequence[SourcedValue]]) -> dict[str, Any]:
-    """Entries of one kind (chips, models, ...) by name, with their values.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueEntries:
+    """Entries of a catalogue by name, each a list of values with their sources.
 
-    >>> catalogue_payload("chips", {"h100": [("power_w", 700.0, "data sheet")]})["entries"]
+    `is_listing`: entries beside one another, not one that was named. Of stacks the constants of a `chip` are among the values, of
+    optimizers the bytes are those of a `precision`.
+    """
+
+    kind: str
+    entries: Mapping[str, Sequence[SourcedValue]]
+    is_listing: bool
+    chip: str | None = None
+    precision: str | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the entries, in the order of the catalogue."""
+        return tuple(self.entries)
+
+
+def find_entries(
+    kind: str, text: str | None, chip: str | None = None, precision: str | None = None
+) -> CatalogueEntries:
+    """Return the entries of a catalogue whose names contain a text, or the one that it names; without a text all.
+
+    Raises `InputError` for a text that no name contains.
+
+    >>> chips = find_entries("chips", "v5")
+    >>> chips.names, chips.is_listing
+    (('tpu-v5e', 'tpu-v5p'), True)
+    >>> find_entries("models", "Qwen/Qwen3-8B").names
+    ('qwen3-8b',)
+    """
+    listed = _matching_names(kind, text)
+    names = listed or (_exact_name(kind, text or ""),)
+    return CatalogueEntries(
+        kind=kind,
+        entries={name: _values(kind, name, chip, precision) for name in names},
+        is_listing=bool(listed),
+        chip=chip,
+        precision=precision,
+    )
+
+
+def _values(kind: str, name: str, chip: str | None, precision: str | None) -> list[SourcedValue]:
+    if kind == "stacks":
+        return stack_values(name, chip)
+    return optimizer_values(name, precision) if kind == "optimizers" else _VALUES[kind](name)
+
+
+def _matching_names(kind: str, text: str | None) -> Sequence[str]:
+    """Return the names that contain a text; none where the text is itself a name."""
+    names = names_of(kind)
+    if text is None:
+        return names
+    text = text.strip().lower()
+    return [] if text in names else [name for name in names if text in name]
+
+
+def _exact_name(kind: str, text: str) -> str:
+    """Return a name as the catalogue writes it; a path, or what is no name, as it is."""
+    return (find_model_name(text) if kind == "models" else None) or text
+
+
+def catalogue_payload(entries: CatalogueEntries) -> ShowPayload:
+    """Return what `shardwise show --json` prints.
+
+    >>> h100 = CatalogueEntries(kind="chips", entries={"h100": [("power_w", 700.0, "data sheet")]}, is_listing=False)
+    >>> catalogue_payload(h100)["entries"]
     [{'name': 'h100', 'values': {'power_w': {'value': 700.0, 'source': 'data sheet'}}}]
     """
     return {
-        "schema": SCHEMA,
-        "kind": kind,
+        "schema": "shardwise.show/1",
+        "kind": entries.kind,
         "entries": [
             {"name": name, "values": {key: {"value": value, "source": source} for key, value, source in values}}
-            for name, values in entries.items()
+            for name, values in entries.entries.items()
         ],
     }
 
 
 def chip_values(name: str) -> list[SourcedValue]:
-    """A chip of the catalogue and the network that it comes with. Raises `InputError` for an unknown name."""
+    """Return the values of a chip and of the network that it comes with. Raises `InputError` for an unknown name."""
     entry = get_catalog_entry(name)
     return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
 
 
 def _chip_values(chip: Chip) -> Iterator[SourcedValue]:
-    """Every value of a chip; what has no source is None (estimates take 1 for a fraction and 0 for the runtime: a bound)."""
+    """Yield every value of a chip; one without a source is None (estimates take 1 for a fraction, 0 for the runtime: a bound)."""
     values = asdict(chip)
     for key in ("name", "base", "sources"):
         values.pop(key)
@@ -89,7 +163,7 @@ def _chip_values(chip: Chip) -> Iterator[SourcedValue]:
 def _network_values(
     network: Mapping[str, Any], sources: Mapping[str, str], otherwise: str = ""
 ) -> Iterator[SourcedValue]:
-    """Every value of a torus or of tiers of switches; a fraction of 1 and a latency of 0 were not measured."""
+    """Yield every value of a torus or of tiers of switches; a fraction of 1 and a latency of 0 were not measured."""
     counted = dict.fromkeys(("mean_hops", "diameter"), "counted on the graph of the twisted torus, shortest ways")
     known = {**counted, **({"twisted": sources["twists"]} if "twists" in sources else {}), **sources}
     for key, value in network.get("torus", {}).items():
@@ -108,19 +182,19 @@ def _network_values(
 
 
 def cluster_values(text: str) -> list[SourcedValue]:
-    """A cluster, its network and its chip. Raises `InputError` for a text that is not a cluster."""
+    """Return the values of a cluster, of its network and of its chip. Raises `InputError` for a text that is not a cluster."""
     cluster = load_cluster(text)
-    own = text.strip() if text.strip().lower().endswith(".toml") else ""
-    sources = {} if own else _network_sources(cluster.chip.name)
+    file = text.strip() if text.strip().lower().endswith(".toml") else ""
+    sources = {} if file else _network_sources(cluster.chip.name)
     links = _links(cluster.topology)
     if "pods" in links:
         sources = {**sources, "pods": _pods_source(cluster.chip)}
-    values: list[SourcedValue] = [("num_devices", cluster.num_devices, own), ("chip", cluster.chip.name, own)]
-    return [*values, *_network_values(links, sources, own), *_chip_values(cluster.chip)]
+    values: list[SourcedValue] = [("num_devices", cluster.num_devices, file), ("chip", cluster.chip.name, file)]
+    return [*values, *_network_values(links, sources, file), *_chip_values(cluster.chip)]
 
 
 def _links(topology: Topology) -> dict[str, Any]:
-    """The values of a network by what they are of: the torus, the pods, the tiers."""
+    """Return the values of a network by part: the torus, the pods, the tiers."""
     if isinstance(topology, Pods):
         return {**_links(topology.torus), "pods": {"num_pods": topology.num_pods, "bytes_per_s": topology.bytes_per_s}}
     values = asdict(topology)
@@ -128,19 +202,19 @@ def _links(topology: Topology) -> dict[str, Any]:
         return values
     values["wraps"] = topology.wraps
     if values.pop("twisted"):
-        found = hop_distances(topology.shape)
-        values |= {"twisted": True, "mean_hops": found.mean, "diameter": found.diameter}
+        distances = hop_distances(topology.shape)
+        values |= {"twisted": True, "mean_hops": distances.mean, "diameter": distances.diameter}
     return {"torus": values}
 
 
 def _pods_source(chip: Chip) -> str:
-    """The source of the rate between pods."""
+    """Return the source of the rate between pods."""
     host = " x ".join(map(str, chip.host_shape or ()))
     return f"an equal part for each chip of a host of {host}: {chip.sources.get('dcn_bytes_per_s_per_host', '')}"
 
 
 def _network_sources(chip: str) -> Mapping[str, str]:
-    """Sources of a catalogue chip's network; what `local:N` assumes of its own."""
+    """Return the sources of a catalogue chip's network, or what `local:N` assumes."""
     if chip == "local":
         half = "half of a process's share of the memory bandwidth: a byte is written once and read once"
         return {"shared memory": half}
@@ -149,12 +223,12 @@ def _network_sources(chip: str) -> Mapping[str, str]:
 
 
 def model_values(name: str) -> list[SourcedValue]:
-    """Every value of a model, with the numbers of its parameters. Raises `InputError` for an unknown name."""
+    """Return every value of a model, with the numbers of its parameters. Raises `InputError` for an unknown name."""
     model = load_model(name)
     values = asdict(model)
     source = values.pop("source")
     values.pop("name")
-    values |= _flat("numerics", values.pop("numerics"))
+    values |= _flatten("numerics", values.pop("numerics"))
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     if model.num_predict_layers:  # in training only, and apart from what a model card counts
         counts["num_predict_params"] = num_mtp_params(model)
@@ -163,20 +237,22 @@ def model_values(name: str) -> list[SourcedValue]:
 
 
 def plain_values() -> dict[str, Any]:
-    """The defaults of a block by name: the values of most models."""
-    return {field.name: field.default for field in fields(Architecture)} | _flat("numerics", asdict(DEFAULT_NUMERICS))
+    """Return the defaults of a block by name: the values of most models."""
+    return {field.name: field.default for field in fields(Architecture)} | _flatten(
+        "numerics", asdict(DEFAULT_NUMERICS)
+    )
 
 
-def _flat(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Composite values, with each part under its own name."""
-    found: dict[str, Any] = {}
+def _flatten(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a composite value by dotted name."""
+    parts: dict[str, Any] = {}
     for key, value in values.items():
-        found |= _flat(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}
-    return found
+        parts |= _flatten(f"{name}.{key}", value) if isinstance(value, Mapping) else {f"{name}.{key}": value}
+    return parts
 
 
 def precision_values(name: str) -> list[SourcedValue]:
-    """Every value of a recipe with its source. Raises `InputError` for an unknown name."""
+    """Return every value of a recipe with its source. Raises `InputError` for an unknown name."""
     recipe = get_precision(name)
     values = asdict(recipe)
     source = values.pop("source")
@@ -191,7 +267,7 @@ STACK_FIELDS = "hardware/catalog/stacks.toml"
 
 
 class StackConstant(NamedTuple):
-    """A constant of a stack or of a chip: its value, one standard deviation around it, its meaning, its source."""
+    """A constant of a stack or of a chip, with the values one standard deviation below and above it."""
 
     owner: str
     name: str
@@ -202,19 +278,20 @@ class StackConstant(NamedTuple):
     source: str
 
 
-def stack_constants(name: str, chip: str | None) -> Iterator[StackConstant]:
-    """The four constants of a stack, and with a chip its eight."""
-    known = constants_with_sources(load_chip(chip).name if chip else "", get_stack(name))
+def stack_constants(stack: str, chip: str | None) -> Iterator[StackConstant]:
+    """Yield the four constants of a stack, and with a chip its eight."""
+    known = constants_with_sources(load_chip(chip).name if chip else "", get_stack(stack))
     for owner in ("stack", "chip") if chip else ("stack",):
-        for constant, one in CONSTANTS.items():
-            if one.owner == owner:
-                value, deviation, source = known[constant]
-                low, high = (float(one.from_unbounded(one.to_unbounded(value) + side * deviation)) for side in (-1, 1))
-                yield StackConstant(owner, constant, value, low, high, one.meaning, source)
+        for name, constant in CONSTANTS.items():
+            if constant.owner == owner:
+                value, deviation, source = known[name]
+                unbounded = constant.to_unbounded(value)
+                low, high = (float(constant.from_unbounded(unbounded + side * deviation)) for side in (-1, 1))
+                yield StackConstant(owner, name, value, low, high, constant.meaning, source)
 
 
 def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
-    """The stack of the table, what it supports, and its constants; each with its meaning and uncertainty."""
+    """Return what a stack is and supports, and its constants, each with its meaning and uncertainty."""
     stack = get_stack(name)
     facts = ("kind", "unfused_attention", "overlaps_tp", "casts")
     values: list[SourcedValue] = [(fact, getattr(stack, fact), STACK_FIELDS) for fact in facts]
@@ -223,9 +300,10 @@ def stack_values(name: str, chip: str | None = None) -> list[SourcedValue]:
         (f"runs.{key}", value if isinstance(value, bool) else list(value), stack.abilities.source)
         for key, value in stack.abilities.items()
     ]
-    for one in stack_constants(name, chip):
-        about = f"{one.meaning}; {one.low:.3g} to {one.high:.3g} within a standard deviation; {one.source}"
-        values.append((f"{one.owner}.{one.name}", one.value, about))
+    for constant in stack_constants(name, chip):
+        interval = f"{constant.low:.3g} to {constant.high:.3g} within a standard deviation"
+        source = f"{constant.meaning}; {interval}; {constant.source}"
+        values.append((f"{constant.owner}.{constant.name}", constant.value, source))
     return values
 
 
@@ -233,7 +311,7 @@ TARGET_FIELDS = "interop/frameworks/options"
 
 
 def target_values(name: str) -> list[SourcedValue]:
-    """The release that a target is written for, the stack that predicts it, and the options of the release."""
+    """Return the release that a target is written for, the stack that predicts it, and the options of the release."""
     target = get_target(name)
     return [
         ("title", target.title, target.source), ("version", target.version, target.source),
@@ -241,3 +319,13 @@ def target_values(name: str) -> list[SourcedValue]:
         ("ranks", list(target.order or ["as the plan places them"]), target.source),
         ("num_options", len(target.options), f"{TARGET_FIELDS}/{target.options_file}.csv"),
     ]  # fmt: skip
+
+
+def _rule_values(name: str) -> list[SourcedValue]:
+    return rule_values(get_rule(name))
+
+
+_VALUES: Mapping[str, Callable[[str], list[SourcedValue]]] = {
+    "models": model_values, "chips": chip_values, "clusters": cluster_values, "precisions": precision_values,
+    "targets": target_values, "rules": _rule_values,
+}  # fmt: skip

@@ -72,6 +72,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "mfu": ("measure.utilisation:MfuPayload",),
     "show": ("present.catalogue_values:ShowPayload",),
     "completion": ("present.shell_completion:CompletionPayload",),
+    "doctor": ("present.diagnosis:DoctorPayload",),
     "figures": ("present.figures.figure:FigurePayload", "present.figures.figure:FiguresPayload"),
     "validate": (
         "measure.calibrate.payloads:ValidatePayload", "measure.calibrate.payloads:FoldsPayload",

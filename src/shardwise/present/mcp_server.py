@@ -79,8 +79,12 @@ def call_tool(name: str, verb: Verb, written: Mapping[str, Any]) -> types.CallTo
     """Run a verb with an agent's arguments; return its report and payload, or with `is_error` what is wrong with them."""
     try:
         result, added = verb.call(*_parse_arguments(name, verb, written), progress=ignore_progress)
-        report = [*report_of(result), *added]
-        text = render_text(report if written.get("verbose") or not verb.has_details else short_form(report))
+        report = report_of(result)
+        if isinstance(report, str):  # a text for programs
+            text = report
+        else:
+            report = [*report, *added]
+            text = render_text(report if written.get("verbose") or not verb.has_details else short_form(report))
         content: list[Any] = [types.TextContent(type="text", text=text)]
         # Through JSON, so that tuples and numbers are what a client would read from a file.
         payload = json.loads(json.dumps(payload_of(result)))

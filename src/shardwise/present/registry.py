@@ -64,6 +64,24 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "PricedLayout": ResultFunctions(
         "present.reports.plan:priced_layout_report", "search.plan_file:priced_layout_payload"
     ),
+    "ExportedLaunch": ResultFunctions(
+        "present.reports.interop:export_report", "interop.launches.export_launch:export_payload"
+    ),
+    "PricedLaunch": ResultFunctions("present.reports.interop:launch_report", "interop.read_launch:read_payload"),
+    "CatalogueEntries": ResultFunctions(
+        "present.reports.catalogue:catalogue_report", "present.catalogue_values:catalogue_payload"
+    ),
+    "FigureSet": ResultFunctions("present.reports.figures:figures_report", "present.figures.figure:figures_payload"),
+    "ShellCompletion": ResultFunctions(
+        "present.shell_completion:completion_text", "present.shell_completion:completion_payload"
+    ),
+    "ExplorerSession": ResultFunctions(
+        "present.explorer.session:session_report", "present.explorer.session:session_payload"
+    ),
+    "Diagnosis": ResultFunctions("present.reports.diagnosis:diagnosis_report", "present.diagnosis:diagnosis_payload"),
+    "ConvertedModel": ResultFunctions(
+        "present.reports.interop:convert_report", "interop.weights.convert:convert_payload"
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from shardwise.present.rendering.terminal import open_console, render_terminal
 from shardwise.price.derivation_cache import use_derivation_cache
 from shardwise.values import write_error, write_text
 
-OWN_PROGRESS = ("train", "explore")  # verbs that print their progress themselves
+OWN_PROGRESS = ("train",)  # modules of verbs that print their progress themselves
 
 
 def run_and_print(arguments: argparse.Namespace, *, keeps: bool) -> None:

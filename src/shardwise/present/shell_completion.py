@@ -1,36 +1,46 @@
-"""Completion of command lines: what the last word may become, and the scripts that ask for it in bash, zsh and fish."""
+"""Completion of command lines: what the last word may become, and the scripts that ask for it in bash, zsh and fish.
+
+The scripts ask `shardwise completion` at each Tab, so that names are those of the installed version, also where they depend on
+the words before them, and all three shells offer the same. No library is used: shtab has no fish, and writes all names into the
+script; argcomplete has all three, but is loaded by every command, for the hundred lines of `complete`.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from typing_extensions import TypedDict
 
+from shardwise.present.catalogue_names import names_of
 from shardwise.present.verb_parsers import add_verbs
 from shardwise.present.verbs import GROUPS
 from shardwise.values import Parser, lookup
 
+BASH_WORD_BREAKS = ":="  # characters at which bash ends a word
+
 
 class Completion(NamedTuple):
-    """A word, and what a shell says beside it."""
+    """A word, and what a shell prints beside it."""
 
     word: str
-    said: str = ""
+    help: str = ""
 
 
 def complete(words: Sequence[str]) -> list[Completion]:
-    """What the last of the words behind `shardwise`, which is being typed, may become; none where any text or file may.
+    """Return the completions of the last word of a command line behind `shardwise`; none where any text or file may follow.
 
-    >>> [one.word for one in complete(["show", "pre"])]
+    >>> [completion.word for completion in complete(["show", "pre"])]
     ['precisions']
-    >>> [one.word for one in complete(["kv-cache", "llama-3-70b", "--con"])]
+    >>> [completion.word for completion in complete(["kv-cache", "llama-3-70b", "--con"])]
     ['--context']
     """
     *before, typed = words
-    found = _complete_verb(before[0], before[1:], typed) if before else _verbs(typed)
-    return [one for one in found if one.word.startswith(typed)]
+    candidates = _complete_verb(before[0], before[1:], typed) if before else _verbs(typed)
+    return [candidate for candidate in candidates if candidate.word.startswith(typed)]
 
 
 def _verbs(typed: str) -> list[Completion]:
@@ -50,7 +60,7 @@ def _complete_verb(verb: str, before: Sequence[str], typed: str) -> Iterable[Com
     if waiting:
         return _values(waiting, taken)
     if equals and name in flags:
-        return [Completion(f"{name}={one.word}") for one in _values(flags[name], taken)]
+        return [Completion(f"{name}={value.word}") for value in _values(flags[name], taken)]
     if typed.startswith("-"):
         return _flags(flags)
     places = [action for action in actions if not action.option_strings and action.help != argparse.SUPPRESS]
@@ -62,7 +72,7 @@ def _complete_verb(verb: str, before: Sequence[str], typed: str) -> Iterable[Com
 def _split_words(
     words: Sequence[str], flags: dict[str, argparse.Action]
 ) -> tuple[list[str], argparse.Action | None]:  # fmt: skip
-    """The words that are no flags nor their values, and the flag that still waits for its value."""
+    """Return the words that are neither flags nor their values, and the flag that still waits for its value."""
     taken, waiting = [], None
     for word in words:
         if word.startswith("-"):
@@ -82,16 +92,41 @@ def _flags(flags: dict[str, argparse.Action]) -> Iterator[Completion]:
 
 
 def _values(action: argparse.Action, taken: Sequence[str]) -> list[Completion]:
-    """What a flag or a place takes: its choices, the names of its catalogue, or what the words before make possible."""
-    from shardwise.present.cli.show import names_of
-
+    """Return the values of a flag or a place: its choices, the names of its catalogue, or what the words before allow."""
     completes = getattr(action, "completes", "")
     if action.choices is not None:
-        return [Completion(str(one)) for one in action.choices]
-    return [Completion(one) for one in (completes(taken) if callable(completes) else names_of(completes))]
+        return [Completion(str(choice)) for choice in action.choices]
+    return [Completion(word) for word in (completes(taken) if callable(completes) else names_of(completes))]
 
 
-SCHEMA = "shardwise.completion/1"
+def bash_lines(words: Sequence[str]) -> list[str]:
+    """Return completions from the last character at which bash ends a word. `words` is the whole line.
+
+    >>> bash_lines(["shardwise show clusters tpu-v5e:16x16"])
+    ['16x16', '16x16*2']
+    """
+    (line,) = words
+    try:
+        split = shlex.split(line)[1:]
+    except ValueError:  # a quotation mark that is not closed yet
+        split = line.split()[1:]
+    typed = "" if line[-1:].isspace() else split.pop()
+    start = max(map(typed.rfind, BASH_WORD_BREAKS)) + 1
+    return [completion.word[start:] for completion in complete([*split, typed])]
+
+
+def zsh_lines(words: Sequence[str]) -> list[str]:
+    """Return words with their help behind a colon, as `_describe` takes them."""
+    return [
+        completion.word.replace(":", "\\:") + (f":{completion.help}" if completion.help else "")
+        for completion in complete(words)
+    ]
+
+
+def fish_lines(words: Sequence[str]) -> list[str]:
+    """Return words with their help behind a tab."""
+    return ["\t".join(filter(None, completion)) for completion in complete(words)]
+
 
 # COMP_WORDS is cut at colons and signs of equality, so the line itself is handed over; what comes back begins behind them.
 BASH = """_shardwise() {
@@ -129,6 +164,31 @@ complete -c shardwise -n __shardwise_ask -f -a '(printf "%s\\n" $__shardwise_fou
 SCRIPTS: Mapping[str, str] = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
+_LINES: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
+    "bash": bash_lines, "zsh": zsh_lines, "fish": fish_lines,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShellCompletion:
+    """The script of a shell, and the lines that complete a command line as the shell takes them; None without a command line."""
+
+    shell: str
+    script: str
+    candidates: tuple[str, ...] | None = None
+
+
+def complete_for_shell(shell: str, words: Sequence[str]) -> ShellCompletion:
+    """Return the script of a shell, and the completions of words. Raises `InputError` for a shell that has no script."""
+    script = lookup(SCRIPTS, shell, "shell")
+    return ShellCompletion(shell=shell, script=script, candidates=tuple(_LINES[shell](words)) if words else None)
+
+
+def completion_text(completion: ShellCompletion) -> str:
+    """Return what the command line prints: the completions, or the script."""
+    return completion.script.rstrip() if completion.candidates is None else "\n".join(completion.candidates)
+
+
 class CompletionPayload(TypedDict):
     """The script of a shell, and what may stand at the end of a command line; null where none was given."""
 
@@ -138,6 +198,9 @@ class CompletionPayload(TypedDict):
     candidates: list[str] | None
 
 
-def completion_payload(shell: str, candidates: list[str] | None) -> dict[str, Any]:
-    """What `shardwise completion --json` prints. Raises `InputError` for a shell that has no script."""
-    return {"schema": SCHEMA, "shell": shell, "script": lookup(SCRIPTS, shell, "shell"), "candidates": candidates}
+def completion_payload(completion: ShellCompletion) -> CompletionPayload:
+    """Return what `shardwise completion --json` prints."""
+    return {
+        "schema": "shardwise.completion/1", "shell": completion.shell, "script": completion.script,
+        "candidates": None if completion.candidates is None else list(completion.candidates),
+    }  # fmt: skip

@@ -12,11 +12,12 @@ import builtins
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
 
 from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
+from shardwise.present.requirements import require_packages
 from shardwise.values import Parser
 from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
@@ -112,7 +113,10 @@ class Verb:
     """A function with what the command line needs beside its signature.
 
     `defaults` says in words what stands for an argument that is left out, by parameter. `has_details`: the report has more with
-    `--verbose`. `exit_code` reads the result. `group_order` is the order of the groups of arguments in the help.
+    `--verbose`. `exit_code` reads the result. `group_order` is the order of the groups of arguments in the help. `requires` are
+    packages without which the verb does nothing, by import name, `requires_for` those that some of it needs, by what that is
+    ("--run jax"). `serve` goes on with the result, such as to show it on a page, before the report; `--json` does without it, and
+    without what the verb requires.
     """
 
     function: Callable[..., Any]
@@ -124,6 +128,8 @@ class Verb:
     defaults: Mapping[str, str] | None = None
     has_details: bool = False
     requires: tuple[str, ...] = ()
+    requires_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    serve: Callable[[Any], None] | None = None
     exit_code: Callable[[Any], int] = lambda result: 0
     group_order: tuple[str, ...] = ("job", "cluster", "search", "output")
     shows_progress: bool = True
@@ -171,6 +177,9 @@ class Verb:
 
     def run(self, arguments: argparse.Namespace) -> str | Report:
         """Run the verb with parsed arguments; return its report, or the payload as JSON text."""
+        serve = None if arguments.json else self.serve
+        if serve:
+            self.require_packages()
         values = {name: value for name in self.arguments if (value := getattr(arguments, name, None)) not in NOT_PASSED}
         targets = {
             export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
@@ -178,6 +187,9 @@ class Verb:
         result, added = self.call(values, targets, progress=arguments.progress)
         if result is None:  # the verb has printed all that there is
             return ""
+        if serve:
+            with label_arguments(self.labels):
+                serve(result)
         arguments.exit_code = self.exit_code(result)
         if arguments.json and has_payload(result):
             return json.dumps(payload_of(result), indent=json_indent(result))
@@ -189,8 +201,11 @@ class Verb:
     ) -> tuple[Any, list[Section]]:
         """Call the function with the arguments that were written, and write the exports to their targets.
 
-        Return the result, and the sections that exports add to its report.
+        Return the result, and the sections that exports add to its report. Raises `InputError` with the command that installs a
+        package that the verb requires and this machine lacks.
         """
+        if not self.serve:
+            self.require_packages()
         exports = [(export, targets[export.name]) for export in self.exports if export.name in targets]
         with label_arguments(self.labels):
             for export, target in exports:
@@ -205,6 +220,10 @@ class Verb:
             added = [section for export, target in exports for section in export.write(result, target) or ()]
         return result, added
 
+    def require_packages(self) -> None:
+        """Raise `InputError` for a package that the verb requires and this machine lacks."""
+        require_packages(self.function.__name__, self.requires)
+
     def _choose_function(self, written: Mapping[str, Any]) -> Callable[..., Any]:
         for mode in self.modes:
             if mode.applies(written):
@@ -214,13 +233,29 @@ class Verb:
 
 
 def verb(**settings: Any) -> Callable[[F], F]:
-    """Make a verb of a function: `Verb(function=..., **settings)` becomes its attribute `verb`."""
+    """Make a verb of a function: `Verb(function=..., **settings)` becomes its attribute `verb`.
+
+    What the verb requires is checked for Python callers too.
+    """
 
     def decorate(function: F) -> F:
-        function.verb = Verb(function=function, **settings)  # type: ignore[attr-defined]
-        return function
+        verb = Verb(function=function, **settings)
+        decorated = _with_requirements(function, verb.requires) if verb.requires and not verb.serve else function
+        decorated.verb = verb  # type: ignore[attr-defined]
+        return decorated
 
     return decorate
+
+
+def _with_requirements(function: F, modules: Sequence[str]) -> F:
+    """Return the function with an `InputError` in place of the `ImportError` of a package that is missing."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        require_packages(function.__name__, modules)
+        return function(*arguments, **keywords)
+
+    return cast(F, checked)
 
 
 def read_arguments(function: Callable[..., Any]) -> dict[str, Argument]:

@@ -16,6 +16,11 @@ NEVER, AHEAD_BYTES = -1, 2**26
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024  # getrusage(2): ru_maxrss is in kilobytes, on macOS in bytes
 
 
+def num_usable_cores() -> int:
+    """Return the number of cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def host_bytes() -> int:
     """Return the bytes of memory of this host, or of the container in which this process runs."""
     physical_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -72,5 +77,4 @@ def memory_used(device: str) -> dict[str, float]:
 def set_threads(num_processes: int) -> None:
     """Give each process of this host its share of the cores, unless OMP_NUM_THREADS is set. Call it before PyTorch is
     loaded."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(cores // num_processes, 1)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(num_usable_cores() // num_processes, 1)))

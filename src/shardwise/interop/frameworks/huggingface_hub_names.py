@@ -6,22 +6,14 @@ import re
 from collections.abc import Mapping
 from functools import cache
 
-from shardwise.model import Architecture, load_model, model_names
+from shardwise.model import Architecture, hub_ids, load_model, model_names, source_hub_id
 
-_CONFIG = re.compile(r"^config\.json of (\S+/[\w.-]+?)[,;]?(?:\s|$)")
-# Hub names of models that the catalogue has from papers. Source: the cards of these repositories.
-PUBLISHED_NAMES = {
-    "llama-2-7b": "meta-llama/Llama-2-7b-hf", "llama-2-13b": "meta-llama/Llama-2-13b-hf",
-    "llama-2-70b": "meta-llama/Llama-2-70b-hf", "llama-3-8b": "meta-llama/Meta-Llama-3-8B",
-    "llama-3-70b": "meta-llama/Meta-Llama-3-70B", "llama-3-405b": "meta-llama/Llama-3.1-405B",
-}  # fmt: skip
 _TUNING_SUFFIX = re.compile(r"-(instruct|base|chat|hf|it|pt|thinking)(-v?[\d.]+)?$|-v\d+\.\d+$|-\d{4}$")
 
 
 def hub_name(model: Architecture) -> str | None:
     """Return a model's name on the hub, or None if its source is not a config on the hub."""
-    match = _CONFIG.match(model.source)
-    return PUBLISHED_NAMES.get(model.name) or (match[1] if match else None)
+    return source_hub_id(model.source) or next(iter(hub_ids(model.name)), None)
 
 
 def hub_model(name: str) -> Architecture | None:

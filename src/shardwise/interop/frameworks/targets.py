@@ -9,12 +9,13 @@ from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanot
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
+from shardwise.interop.launches.export_launch import ExportedLaunch, export
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.target import Target
 from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.layout import stack_of
 from shardwise.search import Plan
-from shardwise.values import lookup
+from shardwise.values import InputError, lookup
 
 _TARGETS = (
     launch_script.TARGET, bridge_recipe.TARGET, automodel.TARGET, launch_flags.TARGET, launch_toml.TARGET, deepspeed.TARGET,
@@ -37,6 +38,17 @@ def find_target(plan: Plan) -> Target | None:
     same_kind = [target for target in TARGETS.values() if _stack_kind(target, plan) == stack.kind]
     candidates = (*same_stack, *same_kind)
     return next((target for target in candidates if not refusals(choose_precision(launch, target), target)), None)
+
+
+def export_for_stack(plan: Plan) -> ExportedLaunch:
+    """Write a plan as a launch of the framework that its stack is. Raises `InputError` if no framework runs it."""
+    target = find_target(plan)
+    if target is None:
+        raise InputError(
+            f"--export: no framework of this plan's stack runs it; `shardwise export PLAN --to TARGET` with one of "
+            f"{', '.join(TARGETS)} says why"
+        )
+    return export(plan, target)
 
 
 def _stack_kind(target: Target, plan: Plan) -> str | None:

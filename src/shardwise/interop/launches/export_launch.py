@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
@@ -72,7 +73,7 @@ Files of {target.title}: {", ".join(name for name in names if name != BATCH_FILE
 """
 
 
-SCHEMA = "shardwise.export/1"
+SCHEMA: Literal["shardwise.export/1"] = "shardwise.export/1"
 
 
 class ExportPayload(TypedDict):
@@ -96,7 +97,8 @@ class ExportedLaunch:
     """A plan written for a target.
 
     `files` are texts by name, and `command` starts them on each node. `not_expressible` are sentences about fields of the plan
-    that the target has no option for; `warnings` are what the user must set or know before the run.
+    that the target has no option for; `warnings` are what the user must set or know before the run. `folder` is where the files
+    were written, if they were.
     """
 
     target: str
@@ -105,13 +107,31 @@ class ExportedLaunch:
     command: str
     not_expressible: tuple[str, ...]
     warnings: tuple[str, ...]
+    folder: str | None = None
 
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON value of `shardwise export --json`, with the names of the files."""
-        return {
-            "schema": SCHEMA, "target": self.target, "version": self.version, "files": list(self.files),
-            "command": self.command, "not_expressible": list(self.not_expressible), "warnings": list(self.warnings),
-        }  # fmt: skip
+
+def export_payload(launch: ExportedLaunch) -> ExportPayload:
+    """Return what `shardwise export --json` prints: the names of the files, not their texts."""
+    return {
+        "schema": SCHEMA, "target": launch.target, "version": launch.version, "files": list(launch.files),
+        "command": launch.command, "not_expressible": list(launch.not_expressible), "warnings": list(launch.warnings),
+    }  # fmt: skip
+
+
+def write_launch(launch: ExportedLaunch, folder: str, label: str) -> ExportedLaunch:
+    """Write the files of a launch to a folder, which is made, and return the launch with the folder.
+
+    Raises `InputError`, which begins with `label`, for a folder or file that cannot be written.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in launch.files.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{label}: cannot write {folder}: {getattr(error, 'strerror', None) or error}") from None
+    return replace(launch, folder=folder)
 
 
 def export(plan: Plan, target: Target) -> ExportedLaunch:

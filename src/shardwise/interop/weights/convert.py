@@ -20,6 +20,7 @@ from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
 from shardwise.search import is_plan_file, load_plan
 from shardwise.values import InputError, lookup
+from shardwise.values.argument_labels import argument_label
 
 SCHEMA = "shardwise.convert/1"
 
@@ -60,12 +61,13 @@ class ConvertedModel:
         """The option or call with which the framework starts from the folder."""
         return self.format.begin.format(folder=self.folder.resolve())
 
-    def payload(self) -> dict[str, Any]:
-        """Return the JSON value of `shardwise convert --json`."""
-        return {
-            "schema": SCHEMA, "model": model_payload(self.architecture), "dtype": self.dtype,
-            "source": self.source, "written": self.format.title, "folder": str(self.folder), "begin": self.begin,
-        }  # fmt: skip
+
+def convert_payload(converted: ConvertedModel) -> dict[str, Any]:
+    """Return what `shardwise convert --json` prints."""
+    return {
+        "schema": SCHEMA, "model": model_payload(converted.architecture), "dtype": converted.dtype,
+        "source": converted.source, "written": converted.format.title, "folder": str(converted.folder), "begin": converted.begin,
+    }  # fmt: skip
 
 
 def convert(
@@ -78,9 +80,11 @@ def convert(
     the catalogue or a config.json) where the folder does not. Raises `InputError` if something cannot be read, written or
     represented.
     """
-    weight_format = lookup(WEIGHT_FORMATS, to, "--to")
+    weight_format = lookup(WEIGHT_FORMATS, to, argument_label("to"))
     source, choices = open_source(Path(folder), model), choices or ConvertOptions()
-    weights = source.model if dtype is None else source.model._replace(dtype=lookup(DTYPES, dtype, "--dtype"))
+    weights = (
+        source.model if dtype is None else source.model._replace(dtype=lookup(DTYPES, dtype, argument_label("dtype")))
+    )
     weight_format.write(Path(out), weights, replace(choices, seq_len=choices.seq_len or source.seq_len))
     name = next(name for name, torch_dtype in DTYPES.items() if torch_dtype == weights.dtype)
     return ConvertedModel(source.title, weight_format, Path(out), weights.architecture, name)
@@ -98,7 +102,7 @@ def open_source(folder: Path, model: str | None) -> OpenedSource:
     seq_len = None
     if weight_format is WEIGHT_FORMATS["huggingface"]:
         if model is not None:
-            raise InputError(f"--model: {folder} says itself which model it has; leave it out")
+            raise InputError(f"{argument_label('model')}: {folder} says itself which model it has; leave it out")
         seq_len = read_json(folder / CONFIG_FILE).get("max_position_embeddings")
     architecture, plan_seq_len = (None, None) if model is None else _load_named(model)
     stored = weight_format.read(folder, architecture)
@@ -112,7 +116,9 @@ def _is_run(folder: Path) -> bool:
 
 def _open_checkpoint(checkpoint: Path, model: str | None) -> OpenedSource:
     if model is None:
-        raise InputError(f"--model: {checkpoint} lies in no run's folder, so that its plan, or its model, is required")
+        raise InputError(
+            f"{argument_label('model')}: {checkpoint} lies in no run's folder, so that its plan, or its model, is required"
+        )
     architecture, seq_len = _load_named(model)
     read_box, dtype = boxes_of_checkpoint(checkpoint, architecture)
     return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read_box, dtype), seq_len)

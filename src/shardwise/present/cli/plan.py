@@ -88,9 +88,9 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> str | Report:
     """The plan, as a report or as JSON; for several clusters their comparison, for several values a sweep."""
     from shardwise.hardware.cluster import expand_sizes
+    from shardwise.interop import export_for_stack, write_launch
     from shardwise.layout import choices_from_pins, job_for_engine
     from shardwise.layout.choices import parse_pins
-    from shardwise.present.cli.export import write_launch
     from shardwise.search import dump_plan, make_plan
     from shardwise.search.compare_clusters import plan_clusters
     from shardwise.values import require_writable
@@ -127,7 +127,7 @@ def run(arguments: argparse.Namespace) -> str | Report:
     if arguments.out:
         dump_plan(chosen, arguments.out)
     if arguments.export:
-        write_launch(chosen, arguments.export)
+        write_launch(export_for_stack(chosen), arguments.export, "--out")
     write_plan_report(arguments.report, chosen)
     if arguments.json:
         return _json(found)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.hardware.cluster import parse_shorthand
-from shardwise.model import Architecture, Job, load_model, model_names
+from shardwise.model import Architecture, Job, find_model_name, load_model, model_names
 from shardwise.present.explorer.state import ROOMS, State
 from shardwise.price import loss_kind, with_problem_defaults
 from shardwise.search import Plan
@@ -93,7 +93,7 @@ def _rest(plan: Plan) -> Mapping[str, object]:
 
 
 def _catalogued_model(state: State) -> Architecture | None:
-    return load_model(state.model) if state.model in model_names() else None
+    return load_model(name) if (name := find_model_name(state.model)) else None
 
 
 def _catalogued_cluster(state: State) -> Cluster | None:
@@ -105,9 +105,10 @@ def _catalogued_cluster(state: State) -> Cluster | None:
 
 @lru_cache(maxsize=KEPT)
 def _model(name: str) -> Architecture:
-    if name not in model_names():
+    catalog_name = find_model_name(name)  # a path is none
+    if catalog_name is None:
         raise InputError(f"model: {describe_unknown(name[:60], model_names())}")
-    return load_model(name)
+    return load_model(catalog_name)
 
 
 @lru_cache(maxsize=KEPT)

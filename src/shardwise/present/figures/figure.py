@@ -40,10 +40,10 @@ class Figure:
     `charts` makes the values that are drawn, one chart below the other.
 
     >>> import shardwise as sw
-    >>> found = sw.figure("pipeline-bubbles")
-    >>> found.command
+    >>> figure = sw.figure("pipeline-bubbles")
+    >>> figure.command
     'shardwise figures pipeline-bubbles --out pipeline-bubbles.svg'
-    >>> found.drawing().svg().startswith("<svg")
+    >>> figure.drawing().svg().startswith("<svg")
     True
     """
 
@@ -74,6 +74,14 @@ class Figure:
 
     def _repr_html_(self) -> str:
         return self.drawing().svg()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FigureSet:
+    """Figures of the books, and the files that they were drawn to, if they were."""
+
+    figures: tuple[Figure, ...]
+    files: tuple[str, ...] = ()
 
 
 class _Labels(TypedDict):
@@ -150,14 +158,16 @@ class FiguresPayload(TypedDict):
 
 
 def figure_payload(figure: Figure) -> FigurePayload:
-    """The figure with its charts."""
+    """Return a figure with its charts."""
     charts = [{"kind": type(chart).__name__, **_plain(asdict(chart))} for chart in figure.charts()]
     return {"schema": "shardwise.figure/1", **_facts(figure), "charts": charts}
 
 
-def figures_payload(figures: Sequence[Figure]) -> FiguresPayload:
-    """What figures there are."""
-    return {"schema": "shardwise.figures/1", "figures": [_facts(figure) for figure in figures]}
+def figures_payload(figures: FigureSet) -> FigurePayload | FiguresPayload:
+    """Return what `shardwise figures --json` prints: one figure with its charts, or what several figures are."""
+    if len(figures.figures) == 1:
+        return figure_payload(figures.figures[0])
+    return {"schema": "shardwise.figures/1", "figures": [_facts(figure) for figure in figures.figures]}
 
 
 def _facts(figure: Figure) -> FigureFacts:
@@ -168,7 +178,7 @@ def _facts(figure: Figure) -> FigureFacts:
 
 
 def _plain(value: Any) -> Any:
-    """Mappings whose keys are places have them as text."""
+    """Return a value as JSON takes it: keys that are places become texts."""
     if isinstance(value, dict):
-        return {key if isinstance(key, str) else ",".join(map(str, key)): _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key if isinstance(key, str) else ",".join(map(str, key)): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

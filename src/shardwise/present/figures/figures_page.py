@@ -1,15 +1,21 @@
-"""The page beside drawn figures: each with what the original shows, where that is, and the command that draws it."""
+"""Figures as files, and the page beside them: each with what the original shows, where that is, and the command that draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from html import escape
 from itertools import groupby
+from pathlib import Path
 
 from shardwise.present.charts.palette import FAINT, INK, PAPER
 from shardwise.present.charts.svg import FONT
-from shardwise.present.figures.figure import Figure
+from shardwise.present.exports import ending_of, write_file, write_picture
+from shardwise.present.figures.figure import Figure, FigureSet
+from shardwise.values import InputError, Progress
+from shardwise.values.argument_labels import argument_label
 
+PAGE = "index.html"
 STYLE = f"""
 :root {{ color-scheme: light dark; }}
 body {{ font-family: {FONT}; color: {INK.light}; background: {PAPER.light}; }}
@@ -25,12 +31,43 @@ dt {{ font-weight: bold; }}
 """
 
 
+def draw_figures(figures: FigureSet, target: str, progress: Progress) -> FigureSet:
+    """Draw figures to one file, or to a folder with a page, and return them with the names of the files.
+
+    Raises `InputError` for a place that cannot be written, and for one file of several figures.
+    """
+    label = argument_label("out")
+    if ending_of(target) in (".svg", ".png", ".pdf"):
+        return _draw_file(figures, target, label)
+    folder = Path(target)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{label}: cannot write {target}: {error.strerror}; choose a writable path") from None
+    pictures = {figure.name: str(folder / f"{figure.name}.svg") for figure in figures.figures}
+    for number, figure in enumerate(figures.figures, 1):
+        progress(figure.name, number, len(pictures))
+        write_picture(label, pictures[figure.name], figure.drawing())
+    page = str(folder / PAGE)
+    write_file(label, page, figures_page(figures.figures))
+    return replace(figures, files=(*pictures.values(), page))
+
+
+def _draw_file(figures: FigureSet, target: str, label: str) -> FigureSet:
+    if len(figures.figures) > 1:
+        raise InputError(
+            f"{label}: found {target!r} for {len(figures.figures)} figures; a folder, or one NAME, is required"
+        )
+    write_picture(label, target, figures.figures[0].drawing())
+    return replace(figures, files=(target,))
+
+
 def figures_page(figures: Iterable[Figure]) -> str:
-    """The page as HTML without scripts; each picture is a file NAME.svg beside it."""
+    """Return the page as HTML without scripts; each picture is a file NAME.svg beside it."""
     parts = []
-    for book, group in groupby(figures, key=lambda one: one.book):
-        shown = "\n".join(map(_shown, group))
-        parts.append(f'<h2><a href="{escape(book.url)}">{escape(book.title)}</a></h2>\n{shown}')
+    for book, group in groupby(figures, key=lambda figure: figure.book):
+        elements = "\n".join(map(_figure_html, group))
+        parts.append(f'<h2><a href="{escape(book.url)}">{escape(book.title)}</a></h2>\n{elements}')
     title = "Figures of the books, drawn by Shardwise"
     wide = '<meta name="viewport" content="width=device-width">'
     head = f'<meta charset="utf-8"><title>{title}</title>{wide}<style>{STYLE}</style>'
@@ -40,7 +77,7 @@ def figures_page(figures: Iterable[Figure]) -> str:
     )
 
 
-def _shown(figure: Figure) -> str:
+def _figure_html(figure: Figure) -> str:
     name = escape(figure.name)
     return f"""<figure id="{name}">
 <img src="{name}.svg" alt="{escape(figure.original)} {escape(figure.here)}">

@@ -36,8 +36,11 @@ KERNELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
 def roofline() -> tuple[LineChart]:
     """Rooflines of a chip from every memory and link, with kernels of very different intensity."""
     chip, links = load_chip_and_links(CHIP)
-    found = ((label, kernel_roofline(chip, kernel, sizes)) for label, kernel, sizes in KERNELS)
-    points = [CurvePoint(label=label, x=one.cost.intensity, y=one.attainable_flops_per_s) for label, one in found]
+    rooflines = ((label, kernel_roofline(chip, kernel, sizes)) for label, kernel, sizes in KERNELS)
+    points = [
+        CurvePoint(label=label, x=roofline.cost.intensity, y=roofline.attainable_flops_per_s)
+        for label, roofline in rooflines
+    ]
     return (roofline_chart(chip, link_bandwidths(chip, links), points),)
 
 

@@ -41,8 +41,8 @@ def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimat
     return estimate(Problem(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job), layout)
 
 
-def _rate(found: Sequence[Estimate | None]) -> Panel:
-    rates = tuple(one.tokens_per_s_per_device if one else None for one in found)
+def _rate(estimates: Sequence[Estimate | None]) -> Panel:
+    rates = tuple(estimate.tokens_per_s_per_device if estimate else None for estimate in estimates)
     return Panel(title="tokens/s of a device", unit="", parts={"tokens/s": rates})
 
 
@@ -56,12 +56,12 @@ def _chart(title: str, subtitle: str, axis: str, degrees: Sequence[int], panels:
 def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)) -> PanelChart:
     """Tokens/s of a device and its memory against plain data parallelism, one sequence on each device. Source: the playbook,
     "Data parallelism"."""
-    found = [predicted(model, Layout(dp=degree)) for degree in degrees]
-    parts = {term: tuple(one.memory[term] for one in found) for term in MEMORY_TERMS}
+    estimates = [predicted(model, Layout(dp=degree)) for degree in degrees]
+    parts = {term: tuple(estimate.memory[term] for estimate in estimates) for term in MEMORY_TERMS}
     memory = Panel(title="memory of a device", unit="B", parts=parts)
     return _chart(
         f"Data parallelism of {model}", f"One sequence of {SEQ_LEN:,} tokens on each H100, nodes of eight, predicted.",
-        "data-parallel devices", degrees, [_rate(found), memory],
+        "data-parallel devices", degrees, [_rate(estimates), memory],
     )  # fmt: skip
 
 
@@ -89,14 +89,14 @@ def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16,
         return Layout(tp=tp, sequence_parallel=tp > 1, micro_batch_seqs=num_seqs)
 
     most = [largest_micro_batch(model, partial(layout, tp)) for tp in degrees]
-    found = [
+    estimates = [
         predicted(model, layout(tp, num_seqs)) if num_seqs else None for tp, num_seqs in zip(degrees, most, strict=True)
     ]
     batches = Panel(title="sequences of a micro-batch, at most", unit="", parts={"sequences": tuple(map(float, most))})
     return _chart(
         f"Tensor parallelism of {model}",
         f"The largest micro-batch of sequences of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
-        "tensor-parallel devices", degrees, [_rate(found), batches],
+        "tensor-parallel devices", degrees, [_rate(estimates), batches],
     )  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16,
 
     def panel(title: str, num_micro_batches: Callable[[int], int]) -> Panel:
         layouts = (Layout(pp=pp, schedule="1f1b", recompute="selective") for pp in degrees)
-        found = [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts]
-        rates = tuple(one.tokens_per_s_per_device for one in found)
+        estimates = [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts]
+        rates = tuple(estimate.tokens_per_s_per_device for estimate in estimates)
         return Panel(title=f"tokens/s of a device, {title}", unit="", parts={"tokens/s": rates})
 
     return _chart(
@@ -130,7 +130,7 @@ def collective_bandwidths(
             collective_report(operation, num_bytes, topology, [Cut(DEVICES_OF_NODE, 1), Cut(nodes, 1)])
             for nodes in num_nodes
         )
-        points = tuple((float(nodes), one.busbw) for nodes, one in zip(num_nodes, reports, strict=True))
+        points = tuple((float(nodes), report.busbw) for nodes, report in zip(num_nodes, reports, strict=True))
         return Curve(label=operation.replace("_", "-"), points=points)
 
     return LineChart(
@@ -212,5 +212,5 @@ def sharding_scheme(name: str, mesh: Mapping[str, int]) -> tuple[GridChart, Grid
 
 def _product(title: str, text: str, mesh: Mesh) -> GridChart:
     expression = parse_expression(text)
-    made = shard_expression(expression, mesh, {dim: size for dim, size in SIZES.items() if dim in text})
-    return shards_chart(title, moments(made, derive_by_cases(made)), made.mesh)
+    program = shard_expression(expression, mesh, {dim: size for dim, size in SIZES.items() if dim in text})
+    return shards_chart(title, moments(program, derive_by_cases(program)), program.mesh)

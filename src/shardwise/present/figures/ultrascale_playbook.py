@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
+from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.api.given import cluster_of, layout_of
 from shardwise.present.api.sweeps import sweep
 from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import HeatMap, Strip
@@ -204,11 +205,11 @@ SIMULATED_SEQ_LEN = 4096
 
 
 def _simulated(model: str, layout_text: str, num_micro_batches: int = 1) -> Simulation:
-    """A step of so many micro-batches in each replica."""
-    layout = layout_of(layout_text)
+    """Simulate a step with a number of micro-batches in each replica."""
+    layout = Layout.parse(layout_text)
     num_seqs = layout.num_replicas * layout.micro_batch_seqs * num_micro_batches
     job = Job(global_batch_tokens=SIMULATED_SEQ_LEN * num_seqs, seq_len=SIMULATED_SEQ_LEN)
-    return simulate(Problem(load_model(model), cluster_of(NODE, None), job), layout)
+    return simulate(Problem(load_model(model), load_cluster(NODE), job), layout)
 
 
 def overlap(model: str, layout: str) -> TimelineChart:
@@ -218,12 +219,12 @@ def overlap(model: str, layout: str) -> TimelineChart:
 
 def memory_of_a_step(model: str = "llama-3.2-1b", layout: str = "dp=8 micro_batch_seqs=2") -> LineChart:
     """Bytes of a device over a step of three micro-batches: what each pass holds, from its start."""
-    found = _simulated(model, layout, num_micro_batches=3)
+    simulation = _simulated(model, layout, num_micro_batches=3)
     points: list[tuple[float, float]] = []
-    for when, held in found.memories[0].curve:
+    for when, num_bytes in simulation.memories[0].curve:
         points += [(when, points[-1][1])] if points else []
-        points.append((when, held))
-    points.append((found.step_time_s, points[-1][1]))
+        points.append((when, num_bytes))
+    points.append((simulation.step_time_s, points[-1][1]))
     return LineChart(
         title=f"Memory of a device over a step of {model}",
         subtitle=f"{layout} on {NODE}, sequences of {SIMULATED_SEQ_LEN:,} tokens, simulated.",

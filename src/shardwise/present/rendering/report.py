@@ -49,7 +49,6 @@ class Number:
 
 
 Cell = str | Status | ShareBar | Number
-Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,9 @@ class Line:
     def text(self) -> str:
         """The characters of the line."""
         return "".join(map(cell_text, self.parts))
+
+
+Row = tuple[Cell | Line, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +139,7 @@ def sections_of_text(text: str) -> Report:
     return [Section(part.split("\n")) for part in text.split("\n\n")]
 
 
-def facts_table(rows: Iterable[tuple[str, Cell]]) -> Table:
+def facts_table(rows: Iterable[tuple[str, Cell | Line]]) -> Table:
     """A table of names and what belongs to them; a row without a name goes on with what is above it."""
     return Table(rows=tuple(rows), head=False, indent=2)
 

@@ -1,68 +1,110 @@
-"""A framework's launch as sections: what it is, what it costs, what was not understood, and what would be faster."""
+"""Reports of an exported plan, of a launch that was read, and of converted weights."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from shardwise.interop.read_launch import PricedLaunch
 from shardwise.model import num_params
-from shardwise.present.rendering.report import Cell, Report, Row, Section, Status, Table, facts_table
-from shardwise.present.reports.wording import fit_cell, format_step
-from shardwise.values import format_bytes, format_count, format_seconds
+from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.report import Cell, Line, Number, Report, Row, Section, Status, Table, facts_table
+from shardwise.present.reports.wording import INTERVAL, fit_cell, format_interval
+from shardwise.values import format_count
+
+if TYPE_CHECKING:
+    from shardwise.interop import ConvertedModel, ExportedLaunch, PricedLaunch
+    from shardwise.model import Architecture
 
 
-def verdict_report(found: PricedLaunch) -> Report:
-    """The launch with its cost, and what of its options would change that."""
-    plan, heard = found.plan, found.parsed
-    head = (
-        f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name}, as {heard.target.title} "
-        f"{heard.target.version} would run it"
+def export_report(launch: ExportedLaunch) -> Report | str:
+    """Report the files by name and what to know of them; a launch that was not written is its files' texts."""
+    remarks = [f"not expressible: {text}" for text in launch.not_expressible]
+    remarks += [f"note: {text}" for text in launch.warnings]
+    if launch.folder is None:
+        texts = [f"==> {name} <==\n{text.rstrip()}" for name, text in launch.files.items()]
+        return "\n\n".join([*texts, "\n".join(remarks)])
+    written = [f"wrote {launch.folder.rstrip('/')}/{name}" for name in launch.files]
+    title = f"{launch.target}, {launch.version}"
+    return [Section([*written, *remarks, f"start it on each node: {launch.command}"], title=title)]
+
+
+def launch_report(launch: PricedLaunch) -> Report:
+    """Report a launch that was read: what it is, its cost, what was not understood, and what would be faster."""
+    plan, parsed = launch.plan, launch.parsed
+    title = (
+        f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name}, as {parsed.target.title} "
+        f"{parsed.target.version} would run it"
     )
-    others = [f"  {note}" for note in plan.estimate.notes if note not in plan.estimate.caveats]
+    assumptions = [f"  {note}" for note in plan.estimate.notes if note not in plan.estimate.caveats]
     return [
-        Section([facts_table(_lines(found))], title=head),
+        Section([facts_table(_facts(launch))], title=title),
         Section(
-            [f"  {', '.join(heard.unread)}"] if heard.unread else [],
+            [f"  {', '.join(parsed.unread)}"] if parsed.unread else [],
             title="options that no plan depends on",
             detail=True,
         ),
-        Section(others, title="what the prediction rests on", detail=True),
-        _changes(found),
+        Section(assumptions, title="what the prediction rests on", detail=True),
+        _changes(launch),
     ]
 
 
-def _lines(found: PricedLaunch) -> Iterator[tuple[str, Cell]]:
-    plan, heard = found.plan, found.parsed
+def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
+    plan, parsed = launch.plan, launch.parsed
     job, estimate = plan.job, plan.estimate
     yield (
         "job",
-        f"{job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}, precision {job.precision}",
-    )
+        Line((
+            count(job.global_batch_tokens, "job.global_batch_tokens"), " tokens per batch, sequences of ",
+            count(job.seq_len, "job.seq_len"), f", precision {job.precision}",
+        )),
+    )  # fmt: skip
     yield "layout", str(plan.layout)
     yield "memory", fit_cell(estimate)
-    yield "step", f"{format_step(estimate.step_time_s, estimate.interval90)}, MFU {estimate.mfu:.1%}"
+    step = seconds(estimate.step_time_s, "estimate.step_time_s", estimate.interval90, "prediction")
+    interval = f" ({INTERVAL} {format_interval(estimate.interval90)})" if estimate.interval90 else ""
+    yield "step", Line((step, interval, ", MFU ", share(estimate.mfu, "estimate.mfu")))
     yield "bound by", estimate.bound
-    for note in (*heard.notes, *estimate.caveats):
+    for note in (*parsed.notes, *estimate.caveats):
         yield "note", Status(note, "note")
-    for name in heard.unknown:
-        yield "not understood", Status(f"{name} is not an option of {heard.target.title} {heard.target.version}", "bad")
+    for name in parsed.unknown:
+        yield (
+            "not understood",
+            Status(f"{name} is not an option of {parsed.target.title} {parsed.target.version}", "bad"),
+        )
 
 
-def _changes(found: PricedLaunch) -> Section:
-    """Each change as options with their values, the step and the memory with them."""
-    before = found.plan.estimate
-    if not found.better:
+def _changes(launch: PricedLaunch) -> Section:
+    """Return each change as options with their values, the step and the memory with them."""
+    before = launch.plan.estimate
+    if not launch.better:
         return Section(["no other layout is predicted to be faster by a hundredth or more"])
     rows: list[Row] = []
-    for change in found.better:
-        words = [name if value is True else f"without {name}" if value is None else f"{name}={_text(value)}"
+    for index, change in enumerate(launch.better):
+        words = [name if value is True else f"without {name}" if value is None else f"{name}={_option_text(value)}"
                  for name, value in change.options.items()]  # fmt: skip
         after = change.estimate
         gain = f"{after.step_time_s / before.step_time_s - 1:+.1%}" if before.fits else ""
-        rows.append((format_seconds(after.step_time_s), gain, format_bytes(after.memory_bytes), ", ".join(words)))
+        rows.append((
+            seconds(after.step_time_s, f"better.{index}.step_time_s"), gain,
+            num_bytes(after.memory_bytes, f"better.{index}.memory_bytes"), ", ".join(words),
+        ))  # fmt: skip
     table = Table(rows=tuple(rows), right=(0, 1, 2), head=False, indent=2)
     return Section([table], title="faster, by prediction" if before.fits else "what fits")
 
 
-def _text(value: object) -> str:
+def _option_text(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def convert_report(converted: ConvertedModel) -> Report:
+    """Report what was converted, from what to what, and what begins with it."""
+    model = converted.architecture
+    written = (
+        f" parameters) of {converted.source}, in {converted.dtype}: {converted.format.title} in {converted.folder}"
+    )
+    return [Section([Line((f"{model.name} (", _num_params(model), written)), f"begin with it: {converted.begin}"])]
+
+
+def _num_params(model: Architecture) -> Number:
+    total = num_params(model)
+    return Number(format_count(total), total, "", "model.num_params")

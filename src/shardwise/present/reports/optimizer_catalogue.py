@@ -1,192 +1,90 @@
-"""The part of `show` about optimizers: their state under a precision recipe, and their fields."""
+"""Reports of optimizers: their state under a precision recipe, and their fields."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
-
-from shardwise.present.rendering.report import Block, Report, Row, Section, Table
-from shardwise.present.reports.catalogue import first_words
-from shardwise.values import SourcedValue
-
-if TYPE_CHECKING:
-    from shardwise.model import Optimizer
-    from shardwise.model.optimizers.definition import Hyperparameter
-    from shardwise.values import Precision
-
-
-def optimizer_names() -> tuple[str, ...]:
-    from shardwise.model import optimizer_names as names
-
-    return names()
+from shardwise.model import Optimizer, factor_bytes, get_optimizer, state_formats
+from shardwise.present.catalogue_values import CatalogueEntries
+from shardwise.present.optimizer_values import (
+    factor_units,
+    optimizer_parts,
+    optimizer_precision,
+    other_optimizer,
+    update_bytes,
+)
+from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Table
+from shardwise.present.reports.catalogue_cells import shorten_source
+from shardwise.values import Precision, bytes_per_element
 
 
-def values_of(name: str, precision: str | None = None) -> list[SourcedValue]:
-    """State and bytes of a parameter, of matrices and of all else where these differ, and every field."""
-    from shardwise.model import factor_bytes, get_optimizer
-
-    one, recipe = get_optimizer(name), _recipe(precision)
-    found: list[SourcedValue] = [
-        ("whole_matrices", one.updates_whole_matrices, one.source),
-        ("others", _others(name, one), one.source),
-        ("precision", recipe.name, recipe.source),
-    ]
-    for prefix, part in _kinds(one):
-        formats = _formats(part, recipe)
-        found.append((f"{prefix}state", list(formats), part.source))
-        found += [
-            (f"{prefix}state.{tensor}.format", format, part.source if _is_own(part, tensor) else recipe.source)
-            for tensor, format in formats.items()
-        ]
-        found.append((f"{prefix}state_bytes_per_parameter", _bytes(part, recipe), recipe.source))
-        if factor_bytes(recipe, part):
-            each = "_or_".join(word.replace(" ", "_") for word in _sides(part))
-            found.append((f"{prefix}state_bytes_per_{each}", factor_bytes(recipe, part), recipe.source))
-    for field_name, field in one.fields.items():
-        found += [(f"fields.{field_name}.{key}", value, one.source) for key, value in _values_of_field(field).items()]
-    return found
-
-
-def _values_of_field(field: Hyperparameter) -> dict[str, object]:
-    low, high = field.limits
-    return {
-        "default": field.default, "minimum": low, "below": high, "whole": field.integer_only, "of_matrices": field.matrices_only,
-        "meaning": field.help,
-    }  # fmt: skip
-
-
-def _recipe(precision: str | None) -> Precision:
-    from shardwise.values import get_precision
-
-    return get_precision(precision or "bf16")
-
-
-def _kinds(one: Optimizer) -> Iterator[tuple[str, Optimizer]]:
-    """What updates matrices, and what updates all else where that is another one, with the prefix of its values."""
-    yield "", one
-    if one.fallback is not None:
-        yield "others.", one.fallback
-
-
-def _others(name: str, one: Optimizer) -> str | None:
-    """The optimizer that updates what is no matrix, where that is another one or has other tensors of state."""
-    from shardwise.model.optimizers.registry import OPTIMIZERS
-
-    if one.fallback is None:
-        return None
-    return next((other for other, value in OPTIMIZERS.items() if value is one.fallback), name)
-
-
-def _formats(one: Optimizer, recipe: Precision) -> dict[str, str]:
-    """The number format of each tensor of the state; no master copy where the weights are their own, and the gradient where the
-    update has a copy of its own."""
-    from shardwise.model import GRADIENT, MASTER
-    from shardwise.model.optimizer_program import moment_formats
-
-    own = {MASTER: recipe.master, **moment_formats(recipe, one), GRADIENT: recipe.update_gradients}
-    return {name: format for name, format in own.items() if format is not None}
-
-
-def _is_own(one: Optimizer, tensor: str) -> bool:
-    """Whether a tensor of the state has its format of the optimizer and not of the recipe."""
-    update = one.updates.get(tensor)
-    return update is not None and update.format is not None
-
-
-def _bytes(one: Optimizer, recipe: Precision) -> float:
-    from shardwise.model import moment_bytes
-
-    return recipe.master_bytes + moment_bytes(recipe, one)
-
-
-def _shown_bytes(one: Optimizer, recipe: Precision) -> str:
-    from shardwise.model import factor_bytes
-
-    factor = factor_bytes(recipe, one)
-    return f"{_bytes(one, recipe):g}" + (f", {factor:g}/{' and '.join(_sides(one))}" if factor else "")
-
-
-def _sides(one: Optimizer) -> tuple[str, ...]:
-    """What moments that are no elements' have a number for, each once."""
-    from shardwise.model import Granularity
-    from shardwise.model.optimizers.definition import PAIR_GRANULARITIES
-
-    every = (one.granularity(name) for name in one.moments)
-    return tuple(
-        dict.fromkeys(
-            "pair of a side" if per in PAIR_GRANULARITIES else str(per)
-            for per in every
-            if per is not Granularity.ELEMENT
-        )
-    )
-
-
-def optimizers_table(names: Sequence[str], precision: str | None = None) -> Report:
-    """Optimizers with their state and its bytes."""
-    from shardwise.model import get_optimizer
-
-    recipe = _recipe(precision)
+def optimizers_table(entries: CatalogueEntries) -> Report:
+    """Report optimizers with their state and its bytes."""
+    recipe = optimizer_precision(entries.precision)
     rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
-    for name in names:
-        one = get_optimizer(name)
-        tensors, others = ", ".join(_formats(one, recipe)) or "none", _others(name, one) or "-"
-        rows.append((name, tensors, _shown_bytes(one, recipe), others, f"{len(one.fields)}", first_words(one.source)))
+    for index, name in enumerate(entries.names):
+        optimizer = get_optimizer(name)
+        tensors, others = ", ".join(state_formats(recipe, optimizer)) or "none", other_optimizer(name, optimizer) or "-"
+        rows.append((
+            name, tensors, _state_bytes(optimizer, recipe, f"entries.{index}.values"), others, f"{len(optimizer.fields)}",
+            shorten_source(optimizer.source),
+        ))  # fmt: skip
     return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]
 
 
-def _remark(recipe: Precision) -> str:
-    from shardwise.values import bytes_per_element
+def _state_bytes(optimizer: Optimizer, recipe: Precision, path: str) -> Number | Line:
+    """Return the bytes of a parameter's state, and of each row or column where moments have a number for these."""
+    total, factor = update_bytes(optimizer, recipe), factor_bytes(recipe, optimizer)
+    number = Number(f"{total:g}", total, "B", f"{path}.state_bytes_per_parameter.value")
+    return Line((number, f", {factor:g}/{' and '.join(factor_units(optimizer))}")) if factor else number
 
-    further = bytes_per_element(recipe.weights) + recipe.gradient_bytes
+
+def _remark(recipe: Precision) -> str:
+    other_bytes = bytes_per_element(recipe.weights) + recipe.gradient_bytes
     return (
         f"state and its bytes are those of {recipe.name} (--precision names another recipe); weights and gradients take "
-        f"{further:g} more"
+        f"{other_bytes:g} more"
     )
 
 
-def optimizer_entry(name: str, precision: str | None = None) -> Report:
-    """The state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
-    from shardwise.model import factor_bytes, get_optimizer
-
-    one, recipe = get_optimizer(name), _recipe(precision)
+def optimizer_entry(entries: CatalogueEntries) -> Report:
+    """Report the state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
+    (name,), recipe = entries.names, optimizer_precision(entries.precision)
+    optimizer = get_optimizer(name)
     blocks: list[Block] = []
-    for prefix, part in _kinds(one):
+    for prefix, part in optimizer_parts(optimizer):
         matrices = (
             " of matrices"
-            + (" of blocks" if not one.covers_vocabulary else "")
-            + (", whole" if one.updates_whole_matrices else "")
+            + (" of blocks" if not optimizer.covers_vocabulary else "")
+            + (", whole" if optimizer.updates_whole_matrices else "")
         )
-        of = "" if one.fallback is None else f" of all else, by {_others(name, one)}" if prefix else matrices
-        factor = factor_bytes(recipe, part)
-        further = f", {factor:g} of each moment's {' or '.join(_sides(part))}" if factor else ""
-        further += f" of up to {part.max_preconditioned_side:,}" if part.max_preconditioned_side else ""
-        blocks += [f"  state{of}: {_bytes(part, recipe):g} bytes of a parameter{further}", _state_table(part, recipe)]
-    blocks += ["  fields", _fields_table(one), f"  source: {one.source}", f"  source of the formats: {recipe.source}"]
+        weights = f" of all else, by {other_optimizer(name, optimizer)}" if prefix else matrices
+        weights = "" if optimizer.fallback is None else weights
+        factor, total = factor_bytes(recipe, part), update_bytes(part, recipe)
+        factor_text = f", {factor:g} of each moment's {' or '.join(factor_units(part))}" if factor else ""
+        factor_text += f" of up to {part.max_preconditioned_side:,}" if part.max_preconditioned_side else ""
+        number = Number(f"{total:g}", total, "B", f"entries.0.values.{prefix}state_bytes_per_parameter.value")
+        line = Line((f"  state{weights}: ", number, f" bytes of a parameter{factor_text}"))
+        blocks += [line, _state_table(part, recipe)]
+    blocks += [
+        "  fields", _fields_table(optimizer), f"  source: {optimizer.source}", f"  source of the formats: {recipe.source}",
+    ]  # fmt: skip
     return [Section(blocks, title=f"{name} under {recipe.name}")]
 
 
-def _state_table(one: Optimizer, recipe: Precision) -> Table:
-    from shardwise.values import bytes_per_element
-
+def _state_table(optimizer: Optimizer, recipe: Precision) -> Table:
     rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
     rows += [
-        (tensor, format, str(one.granularity(tensor)), f"{bytes_per_element(format):.7g}")
-        for tensor, format in _formats(one, recipe).items()
+        (tensor, format, str(optimizer.granularity(tensor)), f"{bytes_per_element(format):.7g}")
+        for tensor, format in state_formats(recipe, optimizer).items()
     ]
     return Table(rows=tuple(rows), right=(3,), indent=4)
 
 
-def _fields_table(one: Optimizer) -> Table:
+def _fields_table(optimizer: Optimizer) -> Table:
     rows: list[Row] = [("field", "default", "limits", "meaning")]
-    for name, field in one.fields.items():
+    for name, field in optimizer.fields.items():
         low, high = field.limits
         limits = f"{'whole, ' if field.integer_only else ''}at least {low:g}, below {high:g}"
-        rows.append(
-            (
-                name,
-                f"{field.default:g}",
-                limits,
-                field.help + ("; 0 for norms and biases" if field.matrices_only else ""),
-            )
-        )
+        default = Number(f"{field.default:g}", field.default, "", f"entries.0.values.fields.{name}.default.value")
+        meaning = field.help + ("; 0 for norms and biases" if field.matrices_only else "")
+        rows.append((name, default, limits, meaning))
     return Table(rows=tuple(rows), right=(1,), indent=4)

@@ -32,7 +32,7 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("roofline", "what bounds a kernel or a model's block on one chip", "books:roofline"),
         VerbEntry("rule", "work out one of the books' rules, with its formula and source", "books:rule"),
         VerbEntry("precision", "floating-point formats: bits, range, resolution", "books:precision"),
-        VerbEntry("explore", "drag a layout's degrees on a page, and see what changes"),
+        VerbEntry("explore", "drag a layout's degrees on a page, and see what changes", "explorer:explore"),
     ),
     "notation and network": (
         VerbEntry("matmul", "price a sharded product and find the cheapest way to it", "sharding:matmul"),
@@ -53,15 +53,16 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("validate", "compare predictions with published training runs"),
     ),
     "hand over": (
-        VerbEntry("export", "write a plan as the launch of a framework"),
-        VerbEntry("read", "what a framework's launch costs, and what would be faster"),
-        VerbEntry("convert", "a model's weights as another framework reads them"),
+        VerbEntry("export", "write a plan as the launch of a framework", "interop:export_plan"),
+        VerbEntry("read", "what a framework's launch costs, and what would be faster", "interop:read_launch"),
+        VerbEntry("convert", "a model's weights as another framework reads them", "interop:convert"),
         VerbEntry("mcp", "offer planning to agents (Model Context Protocol)", "agents:mcp"),
     ),
     "catalogue": (
-        VerbEntry("show", "models, chips, stacks, rules, ...: every value and its source"),
-        VerbEntry("figures", "draw the figures of the books"),
-        VerbEntry("completion", "let bash, zsh or fish complete this command line"),
+        VerbEntry("show", "models, chips, stacks, rules, ...: every value and its source", "catalogue:show"),
+        VerbEntry("figures", "draw the figures of the books", "catalogue:figures"),
+        VerbEntry("completion", "let bash, zsh or fish complete this command line", "catalogue:completion"),
+        VerbEntry("doctor", "what is installed here, and which verbs work", "doctor:doctor"),
     ),
 }  # fmt: skip
 

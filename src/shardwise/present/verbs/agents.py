@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 from shardwise.present.verb import Argument, verb
-from shardwise.values import InputError
 
 TOOLS = ("plan", "estimate", "memory", "explain", "read", "export")
 
@@ -32,8 +31,6 @@ def mcp(
 
     Raises `InputError` where the package `mcp` is not installed.
     """
-    try:
-        from shardwise.present.mcp_server import serve_stdio  # the package is an extra
-    except ModuleNotFoundError as error:
-        raise InputError(f"mcp: the package {error.name} is not installed; run: pip install 'shardwise[mcp]'") from None
+    from shardwise.present.mcp_server import serve_stdio  # the package is an extra
+
     serve_stdio(tools)

@@ -1,0 +1,150 @@
+"""What is installed, what this machine is, and for every verb whether it works here and what would make it work."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import import_module, metadata
+from typing import Any, Literal
+
+from typing_extensions import TypedDict
+
+from shardwise.present.requirements import PACKAGES, install_commands, is_installed, missing_packages
+from shardwise.present.verbs import GROUPS, VerbEntry
+from shardwise.run import Host, describe_host
+from shardwise.version import __version__
+
+# Until they are functions in `present.verbs`: packages that verbs need, by import name, and those that some of a verb needs.
+MODULE_REQUIRES: Mapping[str, tuple[str, ...]] = {
+    "tokenize": ("tokenizers",), "verify": ("torch",), "rehearse": ("torch",), "train": ("torch",), "bench": ("torch",),
+}  # fmt: skip
+MODULE_REQUIRES_FOR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "batch": {"batch sweep and batch branch": ("torch",)},
+    "matmul": {"--run jax and --verify xla": ("jax",), "--run torch": ("torch",)},
+    "reshard": {"--run jax and --verify xla": ("jax",), "--run torch": ("torch",)},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackageStatus:
+    """A package by import name and title; `version` is None if it is not installed. `install` is the command that brings it."""
+
+    module: str
+    name: str
+    version: str | None
+    extra: str | None
+    purpose: str
+    install: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingPart:
+    """A part of a verb that does not work here: packages that are missing, by import name, and the command that brings them."""
+
+    part: str
+    missing: tuple[str, ...]
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerbStatus:
+    """A verb, the packages without which it does nothing and that are missing, and the command that brings them.
+
+    `parts` of a verb that works may still lack a package. `note` says what is wrong with PyTorch, though it is installed.
+    """
+
+    name: str
+    works: bool
+    missing: tuple[str, ...] = ()
+    fix: str | None = None
+    note: str = ""
+    parts: tuple[MissingPart, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Versions, the machine, packages and verbs."""
+
+    shardwise: str
+    python: str
+    machine: Host
+    packages: tuple[PackageStatus, ...]
+    verbs: tuple[VerbStatus, ...]
+
+
+def diagnose(folder: str = ".") -> Diagnosis:
+    """Examine this installation and this machine. No package is loaded but PyTorch, which knows the GPUs."""
+    machine = describe_host(folder)
+    return Diagnosis(
+        shardwise=__version__, python=platform.python_version(), machine=machine, packages=tuple(_package_statuses()),
+        verbs=tuple(_verb_status(entry, machine) for group in GROUPS.values() for entry in group),
+    )  # fmt: skip
+
+
+def _package_statuses() -> Iterator[PackageStatus]:
+    for module, package in PACKAGES.items():
+        yield PackageStatus(
+            module=module, name=package.title, version=_installed_version(module, package.distribution),
+            extra=package.extra, purpose=package.purpose, install=package.install_command,
+        )  # fmt: skip
+
+
+def _installed_version(module: str, distribution: str) -> str | None:
+    if not is_installed(module):
+        return None
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:  # a folder on the path
+        return "unknown version"
+
+
+def _verb_status(entry: VerbEntry, machine: Host) -> VerbStatus:
+    requires, requires_for = verb_requirements(entry)
+    missing, note = missing_packages(requires), _torch_note(machine) if "torch" in requires else ""
+    is_broken = "torch" in requires and machine.torch is not None and machine.torch.problem
+    parts = tuple(
+        MissingPart(part=part, missing=lacking, fix=install_commands(lacking))
+        for part, modules in requires_for.items()
+        if (lacking := missing_packages(modules))
+    )
+    return VerbStatus(
+        name=entry.name, works=not missing and not is_broken, missing=missing,
+        fix=install_commands(missing or ("torch",)) if missing or is_broken else None, note=note, parts=parts,
+    )  # fmt: skip
+
+
+def verb_requirements(entry: VerbEntry) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+    """Return the packages that a verb needs, and those that some of it needs by what that is; none of them is loaded."""
+    if not entry.function:
+        return MODULE_REQUIRES.get(entry.name, ()), MODULE_REQUIRES_FOR.get(entry.name, {})
+    module, _, name = entry.function.partition(":")
+    verb = getattr(import_module(f"shardwise.present.verbs.{module}"), name).verb
+    return verb.requires, verb.requires_for
+
+
+def _torch_note(machine: Host) -> str:
+    """Return what keeps verbs that compute with PyTorch from working, though it is installed."""
+    torch = machine.torch
+    if torch is None:
+        return ""
+    if torch.problem:
+        return f"PyTorch cannot be loaded: {torch.problem}"
+    backend = "nccl" if torch.gpus else "gloo"
+    return "" if backend in torch.backends else f"one process alone: this PyTorch has no {backend}"
+
+
+class DoctorPayload(TypedDict):
+    """What is installed, what the machine is, and which verbs work."""
+
+    schema: Literal["shardwise.doctor/1"]
+    shardwise: str
+    python: str
+    machine: Host
+    packages: list[PackageStatus]
+    verbs: list[VerbStatus]
+
+
+def diagnosis_payload(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return what `shardwise doctor --json` prints."""
+    return {"schema": "shardwise.doctor/1", **asdict(diagnosis)}

@@ -1,0 +1,136 @@
+"""`show`: the catalogues; `figures`: the figures of the books; `completion`: what a shell completes a command line with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from shardwise.present.catalogue_names import CATALOGUES, names_of
+from shardwise.present.shell_completion import SCRIPTS, ShellCompletion, complete_for_shell
+from shardwise.present.verb import Argument, verb
+from shardwise.values import InputError
+from shardwise.values.argument_labels import argument_label
+from shardwise.values.progress import Progress, ignore_progress
+
+if TYPE_CHECKING:
+    from shardwise.present.catalogue_values import CatalogueEntries
+    from shardwise.present.figures.figure import FigureSet
+
+
+def _names_of_kind(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the catalogue that the first word is."""
+    return names_of(words[0])
+
+
+@verb(
+    description="List what the catalogues have. With a name: every value of it with its source.",
+    examples=(
+        "shardwise show models qwen",
+        "shardwise show chips h200",
+        'shardwise show clusters "tpu-v5e:16x16*4" --json',
+        "shardwise show stacks nemo-25 --chip h100",
+        "shardwise show optimizers muon --precision bf16_bf16_moments",
+    ),
+    group_order=("catalogue", "output"),
+)
+def show(
+    kind: Annotated[str, Argument(group="catalogue", choices=tuple(CATALOGUES), help="which catalogue")],
+    name: Annotated[
+        str | None,
+        Argument(
+            group="catalogue", optional=True, metavar="NAME", completes=_names_of_kind,
+            help="one entry, or a part of the names of several; of clusters also a shorthand or the path of a .toml file",
+        ),
+    ] = None,
+    chip: Annotated[
+        str | None,
+        Argument(
+            flag="--chip", group="catalogue", metavar="NAME", completes="chips",
+            help="of a stack: show the constants of this chip beside its own",
+        ),
+    ] = None,
+    precision: Annotated[
+        str | None,
+        Argument(
+            flag="--precision", group="catalogue", metavar="NAME", completes="precisions",
+            help="of optimizers: the recipe of their state (default: bf16)",
+        ),
+    ] = None,
+) -> CatalogueEntries:  # fmt: skip
+    """Return entries of a catalogue, each value with its source: one by name, those whose names contain a text, or all.
+
+    Raises `InputError` for an unknown name, and for a chip or a precision beside another catalogue than theirs.
+    """
+    from shardwise.present.catalogue_values import find_entries  # the catalogues load when they are shown
+
+    if chip and kind != "stacks":
+        raise InputError(
+            f"{argument_label('chip')}: found without a stack; it goes with one, such as show stacks nemo-25 --chip h100"
+        )
+    if precision and kind != "optimizers":
+        raise InputError(
+            f"{argument_label('precision')}: found with {kind}; it goes with optimizers, such as show optimizers muon "
+            "--precision fp32"
+        )
+    return find_entries(kind, name, chip, precision)
+
+
+@verb(
+    description='Draw figures of "How to Scale Your Model" and of "The Ultra-Scale Playbook" from the functions that plans are '
+    "made with, beside what the originals show. Without --out they are listed.",
+    examples=(
+        "shardwise figures",
+        "shardwise figures strategies-16x16x16 --out strategies.svg",
+        "shardwise figures zero-stages tp-scaling --out folder/",
+    ),
+    remark="With --out figures/ and no name all are drawn, with a page, figures/index.html.",
+    group_order=("figures", "output"),
+)
+def figures(
+    names: Annotated[
+        Sequence[str],
+        Argument(group="figures", metavar="NAME", many=True, optional=True, help="figures by name (default: all)"),
+    ] = (),
+    out: Annotated[
+        str | None,
+        Argument(
+            flag="--out", group="output", metavar="PATH",
+            help="a file for one figure, by its ending .svg, .png or .pdf; else a folder, for SVGs and a page",
+        ),
+    ] = None,
+    progress: Progress = ignore_progress,
+) -> FigureSet:  # fmt: skip
+    """Return figures of the books by name, or all; with `out` they are drawn to a file, or to a folder with a page.
+
+    Raises `InputError` for unknown names and for a place that cannot be written.
+    """
+    from shardwise.present.figures.by_name import find_figures  # drawing loads for figures alone
+    from shardwise.present.figures.figures_page import draw_figures
+
+    figure_set = find_figures(names)
+    return figure_set if out is None else draw_figures(figure_set, out, progress)
+
+
+@verb(
+    description="Print the script with which a shell completes verbs, flags, choices, and names of models, clusters, stacks, "
+    "targets and rules.",
+    examples=(
+        "shardwise completion bash",
+        "shardwise completion zsh",
+        "shardwise completion fish --json",
+    ),
+    remark="""where it goes:
+  ~/.bashrc                     source <(shardwise completion bash)
+  ~/.zshrc, behind compinit     source <(shardwise completion zsh)
+  ~/.config/fish/config.fish    shardwise completion fish | source""",
+    group_order=("shell", "output"),
+)
+def completion(
+    shell: Annotated[str, Argument(group="shell", choices=tuple(SCRIPTS), help="the shell")],
+    words: Annotated[
+        Sequence[str], Argument(group="shell", many=True, optional=True, parse=str, help=argparse.SUPPRESS)
+    ] = (),
+) -> ShellCompletion:
+    """Return the script of a shell, and for the words of a command line, which only the scripts give, what may end it."""
+    return complete_for_shell(shell, words)

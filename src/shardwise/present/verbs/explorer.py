@@ -1,0 +1,83 @@
+"""`explore`: a page on which degrees are dragged, and a plan's memory, time and timeline follow."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated
+
+from shardwise import search
+from shardwise.present.arguments import PLAN_HELP
+from shardwise.present.verb import Argument, verb
+
+if TYPE_CHECKING:
+    from shardwise.present.explorer.session import ExplorerSession
+    from shardwise.search import Plan
+
+DEFAULT_PORT = 8631
+
+
+def _serve(session: ExplorerSession) -> None:
+    from shardwise.present.explorer.session import serve_session  # the server loads for the page alone
+
+    serve_session(session)
+
+
+@verb(
+    description="Serve a page on this machine: drag a degree, and see what it does to memory, time, bubble, timeline and "
+    "roofline, compared with the best layout and the Pareto front. Opens a plan, or llama-3-8b on h100:64. With --run, "
+    "measurements of a run are shown next to the predictions. Its address is the whole state of the page. Stop it with Ctrl-C.",
+    examples=(
+        "shardwise explore",
+        "shardwise explore plan.json --run runs/a",
+        'shardwise explore --at "model=llama-3-70b&cluster=h100:512&batch_tokens=4Mi&seq_len=8192&layout=tp=8+pp=4+fsdp=16"',
+        "shardwise explore plan.json --json",
+    ),
+    group_order=("plan", "server", "output"),
+    requires=("starlette", "uvicorn"),
+    serve=_serve,
+    shows_progress=False,
+)
+def explore(
+    plan: Annotated[
+        str | os.PathLike[str] | Plan | None, Argument(group="plan", optional=True, metavar="PLAN", help=PLAN_HELP)
+    ] = None,
+    run_folder: Annotated[
+        str | os.PathLike[str] | None,
+        Argument(
+            flag="--run", group="plan", metavar="FOLDER",
+            help="the folder of a run of the plan, which `shardwise train --out` named",
+        ),
+    ] = None,
+    at: Annotated[
+        str | None,
+        Argument(
+            flag="--at", group="plan", metavar="QUERY",
+            help="the state to open: the part of the page's address behind the question mark",
+        ),
+    ] = None,
+    port: Annotated[
+        int | str,
+        Argument(
+            flag="--port", group="server", metavar="N",
+            help=f"where to listen (default: {DEFAULT_PORT}; 0: any that is free)",
+        ),
+    ] = DEFAULT_PORT,
+    host: Annotated[
+        str,
+        Argument(
+            flag="--host", group="server", metavar="ADDRESS",
+            help="the address to listen on (default: this machine alone; on another one the page asks for a token)",
+        ),
+    ] = "127.0.0.1",
+    no_browser: Annotated[
+        bool, Argument(flag="--no-browser", group="server", help="print the address and open no browser")
+    ] = False,
+) -> ExplorerSession:  # fmt: skip
+    """Return what the page opens: a plan with a run of it, the state of the page's address, and where it is served.
+
+    Raises `InputError` for files that cannot be read, a run without its plan, and a query or a port that is none.
+    """
+    from shardwise.present.explorer.session import open_session  # the explorer's views load for it alone
+
+    loaded = search.load_plan(os.fspath(plan)) if isinstance(plan, (str, os.PathLike)) else plan
+    return open_session(loaded, run_folder, at or "", host=host, port=port, opens_browser=not no_browser)
