@@ -17,7 +17,7 @@ from typing import Any
 
 from harness import server
 
-from shardwise.present import cli
+from shardwise.present import command_line
 from shardwise.run import launcher
 
 
@@ -74,7 +74,7 @@ class Trial(Copy):
 
 def _try(words: Sequence[str], environment: Mapping[str, str], output: str) -> None:
     with open(output, "ab") as file:
-        _begin(partial(cli.main, words), words, environment, file, file)
+        _begin(partial(command_line.main, words), words, environment, file, file)
 
 
 def _begin(

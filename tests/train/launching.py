@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from train.copies import Piped
 
-from shardwise.present import cli
+from shardwise.present import command_line
 from shardwise.run import launcher
 from shardwise.values.errors import ShardwiseError, format_problems
 
@@ -117,7 +117,7 @@ def launch_stand_ins() -> int:
 
 
 def run_command() -> int:
-    return cli.main(sys.argv[1:])
+    return command_line.main(sys.argv[1:])
 
 
 def torchrun(flags: Sequence[str], ranks: int = 2, **environment: str) -> Launched:
