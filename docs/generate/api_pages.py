@@ -18,7 +18,7 @@ NAMES = """# Python
 
 The names that `import shardwise as sw` gives. The code behind them is documented room by room in [Rooms](rooms/index.md).
 
-::: shardwise.present.api
+::: shardwise.present.verbs
     options:
       members: false
       show_root_heading: false

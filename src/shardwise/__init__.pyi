@@ -21,20 +21,6 @@ from .model.load import load_model as load_model
 from .model.parameters_and_flops import num_params as num_params
 from .pipeline.compare_schedules import ScheduleComparison as ScheduleComparison
 from .pipeline.timeline import Timeline as Timeline
-from .present.api.costs import estimate as estimate
-from .present.api.plans import (
-    explain as explain,
-)
-from .present.api.plans import (
-    plan as plan,
-)
-from .present.api.plans import (
-    plan_clusters as plan_clusters,
-)
-from .present.api.plans import (
-    plan_to_loss as plan_to_loss,
-)
-from .present.api.sweeps import sweep as sweep
 from .present.figures.by_name import figure as figure
 from .present.figures.figure import Figure as Figure
 from .present.json_schemas import json_schemas as json_schemas
@@ -43,6 +29,8 @@ from .present.verbs.books import roofline as roofline
 from .present.verbs.books import rule as rule
 from .present.verbs.books import rules as rules
 from .present.verbs.doctor import doctor as doctor
+from .present.verbs.estimate import estimate as estimate
+from .present.verbs.explanation import explain as explain
 from .present.verbs.interop import convert as convert
 from .present.verbs.interop import export_plan as export_plan
 from .present.verbs.interop import read_launch as read_launch
@@ -50,6 +38,10 @@ from .present.verbs.memory import kv_cache as kv_cache
 from .present.verbs.memory import memory as memory
 from .present.verbs.pipeline_schedule import schedule as schedule
 from .present.verbs.pipeline_schedule import schedules as schedules
+from .present.verbs.planning import plan as plan
+from .present.verbs.planning import plan_clusters as plan_clusters
+from .present.verbs.planning import plan_to_loss as plan_to_loss
+from .present.verbs.planning import sweep as sweep
 from .present.verbs.sharding import collective as collective
 from .present.verbs.sharding import matmul as matmul
 from .present.verbs.sharding import reshard as reshard
@@ -65,6 +57,7 @@ from .search.compare_clusters import Comparison as Comparison
 from .search.explain.explanation import Explanation as Explanation
 from .search.instruction_listing import InstructionListing as InstructionListing
 from .search.layout_memory import LayoutMemory as LayoutMemory
+from .search.layout_memory import MemoryComparison as MemoryComparison
 from .search.loss_time import LossSearch as LossSearch
 from .search.plan import Plan as Plan
 from .search.plan_file import dump_plan as dump_plan

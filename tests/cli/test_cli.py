@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli.arguments import policies
+from shardwise.model import policy_names
 from shardwise.present.command_line import build_parser, main, verb_parsers
 from shardwise.search.plan import software_versions
 from shardwise.search.plan_file import load_plan, parse_plan, plan_payload
@@ -26,7 +26,22 @@ ADAPTERS = ["--set", "model.lora_rank=16", "--set", "model.lora_targets=qkv, mlp
 
 # Flags are chosen by hand: a new one shows here first.
 FLAGS = {
-    "explain": ["--against", "--help", "--json", "--noise-scale", "--report", "--term", "--verbose"],
+    "explain": [
+        "--against",
+        "--batch-tokens",
+        "--help",
+        "--json",
+        "--noise-scale",
+        "--overlap",
+        "--precision",
+        "--report",
+        "--seq-len",
+        "--set",
+        "--stack",
+        "--term",
+        "--tokens",
+        "--verbose",
+    ],
     "instructions": ["--all", "--help", "--json", "--pass", "--stage", "--unit"],
     "memory": [
         "--batch-tokens",
@@ -286,7 +301,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("policy", policies())
+@pytest.mark.parametrize("policy", policy_names())
 def test_every_policy_of_the_help_can_be_pinned(capsys: pytest.CaptureFixture[str], policy: str) -> None:
     """The plan is the fastest with it: no other micro-batch or stage of ZeRO is."""
     _, out, err = run(capsys, *PLAN, "--pin", f"recompute={policy}", "--json")

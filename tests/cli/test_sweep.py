@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import pytest
 
 import shardwise as sw
-from shardwise.present.cli.sweep import OF_ONE_PLAN, OF_SWEEPS
 from shardwise.present.command_line import main, verb_parsers
+from shardwise.present.verbs.planning import PLAN_FLAGS, SWEEP_FLAGS
 from shardwise.search import plan_sweep as points_module
 from shardwise.search import planner
 from shardwise.search.plan_sweep import SweepCase, SweepPoint, Swept, find_knee, plan_cases, step_time_parts
@@ -261,35 +261,35 @@ def test_no_flag_of_a_plan_is_passed_over() -> None:
     """Each flag of `plan` holds at every point or is refused beside `--sweep`."""
     flags = {action.dest for action in verb_parsers()["plan"]._actions if action.option_strings}
     held = {
-        "batch_tokens",
+        "global_batch_tokens",
         "seq_len",
         "tokens",
         "precision",
         "overlap",
         "stack",
-        "set",
-        "pin",
-        "max",
+        "overrides",
+        "pins",
+        "maxima",
         "runnable",
         "divisible",
     }
     printed = {"help", "json", "verbose", "report"}
-    assert flags == held | printed | {"sweep", *OF_SWEEPS} | {*OF_ONE_PLAN} | REFUSED.keys()
+    assert flags == held | printed | {"over", *SWEEP_FLAGS} | {*PLAN_FLAGS} | REFUSED.keys()
 
 
 # Flags that are refused beside `--sweep` by their own rooms.
 REFUSED = {
-    "noise_scale": "1Mi",
-    "to_loss": "3",
-    "minimise": "usd",
-    "batch_schedule": "0:512Ki,1G:1Mi",
+    "noise_scale": ("--noise-scale", "1Mi"),
+    "to_loss": ("--to-loss", "3"),
+    "goal": ("--minimise", "usd"),
+    "batch_schedule": ("--batch-schedule", "0:512Ki,1G:1Mi"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_of_one_plan_or_of_many_batches_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    code, out, err = run(capsys, *PLAN, "--tokens", "10G", "--sweep", "gpus=8,16", flag, REFUSED[name])
+    flag, value = REFUSED[name]
+    code, out, err = run(capsys, *PLAN, "--tokens", "10G", "--sweep", "gpus=8,16", flag, value)
     assert (code, out) == (2, "")
     assert flag in err
 

@@ -31,7 +31,9 @@ def test_examples(module: str) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {"shardwise.present.api.plans", "shardwise.present.verbs.books", "shardwise.layout.layout"} <= set(MODULES)
+    assert {"shardwise.present.verbs.planning", "shardwise.present.verbs.memory", "shardwise.layout.layout"} <= set(
+        MODULES
+    )
 
 
 def lacking(value: Any) -> Iterator[str]:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import shardwise as sw
+from shardwise.layout import parse_layout_text
 from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
 from shardwise.layout.rules.table import violations
-from shardwise.present.cli.arguments import parse_layout_text
 from shardwise.present.command_line import main
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.rendering.report import short_form
@@ -512,7 +512,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}
     long = replace(plan, job=replace(plan.job, tokens=1e12))
     found = sw.explain(long, "tp=8 fsdp=2", term="time.tp")
-    assert json.loads(json.dumps(explanation_payload(found, long))) == payload
+    assert json.loads(json.dumps(explanation_payload(found))) == payload
 
 
 def test_one_term_is_shown_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

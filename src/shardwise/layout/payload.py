@@ -112,6 +112,18 @@ def parse_layout_text(text: str, architecture: Architecture, job: Job, label: st
     return check_derived_fields(layout_from_fields(values), derived, architecture, job)
 
 
+def parse_layout_shape(text: str, label: str = "layout") -> Layout:
+    """Return the layout of a text; derived values (`DERIVED_FIELDS`) may be written in it too, and are not checked.
+
+    Raises `InputError` for a wrong text.
+
+    >>> parse_layout_shape("fsdp=8 num_micro_batches=4").fsdp
+    8
+    """
+    values = parse_fields(text, prefix=label, extra_counts=DERIVED_FIELDS)
+    return layout_from_fields({key: value for key, value in values.items() if key not in DERIVED_FIELDS})
+
+
 def check_derived_fields(layout: Layout, derived: Mapping[str, Any], architecture: Architecture, job: Job) -> Layout:
     """Return the layout without natural layers per stage. Raises `InputError` where a value of `DERIVED_FIELDS` does not
     follow from it."""

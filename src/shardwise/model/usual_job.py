@@ -23,6 +23,16 @@ def usual_batch_tokens(architecture: Architecture) -> int:
     return next(tokens for limit, tokens in USUAL_BATCH_TOKENS if parameters < limit)
 
 
+def usual_whole_batch(architecture: Architecture, seq_len: int) -> int:
+    """Return the tokens of the usual batch in whole sequences of `seq_len` tokens, of at least one.
+
+    >>> import shardwise as sw
+    >>> usual_whole_batch(sw.load_model("gpt-2"), 1000)
+    524000
+    """
+    return max(usual_batch_tokens(architecture) // seq_len, 1) * seq_len
+
+
 def default_seq_len(architecture: Architecture) -> int:
     """Return the default tokens of a sequence: `DEFAULT_SEQ_LEN`, or fewer if the model's position table is shorter."""
     return min(DEFAULT_SEQ_LEN, architecture.max_positions or DEFAULT_SEQ_LEN)

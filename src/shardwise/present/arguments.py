@@ -50,10 +50,6 @@ Model = Annotated["str | os.PathLike[str] | Architecture", Argument(completes="m
 ClusterName = Annotated[
     "str | os.PathLike[str] | Cluster", Argument(group="cluster", completes="clusters", help=CLUSTER_HELP)
 ]
-ClusterNames = Annotated[
-    "Sequence[str | os.PathLike[str] | Cluster]",
-    Argument(group="cluster", completes="clusters", many=True, help=f"{CLUSTER_HELP}; several are compared"),
-]
 LayoutText = Annotated["str | Layout | None", Argument(flag="--layout", metavar="TEXT", parse=str, help=layout_help)]
 Layouts = Annotated[
     "str | Layout | Sequence[str | Layout] | None",

@@ -61,9 +61,6 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "InstructionListing": ResultFunctions(
         "present.reports.step:instructions_report", "search.instruction_listing:instructions_payload"
     ),
-    "PricedLayout": ResultFunctions(
-        "present.reports.plan:priced_layout_report", "search.plan_file:priced_layout_payload"
-    ),
     "ExportedLaunch": ResultFunctions(
         "present.reports.interop:export_report", "interop.launches.export_launch:export_payload"
     ),
@@ -82,6 +79,12 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "ConvertedModel": ResultFunctions(
         "present.reports.interop:convert_report", "interop.weights.convert:convert_payload"
     ),
+    "Plan": ResultFunctions("present.reports.plan:plan_report", "search.plan_file:plan_payload"),
+    "LayoutPlan": ResultFunctions("present.reports.plan:layout_plan_report", "search.plan_file:layout_plan_payload"),
+    "Comparison": ResultFunctions("present.reports.comparison:comparison_report", "search.payloads:comparison_payload"),
+    "Swept": ResultFunctions("present.reports.sweep:sweep_report", "search.payloads:sweep_payload"),
+    "LossSearch": ResultFunctions("present.reports.sweep:to_loss_report", "search.payloads:to_loss_payload"),
+    "Explanation": ResultFunctions("present.reports.explanation:explain_report", "search.payloads:explanation_payload"),
 }
 
 

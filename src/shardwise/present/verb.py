@@ -11,14 +11,15 @@ import argparse
 import builtins
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
 
 from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
+from shardwise.present.rendering.report import Section
 from shardwise.present.requirements import require_packages
-from shardwise.values import Parser
+from shardwise.values import Parser, format_problems, write_error
 from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
 
@@ -100,12 +101,16 @@ class Mode:
     """One of several functions behind one verb; the first whose `applies` is true of the arguments runs.
 
     `applies` gets the arguments that were written, by parameter, and the targets of exports, by name. `check` raises `InputError`
-    for those that the mode refuses.
+    for those that the mode refuses. `keywords` turns the arguments into those of the function, where they differ.
+    `require_answer` raises for a result that a Python caller gets and that is an error on the command line, such as a comparison
+    without a choice. Without a `function` it is the verb's own.
     """
 
-    function: Callable[..., Any]
-    applies: Callable[[Mapping[str, Any]], bool]
+    function: Callable[..., Any] | None = None
+    applies: Callable[[Mapping[str, Any]], bool] = lambda arguments: True
     check: Callable[[Mapping[str, Any]], None] = lambda arguments: None
+    keywords: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+    require_answer: Callable[[Any, Progress], None] = lambda result, progress: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,10 +118,11 @@ class Verb:
     """A function with what the command line needs beside its signature.
 
     `defaults` says in words what stands for an argument that is left out, by parameter. `has_details`: the report has more with
-    `--verbose`. `exit_code` reads the result. `group_order` is the order of the groups of arguments in the help. `requires` are
-    packages without which the verb does nothing, by import name, `requires_for` those that some of it needs, by what that is
-    ("--run jax"). `serve` goes on with the result, such as to show it on a page, before the report; `--json` does without it, and
-    without what the verb requires.
+    `--verbose`. `exit_code` reads the result, and `warning` is what the error stream says beside it. `last_lines` closes the
+    report: it gets the result and the files that were written, by the names of their exports. `group_order` is the order of the
+    groups of arguments in the help. `requires` are packages without which the verb does nothing, by import name, `requires_for`
+    those that some of it needs, by what that is ("--run jax"). `serve` goes on with the result, such as to show it on a page,
+    before the report; `--json` does without it, and without what the verb requires.
     """
 
     function: Callable[..., Any]
@@ -131,6 +137,8 @@ class Verb:
     requires_for: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     serve: Callable[[Any], None] | None = None
     exit_code: Callable[[Any], int] = lambda result: 0
+    warning: Callable[[Any], str] = lambda result: ""
+    last_lines: Callable[[Any, Mapping[str, str]], Iterable[str]] = lambda result, files: ()
     group_order: tuple[str, ...] = ("job", "cluster", "search", "output")
     shows_progress: bool = True
 
@@ -138,7 +146,7 @@ class Verb:
     def arguments(self) -> dict[str, Argument]:
         """Arguments by parameter: positional ones, then those of `**fields`, then flags; modes add theirs behind."""
         merged: dict[str, Argument] = {}
-        for function in (self.function, *(mode.function for mode in self.modes)):
+        for function in (self.function, *(mode.function for mode in self.modes if mode.function)):
             merged = {**merged, **{n: a for n, a in read_arguments(function).items() if n not in merged}}
         defaults = self.defaults or {}
         return {
@@ -191,10 +199,16 @@ class Verb:
             with label_arguments(self.labels):
                 serve(result)
         arguments.exit_code = self.exit_code(result)
+        if warning := self.warning(result):
+            as_json = format_problems([warning], arguments.exit_code, as_json=True)
+            write_error((as_json if arguments.json else warning) + "\n")
         if arguments.json and has_payload(result):
             return json.dumps(payload_of(result), indent=json_indent(result))
         report = report_of(result)
-        return report if isinstance(report, str) else [*report, *added]
+        if isinstance(report, str):
+            return report
+        last_lines = list(self.last_lines(result, targets))
+        return [*report, *added, *([Section(last_lines)] if last_lines else [])]
 
     def call(
         self, values: Mapping[str, Any], targets: Mapping[str, str], *, progress: Progress
@@ -208,15 +222,12 @@ class Verb:
             self.require_packages()
         exports = [(export, targets[export.name]) for export in self.exports if export.name in targets]
         with label_arguments(self.labels):
+            mode = self._choose_mode({**values, **targets})
             for export, target in exports:
                 if export.prepare:
                     export.prepare(target)
-            function = self._choose_function({**values, **targets})
-            accepted = read_arguments(function).keys()
-            result = function(
-                **{name: value for name, value in values.items() if name in accepted},
-                **({"progress": progress} if "progress" in inspect.signature(function).parameters else {}),
-            )
+            result = self._call(mode, values, progress)
+            mode.require_answer(result, progress)
             added = [section for export, target in exports for section in export.write(result, target) or ()]
         return result, added
 
@@ -224,12 +235,17 @@ class Verb:
         """Raise `InputError` for a package that the verb requires and this machine lacks."""
         require_packages(self.function.__name__, self.requires)
 
-    def _choose_function(self, written: Mapping[str, Any]) -> Callable[..., Any]:
-        for mode in self.modes:
-            if mode.applies(written):
-                mode.check(written)
-                return mode.function
-        return self.function
+    def _choose_mode(self, written: Mapping[str, Any]) -> Mode:
+        """Return the first mode that applies, checked; without one the verb's own function."""
+        mode = next((mode for mode in self.modes if mode.applies(written)), Mode())
+        mode.check(written)
+        return mode
+
+    def _call(self, mode: Mode, written: Mapping[str, Any], progress: Progress) -> Any:
+        function = mode.function or self.function
+        accepted = inspect.signature(function).parameters.keys() | read_arguments(function).keys()
+        keywords = {**mode.keywords(written), "progress": progress}
+        return function(**{name: value for name, value in keywords.items() if name in accepted})
 
 
 def verb(**settings: Any) -> Callable[[F], F]:

@@ -15,6 +15,8 @@ from .reliability import Reliability as Reliability
 from .roofline import loss_kind as loss_kind
 from .run_limits import PRICE_FIELD as PRICE_FIELD
 from .run_limits import Limits as Limits
+from .run_limits import missing_price as missing_price
+from .run_limits import parse_limits as parse_limits
 from .simulation.result import Simulation as Simulation
 from .simulation.result import simulate as simulate
 from .simulation.simulated_step import SimulatedStep as SimulatedStep

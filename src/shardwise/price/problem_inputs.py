@@ -26,7 +26,7 @@ from shardwise.hardware import (
 from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.cluster_loading import apply_stack
 from shardwise.model import Architecture, Job, load_model
-from shardwise.model.usual_job import default_seq_len, usual_batch_tokens
+from shardwise.model.usual_job import default_seq_len, usual_whole_batch
 from shardwise.price.problem import Problem, with_problem_defaults
 from shardwise.price.reliability import Reliability
 from shardwise.values import (
@@ -60,16 +60,23 @@ class ProblemInputs:
         """The problem on the first cluster."""
         return Problem(self.architecture, self.clusters[0], self.job)
 
+    @property
+    def default_names(self) -> tuple[str, ...]:
+        """What payloads call the defaults: "seq_len", "batch_tokens"."""
+        return tuple("batch_tokens" if name == "global_batch_tokens" else name for name in reversed(self.defaults))
+
 
 def resolve_problem(
-    model: ModelLike, clusters: Sequence[ClusterLike], job: Job | None = None, fields: Mapping[str, Any] | None = None
-) -> ProblemInputs:
+    model: ModelLike, clusters: Sequence[ClusterLike], job: Job | None = None, fields: Mapping[str, Any] | None = None, *,
+    assume_stack: bool = True,
+) -> ProblemInputs:  # fmt: skip
     """Return the problem of names and texts. `fields` are fields of a `Job`, and `stack` and `overrides`.
 
     Numbers may be texts ("4Mi", of the batch also "32Ki/device"). `overrides` are texts such as "chip.memory_bytes=96GB",
     of `model`, `job`, `chip` (those of all clusters) and `run`. A batch or sequence that is left out is the usual one of the
     model (`model.usual_job`), and `defaults` says so. A cluster by name is predicted under `stack`, or under the typical stack of
-    its chip, unless the job names a convention of overlap. Raises `InputError` with all that is wrong.
+    its chip, unless the job names a convention of overlap; without `assume_stack` only a named or measured one predicts, and
+    prices are bounds otherwise. Raises `InputError` with all that is wrong.
 
     >>> inputs = resolve_problem("llama-3-8b", ["h100:64"], fields={"global_batch_tokens": "32Ki/device", "tokens": "1T"})
     >>> inputs.job.global_batch_tokens, inputs.job.seq_len, inputs.defaults
@@ -86,6 +93,7 @@ def resolve_problem(
         lambda: None if stack_name is None else get_stack(stack_name),
         *(partial(_load_cluster, cluster) for cluster in clusters),
     )
+    architecture = apply_overrides(architecture, overrides["model"], "model")
     known_job = known_job or make_job(architecture)
     assert known_job is not None  # with the architecture no size is open
     resolved_job, defaults = known_job
@@ -94,9 +102,11 @@ def resolve_problem(
             f"{argument_label('stack')}: found {stack.name} beside {argument_label('overlap')} {resolved_job.overlap}: a stack "
             "predicts how much communication is exposed, a convention of overlap gives a bound; leave out one of the two"
         )
-    architecture = apply_overrides(architecture, overrides["model"], "model")
     ready = run_all(
-        *(partial(_cluster_as_planned, cluster, overrides["chip"], stack, resolved_job) for cluster in loaded)
+        *(
+            partial(_cluster_as_planned, cluster, overrides["chip"], stack, resolved_job if assume_stack else None)
+            for cluster in loaded
+        )
     )
     reliability: Reliability = apply_overrides(Reliability(), overrides["run"], "run")
     return ProblemInputs(
@@ -120,9 +130,12 @@ def _load_cluster(cluster: ClusterLike) -> MeasuredCluster | Cluster:
 
 
 def _cluster_as_planned(
-    cluster: MeasuredCluster | Cluster, changes: Mapping[str, str], stack: Stack | None, job: Job
+    cluster: MeasuredCluster | Cluster, changes: Mapping[str, str], stack: Stack | None, job: Job | None
 ) -> Cluster:
-    """Return the cluster with `chip.*` overrides applied. A fraction of a peak that is set replaces the measured one."""
+    """Return the cluster with `chip.*` overrides applied; for a job under the typical stack of its chip, if no other is known.
+
+    A fraction of a peak that is set replaces the measured one.
+    """
     if isinstance(cluster, Cluster):
         if stack is not None:
             raise InputError(
@@ -131,7 +144,9 @@ def _cluster_as_planned(
             )
         return replace(cluster, chip=_changed_chip(cluster.chip, changes)) if changes else cluster
     nominal = replace_chip(cluster.nominal, _changed_chip(cluster.nominal.chip, changes))
-    planned, _ = with_problem_defaults(apply_stack(cluster._replace(nominal=nominal), stack), job)
+    planned = apply_stack(cluster._replace(nominal=nominal), stack)
+    if job is not None:
+        planned, _ = with_problem_defaults(planned, job)
     calibration = planned.calibration
     fractions = {name: getattr(nominal.chip, name) for name in changes if name in CONSTANTS}
     if calibration is None or not fractions:
@@ -175,7 +190,7 @@ def _resolve_job(
         return None
     if architecture is not None:
         seq_len = job_fields.setdefault("seq_len", default_seq_len(architecture))
-        job_fields.setdefault("global_batch_tokens", max(usual_batch_tokens(architecture) // seq_len, 1) * seq_len)
+        job_fields.setdefault("global_batch_tokens", usual_whole_batch(architecture, seq_len))
     resolved: Job = apply_overrides(Job(**job_fields), overrides, "job")
     return resolved, defaults
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwise.hardware import Cluster
 from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.layout import Choices
 from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
+from shardwise.price.run_limits import missing_price
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR
@@ -26,6 +27,7 @@ from shardwise.values import (
     ignore_progress,
     prefix_progress,
 )
+from shardwise.values.errors import MissedLimitError
 
 # Sizes that are planned in search of one that meets the limits, as multiples of what would do at the same throughput for each
 # device: more devices have less, and counts with large prime factors lay out badly. The next power of two comes last.
@@ -35,11 +37,11 @@ NUM_TRIES = 4
 
 def plan_clusters(
     problems: Iterable[Problem], *, limits: Limits | None = None, choices: Choices | None = None,
-    reliability: Reliability | None = None, progress: Progress = ignore_progress,
+    reliability: Reliability | None = None, defaults: tuple[str, ...] = (), progress: Progress = ignore_progress,
 ) -> Comparison:  # fmt: skip
     """Plan a job on each cluster and choose one (`choose_contender`). A cluster on which nothing fits stays, with the reason.
 
-    `problems` are those of one job on each of the clusters."""
+    `problems` are those of one job on each of the clusters. `defaults` names what a user left out of the job."""
     limits, contenders = limits or Limits(), []
     for problem in problems:
         plan, reason, cluster = None, None, problem.cluster
@@ -48,6 +50,7 @@ def plan_clusters(
                 problem, choices=choices, reliability=reliability, progress=prefix_progress(progress, cluster.name),
                 elsewhere=False,
             )  # fmt: skip
+            plan = replace(plan, defaults=defaults)
         except (NothingFitsError, MissingValueError) as error:
             reason = str(error)
         run = plan.run if plan else None
@@ -57,7 +60,7 @@ def plan_clusters(
                 in_time=limits.in_time(run), within_budget=limits.within_budget(run),
             )
         )  # fmt: skip
-    comparison = choose_contender(contenders, limits)
+    comparison = replace(choose_contender(contenders, limits), choices=choices)
     if comparison.chosen is None or comparison.plan is None:
         return comparison
     plan = add_other_stack_gain(
@@ -86,6 +89,23 @@ def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
             f"{format_usd(limits.budget_usd)} ({run.usd / limits.budget_usd - 1:.0%} too much)"
         )
     return misses
+
+
+def require_within_limits(
+    plan: Plan, limits: Limits, choices: Choices | None = None, progress: Progress = ignore_progress
+) -> None:
+    """Raise `MissedLimitError` for a plan whose run misses a limit: by how much, and what would meet it.
+
+    A budget without a price is wrong input: `MissingValueError` names the value.
+    """
+    if not limits or limits.met(plan.run):
+        return
+    assert plan.run is not None  # limits are of a run with a length
+    if limits.budget_usd is not None and plan.run.usd is None:
+        raise missing_price([plan.cluster.chip.name])
+    lines = [f"{plan.cluster.name}: {line}" for line in describe_missed_limits(limits, plan.run)]
+    remedies = suggest_remedies(plan, limits, choices=choices, progress=progress)
+    raise MissedLimitError("\n".join([*lines, *(f"what would do: {line}" for line in remedies)]))
 
 
 def suggest_remedies(
@@ -202,7 +222,7 @@ class Contender:
 class Comparison(Displayable):
     """Contenders in the order given, and the index of the chosen one (`chosen`); None if none meets the limits.
 
-    `reason` says why it was chosen, or what comes nearest to the limits.
+    `reason` says why it was chosen, or what comes nearest to the limits. `choices` are those of the search.
 
     >>> import shardwise as sw
     >>> limits = sw.Limits(budget_usd=1e6)
@@ -217,11 +237,31 @@ class Comparison(Displayable):
     limits: Limits
     chosen: int | None
     reason: str
+    choices: Choices | None = None
 
     @property
     def plan(self) -> Plan | None:
         """Plan of the chosen contender, or None."""
         return None if self.chosen is None else self.contenders[self.chosen].plan
+
+
+def describe_near_misses(comparison: Comparison, progress: Progress = ignore_progress) -> Iterator[str]:
+    """Yield what each cluster misses, and for the one that misses by the least what would meet the limits."""
+    limits = comparison.limits
+    planned = [
+        (contender, contender.plan, contender.run)
+        for contender in comparison.contenders
+        if contender.plan and contender.run
+    ]
+    for contender in comparison.contenders:
+        missed = (
+            describe_missed_limits(limits, contender.run) if contender.run else [contender.problem or "nothing fits"]
+        )
+        yield from (f"{contender.cluster}: {line}" for line in missed)
+    by_days = limits.deadline_s is not None
+    nearest, plan, _ = min(planned, key=lambda row: row[2].days if by_days else row[2].usd or math.inf)
+    for line in suggest_remedies(plan, limits, choices=comparison.choices, progress=progress):
+        yield f"what would do for {nearest.cluster}: {line}"
 
 
 def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Comparison:

@@ -147,6 +147,8 @@ class NoiseSensitivity:
 class LossSearch(Displayable):
     """Plans to a loss, by cluster and batch; `chosen` is the index of the best, None if none meets the limits.
 
+    `doublings` are the chosen plan's with twice the batch, the devices or both, where they were planned.
+
     >>> import shardwise as sw
     >>> search = sw.plan_to_loss("gpt-2", ["h100:4", "h100:8"], noise_scale="64Ki", batches=["64Ki", "128Ki"], seq_len=1024)
     >>> search.plan.cluster.name, search.reason, len(search.points)
@@ -160,6 +162,7 @@ class LossSearch(Displayable):
     chosen: int | None
     reason: str
     sensitivity: tuple[NoiseSensitivity, ...] = ()
+    doublings: tuple[Doubling, ...] = ()
 
     @property
     def plan(self) -> Plan | None:

@@ -10,15 +10,18 @@ from typing import Any
 
 from shardwise.layout import (
     DEGREE_AXES,
+    DERIVED_FIELDS,
     OFFLOADS,
     Choices,
     Layout,
     layout_as_run,
     layout_from_fields,
+    parse_fields,
     stack_of,
     unsupported_choices,
 )
 from shardwise.layout.choices import FACTORISED_AXES, LAYER_FRACTIONS, PINNABLE_CHOICES
+from shardwise.layout.payload import check_derived_fields
 from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Problem
 from shardwise.search.planner import KEEP_ALL_LAYOUTS
@@ -69,6 +72,25 @@ def _search_within_pins(problem: Problem, pins: Mapping[str, Any]) -> Layout | N
     except (InputError, NothingFitsError):
         return None
     return result.best[0].layout if result.best else result.least_memory.layout
+
+
+def parse_partial_layout(problem: Problem, text: str, label: str = "layout") -> tuple[Layout, str]:
+    """Return the layout of a text that may say a part of it, and the text of the choices that a search made.
+
+    `label` names the text in errors. Raises `InputError` for a wrong text, an empty one, and derived values that do not follow.
+
+    >>> import shardwise as sw
+    >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024)
+    >>> layout, added = parse_partial_layout(plan.problem, "tp=8")
+    >>> layout.num_devices, "recompute" in added
+    (8, True)
+    """
+    values = parse_fields(text, prefix=label, extra_counts=DERIVED_FIELDS)
+    if not values:
+        raise InputError(f"{label}: found {text!r}; a part of a layout is required at least, such as tp=8")
+    derived = {key: values.pop(key) for key in DERIVED_FIELDS if key in values}
+    layout = complete_layout(problem, values)
+    return check_derived_fields(layout, derived, problem.architecture, problem.job), added_fields_text(layout, values)
 
 
 def added_fields_text(layout: Layout, fixed_fields: Mapping[str, Any]) -> str:

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -24,6 +24,7 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_file import PlanPayload, layout_of_plan, plan_payload
 from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
 from shardwise.values import MEMORY_TERMS, SECONDS_PER_DAY, TIME_TERMS, MergedFields
+from shardwise.values.payload_fields import payload_names
 
 SWEEP_SCHEMA = "shardwise.sweep/2"
 ESTIMATE_FIELDS = (
@@ -93,7 +94,7 @@ def sweep_payload(swept: Swept) -> dict[str, Any]:
     return {
         "schema": SWEEP_SCHEMA,
         "sweeps": [{"name": sweep.name, "values": list(sweep.values)} for sweep in swept.sweeps],
-        "complete": len(swept.points) == swept.num_points,
+        "complete": swept.is_complete,
         "points": [sweep_point_payload(point) for point in swept.points],
         "knees": [
             {
@@ -199,7 +200,7 @@ class ToLossPayload(TypedDict):
     plan: PlanPayload | None
 
 
-def to_loss_payload(search: LossSearch, doublings: Sequence[Doubling] = ()) -> dict[str, Any]:
+def to_loss_payload(search: LossSearch) -> dict[str, Any]:
     """Return the versioned payload of a search to a loss."""
     tradeoff, deadline = search.target.tradeoff, search.limits.deadline_s
     return {
@@ -209,7 +210,7 @@ def to_loss_payload(search: LossSearch, doublings: Sequence[Doubling] = ()) -> d
         "budget_usd": search.limits.budget_usd, "chosen": search.chosen, "reason": search.reason,
         "points": [_loss_point_payload(point) for point in search.points],
         "diagonal": [search.points.index(point) for point in search.diagonal],
-        "doublings": [asdict(doubling) for doubling in doublings],
+        "doublings": [asdict(doubling) for doubling in search.doublings],
         "sensitivity": [asdict(sensitivity) for sensitivity in search.sensitivity],
         "plan": plan_payload(search.plan) if search.plan else None,
     }  # fmt: skip
@@ -237,7 +238,10 @@ class LayoutOfPart(TypedDict):
 
 
 class ExplanationFields(TypedDict):
-    """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested."""
+    """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested.
+
+    `defaults` is present where a model and a cluster were planned first and something was left out: `seq_len`, `batch_tokens`.
+    """
 
     schema: Literal["shardwise.explain/3"]
     model: ModelPayload
@@ -246,21 +250,27 @@ class ExplanationFields(TypedDict):
     options: list[Annotated[Payload, MergedFields(RejectedLayout, LayoutOfPart)]]
     against: Annotated[Payload, MergedFields(LayoutComparison, LayoutOfPart)] | None
     terms: list[Annotated[Payload, MergedFields(LayoutTerm, LayoutOfPart)]]
+    defaults: NotRequired[list[str]]
 
 
 ExplanationPayload = Annotated[Payload, MergedFields(Explanation, ExplanationFields)]
 
 
-def explanation_payload(explanation: Explanation, plan: Plan) -> Payload:
-    """Return the versioned payload of the explanation of a plan."""
+def explanation_payload(explanation: Explanation) -> Payload:
+    """Return the versioned payload of an explanation."""
+    plan = explanation.plan
 
     def with_layout(part: Mapping[str, Any]) -> Payload:
         return {**part, "layout": layout_of_plan(plan, Layout.parse(part["layout"]))}
 
-    payload = with_layout(asdict(explanation))
+    fields = asdict(explanation)
+    payload = with_layout({name: fields[name] for name in payload_names(explanation)})
     lists = {name: [with_layout(part) for part in payload[name]] for name in ("runners_up", "options", "terms")}
     against = with_layout(payload["against"]) if explanation.against else None
-    return {"schema": EXPLAIN_SCHEMA, **payload, **lists, "model": model_payload(plan.model), "against": against}
+    return {
+        "schema": EXPLAIN_SCHEMA, **payload, **lists, "model": model_payload(plan.model), "against": against,
+        **({"defaults": list(plan.defaults)} if plan.defaults else {}),
+    }  # fmt: skip
 
 
 COMPARISON_SCHEMA = "shardwise.comparison/2"

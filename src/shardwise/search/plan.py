@@ -15,7 +15,7 @@ from shardwise.book_formulas import Rule
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Problem, Run
+from shardwise.price import Estimate, Limits, Problem, Run
 from shardwise.values import Displayable, IssuePolicy
 from shardwise.version import __version__
 
@@ -49,7 +49,9 @@ class Plan(Displayable):
     `bound_s` is the lower bound of the step in seconds, with kernels and links at the best rates of micro-benchmarks; None if
     the estimate itself is that bound. `alternatives` are the runners-up with the reasons, `rules` those of the books. `run` is
     the whole run; None for a job without `tokens`. `policy` says which collectives the stack issues for the layout. `to_loss`
-    is the loss that batch and devices were chosen for, with the noise scale; None for a given batch.
+    is the loss that batch and devices were chosen for, with the noise scale; None for a given batch. `defaults` names what a user
+    left out: "seq_len" and "batch_tokens", which are usual for the model (`model.usual_job`), and of one priced layout "layout".
+    `limits` are those that the run was required to meet; plan files do not have them.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G")
@@ -70,6 +72,8 @@ class Plan(Displayable):
     bound_s: float | None = None
     policy: IssuePolicy = field(default_factory=IssuePolicy)
     to_loss: LossTarget | None = None
+    defaults: tuple[str, ...] = ()
+    limits: Limits = field(default_factory=Limits, compare=False)
 
     @property
     def problem(self) -> Problem:

@@ -26,6 +26,7 @@ from shardwise.model import Architecture, Job, ModelPayload, get_optimizer, mode
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
 from shardwise.search.plan import Alternative, Plan, SearchSummary
+from shardwise.search.plan_from_layout import LayoutPlan
 from shardwise.values import (
     InputError,
     IssuePolicy,
@@ -120,6 +121,7 @@ def parse_plan(payload: Any, payload_name: str = "plan") -> Plan:
         bound_s=parse_dataclass(float, payload["bound_s"], "bound_s") if payload.get("bound_s") is not None else None,
         policy=_parse_policy(payload, cluster),
         to_loss=parse_dataclass(LossTarget, payload["to_loss"], "to_loss") if payload.get("to_loss") else None,
+        defaults=parse_dataclass(tuple[str, ...], payload.get("defaults", []), "defaults"),
     )  # fmt: skip
 
 
@@ -255,7 +257,10 @@ class AlternativePayload(TypedDict):
 
 
 class PlanPayload(TypedDict):
-    """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit."""
+    """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit.
+
+    `defaults` is present where something was left out and assumed: `seq_len`, `batch_tokens` or `layout`.
+    """
 
     schema: Literal["shardwise.plan/3"]
     model: ModelPayload
@@ -271,6 +276,7 @@ class PlanPayload(TypedDict):
     bound_s: float | None
     issue_policy: IssuePolicy
     to_loss: LossTarget | None
+    defaults: NotRequired[list[str]]
     smallest_change: NotRequired[str]
 
 
@@ -298,13 +304,15 @@ def plan_payload(plan: Plan) -> Payload:
         "bound_s": plan.bound_s,
         "issue_policy": asdict(plan.policy),
         "to_loss": asdict(plan.to_loss) if plan.to_loss else None,
+        **({"defaults": list(plan.defaults)} if plan.defaults else {}),
     }
 
 
-def estimate_payload(plan: Plan, smallest_change: str | None) -> Payload:
+def layout_plan_payload(priced: LayoutPlan) -> Payload:
     """Return the payload of `shardwise estimate --json`: the plan, and for one that does not fit the smallest change that
     would."""
-    return plan_payload(plan) | ({"smallest_change": smallest_change} if smallest_change else {})
+    change = priced.smallest_change
+    return plan_payload(priced.plan) | ({"smallest_change": change} if change else {})
 
 
 def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:

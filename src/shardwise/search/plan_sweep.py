@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from shardwise.hardware import Cluster
-from shardwise.layout import Choices
+from shardwise.layout import Choices, choices_from_pins, job_for_engine
 from shardwise.model import Architecture, Job
-from shardwise.price import Estimate, Problem, Reliability
+from shardwise.price import ClusterLike, Estimate, ModelLike, Problem, Reliability, resolve_problem
 from shardwise.price.reliability import SECONDS_PER_HOUR
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
-from shardwise.search.sweep_values import Sweep, SweepValue, format_value
+from shardwise.search.sweep_values import (
+    JOB_FIELDS,
+    JOB_SWEEPS,
+    Sweep,
+    SweepValue,
+    format_value,
+    grid_points,
+    resize_shorthand,
+)
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,
@@ -22,21 +32,30 @@ from shardwise.values import (
     Progress,
     format_seconds,
     ignore_progress,
+    parse_overrides,
     prefix_progress,
+    raise_problems,
+    run_all,
 )
+from shardwise.values.argument_labels import argument_label
 
 SweptValues = Mapping[str, SweepValue]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepCase:
-    """Inputs of the plan at a point: the swept values (`at`), and all that follows from them."""
+    """Inputs of the plan at a point: the swept values (`at`), and all that follows from them.
+
+    `defaults` names what a user left out: "seq_len", "batch_tokens".
+    """
 
     at: SweptValues
     model: Architecture
     cluster: Cluster
     job: Job
     choices: Choices | None
+    reliability: Reliability | None = None
+    defaults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +112,21 @@ class Swept(Displayable):
     points: tuple[SweepPoint, ...]
     num_points: int
 
+    @property
+    def is_complete(self) -> bool:
+        """True unless the sweep was interrupted before its last point."""
+        return len(self.points) == self.num_points
+
+    @property
+    def defaults(self) -> tuple[str, ...]:
+        """What a user left out, and was assumed: "seq_len", "batch_tokens"."""
+        return self.points[0].case.defaults if self.points else ()
+
+    @property
+    def interruption(self) -> str:
+        """Say how many points were planned before an interruption; empty if all were."""
+        return "" if self.is_complete else f"stopped after {len(self.points)} of {self.num_points} points"
+
     def __repr__(self) -> str:
         names = " and ".join(sweep.name for sweep in self.sweeps)
         lines = [f"Swept: {names}, {len(self.points)} of {self.num_points} points"]
@@ -125,21 +159,100 @@ class Swept(Displayable):
         return [(dict(fixed), tuple(points)) for fixed, points in by_series.items()]
 
 
-def plan_cases(
-    cases: Sequence[SweepCase], *, reliability: Reliability | None = None, progress: Progress = ignore_progress
-) -> Iterator[SweepPoint]:
+def sweep_cases(
+    model: ModelLike, cluster: ClusterLike, job: Job | None, fields: Mapping[str, Any], sweeps: Sequence[Sweep], *,
+    pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None = None, runnable: bool = False,
+    divisible: bool = False, reliability: Reliability | None = None,
+) -> list[SweepCase]:  # fmt: skip
+    """Return the inputs of every point of one sweep or two, whose values replace what the other arguments say.
+
+    `fields` are those of `price.resolve_problem`. Raises `InputError` with all that is wrong.
+    """
+    _require_not_swept(pins, fields, [sweep.name for sweep in sweeps])
+    make_case = partial(
+        _sweep_case, model, cluster, job, fields, pins=pins, maxima=maxima, choices=choices, runnable=runnable,
+        divisible=divisible, reliability=reliability,
+    )  # fmt: skip
+    cases: list[SweepCase] = run_all(*(partial(make_case, at) for at in grid_points(sweeps)))
+    return cases
+
+
+def _require_not_swept(pins: Mapping[str, Any], fields: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise `InputError` for pins and overrides of what is swept."""
+    overridden = parse_overrides(fields.get("overrides", ()))["job"]
+    fixed = [(f"{argument_label('pins')} {name}", name) for name in pins if name in names]
+    fixed += [
+        (f"--set job.{field}", name) for name, field in JOB_FIELDS.items() if name in names and field in overridden
+    ]
+    raise_problems(
+        [f"{what}: found {argument_label('over')} {name} with it; leave out one of the two" for what, name in fixed]
+    )
+
+
+def _sweep_case(
+    model: ModelLike, cluster: ClusterLike, job: Job | None, fields: Mapping[str, Any], at: SweptValues, *,
+    pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None, runnable: bool, divisible: bool,
+    reliability: Reliability | None,
+) -> SweepCase:  # fmt: skip
+    if "gpus" in at and isinstance(cluster, Cluster):
+        raise InputError(
+            f"{argument_label('over')} gpus: found a Cluster, which has one size; its name is required, such as 'h100:64'"
+        )
+    inputs = resolve_problem(
+        str(at["model"]) if "model" in at else model,
+        [resize_shorthand(str(cluster), at["gpus"]) if "gpus" in at else cluster],
+        job,
+        {**fields, **{field: at[name] for name, field in JOB_FIELDS.items() if name in at}},
+    )
+    swept_pins = {name: value for name, value in at.items() if name not in JOB_SWEEPS}
+    return SweepCase(
+        at=at, model=inputs.architecture, cluster=inputs.clusters[0],
+        job=job_for_engine(inputs.job) if runnable else inputs.job,
+        choices=choices_from_pins({**pins, **swept_pins}, maxima, choices, runnable=runnable, divisible=divisible),
+        reliability=reliability or inputs.reliability, defaults=inputs.default_names,
+    )  # fmt: skip
+
+
+def plan_cases(cases: Sequence[SweepCase], *, progress: Progress = ignore_progress) -> Iterator[SweepPoint]:
     """Yield each case with its plan, or with its error. The gain of another stack is not searched."""
     for number, case in enumerate(cases, 1):
         case_progress = prefix_progress(progress, f"{number} of {len(cases)}")
         try:
             plan = make_plan(
-                Problem(case.model, case.cluster, case.job), choices=case.choices, reliability=reliability,
+                Problem(case.model, case.cluster, case.job), choices=case.choices, reliability=case.reliability,
                 progress=case_progress, elsewhere=False,
             )  # fmt: skip
         except (InputError, MissingValueError, NothingFitsError) as error:
             yield SweepPoint(case=case, plan=None, error=error)
         else:
-            yield SweepPoint(case=case, plan=plan, error=None)
+            yield SweepPoint(case=case, plan=replace(plan, defaults=case.defaults), error=None)
+
+
+def run_sweep(
+    sweeps: Sequence[Sweep],
+    cases: Sequence[SweepCase],
+    *,
+    keep_interrupted: bool = False,
+    progress: Progress = ignore_progress,
+) -> Swept:
+    """Plan every case. With `keep_interrupted` Ctrl-C returns the points that were planned by then, if one of them has a plan."""
+    points: list[SweepPoint] = []
+    try:
+        for point in plan_cases(cases, progress=progress):
+            points.append(point)
+    except KeyboardInterrupt:
+        if not keep_interrupted or not any(point.plan for point in points):
+            raise
+    return Swept(sweeps=tuple(sweeps), points=tuple(points), num_points=len(cases))
+
+
+def require_one_plan(swept: Swept) -> None:
+    """Raise if no point has a plan: `NothingFitsError` if nothing fits at one of them, else `InputError`."""
+    if any(point.plan for point in swept.points):
+        return
+    lines = [f"{point.name}: {point.error}" for point in swept.points]
+    nothing_fits = any(isinstance(point.error, NothingFitsError) for point in swept.points)
+    raise NothingFitsError(*lines) if nothing_fits else InputError(*lines)
 
 
 def step_time_parts(estimate: Estimate) -> dict[str, float]:

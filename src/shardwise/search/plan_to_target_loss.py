@@ -13,7 +13,7 @@ from shardwise.batch_size import LossTarget
 from shardwise.layout import Choices
 from shardwise.model import Job
 from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability
-from shardwise.search.compare_clusters import limit_names
+from shardwise.search.compare_clusters import describe_missed_limits, limit_names
 from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import RESOLUTION
@@ -101,6 +101,15 @@ def plan_to_loss(
         plan = add_other_stack_gain(search.plan, choices, progress)
         points[search.chosen] = replace(points[search.chosen], plan=plan)
     return replace(search, points=tuple(points), sensitivity=sensitivity)
+
+
+def describe_missed_target(search: LossSearch) -> Iterator[str]:
+    """Yield why no point was chosen, and by how much the nearest misses the limits."""
+    yield search.reason
+    runs = [(point, training_run_to_loss(point.plan, search.target)) for point in search.points if point.plan]
+    by_days = search.limits.deadline_s is not None
+    point, run = min(runs, key=lambda pair: pair[1].days if by_days else pair[1].chip_hours)
+    yield from (f"the nearest, {point.name}: {line}" for line in describe_missed_limits(search.limits, run))
 
 
 # How far off a noise scale without an interval may be. A choice: McCandlish et al. 2018 find B_simple and the critical batch of

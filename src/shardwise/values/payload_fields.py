@@ -10,11 +10,19 @@ from typing_extensions import TypedDict
 
 from shardwise.values.errors import InputError
 
+NOT_IN_PAYLOAD = {"payload": False}  # metadata of a dataclass's field that its payload does not have
+
+
+def payload_names(kind: Any) -> list[str]:
+    """Return the names of a dataclass's fields that its payload has; `kind` is the class or a value."""
+    return [field.name for field in fields(kind) if field.metadata.get("payload", True)]
+
 
 class MergedFields:
     """Shape with the fields of several dataclasses, named tuples and typed dicts; later ones replace fields of earlier ones.
 
-    For payloads that add keys to the fields of a value: `Annotated[dict[str, Any], MergedFields(StepTime, More)]`.
+    For payloads that add keys to the fields of a value: `Annotated[dict[str, Any], MergedFields(StepTime, More)]`. Fields of
+    dataclasses with the metadata `NOT_IN_PAYLOAD` are left out.
     """
 
     def __init__(self, first: type, *later: type) -> None:
@@ -29,7 +37,7 @@ class MergedFields:
         hints: dict[str, Any] = {}
         for kind in self.kinds:
             types = get_type_hints(kind, include_extras=True)
-            hints |= {field.name: types[field.name] for field in fields(kind)} if is_dataclass(kind) else types
+            hints |= {name: types[name] for name in payload_names(kind)} if is_dataclass(kind) else types
         return hints
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.layout import parse_layout_text
 from shardwise.layout.layers_per_stage import layers_by_stage
 from shardwise.model.job import Job, OverlapConvention
 from shardwise.model.load import load_model
 from shardwise.pipeline.registry import get_schedule
-from shardwise.present.cli.arguments import parse_layout_text
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import MEMORY, TIME, Term

@@ -65,6 +65,12 @@ def what_is_planned(swept: Swept) -> tuple[str, str]:
     if len(batches) > 1 and "batch" not in names:
         batch = f"{case.job.global_batch_tokens // case.cluster.num_devices:,} tokens per device and batch"
     lengths = f"sequences of {case.job.seq_len:,}" if "seq_len" not in names else "sequences swept"
+    if "batch_tokens" in swept.defaults:
+        usual = "usual for a model of this size"
+        batch = f"{batch} (default: {usual})" if len(batches) == 1 else f"batches (default: {usual})"
+    if "seq_len" in swept.defaults:
+        is_same = len({point.case.job.seq_len for point in swept.points}) == 1
+        lengths = f"{lengths} (default)" if is_same else "sequences of 4,096 or of the model's positions (default)"
     stack = predicted_for(swept)
     seconds = f"predicted for {stack}" if stack else "bounds: kernels and links at their best"
     return f"{model} on {where}", f"{batch}, {lengths}, {case.job.precision}, {seconds}"

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from shardwise.model import optimizer_names
 from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, parse_quantity, run_all
 
 if TYPE_CHECKING:
     from shardwise.hardware import Chip, Cluster, MeasuredCluster, Stack
     from shardwise.layout import Layout
     from shardwise.model import Architecture, Job
-    from shardwise.price import Reliability
     from shardwise.values import Parser
     from shardwise.values.argument_parser import ArgumentGroup
 
@@ -23,62 +21,15 @@ MODEL = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config
 PLAN = "a file that `shardwise plan --out` wrote"
 
 
-def policies() -> Collection[str]:
-    """Names of the recompute policies."""
-    from shardwise.model import policy_names
-
-    return policy_names()
-
-
 def layout_help() -> str:
     """What a layout on the command line may look like."""
-    from shardwise.model import POLICY_FORMS
+    from shardwise.model import POLICY_FORMS, policy_names
     from shardwise.pipeline.registry import schedule_names
 
     return (
         'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of '
-        f"{', '.join((*policies(), *POLICY_FORMS))}, schedule of {', '.join(schedule_names())}"
+        f"{', '.join((*policy_names(), *POLICY_FORMS))}, schedule of {', '.join(schedule_names())}"
     )
-
-
-def add_job_arguments(parser: Parser, *, several: bool = False, sizes: tuple[str, str] = ("", "")) -> None:
-    """Model, cluster (or several) and job; `sizes` are what stands for a batch and a sequence that are left out, if anything."""
-    job, cluster = parser.groups("job", "cluster")
-    job.add_argument("model", completes="models", help=MODEL)
-    what = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
-    if several:
-        cluster.add_argument("cluster", completes="clusters", nargs="+", help=f"{what}; several are compared")
-    else:
-        cluster.add_argument("cluster", completes="clusters", help=what)
-    batch, seq_len = (f" (default: {size})" if size else "" for size in sizes)
-    job.add_argument(
-        "--batch-tokens",
-        required=not batch,
-        metavar="N",
-        help=f"tokens of one global batch, such as 4Mi, or 32Ki/device{batch}",
-    )
-    job.add_argument(
-        "--seq-len", required=not seq_len, metavar="N", help=f"tokens of one sequence, such as 4096 or 8Ki{seq_len}"
-    )
-    job.add_argument("--tokens", metavar="N", help="tokens of the whole run, such as 15T")
-    job.add_argument(
-        "--precision",
-        metavar="NAME",
-        completes="precisions",
-        help="precision recipe, such as fp8_delayed (default: that of the stack, else bf16; see: show precisions)",
-    )
-    own = f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
-    add_set_argument(job, "model, job, chip or run", own)
-    cluster.add_argument(
-        "--stack", metavar="NAME", completes="stacks",
-        help="predict with the constants that published runs give for a software stack, such as nemo-25 (see: show stacks); "
-        "default: what is typical of the chip, fused on GPUs and maxtext on TPUs",
-    )  # fmt: skip
-    cluster.add_argument(
-        "--overlap", metavar="NAME",
-        help="price the bound, kernels and links at their best, with communication hidden by a convention: per_axis, sum or max; "
-        "without it the step is predicted for a stack",
-    )  # fmt: skip
 
 
 def add_output_arguments(parser: Parser, *, verbose: bool = False) -> None:
@@ -128,14 +79,6 @@ def resolve_several(
         )
     model = apply_overrides(model, changes["model"], "model")
     return model, tuple(run_all(*(partial(_reached, own, changes["chip"], stack, job) for own in found))), job
-
-
-def resolve_reliability(arguments: argparse.Namespace) -> Reliability:
-    """How the cluster is run: the defaults, and what --set run.NAME=VALUE replaces. Raises `InputError`."""
-    from shardwise.price import Reliability
-
-    reliability: Reliability = apply_overrides(Reliability(), parse_overrides(arguments.set)["run"], "run")
-    return reliability
 
 
 def _reached(own: MeasuredCluster, changes: Mapping[str, str], stack: Stack | None, job: Job) -> Cluster:

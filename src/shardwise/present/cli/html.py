@@ -11,7 +11,6 @@ from shardwise.values import Parser
 
 if TYPE_CHECKING:
     from shardwise.present.explorer.html_report import Kind
-    from shardwise.search import Plan
 
 FLAG = "--report"
 
@@ -38,11 +37,3 @@ def write_report(target: str | None, kind: Kind, title: str, payload: Callable[[
         from shardwise.present.explorer.html_report import report
 
         write_file(FLAG, target, report(kind, title, payload()))
-
-
-def write_plan_report(target: str | None, plan: Plan) -> None:
-    """Write a report of a plan, with every view of the explorer, where one is asked for."""
-    if target:
-        from shardwise.present.explorer.html_report import plan_report
-
-        write_file(FLAG, target, plan_report(plan))

@@ -14,7 +14,7 @@ from shardwise.present.explorer.request import Asked, head
 from shardwise.present.explorer.state import layout_text
 from shardwise.price import Problem
 from shardwise.search import compare_memory, memory_payload
-from shardwise.search.plan_file import estimate_payload
+from shardwise.search.plan_file import plan_payload
 from shardwise.values import InputError, ShardwiseError
 
 BYTES = "a prediction: the bytes of what the instruction list holds"
@@ -44,7 +44,7 @@ def _priced(asked: Asked) -> dict[str, Any]:
     except ShardwiseError as error:
         return {"problems": list(error.problems), "estimate": None, "memory": None, "verdict": None}
     return {
-        "problems": [], "estimate": estimate_payload(plan, None),
+        "problems": [], "estimate": plan_payload(plan),
         "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(asked),
         "fields": fields_payload({**_overview_provenance(asked), **(run_fields(asked) if asked.measured else {})}),
         **_measured(asked),

@@ -9,7 +9,6 @@ from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.api.sweeps import sweep
 from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import HeatMap, Strip
 from shardwise.present.charts.curves import Curve, LineChart
@@ -21,6 +20,7 @@ from shardwise.present.charts.timeline import TimelineChart
 from shardwise.present.figures import memory_charts, scaling_charts
 from shardwise.present.figures.figure import PLAYBOOK, Figure
 from shardwise.present.figures.scaling_charts import bubbles, pipeline_timeline, ring_work
+from shardwise.present.verbs.planning import sweep
 from shardwise.price import Problem, Simulation, simulate
 from shardwise.sharding import CollectiveKind
 

@@ -48,9 +48,6 @@ class Number:
     kind: NumberKind = "exact"
 
 
-Cell = str | Status | ShareBar | Number
-
-
 @dataclass(frozen=True, slots=True)
 class Line:
     """A line of text in which numbers and marked words keep their meaning; it is printed as its parts one after the other."""
@@ -63,7 +60,8 @@ class Line:
         return "".join(map(cell_text, self.parts))
 
 
-Row = tuple[Cell | Line, ...]
+Cell = str | Status | ShareBar | Number | Line
+Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +103,7 @@ class Section:
 Report = Sequence[Section]
 
 
-def cell_text(cell: Cell | Line) -> str:
+def cell_text(cell: Cell) -> str:
     """The characters of a cell or of a line."""
     return cell if isinstance(cell, str) else cell.text
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, TextIO
 from shardwise.present.rendering.report import (
     Block,
     Cell,
-    Line,
     Preformatted,
     Report,
     Section,
@@ -97,7 +96,7 @@ def _table(block: Table) -> RenderableType:
     return table
 
 
-def _cell(cell: Cell | Line, from_column: int = 0) -> Text:
+def _cell(cell: Cell, from_column: int = 0) -> Text:
     from rich.text import Text
 
     text = cell_text(cell)[from_column:]

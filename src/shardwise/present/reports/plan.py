@@ -1,27 +1,19 @@
-"""Reports of a plan, of one priced layout, and of plans on several clusters."""
+"""Reports of a plan and of one priced layout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
 
 from shardwise.layout import Placement, atomic_degrees, layers_by_stage, layout_degrees
 from shardwise.layout.layout import AXES
 from shardwise.layout.placement import degrees_across_pods
 from shardwise.model import Job
-from shardwise.present.rendering.report import Block, Report, Row, Section, Table, share_bar
-from shardwise.present.reports.wording import format_rate_interval, plan_summary, run_lines
+from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Table, share_bar
+from shardwise.present.reports.wording import format_rate_interval, plan_summary, run_lines, spare_lines
 from shardwise.price import Estimate, mfu_format
-from shardwise.search import Plan
-from shardwise.values import (
-    format_bytes,
-    format_seconds,
-    get_precision,
-)
-
-if TYPE_CHECKING:
-    pass
-
+from shardwise.search import LayoutPlan, Plan
+from shardwise.values import format_seconds, get_precision
 
 OFFLOADED = {
     "optimizer": "moments and master weights",
@@ -30,46 +22,61 @@ OFFLOADED = {
 }
 
 
-def plan_report(plan: Plan, *, smallest_change: str | None = None) -> Report:
-    """The summary; in detail the prediction, the whole run, layout, time, memory, runners-up, the books' rules, the search.
+def plan_report(plan: Plan) -> Report:
+    """Report the summary; in detail the prediction, the run, layout, time, memory, runners-up, the books' rules, the search."""
+    head, *details = _plan_sections(plan)
+    return [head, Section(list(spare_lines(plan.limits, plan.run))), *details]
 
-    `smallest_change` is what would make a layout fit that does not.
-    """
+
+def layout_plan_report(priced: LayoutPlan) -> Report:
+    """Report one priced layout as a plan, with the smallest change that would make it fit if it does not."""
+    return _plan_sections(priced.plan, priced.smallest_change)
+
+
+def _plan_sections(plan: Plan, smallest_change: str | None = None) -> list[Section]:
+    estimate = plan.estimate
     details = {
         "the prediction" if plan.cluster.calibration else "the bound": _rates(plan),
         "the whole run": (f"  {line}" for line in run_lines(plan.run)) if plan.run else (),
         "the layout": _layout_lines(plan),
-        "time of a step": _time(plan.estimate),
-        "memory of a device": _shares(plan.estimate.memory, format_bytes),
+        "time of a step": _time(estimate),
+        "memory of a device": [
+            term_table({n: num_bytes(b, f"estimate.memory.{n}") for n, b in estimate.memory.items()})
+        ],
         "other shapes": _alternatives(plan),
         "the books' rules": _rules(plan),
         "the search": _search(plan),
     }
     sections = (Section(list(blocks), title=title, detail=True) for title, blocks in details.items())
-    return [plan_summary(plan, smallest_change), *(one for one in sections if one.blocks)]
+    return [plan_summary(plan, smallest_change), *(section for section in sections if section.blocks)]
 
 
-def _rates(plan: Plan) -> Iterator[str]:
-    """Rates with their intervals, what the seconds rest on, and beside a prediction its bound."""
+def _rates(plan: Plan) -> Iterator[Block]:
+    """Yield rates with their intervals, what the seconds rest on, and beside a prediction its bound."""
     estimate = plan.estimate
-    yield f"  {estimate.tokens_per_s_per_device:,.0f}{_tokens_range(estimate)} tokens/s per device"
-    yield f"  MFU {estimate.mfu:.1%} ({_mfu_range(estimate)}causal attention{_against_peak(plan.job)}), HFU {estimate.hfu:.1%}"
+    rate = count(estimate.tokens_per_s_per_device, "estimate.tokens_per_s_per_device", "tokens/s")
+    yield Line(("  ", rate, f"{_tokens_range(estimate)} tokens/s per device"))
+    mfu, hfu = share(estimate.mfu, "estimate.mfu"), share(estimate.hfu, "estimate.hfu")
+    yield Line(("  MFU ", mfu, f" ({_mfu_range(estimate)}causal attention{_against_peak(plan.job)}), HFU ", hfu))
     yield from _bound(plan)
     yield from (f"  {note}" for note in estimate.notes if note not in estimate.caveats)
 
 
-def _bound(plan: Plan) -> Iterator[str]:
-    """The same layout at the rates of micro-benchmarks, beside a prediction; a lower bound where it is below.
+def _bound(plan: Plan) -> Iterator[Line]:
+    """Yield the same layout at the rates of micro-benchmarks, beside a prediction; a lower bound where it is below.
 
     Above it lies what the convention of overlap exposes and the stack was seen to hide.
     """
     if plan.bound_s is not None:
         mfu = plan.estimate.mfu * plan.estimate.step_time_s / plan.bound_s
-        bound, low = f"{format_seconds(plan.bound_s)}, MFU {mfu:.1%}", plan.bound_s <= plan.estimate.step_time_s
-        yield (
-            f"  {'lower bound ' if low else ''}{bound}: kernels and links at the best that micro-benchmarks reach"
-            + ("" if low else f", overlap convention {plan.job.overlap_convention}")
-        )
+        is_below = plan.bound_s <= plan.estimate.step_time_s
+        convention = "" if is_below else f", overlap convention {plan.job.overlap_convention}"
+        yield Line(
+            (
+                "  lower bound " if is_below else "  ", seconds(plan.bound_s, "bound_s", kind="bound"), ", MFU ", share(mfu),
+                f": kernels and links at the best that micro-benchmarks reach{convention}",
+            )
+        )  # fmt: skip
 
 
 def _tokens_range(estimate: Estimate) -> str:
@@ -83,7 +90,7 @@ def _mfu_range(estimate: Estimate) -> str:
 
 
 def _against_peak(job: Job) -> str:
-    """Which peak an MFU is measured against, where products run in another format."""
+    """Return which peak an MFU is measured against, where products run in another format."""
     fmt = mfu_format(job)
     return f", of the {fmt} peak" if get_precision(job.precision).matmul_format != fmt else ""
 
@@ -114,14 +121,14 @@ def _layout_lines(plan: Plan) -> Iterator[str]:
 
 
 def _between_pods(plan: Plan, placement: Placement) -> str:
-    found = degrees_across_pods(
+    degrees = degrees_across_pods(
         plan.cluster.topology, placement, atomic_degrees(plan.model, layout_degrees(plan.layout))
     )
-    return f"   between pods {' '.join(f'{axis}={size}' for axis, size in found.items())}" if found else ""
+    return f"   between pods {' '.join(f'{axis}={size}' for axis, size in degrees.items())}" if degrees else ""
 
 
 def _runs(values: Iterable[int]) -> str:
-    """7 8 8 7 as "7, 2x8, 7"."""
+    """Return 7 8 8 7 as "7, 2x8, 7"."""
     groups: list[list[int]] = []
     for value in values:
         if groups and groups[-1][0] == value:
@@ -131,41 +138,54 @@ def _runs(values: Iterable[int]) -> str:
     return ", ".join(f"{len(g)}x{g[0]}" if len(g) > 1 else str(g[0]) for g in groups)
 
 
-def _shares(terms: Mapping[str, float], form: Callable[[float], str]) -> Iterator[Block]:
-    """Each term with its share of the whole: of the slowest stage, or of the fullest."""
-    total = sum(terms.values())
+def term_table(terms: Mapping[str, Number]) -> Table:
+    """Return each term with its share of the whole: of the slowest stage, or of the fullest."""
+    total = sum(term.value or 0.0 for term in terms.values())
     rows: list[Row] = [
-        (name, form(value), f"{value / total:.1%}", share_bar(value / total, name))
-        for name, value in terms.items()
-        if value
+        (name, term, share(term.value / total), share_bar(term.value / total, name))
+        for name, term in terms.items()
+        if term.value
     ]
-    yield Table(rows=tuple(rows), right=(1, 2), head=False, indent=2)
+    return Table(rows=tuple(rows), right=(1, 2), head=False, indent=2)
 
 
 def _time(estimate: Estimate) -> Iterator[Block]:
-    yield from _shares(estimate.time, format_seconds)
-    hidden = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in estimate.hidden.items())
+    yield term_table({name: seconds(value, f"estimate.time.{name}") for name, value in estimate.time.items()})
+    hidden = ", ".join(f"{axis} {format_seconds(value)}" for axis, value in estimate.hidden.items())
     if hidden:
         yield f"  hidden behind compute: {hidden}"
 
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
     rows: list[Row] = []
-    for other in plan.alternatives:
-        rows += [(format_seconds(other.estimate.step_time_s), str(other.layout)), ("", other.reason)]
+    for index, other in enumerate(plan.alternatives):
+        step = seconds(other.estimate.step_time_s, f"alternatives.{index}.estimate.step_time_s")
+        rows += [(step, str(other.layout)), ("", other.reason)]
     if rows:
         yield Table(rows=tuple(rows), right=(0,), head=False, indent=2)
 
 
 def _rules(plan: Plan) -> Iterator[Block]:
-    rows: list[Row] = [(rule.name, f"{rule.value:,.1f}", rule.unit, rule.verdict) for rule in plan.rules]
+    rows: list[Row] = [
+        (
+            rule.name,
+            Number(f"{rule.value:,.1f}", rule.value, rule.unit, f"rules.{index}.value"),
+            rule.unit,
+            rule.verdict,
+        )
+        for index, rule in enumerate(plan.rules)
+    ]
     if rows:
         yield Table(rows=tuple(rows), right=(1,), head=False, indent=2)
 
 
-def _search(plan: Plan) -> Iterator[str]:
+def _search(plan: Plan) -> Iterator[Block]:
     if plan.search is not None:
-        yield (
-            f"  searched {plan.search.num_layouts:,} layouts in {plan.search.cpu_seconds:.2f} s of CPU time; "
-            f"{plan.search.num_fitting:,} fit"
-        )
+        cpu_s = plan.search.cpu_seconds
+        yield Line(
+            (
+                "  searched ", count(plan.search.num_layouts, "search.num_layouts"), " layouts in ",
+                Number(f"{cpu_s:.2f}", cpu_s, "s", "search.cpu_seconds"), " s of CPU time; ",
+                count(plan.search.num_fitting, "search.num_fitting"), " fit",
+            )
+        )  # fmt: skip

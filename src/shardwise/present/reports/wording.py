@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from shardwise.hardware import LOCAL, LOCAL_NOTE
 from shardwise.layout import Layout, layout_degrees, num_micro_batches
-from shardwise.model import DEFAULT_OPTIMIZER, num_params
-from shardwise.present.rendering.report import Cell, Section, Status, facts_table
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, num_params
+from shardwise.model.usual_job import usual_whole_batch
+from shardwise.present.rendering.numbers import count, seconds, share, usd
+from shardwise.present.rendering.report import Cell, Line, Number, Section, Status, facts_table
 from shardwise.price import Estimate, Limits, Run
 from shardwise.search import Plan
 from shardwise.values import (
@@ -24,22 +27,25 @@ from shardwise.values import (
 )
 from shardwise.values.units import format_energy
 
+if TYPE_CHECKING:
+    from shardwise.search.explain.playbook_steps import StepThroughput
+
 INTERVAL = "90% prediction interval"
 
 
 def format_step(step_time_s: float, interval90: tuple[float, float] | None) -> str:
-    """A step's time, with its interval where it is a prediction."""
+    """Return a step's time, with its interval where it is a prediction."""
     around = f" ({INTERVAL} {format_interval(interval90)})" if interval90 else ""
     return format_seconds(step_time_s) + around
 
 
 def format_interval(interval90: tuple[float, float]) -> str:
-    """The ends of an interval of seconds."""
+    """Return the ends of an interval of seconds."""
     return " to ".join(map(format_seconds, interval90))
 
 
 def format_rate_interval(rate: float, estimate: Estimate, form: Callable[[float], str]) -> str:
-    """The ends of the interval of a rate, which is the higher the shorter the step: "" for a bound."""
+    """Return the ends of the interval of a rate, which is the higher the shorter the step: "" for a bound."""
     if estimate.interval90 is None:
         return ""
     return " to ".join(form(rate * estimate.step_time_s / seconds) for seconds in reversed(estimate.interval90))
@@ -55,7 +61,7 @@ SHARDED = {
 
 
 def layout_words(layout: Layout) -> str:
-    """The degrees that are above 1, the data parallelism with what of it is sharded, and what is recomputed.
+    """Return the degrees that are above 1, the data parallelism with what of it is sharded, and what is recomputed.
 
     >>> layout_words(Layout.parse("tp=8 pp=4 fsdp=16 zero_stage=1 num_virtual_stages=5"))
     'TP 8 with sequence parallelism, PP 4 (interleaved, VPP 5), DP 16, distributed optimizer (ZeRO-1), no recomputation'
@@ -82,14 +88,20 @@ def _words(layout: Layout) -> Iterator[str]:
     yield "no recomputation" if layout.recompute == "none" else f"recompute {layout.recompute}{some}"
 
 
-def run_text(run: Run) -> str:
-    """The run in one line: days with interruptions, chip-hours, dollars."""
-    dollars = f", {format_usd(run.usd)}" if run.usd is not None else ""
-    return f"{format_count(run.tokens)} tokens in {format_days(run.days)}, {format_count(run.chip_hours)} chip-hours{dollars}"
+def run_line(run: Run, path: str) -> Line:
+    """Return the run in one line: tokens, days with interruptions, chip-hours, dollars; `path` is the run's in the payload."""
+    parts: list[Cell] = [
+        Number(format_count(run.tokens), run.tokens, "tokens", f"{path}.tokens"), " tokens in ",
+        Number(format_days(run.days), run.days, "days", f"{path}.days"), ", ",
+        Number(format_count(run.chip_hours), run.chip_hours, "h", f"{path}.chip_hours"), " chip-hours",
+    ]  # fmt: skip
+    if run.usd is not None:
+        parts += [", ", usd(run.usd, f"{path}.usd")]
+    return Line(tuple(parts))
 
 
 def run_lines(run: Run) -> Iterator[str]:
-    """The run: days, what interruptions take of them, chip-hours, dollars, energy."""
+    """Yield the run: days, what interruptions take of them, chip-hours, dollars, energy."""
     days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
     yield (
         f"{format_count(run.tokens)} tokens are {pluralize(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
@@ -108,7 +120,7 @@ def run_lines(run: Run) -> Iterator[str]:
 
 
 def _phases(run: Run) -> Iterator[str]:
-    """The phases of a run whose batch changes, with the mean of their steps."""
+    """Yield the phases of a run whose batch changes, with the mean of their steps."""
     if run.phases:
         mean_s = run.ideal_days * SECONDS_PER_DAY / sum(phase.num_steps for phase in run.phases)
         yield f"a mean step of {format_seconds(mean_s)}, {format_count(run.tokens / run.num_steps)} tokens; by batch:"
@@ -121,7 +133,7 @@ def _phases(run: Run) -> Iterator[str]:
 
 
 def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:
-    """What a run that meets its limits leaves of them."""
+    """Yield what a run that meets its limits leaves of them."""
     if run is not None and limits.deadline_s is not None:
         deadline = limits.deadline_s / SECONDS_PER_DAY
         yield f"meets the deadline of {format_days(deadline)} with {format_days(deadline - run.days)} to spare"
@@ -137,33 +149,55 @@ def _goodput(run: Run) -> str:
 def _dollars(run: Run) -> str:
     if run.usd is None:
         return "dollars left out: no sourced price_usd_per_hour (--set chip.price_usd_per_hour=VALUE)"
-    price = _given(run, "price_usd_per_hour")
+    price = _input_value(run, "price_usd_per_hour")
     return f"{format_usd(run.usd)} at ${price:.2f} a chip-hour" + (f" ({run.price_date})" if run.price_date else "")
 
 
 def _energy(run: Run) -> str:
     if run.energy_mwh is None:
         return "energy left out: no sourced power_w (--set chip.power_w=VALUE)"
-    return f"{format_energy(run.energy_mwh)} (chips of {_given(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
+    return (
+        f"{format_energy(run.energy_mwh)} (chips of {_input_value(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
+    )
 
 
-def _given(run: Run, name: str) -> float:
-    return next((one.value for one in run.inputs if one.name == name), 0.0)
+def _input_value(run: Run, name: str) -> float:
+    return next((value.value for value in run.inputs if value.name == name), 0.0)
 
 
-def plan_summary(plan: Plan, smallest_change: str | None = None) -> Section:
-    """The job, and a line for each thing that a reader decides by. `smallest_change` makes a layout fit that does not."""
+def default_batch_text(job: Job, architecture: Architecture) -> str:
+    """Return what stands behind a batch that a user left out; a multiple of the usual one is said to be that."""
+    usual = usual_whole_batch(architecture, job.seq_len)
+    multiple = job.global_batch_tokens // usual
+    if multiple <= 1:
+        return " (default: usual for a model of this size)"
+    return f" (default: {multiple} times {usual:,}, usual for a model of this size, to fill the layout)"
+
+
+def job_text(job: Job, architecture: Architecture, defaults: Collection[str]) -> str:
+    """Return batch and sequence of a job; those that a user left out are said to be defaults."""
+    batch = default_batch_text(job, architecture) if "batch_tokens" in defaults else ""
+    seq_len = " (default)" if "seq_len" in defaults else ""
+    return f"{job.global_batch_tokens:,} tokens per batch{batch}, sequences of {job.seq_len:,}{seq_len}"
+
+
+def plan_summary(plan: Plan, smallest_change: str | None = None, path: str = "") -> Section:
+    """Return the job, and a line for each thing that a reader decides by.
+
+    `smallest_change` makes a layout fit that does not. `path` is the plan's in the payload, with a dot behind it.
+    """
     job = plan.job
     head = (
         f"{plan.model.name} ({format_count(num_params(plan.model))} parameters) on {plan.cluster.name} "
-        f"({pluralize(plan.cluster.num_devices, 'device')}), {job.global_batch_tokens:,} tokens per batch, "
-        f"sequences of {job.seq_len:,}, precision {job.precision}"
+        f"({pluralize(plan.cluster.num_devices, 'device')}), {job_text(job, plan.model, plan.defaults)}, "
+        f"precision {job.precision}"
         + (f", updated by {job.optimizer}" if job.optimizer != DEFAULT_OPTIMIZER else "")
+        + ("; the layout is the one that `plan` chooses" if "layout" in plan.defaults else "")
     )
-    return Section([facts_table([*_summary_rows(plan, smallest_change), *notes(plan)])], title=head)
+    return Section([facts_table([*_summary_rows(plan, smallest_change, path), *notes(plan)])], title=head)
 
 
-def _summary_rows(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str, Cell]]:
+def _summary_rows(plan: Plan, smallest_change: str | None, path: str) -> Iterator[tuple[str, Cell]]:
     layout, estimate = plan.layout, plan.estimate
     micro_batches = pluralize(num_micro_batches(plan.job, layout_degrees(layout)), "micro-batch")
     yield "layout", str(replace(layout, placement=None))
@@ -178,45 +212,70 @@ def _summary_rows(plan: Plan, smallest_change: str | None) -> Iterator[tuple[str
     yield "memory", fit_cell(estimate)
     if smallest_change:
         yield "", f"smallest change that fits: {smallest_change}"
-    yield "step", _seconds(plan)
-    yield "", f"{estimate.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {estimate.mfu:.1%}"
+    yield "step", _step_line(plan, path)
+    yield "", Line(throughput_parts(estimate, f"{path}estimate"))
     overlap = overlap_text(plan.job.overlap_convention, plan.exposed_share)
-    yield "bound by", f"{estimate.bound} ({estimate.bound_share:.0%} of the step); {overlap}{_format_exposed(estimate)}"
+    yield (
+        "bound by",
+        Line(
+            (
+                f"{estimate.bound} (", share(estimate.bound_share, digits=0),
+                f" of the step); {overlap}{_format_exposed(estimate)}",
+            )
+        ),
+    )  # fmt: skip
     if plan.run:
-        yield "run", run_text(plan.run)
+        yield "run", run_line(plan.run, f"{path}run")
+
+
+def throughput_parts(estimate: Estimate | StepThroughput, path: str) -> tuple[Cell, ...]:
+    """Return tokens/s and MFU, as parts of a line; `path` is the place of both in the payload."""
+    rate = count(estimate.tokens_per_s_per_device, f"{path}.tokens_per_s_per_device", "tokens/s")
+    return rate, " tokens/s per device, MFU ", share(estimate.mfu, f"{path}.mfu")
 
 
 def _format_exposed(estimate: Estimate) -> str:
-    """Seconds of a step that exposed communication and the pipeline's bubble take."""
+    """Return the seconds of a step that exposed communication and the pipeline's bubble take."""
     exposed, bubble = sum(estimate.time[axis] for axis in COMMUNICATION_TERMS), estimate.time["bubble"]
-    found = f", {format_seconds(exposed)}" if exposed else ""
-    return found + (f"; pipeline bubble {format_seconds(bubble)}" if bubble else "")
+    exposed_text = f", {format_seconds(exposed)}" if exposed else ""
+    return exposed_text + (f"; pipeline bubble {format_seconds(bubble)}" if bubble else "")
 
 
 def fit_cell(estimate: Estimate) -> Status:
-    """Bytes of the fullest device, of how many, and whether they fit."""
-    held = f"{format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
+    """Return the bytes of the fullest device, of how many, and whether they fit."""
+    usage = f"{format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
     if estimate.fits:
-        return Status(f"{held} (fits, {estimate.margin:.0%} free)", "good")
+        return Status(f"{usage} (fits, {estimate.margin:.0%} free)", "good")
     over = estimate.memory_bytes - estimate.memory_capacity_bytes
-    return Status(f"{held} (DOES NOT FIT, {format_bytes(over)} too much)", "bad")
+    return Status(f"{usage} (DOES NOT FIT, {format_bytes(over)} too much)", "bad")
 
 
-def _seconds(plan: Plan) -> str:
-    """The step as predicted, or a bound on it, named as what they are."""
+def _step_line(plan: Plan, path: str) -> Line:
+    """Return the step as predicted, or a bound on it, named as what they are."""
     calibration, estimate = plan.cluster.calibration, plan.estimate
     if calibration is None:
-        return f"{format_seconds(estimate.step_time_s)}, a lower bound"
-    return f"{format_step(estimate.step_time_s, estimate.interval90)} predicted for {calibration.stack}"
+        step = seconds(estimate.step_time_s, f"{path}estimate.step_time_s", kind="bound")
+        return Line((step, ", a lower bound"))
+    return Line((*step_parts(estimate, f"{path}estimate"), f" predicted for {calibration.stack}"))
+
+
+def step_parts(estimate: Estimate | StepThroughput, path: str) -> tuple[Cell, ...]:
+    """Return a step's time, with its interval where it is a prediction, as parts of a line."""
+    interval = estimate.interval90
+    step = seconds(estimate.step_time_s, f"{path}.step_time_s", interval, kind="prediction" if interval else "bound")
+    if interval is None:
+        return (step,)
+    low, high = (seconds(end, f"{path}.interval90.{number}") for number, end in enumerate(interval))
+    return step, f" ({INTERVAL} ", low, " to ", high, ")"
 
 
 def overlap_text(convention: str, exposed: float | None) -> str:
-    """How much of the communication is exposed: what a convention says, or the share of an estimate with measured constants."""
+    """Return how much communication is exposed: what a convention says, or the share of an estimate with measured constants."""
     return f"overlap convention {convention}" if exposed is None else f"{exposed:.0%} of communication exposed"
 
 
 def notes(plan: Plan) -> Iterator[tuple[str, Cell]]:
-    """What changes how the numbers are to be taken: of the machine, of the estimate, of the batch, of other software."""
+    """Yield what qualifies the numbers: of the machine, of the estimate, of the batch, of other software."""
     if plan.cluster.chip.name == LOCAL:
         yield "note", f"{LOCAL_NOTE} (show chips cpu), not this machine: for that give your own .toml file"
     for note in plan.estimate.caveats:

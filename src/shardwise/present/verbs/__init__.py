@@ -1,6 +1,11 @@
 """The verbs of the command line: typed functions of `import shardwise as sw`, a module for each family.
 
 `GROUPS` is the table that `shardwise --help` prints; a verb's module is loaded when the verb is used.
+
+Functions take names and paths as well as values. A *model* is a name of the catalogue, a Hugging Face id, the path of a
+`config.json` or of its folder, or an `Architecture`. A *cluster* is CHIP:COUNT or CHIP:SHAPE, the path of a `.toml` file, or a
+`Cluster`; with a name, `stack` is the software stack to predict. A *job* is a `Job`, or its fields as keywords, whose numbers may
+be written as "4Mi". A *layout* is a `Layout` or its text.
 """
 
 from __future__ import annotations
@@ -19,13 +24,13 @@ class VerbEntry(NamedTuple):
 
 GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
     "plan a run": (
-        VerbEntry("plan", "search all layouts and choose the fastest that fits"),
-        VerbEntry("estimate", "price one layout"),
+        VerbEntry("plan", "search all layouts and choose the fastest that fits", "planning:plan"),
+        VerbEntry("estimate", "price one layout", "estimate:price_layout"),
         VerbEntry("memory", "what fills the devices under given layouts", "memory:memory"),
         VerbEntry("kv-cache", "size a model's key-value cache", "memory:kv_cache"),
     ),
     "understand": (
-        VerbEntry("explain", "why a plan is what it is, and how another layout compares"),
+        VerbEntry("explain", "why a plan is what it is, and how another layout compares", "explanation:explain"),
         VerbEntry("instructions", "what each device of a plan does, in order", "simulation:instructions"),
         VerbEntry("simulate", "play a plan's step on streams of compute and traffic", "simulation:simulation"),
         VerbEntry("schedule", "play, check and draw a schedule of pipeline stages", "pipeline_schedule:schedule"),

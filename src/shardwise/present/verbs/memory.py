@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Unpack, overload
 
 from shardwise import price, search
 from shardwise.book_formulas.kv_cache import KvCache, KvCacheSizes, size_kv_cache
 from shardwise.hardware import load_cluster
-from shardwise.layout import DERIVED_FIELDS, Layout, layout_from_fields, parse_fields, parse_layout_text
+from shardwise.layout import Layout, parse_layout_shape, parse_layout_text
 from shardwise.model import Architecture, Job, load_model
 from shardwise.present.arguments import MODEL_HELP, ClusterName, JobFields, Layouts, Model, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, verb
-from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems
+from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems, run_all
 from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
@@ -93,15 +94,17 @@ def memory(
     >>> [memory.fits for memory in sw.memory("llama-3-8b", "h100:8", ["tp=8", "fsdp=8"]).layouts]
     [True, True]
     """
-    inputs = price.resolve_problem(model, [cluster], job, fields)
+    layouts = [] if layout is None else [layout] if isinstance(layout, (str, Layout)) else list(layout)
+    label, texts = argument_label("layout"), [text for text in layouts if isinstance(text, str)]
+    inputs: ProblemInputs = run_all(
+        lambda: price.resolve_problem(model, [cluster], job, fields),
+        *(partial(parse_layout_shape, text, label) for text in texts),
+    )[0]
     inputs.architecture.require_positions(inputs.job.seq_len)
-    names = {"global_batch_tokens": "batch_tokens"}
-    defaults = [names.get(name, name) for name in reversed(inputs.defaults)]
     if layout is None:
         chosen = search.make_plan(inputs.problem).layout
-        return search.compare_memory(inputs.problem, [(inputs.job, chosen)], [*defaults, "layout"])
-    layouts = [layout] if isinstance(layout, (str, Layout)) else list(layout)
-    comparison = search.compare_memory(inputs.problem, _layouts_with_jobs(layouts, inputs), defaults)
+        return search.compare_memory(inputs.problem, [(inputs.job, chosen)], [*inputs.default_names, "layout"])
+    comparison = search.compare_memory(inputs.problem, _layouts_with_jobs(layouts, inputs), inputs.default_names)
     return comparison.layouts[0] if isinstance(layout, (str, Layout)) else comparison
 
 
@@ -122,17 +125,10 @@ def _layout_with_job(layout: str | Layout, inputs: ProblemInputs) -> tuple[Job, 
     """Return a layout and its job: a batch that is left out is the smallest that fills the layout."""
     label, job = argument_label("layout"), inputs.job
     if "global_batch_tokens" in inputs.defaults:
-        job = search.smallest_full_job(
-            job, _without_derived_fields(layout, label) if isinstance(layout, str) else layout
-        )
+        job = search.smallest_full_job(job, parse_layout_shape(layout, label) if isinstance(layout, str) else layout)
     if isinstance(layout, str):
         return job, parse_layout_text(layout, inputs.architecture, job, label)
     return job, layout
-
-
-def _without_derived_fields(text: str, label: str) -> Layout:
-    values = parse_fields(text, prefix=label, extra_counts=DERIVED_FIELDS)
-    return layout_from_fields({key: value for key, value in values.items() if key not in DERIVED_FIELDS})
 
 
 @verb(

@@ -5,7 +5,7 @@ Entry point: `explain_plan`, which prices the plan and its runners-up again, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from shardwise.batch_size import LossTarget
 from shardwise.layout import Layout, default_placement, layout_as_run, stack_of
@@ -42,6 +42,8 @@ from shardwise.search.plan import Plan
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
 from shardwise.values import Displayable, InputError, describe_unknown, format_count, format_seconds
+from shardwise.values.argument_labels import argument_label
+from shardwise.values.payload_fields import NOT_IN_PAYLOAD
 
 PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 
@@ -52,7 +54,7 @@ class Explanation(Displayable):
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
     sensitive to, `recompute` is what layers keep for the backward pass and compute again; `model_error` is the error of
-    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale.
+    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale. `plan` is the plan.
 
     >>> import shardwise as sw
     >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
@@ -79,6 +81,7 @@ class Explanation(Displayable):
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
     recompute: tuple[LayerRecompute, ...] = ()
+    plan: Plan = field(metadata=NOT_IN_PAYLOAD)
 
     def __repr__(self) -> str:
         verdict = "fits" if self.fit.fits else "does not fit"
@@ -95,9 +98,8 @@ def explain_plan(
     """Explain a plan, optionally compared with another layout (`other_layout`), of which a search filled the fields in `filled`.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model. `find_nearest`
-    returns the nearest layout that fits, or None. `term_name` takes one term apart. `plan_doublings` plans a plan to
-    a loss again with
-    twice the batch, the devices or both."""
+    returns the nearest layout that fits, or None. `term_name` takes one term apart. `plan_doublings` plans a plan to a loss again
+    with twice the batch, the devices or both."""
     repriced = reprice_plan(plan)
     other_layout = other_layout and layout_as_run(stack_of(plan.cluster), other_layout)
     terms = _explain_terms(repriced, other_layout, term_name) if term_name else ()  # first: its name may be wrong
@@ -114,7 +116,7 @@ def explain_plan(
         critical_batch=(
             locate_critical_batch(repriced, plan.to_loss, plan_doublings(repriced)) if plan.to_loss and not term_name else None
         ),
-        recompute=list_layer_recompute(Pricing(plan.problem, plan.layout)),
+        recompute=list_layer_recompute(Pricing(plan.problem, plan.layout)), plan=plan,
     )  # fmt: skip
 
 
@@ -171,7 +173,7 @@ class LayoutTerm:
 def explain_term(plan: Plan, layout: Layout, priced: Estimate, name: str) -> LayoutTerm:
     """Take one term apart, such as memory.activations or time.tp. Raises `InputError` that lists the names of the terms."""
     if name not in TERM_NAMES:
-        raise InputError(f"--term: {describe_unknown(name, TERM_NAMES)}")
+        raise InputError(f"{argument_label('term')}: {describe_unknown(name, TERM_NAMES)}")
     tree, _, term = name.partition(".")
     terms, hidden = (priced.time, priced.hidden) if tree == "time" else (priced.memory, {})
     pricing = Pricing(plan.problem, layout)

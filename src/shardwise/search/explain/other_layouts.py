@@ -15,6 +15,7 @@ from shardwise.pipeline.registry import pipeline_schedule_names
 from shardwise.price import Estimate
 from shardwise.price.estimate import estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest, plan_recompute_policies, single_changes
+from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.plan import Plan
 from shardwise.search.verdicts import (
     FIT_ADVICE,
@@ -24,7 +25,7 @@ from shardwise.search.verdicts import (
     fitting_loss_flag,
     price_leaner_losses,
 )
-from shardwise.values import format_bytes
+from shardwise.values import Progress, format_bytes, ignore_progress
 
 FindNearest = Callable[[Layout], Layout | None]
 
@@ -91,6 +92,15 @@ def describe_smallest_change(plan: Plan, layout: Layout, find_nearest: FindNeare
         or "another placement"
     )
     return f"{changed}; or {loss_flag}" if loss_flag else changed
+
+
+def find_smallest_change(plan: Plan, progress: Progress = ignore_progress) -> str | None:
+    """Describe the smallest change with which a plan's layout fits, which is searched for; None if it fits."""
+    if plan.estimate.fits:
+        return None
+    return describe_smallest_change(
+        plan, plan.layout, lambda layout: find_nearest_fitting(plan.problem, layout, progress)
+    )
 
 
 def _value_text(value: object) -> str:

@@ -1,0 +1,516 @@
+"""`plan`: the fastest layout that fits, and why; on several clusters, for several values, and to a loss."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
+
+from shardwise import interop, price, search
+from shardwise.hardware.cluster import expand_sizes
+from shardwise.layout import choices_from_pins
+from shardwise.layout.choices import parse_pins
+from shardwise.model import POLICY_FORMS, Job, policy_names
+from shardwise.present.arguments import CLUSTER_HELP, USUAL_JOB, BatchSchedule, JobFields, Model
+from shardwise.present.exports import html_report, picture, text_file
+from shardwise.present.verb import Argument, Export, Mode, verb
+from shardwise.values import (
+    InputError,
+    NothingFitsError,
+    Progress,
+    ignore_progress,
+    raise_problems,
+    require_writable,
+)
+from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
+
+if TYPE_CHECKING:
+    from shardwise.batch_size import NoiseScale
+    from shardwise.hardware import Cluster
+    from shardwise.layout import Choices
+    from shardwise.present.charts.draw_chart import Chart
+    from shardwise.price import Limits, Reliability
+    from shardwise.search import Comparison, Goal, LossSearch, Plan, Swept
+
+GOALS = ("time", "usd")
+PLAN_FLAGS = ("out", "export", "deadline", "budget")  # of one plan, not of a sweep
+SWEEP_FLAGS = ("draw", "csv")
+BATCH_FLAGS = ("over", "csv", "export", "batch_schedule")  # without meaning where the batch is chosen
+
+
+def _pin_help() -> str:
+    return (
+        "search only layouts with this, such as tp=8, offload=optimizer or recompute=full, which is one of "
+        f"{', '.join((*policy_names(), *POLICY_FORMS))}; may be repeated"
+    )
+
+
+PlannedCluster = Annotated[  # the command line takes several, and compares them
+    "str | os.PathLike[str] | Cluster",
+    Argument(group="cluster", completes="clusters", many=True, help=f"{CLUSTER_HELP}; several are compared"),
+]
+Pins = Annotated[
+    "str | Mapping[str, Any] | Sequence[str]",
+    Argument(flag="--pin", group="search", repeat=True, metavar="KEY=VALUE", help=_pin_help),
+]
+Maxima = Annotated[
+    "str | Mapping[str, Any] | Sequence[str]",
+    Argument(
+        flag="--max", group="search", repeat=True, metavar="KEY=VALUE",
+        help="search only layouts with at most this, such as pp=4; may be repeated",
+    ),
+]  # fmt: skip
+Deadline = Annotated[
+    "str | None",
+    Argument(
+        flag="--deadline", group="search", metavar="TIME",
+        help="finish the --tokens within this, such as 30d, 12h or 2w",
+    ),
+]  # fmt: skip
+Budget = Annotated[
+    "str | None",
+    Argument(
+        flag="--budget", group="search", metavar="USD",
+        help="spend at most this on the --tokens, such as 2M or 500k",
+    ),
+]  # fmt: skip
+NoiseScaleText = Annotated[
+    "str | float | os.PathLike[str] | NoiseScale | None",
+    Argument(
+        flag="--noise-scale", group="search", metavar="N|RUN",
+        help="choose batch and devices by the time to the loss, with this noise scale of the gradient in tokens, such as 1.2Mi, "
+        "or the one that a run measured (its folder); --batch-tokens may be several then (1Mi,2Mi or 512Ki:8Mi:x2) or left out, "
+        "and --tokens are those to the loss with the smallest of them, or without them the fewest",
+    ),
+]  # fmt: skip
+TargetLoss = Annotated[
+    "float | str | None",
+    Argument(
+        flag="--to-loss", group="search", metavar="NATS",
+        help="the loss, in nats per token; without --noise-scale it stands for the noise scale of a published law",
+    ),
+]  # fmt: skip
+GoalName = Annotated[
+    "Goal | None",
+    Argument(
+        flag="--minimise", group="search", metavar="GOAL", choices=GOALS,
+        help="to the loss: time, or usd (default: time; with a deadline usd)",
+    ),
+]  # fmt: skip
+IsRunnable = Annotated[
+    bool,
+    Argument(flag="--runnable", group="search", help="search only layouts that `train` runs, with its kind of loss"),
+]
+IsDivisible = Annotated[
+    bool,
+    Argument(
+        flag="--divisible", group="search",
+        help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
+    ),
+]  # fmt: skip
+
+
+def plan_clusters(
+    model: Model, clusters: Sequence[str | os.PathLike[str] | Cluster], job: Job | None = None, *, deadline: Deadline = None,
+    budget: Budget = None, limits: Limits | None = None, pins: Pins = "", maxima: Maxima = "", runnable: IsRunnable = False,
+    divisible: IsDivisible = False, choices: Choices | None = None, reliability: Reliability | None = None,
+    progress: Progress = ignore_progress, **fields: Unpack[JobFields],
+) -> Comparison:  # fmt: skip
+    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, or without limits the fastest.
+
+    `limits` may be written as `deadline` and `budget`, too. The other arguments are those of `plan`; a batch that is left out is
+    the same on all clusters. A cluster on which nothing fits stays in the comparison, with the reason. Raises `InputError` for a
+    wrong model, job, cluster, pin or maximum.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
+    >>> found.plan.cluster.name, found.reason
+    ('h100:8', 'the fastest')
+    """
+    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
+    inputs = price.resolve_problem(model, clusters, job, fields)
+    limits = limits or price.parse_limits(deadline, budget, inputs.job.tokens)
+    job = search.job_for_clusters(inputs, choices=allowed, runnable=runnable, progress=progress)
+    return search.plan_clusters(
+        [price.Problem(inputs.architecture, where, job) for where in inputs.clusters], limits=limits, choices=allowed,
+        reliability=reliability or inputs.reliability, defaults=inputs.default_names, progress=progress,
+    )  # fmt: skip
+
+
+def sweep(
+    model: Model, cluster: str | os.PathLike[str] | Cluster, job: Job | None = None, *,
+    over: Annotated[
+        str | Sequence[str],
+        Argument(
+            flag="--sweep", group="search", repeat=True, metavar="NAME=VALUES",
+            help="plan for each value: gpus=64:4096:x2, seq_len=4096:32768:+4096, batch=1Mi,2Mi,4Mi, "
+            "model=llama-3-8b,llama-3-70b, or what --pin takes, such as tp=1:32:x2; it stands in place of what is given "
+            "otherwise; twice makes a grid",
+        ),
+    ],
+    pins: Pins = "", maxima: Maxima = "", runnable: IsRunnable = False, divisible: IsDivisible = False,
+    choices: Choices | None = None, reliability: Reliability | None = None, keep_interrupted: bool = False,
+    progress: Progress = ignore_progress, **fields: Unpack[JobFields],
+) -> Swept:  # fmt: skip
+    """Plan a job for each value of a range, or of two that make a grid, as `plan` does.
+
+    `over` says what is swept, as `--sweep` does: "gpus=64:4096:x2", "seq_len=4096,8192", "batch=1Mi:4Mi:+1Mi",
+    "model=llama-3-8b,llama-3-70b", or anything that can be pinned, such as "tp=1:8:x2"; a swept value replaces the argument.
+    The other arguments are those of `plan`; a batch that is left out is the usual one of the model at every point. A point at
+    which nothing fits has no plan, and its `error` says why. With `keep_interrupted` Ctrl-C returns the points planned so far.
+
+    Raises `InputError` for anything wrong in these, before the first point is planned.
+
+    >>> import shardwise as sw
+    >>> found = sw.sweep("llama-3.2-1b", "h100:8", over="gpus=8,16", global_batch_tokens="512Ki", seq_len=4096)
+    >>> [point.plan.layout.num_devices for point in found.points]
+    [8, 16]
+    >>> found  # doctest: +ELLIPSIS
+    Swept: gpus, 2 of 2 points
+      gpus=8: step ..., MFU ...%, fsdp=8 ...
+      gpus=16: step ..., MFU ...%, fsdp=16 ...
+    """
+    sweeps = search.parse_sweeps([over] if isinstance(over, str) else over, argument_label("over"))
+    cases = search.sweep_cases(
+        model, cluster, job, fields, sweeps, pins=_read_pins(pins, "pins"), maxima=_read_pins(maxima, "maxima"),
+        choices=choices, runnable=runnable, divisible=divisible, reliability=reliability,
+    )  # fmt: skip
+    return search.run_sweep(sweeps, cases, keep_interrupted=keep_interrupted, progress=progress)
+
+
+def plan_to_loss(
+    model: Model, clusters: Sequence[str | os.PathLike[str] | Cluster], job: Job | None = None, *, deadline: Deadline = None,
+    budget: Budget = None, limits: Limits | None = None, pins: Pins = "", maxima: Maxima = "",
+    noise_scale: NoiseScaleText = None, to_loss: TargetLoss = None, goal: GoalName = None, batches: Sequence[int | str] = (),
+    runnable: IsRunnable = False, divisible: IsDivisible = False, choices: Choices | None = None,
+    reliability: Reliability | None = None, progress: Progress = ignore_progress, **fields: Unpack[JobFields],
+) -> LossSearch:  # fmt: skip
+    """Plan every batch on every cluster, and choose what reaches a loss the soonest, or for the fewest dollars (`goal="usd"`).
+
+    `noise_scale`: tokens, the folder of a run that measured it, or a `NoiseScale`; without it, that of the published law at the
+    loss `to_loss`, in nats per token. `batches` are tokens (default: the job's own batch, or without one doublings around the
+    noise scale). The job's `tokens` are those to the loss with the smallest batch that is given, or without one the fewest. The
+    chosen plan is planned again with twice the batch, the devices and both (`doublings`). The other arguments are those of
+    `plan_clusters`.
+
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no batch has a plan.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> found.plan.cluster.name, [point.batch_tokens for point in found.points[:2]]
+    ('h100:16', [65536, 131072])
+    >>> first, second = (point.time for point in found.points[:2])
+    >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
+    (1.5, 2.0, 2.0)
+    """
+    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
+    problem = search.resolve_loss_problem(
+        model, clusters, job, fields, noise_scale=noise_scale, to_loss=to_loss, batches=batches
+    )
+    limits = limits or price.parse_limits(deadline, budget, problem.inputs.job.tokens)
+    found = search.plan_loss_problem(
+        problem,
+        limits=limits,
+        goal=goal,
+        choices=allowed,
+        runnable=runnable,
+        reliability=reliability,
+        progress=progress,
+    )
+    if found.plan is None:
+        return found
+    return replace(found, doublings=search.plan_doublings(found.plan, found.target, choices=allowed, progress=progress))
+
+
+def _read_choices(
+    pins: Pins, maxima: Maxima, choices: Choices | None, *, runnable: bool, divisible: bool
+) -> Choices | None:
+    return choices_from_pins(
+        _read_pins(pins, "pins"), _read_pins(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
+    )
+
+
+def _read_pins(pins: str | Mapping[str, Any] | Sequence[str], parameter: str) -> Mapping[str, Any]:
+    """Return pins by key: of a mapping, of a text with spaces, or of texts KEY=VALUE."""
+    if isinstance(pins, Mapping):
+        return pins
+    return parse_pins(pins.split() if isinstance(pins, str) else pins, argument_label(parameter))
+
+
+# What the command line adds: which function a line of arguments means, what each refuses, and files of the result.
+
+
+def _cluster_names(written: Mapping[str, Any]) -> list[str]:
+    """Return the clusters; "h100:8,16" are two."""
+    return [name for text in written["cluster"] for name in expand_sizes(text)]
+
+
+def _with_one_cluster(written: Mapping[str, Any]) -> dict[str, Any]:
+    return {**written, "cluster": _cluster_names(written)[0]}
+
+
+def _with_clusters(written: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: value for name, value in written.items() if name != "cluster"},
+        "clusters": _cluster_names(written),
+    }
+
+
+def _label(name: str) -> str:
+    return argument_label(name, f"--{name.replace('_', '-')}")
+
+
+def _refuse_goal(written: Mapping[str, Any]) -> list[str]:
+    return (
+        ["--minimise: found it without --noise-scale; it is of plans to a loss, so one of the two is required"]
+        if "goal" in written
+        else []
+    )
+
+
+def _refuse_sweep_flags(written: Mapping[str, Any]) -> list[str]:
+    flags = [f"--{name}" for name in SWEEP_FLAGS if name in written]
+    what = f"{', '.join(flags)}: of sweeps; --sweep is required beside it, such as --sweep gpus=64:4096:x2"
+    return [what] if flags else []
+
+
+def _refuse_schedule(written: Mapping[str, Any]) -> list[str]:
+    """A schedule of batches is priced for one plan."""
+    names = _cluster_names(written)
+    beside = [f"{len(names)} clusters"] if len(names) > 1 else []
+    beside += ["--sweep"] if "over" in written else []
+    what = (
+        f"--batch-schedule: found with {' and '.join(beside)}; a plan of one cluster is required: plan each by itself"
+    )
+    return [what] if beside and "batch_schedule" in written else []
+
+
+def _check_plan(written: Mapping[str, Any]) -> None:
+    raise_problems([*_refuse_goal(written), *_refuse_schedule(written), *_refuse_sweep_flags(written)])
+
+
+def _check_sweep(written: Mapping[str, Any]) -> None:
+    problems = [*_refuse_goal(written), *_refuse_schedule(written)]
+    alone = ", ".join(_label(name) for name in PLAN_FLAGS if name in written)
+    if alone:
+        problems.append(f"{alone}: found --sweep beside it; these are of one plan, so leave out one or the other")
+    names = _cluster_names(written)
+    if len(names) > 1:
+        problems.append(f"--sweep: found {len(names)} clusters ({', '.join(names)}); one is required")
+    raise_problems(problems)
+
+
+def _check_to_loss(written: Mapping[str, Any]) -> None:
+    flags = ", ".join(_label(name) for name in BATCH_FLAGS if name in written)
+    problems = [f"{flags}: found beside --noise-scale or --to-loss; leave out one or the other"] if flags else []
+    problems += [
+        f"--set {text}: found beside --noise-scale or --to-loss; --batch-tokens and --tokens are required"
+        for text in written.get("overrides", ())
+        if text.partition("=")[0].strip() in ("job.global_batch_tokens", "job.tokens")
+    ]
+    raise_problems(problems)
+
+
+def _require_choice(comparison: Comparison, progress: Progress) -> None:
+    """Raise what says why no cluster was chosen: nothing fits, no price is known, or a limit is missed, and by how much."""
+    if comparison.plan is not None:
+        return
+    contenders = comparison.contenders
+    if not any(contender.plan for contender in contenders):
+        raise NothingFitsError("\n".join(f"{contender.cluster}: {contender.problem}" for contender in contenders))
+    runs = {contender.chip: contender.run for contender in contenders if contender.run}
+    if comparison.limits.budget_usd is not None and all(run.usd is None for run in runs.values()):
+        raise price.missing_price(runs)
+    from shardwise.present.reports.comparison import missed_limits_text  # reports load for answers alone
+
+    raise MissedLimitError(missed_limits_text(comparison, progress))
+
+
+def _require_point(found: LossSearch, progress: Progress) -> None:
+    if found.plan is None:
+        raise MissedLimitError(*search.describe_missed_target(found))
+
+
+def _require_planned_point(swept: Swept, progress: Progress) -> None:
+    search.require_one_plan(swept)
+
+
+def _chosen_plan(result: Plan | Comparison | LossSearch) -> Plan:
+    plan = result if isinstance(result, search.Plan) else result.plan
+    assert plan is not None  # a result without one is an error of the command line
+    return plan
+
+
+def _write_plan(result: Plan | Comparison | LossSearch, target: str) -> None:
+    search.dump_plan(_chosen_plan(result), target)
+
+
+def _write_launch(result: Plan | Comparison, folder: str) -> None:
+    interop.write_launch(interop.export_for_stack(_chosen_plan(result)), folder, "--out")
+
+
+def _report_html(result: Plan | Comparison | LossSearch | Swept) -> str:
+    from shardwise.present.charts.sweep_charts import what_is_planned  # the explorer loads for HTML reports alone
+    from shardwise.present.explorer.html_report import plan_report, report
+
+    if not isinstance(result, search.Swept):
+        return plan_report(_chosen_plan(result))
+    subject, names = what_is_planned(result)[0], " and ".join(sweep.name for sweep in result.sweeps)
+    return report("sweep", f"{subject} over {names}", search.sweep_payload(result))
+
+
+def _draw(result: Swept | LossSearch) -> Chart:
+    from shardwise.present.charts.sweep_charts import search_chart, sweep_chart  # drawing loads for pictures alone
+
+    return sweep_chart(result) if isinstance(result, search.Swept) else search_chart(result)
+
+
+def _sweep_csv(swept: Swept) -> str:
+    return search.sweep_csv(swept)
+
+
+def _next_lines(result: Plan | Comparison | LossSearch | Swept, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield where the launch was written, and what to do with the plan now."""
+    if isinstance(result, search.Swept):
+        return
+    if "export" in files:
+        yield f"launch written to {files['export']}"
+    name = files.get("out", "plan.json")
+    commands = [f"shardwise explain {name}"]
+    if "export" not in files and not isinstance(result, search.LossSearch):
+        from shardwise.interop.frameworks.targets import find_target  # frameworks load for answers alone
+
+        target = find_target(_chosen_plan(result))
+        commands += [f"shardwise export {name} --to {target.name} --out run/"] if target else []
+    yield f"next{'' if 'out' in files else ', with --out plan.json'}: {', '.join(commands)}"
+
+
+@verb(
+    description="Search all layouts of a training job on a cluster and choose the fastest that fits. Several clusters are "
+    "compared: with a deadline the cheapest that meets it is chosen, otherwise the fastest. "
+    "With --sweep a job is planned for each of several values. With --noise-scale the batch is chosen too, and the "
+    "number of devices, by the time or the dollars to a loss.",
+    defaults={
+        **USUAL_JOB,
+        "global_batch_tokens": f"{USUAL_JOB['global_batch_tokens']}; with --noise-scale, doublings around it",
+    },
+    examples=(
+        "shardwise plan llama-3-8b h100:64 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --out plan.json",
+        "shardwise plan llama-3-8b h100:64 tpu-v5p:4x4x4 --batch-tokens 1Mi --seq-len 8Ki --tokens 1T --deadline 60d",
+        "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --sweep gpus=8:64:x2 --draw scaling.svg",
+        "shardwise plan llama-3-8b h100:64,128,256,512 --noise-scale 1.2Mi",
+    ),
+    modes=(
+        Mode(
+            function=plan_to_loss, applies=lambda written: "noise_scale" in written or "to_loss" in written,
+            check=_check_to_loss, keywords=_with_clusters, require_answer=_require_point,
+        ),
+        Mode(
+            function=sweep, applies=lambda written: "over" in written, check=_check_sweep,
+            keywords=lambda written: {**_with_one_cluster(written), "keep_interrupted": True},
+            require_answer=_require_planned_point,
+        ),
+        Mode(
+            function=plan_clusters, applies=lambda written: len(_cluster_names(written)) > 1, check=_check_plan,
+            keywords=_with_clusters, require_answer=_require_choice,
+        ),
+        Mode(check=_check_plan, keywords=_with_one_cluster),
+    ),
+    exports=(
+        Export(flag="--out", help="write the plan to a file", write=_write_plan, prepare=require_writable),
+        Export(
+            flag="--export", metavar="FOLDER", write=_write_launch,
+            help="write the launch of the framework that the stack is, as `shardwise export` does",
+        ),
+        replace(html_report(_report_html), prepare=require_writable),
+        replace(
+            picture(
+                "--draw", "of a sweep: draw step, MFU, dollars and layouts over its values, of a grid a heat map", _draw
+            ),
+            prepare=require_writable,
+        ),
+        replace(
+            text_file("--csv", "of a sweep: write a row for each point", _sweep_csv),
+            prepare=require_writable,
+        ),
+    ),
+    has_details=True,
+    exit_code=lambda result: 0 if getattr(result, "is_complete", True) else EXIT_INTERRUPTED,
+    warning=lambda result: getattr(result, "interruption", ""),
+    last_lines=_next_lines,
+)  # fmt: skip
+def plan(
+    model: Model, cluster: PlannedCluster, job: Job | None = None, *, batch_schedule: BatchSchedule = None,
+    deadline: Deadline = None, budget: Budget = None, pins: Pins = "", maxima: Maxima = "",
+    noise_scale: NoiseScaleText = None, to_loss: TargetLoss = None, goal: GoalName = None, runnable: IsRunnable = False,
+    divisible: IsDivisible = False, choices: Choices | None = None, reliability: Reliability | None = None,
+    progress: Progress = ignore_progress, **fields: Unpack[JobFields],
+) -> Plan:  # fmt: skip
+    """Return the best layout for a job on a cluster: the simplest of the fastest that fit, with its estimate and why others lost.
+
+    A batch and a sequence that are left out are usual for the model (`defaults` of the plan): of published runs of its size
+    and 4,096 tokens; the batch is a multiple of that if the layout on a large cluster has more replicas than sequences.
+    Without a `stack`, and on a cluster without measurements, the step is predicted for the typical stack of the chip; a job
+    with an `overlap` is planned by the lower bound of that convention. `pins` and `maxima` narrow the search, as `--pin` and
+    `--max` do: {"tp": 8} or "tp=8 recompute=full"; `choices` are what it may otherwise choose from. `runnable`: only layouts
+    that `train` runs, with its loss; `divisible`: only layouts that split the batch evenly. `reliability` has the failure
+    rate, restarts and power for the run of a job with `tokens`, `deadline` ("30d") and `budget` ("2M") are limits of that
+    run, and `batch_schedule` is a batch that changes during it. `progress` is called as the search proceeds. With a
+    `noise_scale`, or a loss in nats (`to_loss`), the batch that reaches the loss the soonest is chosen too: `plan_to_loss` on
+    one cluster.
+
+    Raises `InputError` for anything wrong in these, `NothingFitsError` where no layout fits, with the smallest excess,
+    `MissedLimitError` where the run misses a limit.
+
+    >>> import shardwise as sw
+    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> found.layout.num_devices, found.estimate.fits, found.job.num_seqs
+    (8, True, 128)
+    >>> found  # doctest: +ELLIPSIS
+    Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
+      fsdp=...
+      step ... tokens/s per device, MFU ...%, bound by ...
+      memory ... GB of 80 GB (fits, ...% free)
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
+    2
+    >>> low, high = found.estimate.interval90
+    >>> found.bound_s < low < found.estimate.step_time_s < high
+    True
+    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, stack="nemo-25").cluster.calibration.stack
+    'nemo-25'
+    >>> sw.plan("gpt-2", "h100:8", noise_scale="128Ki", seq_len=1024).job.global_batch_tokens
+    131072
+    >>> usual = sw.plan("gpt-2", "h100:8")
+    >>> usual.job.global_batch_tokens, usual.job.seq_len, usual.defaults
+    (524288, 1024, ('seq_len', 'batch_tokens'))
+    """
+    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
+    if noise_scale is not None or to_loss is not None:
+        if batch_schedule is not None:
+            raise InputError(
+                "batch_schedule: found with a noise scale or a loss, by which the batch is chosen; leave out one"
+            )
+        problem = search.resolve_loss_problem(model, [cluster], job, fields, noise_scale=noise_scale, to_loss=to_loss)
+        limits = price.parse_limits(deadline, budget, problem.inputs.job.tokens)
+        found = search.plan_loss_problem(
+            problem,
+            limits=limits,
+            goal=goal,
+            choices=allowed,
+            runnable=runnable,
+            reliability=reliability,
+            progress=progress,
+        )
+        _require_point(found, progress)
+        return _chosen_plan(found)
+    if goal is not None:
+        raise InputError("goal: found without a noise scale and a loss; one of the two is required")
+    inputs = price.resolve_problem(model, [cluster], job, fields)
+    limits = price.parse_limits(deadline, budget, inputs.job.tokens)
+    reliability = reliability or inputs.reliability
+    chosen = search.plan_inputs(inputs, choices=allowed, runnable=runnable, reliability=reliability, progress=progress)
+    chosen = search.with_batch_schedule(replace(chosen, limits=limits), batch_schedule, reliability)
+    search.require_within_limits(chosen, limits, allowed, progress)
+    return chosen
