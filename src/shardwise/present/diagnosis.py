@@ -21,8 +21,6 @@ MODULE_REQUIRES: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 MODULE_REQUIRES_FOR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "batch": {"batch sweep and batch branch": ("torch",)},
-    "matmul": {"--run jax and --verify xla": ("jax",), "--run torch": ("torch",)},
-    "reshard": {"--run jax and --verify xla": ("jax",), "--run torch": ("torch",)},
 }
 
 

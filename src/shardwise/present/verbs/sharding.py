@@ -115,7 +115,12 @@ Expression = Annotated[
 GROUP_ORDER = ("notation", "cluster", "search", "check", "output")
 
 
+# What running the program of a product needs.
+PROGRAM_REQUIRES = {"--run jax and --verify xla": ("jax",), "--run torch": ("torch",)}
+
+
 @verb(
+    requires_for=PROGRAM_REQUIRES,
     description="Price a sharded product, such as 'A[I_X, J] * B[J, K_X] -> C[I_X, K]', and find the cheapest way to it. "
     "The text means what numpy.einsum computes from it: dims that the result lacks are summed, each once.",
     examples=(
@@ -160,6 +165,7 @@ def matmul(
 
 
 @verb(
+    requires_for=PROGRAM_REQUIRES,
     description="Find the cheapest way from one sharding to another, such as 'A[I_X, J_Y] -> A[I_Y, J_X]'.",
     examples=(
         'shardwise reshard "A[I_X, J] -> A[I, J_X]" --mesh X=4 --size I=1024,J=4096 --on h100:4',
