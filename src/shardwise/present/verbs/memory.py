@@ -181,7 +181,7 @@ def kv_cache(
     >>> import shardwise as sw
     >>> sizes = sw.kv_cache("llama-3-70b", "8Ki", batch=32, cluster="h100:8")
     >>> sizes.bytes_per_token, sizes.fit.num_seqs
-    (327680.0, 160)
+    (327680.0, 181)
     """
     changes = parse_overrides(overrides, ("model", "chip"))
     if changes["chip"] and cluster is None:
