@@ -95,7 +95,7 @@ class Watched:
         self.stop = StopRequest()
         self.heartbeat = HeartbeatMonitor(
             meeting_of(rank), self.stop, TrainingRecipe(steps=1), remains=lambda: "this remains",
-            say=self.said.append, end=self.codes.append,
+            report=self.said.append, end=self.codes.append,
         )  # fmt: skip
         self.now = self.heartbeat._checked_at
 
@@ -357,7 +357,9 @@ def test_heartbeats_reach_each_other_through_the_store(monkeypatch: pytest.Monke
     said: list[str] = []
     monkeypatch.setattr("shardwise.run.faults.heartbeat.HEARTBEATS_PER_TIMEOUT", 60_000)
     recipe = TrainingRecipe(steps=1, silent_after_s=3000.0, timeout_s=6000.0)
-    beats = [HeartbeatMonitor(one, StopRequest(), recipe, say=said.append, end=said.append) for one in (first, second)]
+    beats = [
+        HeartbeatMonitor(one, StopRequest(), recipe, report=said.append, end=said.append) for one in (first, second)
+    ]
     with beats[0] as watcher:
         with beats[1]:
             until(lambda: watcher.detector.beats.get(1, beat(0)).number >= 3)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, cast, get_arg
 from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
 from shardwise.present.rendering.report import Section
 from shardwise.present.requirements import require_packages
-from shardwise.values import Parser, format_problems, write_error
+from shardwise.values import Parser, format_problems, ignore_progress, write_error
 from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
 
@@ -192,7 +192,8 @@ class Verb:
         targets = {
             export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
         }
-        result, added = self.call(values, targets, progress=arguments.progress)
+        progress = getattr(arguments, "progress", ignore_progress)
+        result, added = self.call(values, targets, progress=progress)
         if result is None:  # the verb has printed all that there is
             return ""
         if serve:
