@@ -101,9 +101,9 @@ def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_place_decides_what_is_short() -> None:
-    """No verb asks for the flag: what a detail is a report says, and which form is shown the command line."""
+    """No verb asks for the flag: what a detail is a report says, and which form is shown the command line, or the server of tools."""
     modules = sorted(Path(shardwise.present.__file__).parent.rglob("*.py"))
     asking = [
         one.name for one in modules if re.search(r'arguments\.verbose|"verbose"', one.read_text(encoding="utf-8"))
     ]
-    assert asking == ["run_and_print.py"]
+    assert asking == ["mcp_server.py", "run_and_print.py"]  # of an agent and of a terminal

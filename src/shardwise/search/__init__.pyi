@@ -39,7 +39,7 @@ from .plan_from_layout import with_batch_schedule as with_batch_schedule
 from .plan_sweep import SweepCase as SweepCase
 from .plan_sweep import SweepPoint as SweepPoint
 from .plan_sweep import Swept as Swept
-from .plan_sweep import require_one_plan as require_one_plan
+from .plan_sweep import require_a_plan as require_a_plan
 from .plan_sweep import run_sweep as run_sweep
 from .plan_sweep import sweep_cases as sweep_cases
 from .plan_to_target_loss import describe_missed_target as describe_missed_target

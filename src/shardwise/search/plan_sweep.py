@@ -173,7 +173,7 @@ def sweep_cases(
         _sweep_case, model, cluster, job, fields, pins=pins, maxima=maxima, choices=choices, runnable=runnable,
         divisible=divisible, reliability=reliability,
     )  # fmt: skip
-    cases: list[SweepCase] = run_all(*(partial(make_case, at) for at in grid_points(sweeps)))
+    cases: list[SweepCase] = run_all(*(partial(make_case, swept_values) for swept_values in grid_points(sweeps)))
     return cases
 
 
@@ -185,28 +185,28 @@ def _require_not_swept(pins: Mapping[str, Any], fields: Mapping[str, Any], names
         (f"--set job.{field}", name) for name, field in JOB_FIELDS.items() if name in names and field in overridden
     ]
     raise_problems(
-        [f"{what}: found {argument_label('over')} {name} with it; leave out one of the two" for what, name in fixed]
+        [f"{label}: found {argument_label('over')} {name} with it; leave out one of the two" for label, name in fixed]
     )
 
 
 def _sweep_case(
-    model: ModelLike, cluster: ClusterLike, job: Job | None, fields: Mapping[str, Any], at: SweptValues, *,
+    model: ModelLike, cluster: ClusterLike, job: Job | None, fields: Mapping[str, Any], swept_values: SweptValues, *,
     pins: Mapping[str, Any], maxima: Mapping[str, Any], choices: Choices | None, runnable: bool, divisible: bool,
     reliability: Reliability | None,
 ) -> SweepCase:  # fmt: skip
-    if "gpus" in at and isinstance(cluster, Cluster):
+    if "gpus" in swept_values and isinstance(cluster, Cluster):
         raise InputError(
             f"{argument_label('over')} gpus: found a Cluster, which has one size; its name is required, such as 'h100:64'"
         )
     inputs = resolve_problem(
-        str(at["model"]) if "model" in at else model,
-        [resize_shorthand(str(cluster), at["gpus"]) if "gpus" in at else cluster],
+        str(swept_values["model"]) if "model" in swept_values else model,
+        [resize_shorthand(str(cluster), swept_values["gpus"]) if "gpus" in swept_values else cluster],
         job,
-        {**fields, **{field: at[name] for name, field in JOB_FIELDS.items() if name in at}},
+        {**fields, **{field: swept_values[name] for name, field in JOB_FIELDS.items() if name in swept_values}},
     )
-    swept_pins = {name: value for name, value in at.items() if name not in JOB_SWEEPS}
+    swept_pins = {name: value for name, value in swept_values.items() if name not in JOB_SWEEPS}
     return SweepCase(
-        at=at, model=inputs.architecture, cluster=inputs.clusters[0],
+        at=swept_values, model=inputs.architecture, cluster=inputs.clusters[0],
         job=job_for_engine(inputs.job) if runnable else inputs.job,
         choices=choices_from_pins({**pins, **swept_pins}, maxima, choices, runnable=runnable, divisible=divisible),
         reliability=reliability or inputs.reliability, defaults=inputs.default_names,
@@ -246,7 +246,7 @@ def run_sweep(
     return Swept(sweeps=tuple(sweeps), points=tuple(points), num_points=len(cases))
 
 
-def require_one_plan(swept: Swept) -> None:
+def require_a_plan(swept: Swept) -> None:
     """Raise if no point has a plan: `NothingFitsError` if nothing fits at one of them, else `InputError`."""
     if any(point.plan for point in swept.points):
         return

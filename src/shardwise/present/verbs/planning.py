@@ -334,7 +334,7 @@ def _require_point(found: LossSearch, progress: Progress) -> None:
 
 
 def _require_planned_point(swept: Swept, progress: Progress) -> None:
-    search.require_one_plan(swept)
+    search.require_a_plan(swept)
 
 
 def _chosen_plan(result: Plan | Comparison | LossSearch) -> Plan:
