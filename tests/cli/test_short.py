@@ -101,7 +101,7 @@ def test_a_warning_stays_in_the_short_form(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_one_place_decides_what_is_short() -> None:
-    """No verb asks for the flag: what a detail is a report says, and which form is shown the command line, or the server of tools."""
+    """No verb reads the flag: a report says what a detail is, the command line or the server of tools which form is shown."""
     modules = sorted(Path(shardwise.present.__file__).parent.rglob("*.py"))
     asking = [
         one.name for one in modules if re.search(r'arguments\.verbose|"verbose"', one.read_text(encoding="utf-8"))
