@@ -4,10 +4,9 @@ A type says what the Python function takes, the `Argument` beside it how it is w
 are read by type checkers alone, so that `--help` loads no other room.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from shardwise.model import optimizer_names
 from shardwise.present.verb import Argument
 
 if TYPE_CHECKING:
@@ -38,12 +37,19 @@ def several_layouts_help() -> str:
     return f"{layout_help()}; may be repeated, to compare"
 
 
-def overrides_argument(rooms: str, example: str, group: str = "job") -> Argument:
-    """`--set`, which replaces values of the catalogue."""
-    return Argument(
-        flag="--set", repeat=True, metavar="KEY=VALUE", group=group,
-        help=f"replace a value of {rooms}, such as {example}; may be repeated",
-    )  # fmt: skip
+def overrides_argument(rooms: str, example: str | Callable[[], str], group: str = "job") -> Argument:
+    """`--set`, which replaces values of the catalogue; `example` may be a function, which is called when the help is printed."""
+
+    def help_text() -> str:
+        return f"replace a value of {rooms}, such as {example() if callable(example) else example}; may be repeated"
+
+    return Argument(flag="--set", repeat=True, metavar="KEY=VALUE", group=group, help=help_text)
+
+
+def _job_example() -> str:
+    from shardwise.model import optimizer_names  # the registry as it is when the help is printed
+
+    return f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
 
 
 Model = Annotated["str | os.PathLike[str] | Architecture", Argument(completes="models", help=MODEL_HELP)]
@@ -89,10 +95,7 @@ class JobFields(TypedDict, total=False):
     ]  # fmt: skip
     overrides: Annotated[
         Sequence[str],
-        overrides_argument(
-            "model, job, chip or run",
-            f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1",
-        ),
+        overrides_argument("model, job, chip or run", _job_example),
     ]
     stack: Annotated[
         str | None,
