@@ -83,6 +83,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "tokenize": ("run.data.shard_index:CorpusPayload",),
     "verify": ("verify.training.plan_verification:VerifyPayload",),
     "rehearse": ("measure.reconcile.payloads:RehearsePayload",),
+    "mcp": (),  # it prints messages of the protocol
     "convert": ("interop.weights.convert:ConvertPayload",),
     "train": ("records.run_summary:SummaryPayload",),
     "trace": ("measure.reconcile.payloads:TracePayload",),
