@@ -20,12 +20,13 @@ from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_fit import (
     STRATA,
     fit_published,
-    fold_report,
     fold_statistics,
     format_constants,
     write_constants,
 )
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.calibration import fold_report
 
 
 def ablate() -> None:
@@ -75,7 +76,7 @@ def main() -> None:
         return
     started = time.process_time()
     result = fit_published(progress=tell)
-    print(fold_report(result))
+    print(render_text(fold_report(result)))
     print(f"{time.process_time() - started:.0f} s of CPU")
     if arguments.write:
         write_constants(format_constants(result))

@@ -7,9 +7,10 @@
 
 Plans: `plan`, `plan_clusters`, `plan_to_loss`, `sweep`, `explain`, `simulation`, `instructions`. Launches of frameworks:
 `export_plan`, `read_launch`. Prices: `estimate`, `memory`, `roofline`. Notation and network: `matmul`, `reshard`, `collective`.
-Pipelines: `schedule`, `schedules`. The books: `rule`, `rules`, `precision`. What `--json` prints: `json_schemas`. Each takes
-names and paths, or the values that `load_model`, `load_cluster`, `Job` and `Layout.parse` give (`shardwise.present.verbs`). Names
-are loaded when they are first used, so that `import shardwise` is fast and imports no NumPy.
+Pipelines: `schedule`, `schedules`. The books: `rule`, `rules`, `precision`. Measured runs: `mfu`, `calibrate`, `validate`. What
+`--json` prints: `json_schemas`. Each takes names and paths, or the values that `load_model`, `load_cluster`, `Job` and
+`Layout.parse` give (`shardwise.present.verbs`). Names are loaded when they are first used, so that `import shardwise` is fast and
+imports no NumPy.
 """
 
 from __future__ import annotations

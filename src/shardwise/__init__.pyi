@@ -15,6 +15,9 @@ from .hardware.cluster_loading import load_cluster as load_cluster
 from .hardware.network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .layout.choices import Choices as Choices
 from .layout.layout import Layout as Layout
+from .measure.calibrate.cluster_calibration import ClusterCalibration as ClusterCalibration
+from .measure.calibrate.validation import EvaluatedRuns as EvaluatedRuns
+from .measure.utilisation import UtilisationReport as UtilisationReport
 from .model.architecture import Architecture as Architecture
 from .model.job import Job as Job
 from .model.load import load_model as load_model
@@ -28,12 +31,15 @@ from .present.verbs.books import precision as precision
 from .present.verbs.books import roofline as roofline
 from .present.verbs.books import rule as rule
 from .present.verbs.books import rules as rules
+from .present.verbs.calibration import calibrate as calibrate
+from .present.verbs.calibration import validate as validate
 from .present.verbs.doctor import doctor as doctor
 from .present.verbs.estimate import estimate as estimate
 from .present.verbs.explanation import explain as explain
 from .present.verbs.interop import convert as convert
 from .present.verbs.interop import export_plan as export_plan
 from .present.verbs.interop import read_launch as read_launch
+from .present.verbs.measurement import mfu as mfu
 from .present.verbs.memory import kv_cache as kv_cache
 from .present.verbs.memory import memory as memory
 from .present.verbs.pipeline_schedule import schedule as schedule

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
@@ -24,7 +25,12 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
     SampleLayer,
 )
 from shardwise.measure.microbenchmarks.engine_operations import loss_operands
-from shardwise.measure.microbenchmarks.machine_benchmark import MachineResult, measure_machine, write_cluster_file
+from shardwise.measure.microbenchmarks.machine_benchmark import (
+    MachineResult,
+    machine_payload,
+    measure_machine,
+    write_cluster_file,
+)
 from shardwise.measure.microbenchmarks.machine_fit import (
     ELEMENTWISE,
     NORMAL_90,
@@ -202,8 +208,9 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
     assert found.measured_over_predicted.keys() == {"small"}
-    payload = json.loads(json.dumps(found.payload()))
+    payload = json.loads(json.dumps(machine_payload(found)))
     require_valid(payload)
+    assert require_payload_numbers(found) == len(found.calibration.constants)
     assert payload["calibration"]["stack"] == STACK
 
 
@@ -223,13 +230,13 @@ def test_wrong_input_is_refused_before_anything_is_measured(
     def measured(*_: object) -> None:
         raise AssertionError("something was measured")
 
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.machine_benchmark.measure_machine", measured)
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_runs.measure_machine", measured)
     assert main(("bench", "machine", "--device", "cpu", *arguments)) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_gpu_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwise.measure.microbenchmarks.timing.select_device", lambda _: "cuda")
+    monkeypatch.setattr("shardwise.measure.microbenchmarks.benchmark_runs.select_device", lambda _: "cuda")
     assert main(("bench", "machine")) == 2
     assert "--device cpu is required" in capsys.readouterr().err
 

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.batch_size.tradeoff import BatchTradeoff
 from shardwise.present.command_line import main
+from shardwise.present.verbs.batch_size import batch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "batch" / "runs.csv"
 LAW = BatchTradeoff(min_steps=1200, noise_tokens=250e3)
@@ -103,6 +106,12 @@ def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture
         (["batch", "fit", "nowhere"], "nowhere: cannot read it"),
         (["batch", "fot", "runs.csv"], "found 'fot' (did you mean 'fit'?)"),
         (["batch", "fit", "runs.csv", "--plot", "x.txt"], "a name that ends in .svg"),
+        (["batch", "sweep", "plan.json", "--plot", "x.svg"], "--plot: `batch sweep` draws nothing; leave it out"),
+        (
+            ["batch", "fit", "runs.csv", "--out", "x", "--set", "recipe.beta1=0"],
+            "--out: not of `batch fit`; leave out, or `shardwise batch sweep` or `shardwise batch branch` is required\n"
+            "--set: not of `batch fit`; leave out, or `shardwise batch sweep` is required",
+        ),
     ],
 )
 def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str) -> None:
@@ -112,3 +121,13 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], arguments: li
         code, err = int(str(ended.code)), capsys.readouterr().err
     assert code == 2
     assert problem in err
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers() -> None:
+    sweep = batch("fit", EXAMPLE)
+    assert sweep.source == str(EXAMPLE)
+    assert require_payload_numbers(sweep) > 10
+    noise = batch("noise", EXAMPLE.parents[1] / "noise")
+    assert require_payload_numbers(noise) > 10
+    with pytest.raises(sw.InputError, match="tolerance: found 0"):
+        batch("branch", "runs/a", tolerance=0)

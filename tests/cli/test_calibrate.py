@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from measurement.logs_of import megatron
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import published_calibration
@@ -169,6 +171,16 @@ def test_a_chip_of_ones_own_by_a_launch_and_its_log(capsys: pytest.CaptureFixtur
     assert load_cluster(mine).chip.name == "x1"
     code, _, err = run(capsys, "calibrate", "h100:64", "--run", plan, str(log))
     assert (code, "1 of another chip, x1" in err) == (2, True)
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+    out = tmp_path / "mine.toml"
+    calibration = sw.calibrate("h100:8", RUNS, out=out)
+    assert (calibration.name, calibration.out, len(calibration.fit.runs)) == ("mine", str(out), 3)
+    assert load_cluster(str(out)).calibration is not None
+    assert require_payload_numbers(calibration) > 40
+    with pytest.raises(sw.InputError, match="calibrate: found neither runs nor logged_runs nor bench"):
+        sw.calibrate("h100:8")
 
 
 def test_calibrating_again_starts_anew(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -100,12 +100,14 @@ def test_without_optional_packages_every_fix_is_named() -> None:
 
 def test_verbs_that_need_pytorch_say_so() -> None:
     """Whoever moves a verb keeps what it needs; every package that a verb needs is one that doctor lists."""
-    needs = {name: diagnosis.verb_requirements(entry) for name, entry in VERBS.items()}
-    assert {name for name, (requires, _) in needs.items() if "torch" in requires} == {
+    verbs = {name: entry.load() for name, entry in VERBS.items()}
+    assert {name for name, verb in verbs.items() if "torch" in verb.requires} == {
         "verify", "rehearse", "train", "bench", "convert",
     }  # fmt: skip
-    for requires, requires_for in needs.values():
-        assert {*requires, *(module for modules in requires_for.values() for module in modules)} <= set(PACKAGES)
+    for verb in verbs.values():
+        assert {*verb.requires, *(module for modules in verb.requires_for.values() for module in modules)} <= set(
+            PACKAGES
+        )
 
 
 def test_a_verb_without_what_it_needs_says_one_sentence(

@@ -76,8 +76,9 @@ def test_planning_loads_no_framework(arguments: list[str]) -> None:
 
 
 def test_payloads_live_with_their_values() -> None:
-    """The command line renders: no module of it names the schema of a payload, or has a function that builds one."""
-    modules = sorted((Path(shardwise.__file__).parent / "present" / "verbs").glob("*.py"))
+    """Verbs and reports render: no module of them names the schema of a payload, or has a function that builds one."""
+    folder = Path(shardwise.__file__).parent / "present"
+    modules = sorted([*folder.glob("verbs/*.py"), *folder.glob("reports/*.py")])
     builders = re.compile(r'"schema"|shardwise\.[a-z.-]+/[0-9]|def \w*payload')
     assert len(modules) > 8
     assert [module.name for module in modules if builders.search(module.read_text(encoding="utf-8"))] == []

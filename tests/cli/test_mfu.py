@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from measurement.logs_of import maxtext, megatron, torchtitan
 from measurement.tracked_of import FOLDER
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.present.command_line import main
 
@@ -268,3 +270,27 @@ def test_a_plan_may_stand_where_logs_do(capsys: pytest.CaptureFixture[str], tmp_
     code, _, err = run(capsys, "mfu", plan, "--plan", plan, "--tokens-per-s", "416k")
     assert code == 2
     assert "one, of the run that was measured, is required" in err
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+    ran = {"model": "llama-3-8b", "cluster": "h100:64", "seq_len": 8192}
+    report = sw.mfu([titan_log(tmp_path)], **ran, global_batch_tokens="1Mi", layout="fsdp=64", stack="torchtitan")
+    assert report.breakdown is not None
+    assert require_payload_numbers(report) > 20
+    by_time = sw.mfu(step_time=2.5, **ran, global_batch_tokens="1Mi")
+    assert by_time.measured.step_time_s == 2.5
+    assert by_time.plan is not None
+    assert require_payload_numbers(by_time) > 10
+    for arguments, problem in (
+        (
+            {**ran, "tokens_per_s": 1.0, "step_time": 1.0},
+            "mfu: found tokens_per_s and step_time; one of logs, tokens_per_s",
+        ),
+        (
+            {"tokens_per_s": 1.0, "model": "llama-3-8b"},
+            "mfu: cluster, seq_len missing; these, or plan, launch or the folder",
+        ),
+        ({**ran, "step_time": "1s"}, "global_batch_tokens: missing; the tokens of a step that took step_time"),
+    ):
+        with pytest.raises(sw.InputError, match=problem):
+            sw.mfu(**arguments)

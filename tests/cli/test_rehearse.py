@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
+from shardwise.present.verbs.training import rehearse
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES
 from shardwise.search.plan_file import dump_plan
 from shardwise.search.plan_from_layout import plan_layout
@@ -101,3 +103,11 @@ def test_what_is_refused(
     code, out, err = run(capsys, tmp_path, *flags, **layout)
     assert (code, out) == (2, "")
     assert said in err
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(tmp_path: Path) -> None:
+    job = Job(global_batch_tokens=64 * 16, seq_len=16, precision="fp32", loss="in_place")
+    plan = plan_layout(SMALL, load_cluster("local:8"), job, Layout(dp=8))
+    rehearsal = rehearse(plan, rank=3)
+    assert (rehearsal.ok, rehearsal.rehearsed.rank) == (True, 3)
+    assert require_payload_numbers(rehearsal) > 10

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.present.command_line import main
+from shardwise.present.verbs.training import tokenize
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import find_text_files
 from shardwise.run.data.token_shard_reader import TokenShards
@@ -131,3 +134,11 @@ def test_without_the_package_it_is_named(
     code, _, err = run(capsys, text, "--out", tmp_path / "data")
     assert code == 2
     assert 'tokenizers is not installed; pip install "shardwise[train]"' in err
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(text: Path, tmp_path: Path) -> None:
+    corpus = tokenize([text], out=tmp_path / "data", vocab_size=300, held_out=0.2)
+    assert corpus.is_tokenizer_trained
+    assert require_payload_numbers(corpus) == 3
+    with pytest.raises(sw.InputError, match="vocab_size: tokenizer has its own vocabulary"):
+        tokenize([text], out=tmp_path / "other", tokenizer="x.json", vocab_size=300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import socket
@@ -14,11 +15,14 @@ from train import stand_in
 from train.stand_in import small_plan, write_inputs
 
 from shardwise import train
-from shardwise.present.command_line import build_parser, main
+from shardwise.present.command_line import main
+from shardwise.present.verb import read_arguments
+from shardwise.present.verbs.training import train as verbs_train
 from shardwise.run import launcher
 from shardwise.run.trainer.flags import build_parser as rank_parser
 from shardwise.run.trainer.flags import to_command_line
 from shardwise.train import main as module_main
+from shardwise.values.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +113,7 @@ def test_without_pytorch_it_is_named(
     )
     code, _, err = run(capsys, *write_inputs(tmp_path), "--steps", "2")
     assert code == 2
-    assert err == "error: train: PyTorch is not installed; pip install shardwise[train]\n"
+    assert err == 'error: train: PyTorch is not installed; pip install "shardwise[train]"\n'
 
 
 def test_ctrl_c_ends_any_verb_without_a_traceback(
@@ -124,12 +128,23 @@ def test_ctrl_c_ends_any_verb_without_a_traceback(
     assert (code, shown.out, shown.err) == (130, "", "stopped\n")
 
 
-def test_the_module_has_the_verbs_flags_and_does_the_same(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_module_has_the_verbs_flags_and_does_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     flags = [*write_inputs(tmp_path), "--steps", "3", "--set", "recipe.beta1=0.8", "--set=recipe.beta2=0.9", "--compile",
              "--learning-rate=1e-3"]  # fmt: skip
-    verb = vars(build_parser().parse_args(["train", *flags]))
     module = vars(rank_parser().parse_args(flags))
-    assert {name: verb[name] for name in module} == module
+    started = []
+
+    def start(arguments: argparse.Namespace) -> None:
+        started.append(vars(arguments))
+        raise InputError("started")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "start_run", start)
+        assert run(capsys, *flags) == (2, "", "error: started\n")
+    assert started == [module]
+    assert set(read_arguments(verbs_train)) == {*module, "initial"} - {"from"}, "each flag of a rank is one of the verb"
     again = rank_parser().parse_args(to_command_line(rank_parser().parse_args(flags)))
     assert vars(again) == module, "the ranks get what the launcher was given"
     assert module_main([*flags, "--json"]) == 0

@@ -8,8 +8,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from number_paths import require_payload_numbers
 
+import shardwise as sw
 from shardwise.present.command_line import main
+from shardwise.values.errors import InputError
 
 HEADER = (
     "id,family,model,layers,d_model,n_heads,d_ff,vocab,gated_mlp,chip,n_devices,seq_len,micro_batch,global_batch,tp,pp,dtype,"
@@ -104,6 +107,8 @@ def test_rows_of_ones_own_without_a_measurement_are_predicted(
         (["--source", "hearsay"], "the sources "),
         (["--plot", "/nowhere/at/all.svg", "--source", "simumax"], "/nowhere/at/all.svg"),
         (["--groups", "--chip", "h100"], "--groups: found --chip with it"),
+        (["--groups", "--plot", "x.svg", "--report", "x.html"], "--groups: found --plot, --report with it"),
+        (["--folds", "--bound"], "--folds: found --bound with it"),
     ],
 )
 def test_errors_say_what_is_required(capsys: pytest.CaptureFixture[str], arguments: list[str], found: str) -> None:
@@ -136,11 +141,16 @@ def test_folds_are_of_what_the_packages_constants_are_fitted_to(
     """The package's rows come with the study of layouts beside them; rows that someone chose come alone."""
     asked: list[int | None] = []
 
-    def instead(rows: Sequence[object] | None, _: object) -> str:
+    def instead(rows: Sequence[object] | None, _: object) -> None:
         asked.append(None if rows is None else len(rows))
-        return "folds"
+        raise InputError("folds")
 
-    monkeypatch.setattr("shardwise.measure.calibrate.published_fit.fit_published", instead)
-    monkeypatch.setattr("shardwise.measure.calibrate.published_fit.fold_report", str)
-    assert run(capsys, "--folds", *arguments) == (0, "folds\n", "")
+    monkeypatch.setattr("shardwise.measure.calibrate.validation.fit_published", instead)
+    assert run(capsys, "--folds", *arguments) == (2, "", "error: folds\n")
     assert asked == [num_rows]
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers() -> None:
+    evaluated = sw.validate(source="mbridge-26.08")
+    assert {run.row.family for run in evaluated.runs} == {"nvidia-mbridge-26.08"}
+    assert require_payload_numbers(evaluated) > 60

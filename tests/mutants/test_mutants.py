@@ -298,7 +298,7 @@ def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
     assert room_of("run/parallel/flat_parameters.py") == "run/parallel"
     assert room_of("run/trainer/anomaly_detector.py") == "run"
     assert room_of("values/symbolic.py") == "values/symbolic.py"
-    assert room_of("present/cli/plan.py") is None
+    assert room_of("present/verbs/planning.py") is None
     for room, tests in ROOMS.items():
         assert (repository / PACKAGE / room).exists(), room
         assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room

@@ -80,7 +80,7 @@ def test_cores_are_shared_among_the_runs() -> None:
     alone = ProcessBudget.of("1", 1)
     assert ProcessBudget.of(str(alone.num_threads), 1).num_threads == 1
     assert ProcessBudget.of(None, alone.num_threads) == ProcessBudget(num_processes=1, num_threads=1)
-    with pytest.raises(InputError, match="--processes"):
+    with pytest.raises(InputError, match="processes"):
         ProcessBudget.of("none", 1)
-    with pytest.raises(InputError, match="--batches"):
+    with pytest.raises(InputError, match="batches"):
         parse_batches("2:1:x2")

@@ -11,12 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from number_paths import require_payload_numbers
 
 import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import require_legal
 from shardwise.model.load import load_model
 from shardwise.present.command_line import main
+from shardwise.present.verbs import training as verbs
 from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.plan_from_layout import plan_layout
@@ -246,6 +248,12 @@ def test_ranks_that_wait_for_each_other_are_named(
     (problem, *_) = capsys.readouterr().err.splitlines()
     assert problem.startswith("error: verify: fsdp=2 ep=2")
     assert "rank 0 issued all_reduce" in problem
+
+
+def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(plan: Path) -> None:
+    verification = verbs.verify(plan, steps=1)
+    assert verification.ok
+    assert require_payload_numbers(verification) == 5 * len(verification.meshes)
 
 
 def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

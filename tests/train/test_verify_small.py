@@ -197,8 +197,8 @@ def test_the_recipe_is_clipped_and_in_several_buckets() -> None:
 
 
 @pytest.mark.parametrize(("steps", "seed", "said"), [
-    ("0", "0", "--steps: found 0; 1 to 10 are required"), ("x", "0", "--steps: found 'x'"),
-    ("11", "0", "--steps: found 11"), ("1", "x", "--seed: found 'x'"),
+    ("0", "0", "steps: found 0; 1 to 10 are required"), ("x", "0", "steps: found 'x'"),
+    ("11", "0", "steps: found 11"), ("1", "x", "seed: found 'x'"),
 ])  # fmt: skip
 def test_a_recipe_that_is_none(steps: str, seed: str, said: str) -> None:
     with pytest.raises(InputError, match=said):

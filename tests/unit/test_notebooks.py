@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -45,7 +46,7 @@ def reconciliation(plan: Plan) -> Reconciliation:
     held = tuple(MemoryTerm(name=name, predicted=plan.estimate.memory[name], measured=1e9) for name in MEMORY_TERMS)
     step = plan.estimate.step_time_s
     return Reconciliation(
-        machine=HOSTILE, changes={}, attribution=None, remarks=(HOSTILE,), advice=(),
+        plan=plan, path=Path("run"), machine=HOSTILE, changes={}, attribution=None, remarks=(HOSTILE,), advice=(),
         time=StepTime(
             predicted_s=step, interval90=None, measured_s=1.1 * step, low_s=step, high_s=1.2 * step, num_steps=10, rest_s=0.0,
             terms=terms,
@@ -130,10 +131,10 @@ def test_a_picture_that_is_too_large_says_so() -> None:
         line.drawing()
 
 
-def test_a_run_as_text_and_in_a_notebook(plan: sw.Plan, values: Mapping[str, Displayable]) -> None:
+def test_a_run_as_text_and_in_a_notebook(values: Mapping[str, Displayable]) -> None:
     found = values["reconciliation"]
     assert isinstance(found, Reconciliation)
-    first = render_text(reconcile_report(plan, found, "run")).splitlines()[0]
+    first = render_text(reconcile_report(found)).splitlines()[0]
     assert first.startswith(f"{HOSTILE}, 8 devices")
     assert [chart.title for chart in display_of(found).charts()] == [
         "Time of a step: predicted and measured", "Memory of a device: predicted and measured",

@@ -1,7 +1,15 @@
 from .batch_schedule import BatchRamp as BatchRamp
 from .batch_schedule import parse_batch_schedule as parse_batch_schedule
+from .batch_sweep_fit import SweepFit as SweepFit
+from .batch_sweep_fit import SweptRuns as SweptRuns
+from .batch_sweep_fit import fit_sweep as fit_sweep
+from .branch_losses import BranchOutcome as BranchOutcome
 from .branch_losses import BranchPoint as BranchPoint
+from .branch_losses import is_branch_folder as is_branch_folder
+from .branch_losses import read_branch_outcome as read_branch_outcome
+from .branch_losses import require_tolerance as require_tolerance
 from .noise_scale import NoiseScale as NoiseScale
 from .noise_scale import parse_noise_scale as parse_noise_scale
+from .run_noise import RunNoise as RunNoise
 from .tradeoff import BatchTradeoff as BatchTradeoff
 from .tradeoff import LossTarget as LossTarget

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import csv
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class BatchRun:
         return None if self.steps is None else self.batch_tokens * self.steps
 
 
-def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
+def read_batch_runs(path: str | os.PathLike[str]) -> tuple[BatchRun, ...]:
     """Return the runs of a sweep's folder, of its `runs.jsonl`, or of a CSV file. Raises `InputError` with every line that is
     wrong.
 
@@ -79,6 +80,15 @@ def read_batch_runs(path: str | Path) -> tuple[BatchRun, ...]:
     if not runs:
         raise InputError(f"{runs_file}: found no runs; a line for each run is required")
     return tuple(runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptRuns:
+    """All runs of a sweep in a folder; `to_loss` is the loss in nats at which each ended, as it was written."""
+
+    folder: str
+    to_loss: str
+    runs: tuple[BatchRun, ...]
 
 
 def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
@@ -179,6 +189,19 @@ class TradeoffFit:
     def within(self) -> bool:
         """True if the critical batch lies between the smallest and the largest batch; otherwise it is extrapolated."""
         return self.batches[0] <= self.tradeoff.critical_batch_tokens <= self.batches[-1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepFit:
+    """The fit to the runs of a sweep's folder, or of a CSV file."""
+
+    source: str
+    fit: TradeoffFit
+
+
+def fit_sweep(source: str | os.PathLike[str]) -> SweepFit:
+    """Fit the fewest steps and tokens to the runs of a sweep's folder, or of a CSV file. Raises `InputError`."""
+    return SweepFit(source=os.fspath(source), fit=fit_tradeoff(read_batch_runs(source)))
 
 
 def fit_tradeoff(runs: Sequence[BatchRun], *, num_bootstrap: int = NUM_BOOTSTRAP, seed: int = 0) -> TradeoffFit:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
 from shardwise.values import InputError, format_quantity, raise_problems
+from shardwise.values.argument_labels import argument_label
 
 LOSS_TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
 SMOOTHED_SHARE = 0.5  # of the window, at its end: what the smoothed loss is made of
@@ -126,7 +128,21 @@ def _line_at_0(points: Sequence[tuple[float, float]]) -> float:
 def require_tolerance(tolerance: float) -> None:
     """Raise `InputError` for a tolerance that is not positive."""
     if not 0 < tolerance < math.inf:
-        raise InputError(f"--tolerance: found {tolerance:g}; a number of nats above 0 is required")
+        raise InputError(f"{argument_label('tolerance')}: found {tolerance:g}; a number of nats above 0 is required")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchOutcome:
+    """Compared branches, and the checkpoint that they start from."""
+
+    point: BranchPoint
+    compared: ComparedBranches
+
+
+def read_branch_outcome(folder: str | os.PathLike[str], tolerance: float = LOSS_TOLERANCE) -> BranchOutcome:
+    """Compare the branches of a folder. Raises `InputError`."""
+    point, branches = read_branch_point(folder), read_branches(folder)
+    return BranchOutcome(point=point, compared=compare_branches(branches, tolerance))
 
 
 def compare_branches(branches: Sequence[Branch], tolerance: float = LOSS_TOLERANCE) -> ComparedBranches:
@@ -169,12 +185,12 @@ BRANCH_SCHEMA = "shardwise.batch_branch/1"  # of branch.json
 REQUIRED_FOLDER = "the folder of branches that `shardwise batch branch` made"
 
 
-def is_branch_folder(path: str | Path) -> bool:
+def is_branch_folder(path: str | os.PathLike[str]) -> bool:
     """Return whether a folder holds branches."""
     return Path(path, f"{BRANCH_KIND}.json").is_file()
 
 
-def read_branch_point(path: str | Path) -> BranchPoint:
+def read_branch_point(path: str | os.PathLike[str]) -> BranchPoint:
     """Read the checkpoint, batch and learning rate that branches start from. Raises `InputError`."""
     file = Path(path, f"{BRANCH_KIND}.json")
     try:
@@ -191,7 +207,7 @@ def read_branch_point(path: str | Path) -> BranchPoint:
     return BranchPoint(run=str(fields.get("run")), **{**numbers, "step": int(numbers["step"])})  # type: ignore[arg-type]
 
 
-def read_branches(path: str | Path) -> tuple[Branch, ...]:
+def read_branches(path: str | os.PathLike[str]) -> tuple[Branch, ...]:
     """Return the finished branches of a folder. Raises `InputError` with every line that is wrong."""
     branches_file = Path(path, BRANCHES_FILE)
     branches: list[Branch] = []

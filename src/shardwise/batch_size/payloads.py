@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.batch_size.batch_sweep_fit import BatchRun, TradeoffFit
-from shardwise.batch_size.branch_losses import BranchPoint, ComparedBranches
+from shardwise.batch_size.batch_sweep_fit import SweepFit, SweptRuns
+from shardwise.batch_size.branch_losses import BranchOutcome
 from shardwise.batch_size.noise_estimators import MeasuredNoise
 from shardwise.batch_size.run_noise import RunNoise
 
@@ -55,9 +54,9 @@ class BatchFitPayload(TypedDict):
     not_reached: list[FailedRunPayload]
 
 
-def fit_payload(fit: TradeoffFit) -> dict[str, Any]:
+def fit_payload(sweep: SweepFit) -> dict[str, Any]:
     """Return the versioned payload of a fit."""
-    law = fit.tradeoff
+    fit, law = sweep.fit, sweep.fit.tradeoff
     return {
         "schema": FIT_SCHEMA,
         "min_steps": law.min_steps, "min_steps_interval90": list(fit.min_steps_interval90),
@@ -102,10 +101,10 @@ class BatchRunsPayload(TypedDict):
     runs: list[BatchRunPayload]
 
 
-def batch_runs_payload(runs: Sequence[BatchRun]) -> dict[str, Any]:
+def batch_runs_payload(swept: SweptRuns) -> dict[str, Any]:
     """Return the versioned payload of a sweep's runs."""
     names = tuple(BatchRunPayload.__annotations__)
-    return {"schema": RUNS_SCHEMA, "runs": [{name: getattr(run, name) for name in names} for run in runs]}
+    return {"schema": RUNS_SCHEMA, "runs": [{name: getattr(run, name) for name in names} for run in swept.runs]}
 
 
 BRANCHES_SCHEMA = "shardwise.batch_branches/1"
@@ -141,8 +140,9 @@ class BatchBranchesPayload(TypedDict):
     branches: list[BranchPayload]
 
 
-def branches_payload(point: BranchPoint, compared: ComparedBranches) -> dict[str, Any]:
+def branches_payload(outcome: BranchOutcome) -> dict[str, Any]:
     """Return the versioned payload of compared branches."""
+    point, compared = outcome.point, outcome.compared
     branches = [
         asdict(comparison.branch) | {"excess": comparison.excess, "is_within": comparison.is_within}
         for comparison in compared.compared

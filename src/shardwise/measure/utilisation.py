@@ -6,7 +6,7 @@ step by the prediction of its layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -208,14 +208,32 @@ class MeasuredStep(NamedTuple):
     paths: tuple[Path, ...] = ()
 
 
-class UtilisationReport(NamedTuple):
-    """A run, its measurements and utilisation, and a plan: with the breakdown that of its layout, else the best one."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRow:
+    """The CSV file to which a run was appended, and the fields of the run for which its row has other values."""
 
-    ran: RunSetup
+    file: str
+    lost_fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationReport:
+    """A run, its measurements and utilisation, and a plan: with the breakdown that of its layout, else the best one.
+
+    `row` is None if the run was not recorded as a row.
+
+    >>> import shardwise as sw
+    >>> report = sw.mfu(step_time="2.5s", model="llama-3-8b", cluster="h100:64", seq_len=8192, global_batch_tokens="1Mi")
+    >>> round(report.utilisation.mfu, 3), report.breakdown, report.plan.layout.num_devices
+    (0.341, None, 64)
+    """
+
+    setup: RunSetup
     measured: MeasuredStep
-    used: Utilisation
-    plan: Plan | None
-    account: StepBreakdown | None
+    utilisation: Utilisation
+    plan: Plan | None = None
+    breakdown: StepBreakdown | None = None
+    row: RecordedRow | None = None
 
 
 def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, MeasuredStep]:
@@ -286,23 +304,22 @@ class MfuPayload(TypedDict):
     row: RowPayload | None
 
 
-def mfu_payload(report: UtilisationReport, lost_fields: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the JSON of `shardwise mfu --json`. `lost_fields` are the fields of the run for which its recorded row has
-    other values; None if no row was recorded."""
-    setup, measured = report.ran, report.measured
+def mfu_payload(report: UtilisationReport) -> dict[str, Any]:
+    """Return the JSON of `shardwise mfu --json`."""
+    setup, measured = report.setup, report.measured
     return {
         "schema": MFU_SCHEMA, "model": model_payload(setup.model), "cluster": setup.cluster.name,
         "num_devices": setup.cluster.num_devices,
         "seq_len": setup.job.seq_len, "batch_tokens": setup.batch_tokens, "precision": setup.job.precision,
         "layout": _layout_payload(setup), "step_time_s": measured.step_time_s,
-        "utilisation": asdict(report.used), "log": _log_payload(measured),
-        "account": breakdown_payload(report.account) if report.account else None,
-        "plan": None if report.plan is None or report.account else {
+        "utilisation": asdict(report.utilisation), "log": _log_payload(measured),
+        "account": breakdown_payload(report.breakdown) if report.breakdown else None,
+        "plan": None if report.plan is None or report.breakdown else {
             "layout": layout_of_plan(report.plan), "step_time_s": report.plan.estimate.step_time_s,
             "interval90": report.plan.estimate.interval90, "mfu": report.plan.estimate.mfu,
         },
         "notes": list(report.plan.estimate.notes) if report.plan else [],
-        "row": None if lost_fields is None else {"otherwise": list(lost_fields)},
+        "row": None if report.row is None else {"otherwise": list(report.row.lost_fields)},
     }  # fmt: skip
 
 

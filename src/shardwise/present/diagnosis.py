@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
@@ -14,14 +14,6 @@ from shardwise.present.requirements import PACKAGES, install_commands, is_instal
 from shardwise.present.verbs import GROUPS, VerbEntry
 from shardwise.run import Host, describe_host
 from shardwise.version import __version__
-
-# Until they are functions in `present.verbs`: packages that verbs need, by import name, and those that some of a verb needs.
-MODULE_REQUIRES: Mapping[str, tuple[str, ...]] = {
-    "tokenize": ("tokenizers",), "verify": ("torch",), "rehearse": ("torch",), "train": ("torch",), "bench": ("torch",),
-}  # fmt: skip
-MODULE_REQUIRES_FOR: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "batch": {"batch sweep and batch branch": ("torch",)},
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,27 +90,18 @@ def _installed_version(module: str, distribution: str) -> str | None:
 
 
 def _verb_status(entry: VerbEntry, machine: Host) -> VerbStatus:
-    requires, requires_for = verb_requirements(entry)
-    missing, note = missing_packages(requires), _torch_note(machine) if "torch" in requires else ""
-    is_broken = "torch" in requires and machine.torch is not None and machine.torch.problem
+    verb = entry.load()
+    missing, note = missing_packages(verb.requires), _torch_note(machine) if "torch" in verb.requires else ""
+    is_broken = "torch" in verb.requires and machine.torch is not None and machine.torch.problem
     parts = tuple(
         MissingPart(part=part, missing=lacking, fix=install_commands(lacking))
-        for part, modules in requires_for.items()
+        for part, modules in verb.requires_for.items()
         if (lacking := missing_packages(modules))
     )
     return VerbStatus(
         name=entry.name, works=not missing and not is_broken, missing=missing,
         fix=install_commands(missing or ("torch",)) if missing or is_broken else None, note=note, parts=parts,
     )  # fmt: skip
-
-
-def verb_requirements(entry: VerbEntry) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-    """Return the packages that a verb needs, and those that some of it needs by what that is; none of them is loaded."""
-    if not entry.function:
-        return MODULE_REQUIRES.get(entry.name, ()), MODULE_REQUIRES_FOR.get(entry.name, {})
-    module, _, name = entry.function.partition(":")
-    verb = getattr(import_module(f"shardwise.present.verbs.{module}"), name).verb
-    return verb.requires, verb.requires_for
 
 
 def _torch_note(machine: Host) -> str:

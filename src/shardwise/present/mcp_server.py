@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Collection, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -39,11 +38,7 @@ INSTRUCTIONS = (
 
 def load_verbs(names: Collection[str]) -> dict[str, Verb]:
     """Return the verbs with these names. They are loaded when the server starts."""
-    tools = {}
-    for entry in (entry for group in GROUPS.values() for entry in group if entry.name in names):
-        module, _, name = entry.function.partition(":")
-        tools[entry.name] = getattr(import_module(f"shardwise.present.verbs.{module}"), name).verb
-    return tools
+    return {entry.name: entry.load() for group in GROUPS.values() for entry in group if entry.name in names}
 
 
 def tool_of(name: str, verb: Verb) -> types.Tool:

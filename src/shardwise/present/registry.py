@@ -85,6 +85,43 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "Swept": ResultFunctions("present.reports.sweep:sweep_report", "search.payloads:sweep_payload"),
     "LossSearch": ResultFunctions("present.reports.sweep:to_loss_report", "search.payloads:to_loss_payload"),
     "Explanation": ResultFunctions("present.reports.explanation:explain_report", "search.payloads:explanation_payload"),
+    "Reconciliation": ResultFunctions(
+        "present.reports.run:reconcile_report", "measure.reconcile.payloads:reconcile_payload"
+    ),
+    "TraceAnalysis": ResultFunctions("present.reports.step:trace_report", "measure.reconcile.payloads:trace_payload"),
+    "UtilisationReport": ResultFunctions("present.reports.utilisation:mfu_report", "measure.utilisation:mfu_payload"),
+    "Rehearsal": ResultFunctions(
+        "present.reports.run:rehearsal_report", "measure.reconcile.payloads:rehearsal_payload"
+    ),
+    "PlanVerification": ResultFunctions(
+        "present.reports.run:verification_report", "verify.training.plan_verification:verify_payload"
+    ),
+    "TokenizedCorpus": ResultFunctions("present.reports.run:corpus_report", "run.data.tokenized_text:corpus_payload"),
+    "RunSummary": ResultFunctions("present.reports.run:summary_report", "records.run_summary:summary_payload"),
+    "RunNoise": ResultFunctions("present.reports.batch_size:noise_report", "batch_size.payloads:run_noise_payload"),
+    "SweptRuns": ResultFunctions("present.reports.batch_size:sweep_report", "batch_size.payloads:batch_runs_payload"),
+    "BranchOutcome": ResultFunctions(
+        "present.reports.batch_size:branches_report", "batch_size.payloads:branches_payload"
+    ),
+    "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:fit_payload"),
+    "BenchmarkResult": ResultFunctions(
+        "present.reports.calibration:bench_report", "measure.microbenchmarks.benchmark_lines:bench_payload"
+    ),
+    "MachineResult": ResultFunctions(
+        "present.reports.calibration:machine_report", "measure.microbenchmarks.machine_benchmark:machine_payload"
+    ),
+    "ClusterCalibration": ResultFunctions(
+        "present.reports.calibration:calibrate_report", "measure.calibrate.payloads:calibrate_payload"
+    ),
+    "EvaluatedRuns": ResultFunctions(
+        "present.reports.calibration:validate_report", "measure.calibrate.payloads:validate_payload"
+    ),
+    "PublishedFit": ResultFunctions(
+        "present.reports.calibration:fold_report", "measure.calibrate.payloads:fold_payload"
+    ),
+    "RankedLayouts": ResultFunctions(
+        "present.reports.calibration:groups_report", "measure.calibrate.payloads:groups_payload"
+    ),
 }
 
 

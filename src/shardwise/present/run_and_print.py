@@ -13,8 +13,6 @@ from shardwise.present.rendering.terminal import open_console, render_terminal
 from shardwise.price.derivation_cache import use_derivation_cache
 from shardwise.values import write_error, write_text
 
-OWN_PROGRESS = ("train",)  # modules of verbs that print their progress themselves
-
 
 def run_and_print(arguments: argparse.Namespace, *, keeps: bool) -> None:
     """Run a verb and write its answer; derivations are kept for the next process where this one is the verb's own.
@@ -22,8 +20,7 @@ def run_and_print(arguments: argparse.Namespace, *, keeps: bool) -> None:
     A text is for programs and written as it is; a report is for people: short unless all of it is asked for.
     """
     with use_derivation_cache() if keeps else nullcontext():
-        shows_progress = getattr(arguments, "shows_progress", arguments.verb not in OWN_PROGRESS)
-        with ProgressLine(arguments.verb, sys.stderr if shows_progress else None) as arguments.progress:
+        with ProgressLine(arguments.verb, sys.stderr if arguments.shows_progress else None) as arguments.progress:
             answer: str | Report = arguments.run(arguments)
         if isinstance(answer, str):
             write_text(answer + "\n" if answer else "", sys.stdout)

@@ -122,7 +122,8 @@ class Verb:
     report: it gets the result and the files that were written, by the names of their exports. `group_order` is the order of the
     groups of arguments in the help. `requires` are packages without which the verb does nothing, by import name, `requires_for`
     those that some of it needs, by what that is ("--run jax"). `serve` goes on with the result, such as to show it on a page,
-    before the report; `--json` does without it, and without what the verb requires.
+    before the report; `--json` does without it, and without what the verb requires. `switches` are arguments that only choose the
+    mode, by name; `help_sections` are texts that the help prints after the arguments, by title.
     """
 
     function: Callable[..., Any]
@@ -131,6 +132,7 @@ class Verb:
     remark: str | Callable[[], str] = ""
     exports: tuple[Export, ...] = ()
     modes: tuple[Mode, ...] = ()
+    switches: Mapping[str, Argument] | None = None
     defaults: Mapping[str, str] | None = None
     has_details: bool = False
     requires: tuple[str, ...] = ()
@@ -141,13 +143,16 @@ class Verb:
     last_lines: Callable[[Any, Mapping[str, str]], Iterable[str]] = lambda result, files: ()
     group_order: tuple[str, ...] = ("job", "cluster", "search", "output")
     shows_progress: bool = True
+    help_sections: Mapping[str, Callable[[], str]] | None = None
 
     @cached_property
     def arguments(self) -> dict[str, Argument]:
         """Arguments by parameter: positional ones, then those of `**fields`, then flags; modes add theirs behind."""
-        merged: dict[str, Argument] = {}
+        switches = self.switches or {}
+        merged = {name: argument for name, argument in switches.items() if not argument.flag}
         for function in (self.function, *(mode.function for mode in self.modes if mode.function)):
             merged = {**merged, **{n: a for n, a in read_arguments(function).items() if n not in merged}}
+        merged |= switches
         defaults = self.defaults or {}
         return {
             name: replace(argument, help=_with_default(argument.help, defaults[name])) if name in defaults else argument
@@ -181,7 +186,10 @@ class Verb:
             output.add_argument(
                 "-v", "--verbose", action="store_true", help="print the whole report, with all its details"
             )
-        output.add_argument("--json", action="store_true", help="print the payload as JSON")
+        if "json" not in self.arguments:  # of a verb that hands the flag on
+            output.add_argument("--json", action="store_true", help="print the payload as JSON")
+        for title, text in (self.help_sections or {}).items():
+            parser.add_argument_group(title, text())
 
     def run(self, arguments: argparse.Namespace) -> str | Report:
         """Run the verb with parsed arguments; return its report, or the payload as JSON text."""
@@ -323,7 +331,7 @@ def _evaluate(function: Callable[..., Any], annotation: Any) -> Any:
     """Return the value of an annotation; types that only type checkers import stay unread."""
     if not isinstance(annotation, str):
         return annotation
-    names = _AnnotationNames(function.__globals__)
+    names = _AnnotationNames(inspect.unwrap(function).__globals__)
     return eval(annotation, {}, names)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from typing import Any
 
 from shardwise.present.verbs import GROUPS, OTHER_NAMES, VerbEntry
@@ -33,23 +32,11 @@ class VerbParser(Parser):
         """Return the parser with all of its arguments."""
         if not self._is_loaded:
             self._is_loaded = True
-            run = self._declare_function() if self.entry.function else self._declare_module()
+            verb = self.entry.load()
+            verb.declare_arguments(self)
             self.group("output").add_argument("-h", "--help", action="help", help="print this help and exit")
-            self.set_defaults(run=run)
+            self.set_defaults(run=verb.run, shows_progress=verb.shows_progress)
         return self
-
-    def _declare_function(self) -> Any:
-        module, _, name = self.entry.function.partition(":")
-        verb = getattr(import_module(f"shardwise.present.verbs.{module}"), name).verb
-        verb.declare_arguments(self)
-        self.set_defaults(shows_progress=verb.shows_progress)
-        return verb.run
-
-    def _declare_module(self) -> Any:
-        verb = import_module(f"shardwise.present.cli.{self.entry.name.replace('-', '_')}")
-        self.describe(verb.DESCRIPTION, verb.EXAMPLES, getattr(verb, "REMARK", ""))
-        verb.configure(self)
-        return verb.run
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None

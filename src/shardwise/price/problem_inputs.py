@@ -187,6 +187,8 @@ def _resolve_job(
     overridden = {name: parse_count(overrides[name], label=f"--set job.{name}") for name in sizes if name in overrides}
     job_fields = {"precision": _usual_precision(clusters, stack), **_drop_none(parsed), **overridden}
     if defaults and architecture is None:
+        if "seq_len" in job_fields:  # a batch of one sequence shows the job's other problems
+            apply_overrides(Job(**{"global_batch_tokens": job_fields["seq_len"], **job_fields}), overrides, "job")
         return None
     if architecture is not None:
         seq_len = job_fields.setdefault("seq_len", default_seq_len(architecture))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
@@ -80,6 +81,18 @@ class SummaryPayload(TypedDict):
     starts: list[StartPayload]
     slow: list[SlowPayload]
     log: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The summary of a run that has ended, as its file has it (`SummaryPayload`)."""
+
+    payload: Mapping[str, Any]
+
+
+def summary_payload(summary: RunSummary) -> Mapping[str, Any]:
+    """Return the JSON of `shardwise train --json`."""
+    return summary.payload
 
 
 class SourceUsage(NamedTuple):

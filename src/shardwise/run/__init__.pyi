@@ -1,4 +1,8 @@
 from .checkpoints.dcp_reader import METADATA_FILE as METADATA_FILE
+from .data.tokenized_text import TextSelection as TextSelection
+from .data.tokenized_text import TokenizedCorpus as TokenizedCorpus
+from .data.tokenized_text import TokenizerChoice as TokenizerChoice
+from .data.tokenized_text import tokenize_text as tokenize_text
 from .host_description import Host as Host
 from .host_description import TorchSupport as TorchSupport
 from .host_description import describe_host as describe_host

@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.batch_size.branch_losses import (
     BRANCH_SCHEMA,
     BRANCHES_FILE,
     Branch,
+    BranchOutcome,
     BranchPoint,
     compare_branches,
     is_branch_folder,
@@ -98,7 +100,7 @@ def test_branches_that_failed_are_left_out() -> None:
     assert [one.failed for one in found.failed] == ["diverged"]
     with pytest.raises(InputError, match="found 1 that came to the end of the window; at least 2"):
         compare_branches([branch(1, 3.0), branch(2, None, "diverged")])
-    with pytest.raises(InputError, match="--tolerance: found 0"):
+    with pytest.raises(InputError, match="tolerance: found 0"):
         compare_branches([branch(1, 3.0), branch(2, 3.0)], 0.0)
 
 
@@ -160,8 +162,10 @@ def test_files_are_read_and_what_is_wrong_is_named(tmp_path: Path) -> None:
 def test_a_payload_has_those_that_failed_behind_the_others() -> None:
     found = compare_branches([branch(1, 3.0), branch(2, None, "diverged"), branch(4, 3.001)])
     point = BranchPoint(run="runs/a", step=40, batch_tokens=64.0, learning_rate=1e-3, window_tokens=4096.0)
-    payload = json.loads(json.dumps(branches_payload(point, found)))
+    outcome = BranchOutcome(point=point, compared=found)
+    payload = json.loads(json.dumps(branches_payload(outcome)))
     require_valid(payload)
+    assert require_payload_numbers(outcome) == 3 + 2 * 5
     *_, failed = payload["branches"]
     assert [one["batch_tokens"] for one in payload["branches"]] == [1, 4, 2]
     assert (failed["failed"], failed["loss"], failed["excess"], failed["is_within"]) == ("diverged", None, None, None)

@@ -398,7 +398,7 @@ def test_what_is_wrong_with_a_line(tmp_path: Path, line: Any, problem: str) -> N
     with pytest.raises(InputError) as caught:
         read_benchmark_lines(str(file), machine_of(load_measured_cluster("h100:32")))
     assert len(caught.value.problems) == 1
-    assert caught.value.problems[0].startswith(f"--bench: {file}: line 3: ")
+    assert caught.value.problems[0].startswith(f"bench: {file}: line 3: ")
     assert problem in caught.value.problems[0]
 
 
@@ -412,7 +412,7 @@ def test_what_is_wrong_with_a_line(tmp_path: Path, line: Any, problem: str) -> N
 def test_a_file_that_cannot_be_read(tmp_path: Path, make: Callable[[Path], object], message: str) -> None:
     file = tmp_path / "machine.jsonl"
     make(file)
-    with pytest.raises(InputError, match=f"--bench: .*{message}"):
+    with pytest.raises(InputError, match=f"bench: .*{message}"):
         read_benchmark_lines(str(file), machine_of(load_measured_cluster("h100:8")))
 
 

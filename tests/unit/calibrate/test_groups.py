@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.measure.calibrate.layout_ranking import (
     FEWEST_LAYOUTS,
@@ -17,7 +18,6 @@ from shardwise.measure.calibrate.layout_ranking import (
     PUBLISHED_RUNS,
     LayoutGroup,
     choice_statistics,
-    groups_report,
     half_of_study,
     num_groups,
     published_groups,
@@ -26,6 +26,9 @@ from shardwise.measure.calibrate.layout_ranking import (
 from shardwise.measure.calibrate.payloads import groups_payload
 from shardwise.measure.calibrate.published_fit import study_observations
 from shardwise.measure.calibrate.published_runs.run_table import layout_rows
+from shardwise.measure.calibrate.validation import RankedLayouts
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.calibration import groups_report
 
 
 def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> LayoutGroup:
@@ -81,10 +84,12 @@ def test_the_choice_between_layouts() -> None:
     runs = by_name[PUBLISHED_RUNS]
     assert runs is not None
     assert (runs.picked >= 16, runs.mean_regret <= 0.02) == (True, True)
-    payload = json.loads(json.dumps(groups_payload(found)))
+    ranked = RankedLayouts(found)
+    payload = json.loads(json.dumps(groups_payload(ranked)))
     require_valid(payload)
+    assert require_payload_numbers(ranked) == 18
     assert payload["summary"][HELD_OUT_HALF]["num_groups"] == len(found[HELD_OUT_HALF])
     assert {"fold", "key", "fewest_layouts"} <= payload.keys()
-    text = groups_report(found)
+    text = render_text(groups_report(ranked))
     document = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     assert f"$ shardwise validate --groups\n\n{text}\n```" in document

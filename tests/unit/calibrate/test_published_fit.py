@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import load_published_fit
@@ -26,11 +27,12 @@ from shardwise.measure.calibrate.published_fit import (
     PublishedFit,
     fit_published,
     fold_ranking,
-    fold_report,
     fold_statistics,
     format_constants,
 )
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.calibration import fold_report
 
 NUMBER = r"[-+]?\d+\.\d+"
 # Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.
@@ -113,8 +115,9 @@ def the_package_comes_with_what_is_fitted(published: PublishedFit) -> None:
 
 
 def report_and_payload_say_the_same(published: PublishedFit) -> None:
-    text, payload = fold_report(published), fold_payload(published)
+    text, payload = render_text(fold_report(published)), fold_payload(published)
     require_valid(json.loads(json.dumps(payload)))
+    assert require_payload_numbers(published) > 200
     mean = payload["summary"]["model"]["all"]["mean"]
     assert f"{mean:>8.1%}" in text
     assert set(payload["summary"]) == {"fitted", *FOLDS}
@@ -157,7 +160,9 @@ def the_documents_print_what_is_reached(published: PublishedFit) -> None:
     text = (Path(__file__).parents[3] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     session = re.search(r"```\n\$ shardwise validate --folds\n\n(.*?)\n```", text, re.DOTALL)
     assert session
-    (said, numbers), (words, found) = (_taken_apart(text) for text in (session.group(1), fold_report(published)))
+    (said, numbers), (words, found) = (
+        _taken_apart(text) for text in (session.group(1), render_text(fold_report(published)))
+    )
     assert said == words
     assert numbers == pytest.approx(found, abs=0.11)
 

@@ -82,10 +82,10 @@ def test_rows_are_added_to_a_file(tmp_path: Path) -> None:
 def test_a_file_with_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("id,model\n")
-    with pytest.raises(InputError, match=r"--row: .*rows.csv has no column layers, d_model"):
+    with pytest.raises(InputError, match=r"row: .*rows.csv has no column layers, d_model"):
         append_row(path, own_row())
     assert path.read_text() == "id,model\n"
-    with pytest.raises(InputError, match="--row: cannot write"):
+    with pytest.raises(InputError, match="row: cannot write"):
         append_row(tmp_path, own_row())
 
 

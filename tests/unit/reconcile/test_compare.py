@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import published_calibration, with_calibration
@@ -110,9 +112,12 @@ RECIPE = TrainingRecipe(steps=12)
 
 def reconciled(plan: Plan = PLAN, counted: tuple[StepRecord, ...] = (), **changes: Any) -> Reconciliation:
     steps = counted or records(plan)
+    inspection = seen_of(plan, **changes)
     return reconcile(
         plan,
-        InspectedRun(timed_steps=steps, inspected_step=steps[0], inspection=seen_of(plan, **changes), recipe=RECIPE),
+        InspectedRun(
+            path=Path("runs/a"), timed_steps=steps, inspected_step=steps[0], inspection=inspection, recipe=RECIPE
+        ),
     )
 
 
@@ -198,9 +203,7 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
     bars = reconciliation_charts(found)[0].bars
     assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
-    shares = re.findall(
-        r" (\d+\.\d)%  ", render_text(reconcile_report(PLAN, found, "runs/a")).split("memory of a device")[0]
-    )
+    shares = re.findall(r" (\d+\.\d)%  ", render_text(reconcile_report(found)).split("memory of a device")[0])
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 
 
@@ -210,7 +213,7 @@ def test_a_difference_that_only_rounds_is_none() -> None:
 
     def line(difference_s: float) -> str:
         terms = (TimeTerm(name="forward", predicted_s=whole, measured_s=whole + difference_s), *found.time.terms[1:])
-        text = render_text(reconcile_report(PLAN, replace(found, time=replace(found.time, terms=terms)), "runs/a"))
+        text = render_text(reconcile_report(replace(found, time=replace(found.time, terms=terms))))
         return next(line for line in text.splitlines() if "forward" in line)
 
     assert line(1e-10 * whole).split("%")[1].split()[:2] == ["+0", "s"]
@@ -335,8 +338,9 @@ def test_bytes_of_rows_are_the_routers_choice() -> None:
 
 def test_a_payload_has_every_field_of_its_schema() -> None:
     plan = plan_of()
-    found = json.loads(json.dumps(reconcile_payload(plan, reconciled(plan))))
+    found = json.loads(json.dumps(reconcile_payload(reconciled(plan))))
     require_valid(found)
+    assert require_payload_numbers(reconciled(plan)) > 50
     memory = reconciled(plan).memory
     assert found["memory"]["runtime"] == memory.runtime
     assert [one["name"] for one in found["memory"]["terms"]] == [one.name for one in memory.terms]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from json_schemas import require_valid
+from number_paths import require_payload_numbers
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
@@ -16,6 +18,7 @@ from shardwise.measure.reconcile.step_differences import StepDifference, explain
 from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_trace import KERNEL, RankTrace
 from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
 from shardwise.search.plan import Plan
@@ -38,7 +41,7 @@ PLAN = plan_of()
 
 
 def traced(traces: list[RankTrace], plan: Plan = PLAN) -> TraceAnalysis:
-    return TraceAnalysis(plan, align_clocks(traces))
+    return TraceAnalysis(plan, align_clocks(traces), RunFolder(Path("runs/a")))
 
 
 def worst(found: TraceAnalysis) -> StepDifference:
@@ -134,8 +137,10 @@ def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
 
 def test_a_payload_says_a_remedys_layout_as_a_plan_says_its_own() -> None:
     found = traced(as_planned(PLAN))
-    payload = json.loads(json.dumps(trace_payload(found, bottlenecks=True)))
+    with_bottlenecks = replace(found, lists_bottlenecks=True)
+    payload = json.loads(json.dumps(trace_payload(with_bottlenecks)))
     require_valid(payload)
+    assert require_payload_numbers(with_bottlenecks) > 50
     (change, *_) = (one["remedy"] for one in payload["bottlenecks"] if one["remedy"])
     assert change["layout"]["tp"] < PLAN.layout.tp
     assert trace_payload(found)["bottlenecks"] is None

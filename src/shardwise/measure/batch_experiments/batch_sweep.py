@@ -6,23 +6,25 @@ reported before the first starts.
 
 from __future__ import annotations
 
-import argparse
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, RUNS_FILE, BatchRun, read_batch_runs
+from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, RUNS_FILE, BatchRun, SweptRuns, read_batch_runs
 from shardwise.batch_size.learning_rate import square_root_learning_rate
 from shardwise.measure.batch_experiments.concurrent_runs import (
     CHECKPOINT_EVERY,
+    BatchSizes,
     ExperimentFolder,
+    PathLike,
     ProcessBudget,
     Runner,
     parse_batches,
-    require_flags,
+    require_arguments,
 )
 from shardwise.records.loss_target import StepsToLoss, steps_to_loss
 from shardwise.run import check_run
@@ -38,6 +40,7 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
+from shardwise.values.argument_labels import argument_label
 
 RATE_FACTOR = 2.0  # between neighbouring learning rates: one of them is within a factor of its root of the best rate
 FARTHEST_FACTOR = 3  # powers of RATE_FACTOR around the square-root rule's rate: 1/8 to 8 times
@@ -206,6 +209,28 @@ def _result_text(line: Mapping[str, Any], trial: SweepTrial) -> str:
     return f"{line['steps']:,.1f} steps, {format_count(line['tokens'])} tokens"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRequest:
+    """A sweep as a user asks for it; numbers may be texts.
+
+    Each batch of `batches` ("4Ki:256Ki:x2", or a list) is trained on the sources `data` to the loss `to_loss`. `learning_rates`
+    are tried at every batch in place of a search around `learning_rate`. `changes` are texts "recipe.NAME=VALUE".
+    """
+
+    plan: PathLike
+    batches: BatchSizes | None
+    to_loss: float | str | None
+    data: Sequence[str]
+    out: PathLike | None
+    seeds: int | str
+    learning_rate: float | str
+    learning_rates: str | Sequence[float | str]
+    steps: int | str
+    warmup: int | str
+    changes: Sequence[str]
+    processes: int | str | None
+
+
 REQUIRED = {
     "batches": "such as 4Ki:256Ki:x2",
     "to_loss": "such as 4.2",
@@ -214,45 +239,46 @@ REQUIRED = {
 }
 
 
-def run_batch_sweep(arguments: argparse.Namespace, report: Callable[[str], None]) -> tuple[BatchRun, ...]:
+def run_batch_sweep(request: SweepRequest, report: Callable[[str], None]) -> SweptRuns:
     """Make the runs that are left of a sweep, and return all of them. Raises `InputError`, and `SystemExit` after a
     signal."""
-    require_flags(arguments, REQUIRED)
-    plan, target_loss = load_plan(arguments.source), parse_quantity(arguments.to_loss, label="--to-loss", unit="")
-    design, budget = parse_design(arguments, plan), ProcessBudget.of(arguments.processes, plan.layout.num_devices)
-    sweep = _build_sweep(arguments, design, target_loss)
+    require_arguments(request, REQUIRED)
+    assert request.out is not None  # required
+    plan = load_plan(Path(request.plan))
+    target_loss = parse_quantity(str(request.to_loss), label=argument_label("to_loss"), unit="")
+    design = _parse_design(request, plan)
+    budget = ProcessBudget.of(request.processes, plan.layout.num_devices)
+    sweep = _build_sweep(request, Path(request.out), design, target_loss)
     run_all(*(partial(_admit, plan, sweep.command(trial)) for trial in design.next_trials(())))
-    Runner(sweep, budget, report).run_all(_identity(arguments, sweep))
-    return sweep.runs()
+    Runner(sweep, budget, report).run_all(_identity(request, sweep))
+    return SweptRuns(folder=os.fspath(request.out), to_loss=str(request.to_loss), runs=sweep.runs())
 
 
-def parse_design(arguments: argparse.Namespace, plan: Plan) -> Design:
-    """Return the design of a sweep from its flags. Raises `InputError` with every problem of them."""
-    batches, rate, rates, seeds, steps = run_all(
-        lambda: parse_batches(arguments.batches),
-        lambda: parse_quantity(arguments.learning_rate, label="--learning-rate", unit=""),
-        lambda: tuple(
-            parse_quantity(rate_text, label="--learning-rates", unit="")
-            for rate_text in arguments.learning_rates.split(",")
-            if rate_text
-        ),
-        lambda: parse_count(arguments.seeds, label="--seeds"),
-        lambda: parse_count(arguments.steps, label="--steps"),
+def _parse_design(request: SweepRequest, plan: Plan) -> Design:
+    """Return the design of a sweep. Raises `InputError` with every problem of the request."""
+    rates = request.learning_rates
+    rate_texts = rates.split(",") if isinstance(rates, str) else [str(rate) for rate in rates]
+    rates_label = argument_label("learning_rates")
+    batches, learning_rate, learning_rates, num_seeds, most_steps = run_all(
+        lambda: parse_batches(request.batches or ""),
+        lambda: parse_quantity(str(request.learning_rate), label=argument_label("learning_rate"), unit=""),
+        lambda: tuple(parse_quantity(text, label=rates_label, unit="") for text in rate_texts if text),
+        lambda: parse_count(request.seeds, label=argument_label("seeds")),
+        lambda: parse_count(request.steps, label=argument_label("steps")),
     )
     return Design(
-        batches=batches, plan_batch_tokens=plan.job.global_batch_tokens, learning_rate=rate, learning_rates=rates,
-        num_seeds=seeds, most_steps=steps,
+        batches=batches, plan_batch_tokens=plan.job.global_batch_tokens, learning_rate=learning_rate,
+        learning_rates=learning_rates, num_seeds=num_seeds, most_steps=most_steps,
     )  # fmt: skip
 
 
-def _build_sweep(arguments: argparse.Namespace, design: Design, target_loss: float) -> BatchSweep:
-    warmup = parse_whole_number(arguments.warmup, "--warmup")
+def _build_sweep(request: SweepRequest, out: Path, design: Design, target_loss: float) -> BatchSweep:
+    warmup = parse_whole_number(str(request.warmup), argument_label("warmup"))
     flags = [f"--warmup={warmup}", "--schedule=constant"]
-    flags += [f"--data={text}" for text in arguments.data] + [f"--set={text}" for text in arguments.set]
+    flags += [f"--data={text}" for text in request.data] + [f"--set={text}" for text in request.changes]
     return BatchSweep(
-        plan=Path(arguments.source), design=design, target_loss=target_loss, folder=sweep_folder(Path(arguments.out)),
-        flags=flags,
-    )  # fmt: skip
+        plan=Path(request.plan), design=design, target_loss=target_loss, folder=sweep_folder(out), flags=flags
+    )
 
 
 def _admit(plan: Plan, command: Sequence[str]) -> None:
@@ -264,10 +290,10 @@ def _admit(plan: Plan, command: Sequence[str]) -> None:
         raise InputError(*(f"{batch_flag}: {problem}" for problem in error.problems)) from None
 
 
-def _identity(arguments: argparse.Namespace, sweep: BatchSweep) -> dict[str, Any]:
+def _identity(request: SweepRequest, sweep: BatchSweep) -> dict[str, Any]:
     design = sweep.design
     return {
-        "plan": Path(arguments.source).read_text(encoding="utf-8"), "to_loss": sweep.target_loss,
+        "plan": Path(request.plan).read_text(encoding="utf-8"), "to_loss": sweep.target_loss,
         "flags": list(sweep.flags), "learning_rate": design.learning_rate,
         "learning_rates": list(design.learning_rates),
     }  # fmt: skip

@@ -5,7 +5,6 @@ A branch is the folder of a run that ended with the checkpoint, with another rec
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import shutil
@@ -15,24 +14,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shardwise.batch_size import BranchPoint
 from shardwise.batch_size.branch_losses import (
     BRANCH_KIND,
     BRANCH_SCHEMA,
     BRANCHES_FILE,
+    LOSS_TOLERANCE,
     MIN_STEPS,
     Branch,
-    read_branch_point,
+    BranchOutcome,
+    read_branch_outcome,
     read_branches,
     window_loss,
 )
 from shardwise.measure.batch_experiments.concurrent_runs import (
     CHECKPOINT_EVERY,
+    BatchSizes,
     ExperimentFolder,
+    PathLike,
     ProcessBudget,
     Runner,
     parse_batches,
-    require_flags,
+    require_arguments,
 )
 from shardwise.records import RunFolder
 from shardwise.records.run_folder import RunInputs
@@ -45,6 +47,7 @@ from shardwise.run.trainer.batch_schedule import resume_ramp
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.search import Plan, load_plan
 from shardwise.values import CHECKSUM_KEY, InputError, format_quantity, name_path_in_errors, parse_count, run_all
+from shardwise.values.argument_labels import argument_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +74,8 @@ class BranchStart:
             available = ", ".join(map(str, sorted(checkpoints))) or "none"
             requested = "any" if step is None else f"step {step}"
             raise InputError(
-                f"--step: found no checkpoint of {requested} in {run.checkpoints}, which has {available}; one of them is "
-                "required: --keep-every of `shardwise train` keeps more"
+                f"{argument_label('step')}: found no checkpoint of {requested} in {run.checkpoints}, which has {available}; one "
+                "of them is required: --keep-every of `shardwise train` keeps more"
             )
         checkpoint_step = max(checkpoints) if step is None else step
         inputs, payload = run.read_inputs(), read_payload(checkpoints[checkpoint_step])
@@ -214,6 +217,24 @@ def _link_or_copy(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchRequest:
+    """Branches as a user asks for them; numbers may be texts.
+
+    The run in the folder `run` goes on from the checkpoint of `step` (None: the newest) at each batch of `batches` over `tokens`
+    tokens of the sources `data` (none: those of the run); `batch_lr` says how the learning rate follows the batch.
+    """
+
+    run: PathLike
+    batches: BatchSizes | None
+    tokens: int | str | None
+    step: int | str | None
+    data: Sequence[str]
+    out: PathLike | None
+    batch_lr: BatchLrRule
+    processes: int | str | None
+
+
 REQUIRED = {
     "batches": "such as 4Ki:256Ki:x2",
     "tokens": "the window that each branch is trained on, such as 2G",
@@ -222,38 +243,38 @@ REQUIRED = {
 
 
 def run_checkpoint_branches(
-    arguments: argparse.Namespace, report: Callable[[str], None]
-) -> tuple[BranchPoint, tuple[Branch, ...]]:
-    """Make the branches that are left, and return the checkpoint and all branches. Raises `InputError`, and
-    `SystemExit` after a signal."""
-    require_flags(arguments, REQUIRED)
-    experiment = parse_branches(arguments)
-    budget = ProcessBudget.of(arguments.processes, experiment.start.plan.layout.num_devices)
+    request: BranchRequest, report: Callable[[str], None], tolerance: float = LOSS_TOLERANCE
+) -> BranchOutcome:
+    """Make the branches that are left, and compare all of them. Raises `InputError`, and `SystemExit` after a signal."""
+    require_arguments(request, REQUIRED)
+    assert request.out is not None  # required
+    experiment = _parse_branches(request, Path(request.out))
+    budget = ProcessBudget.of(request.processes, experiment.start.plan.layout.num_devices)
     run_all(*(partial(_admit, experiment, trial) for trial in experiment.trials))
     Runner(experiment, budget, report).run_all(_identity(experiment))
-    return read_branch_point(experiment.folder.path), read_branches(experiment.folder.path)
+    return read_branch_outcome(experiment.folder.path, tolerance)
 
 
-def parse_branches(arguments: argparse.Namespace) -> BranchExperiment:
-    """Return the branches of the flags, and one with the run's own batch. Raises `InputError` with every problem."""
+def _parse_branches(request: BranchRequest, out: Path) -> BranchExperiment:
+    """Return the branches of a request, and one with the run's own batch. Raises `InputError` with every problem."""
     batches, window_tokens, step, sources = run_all(
-        lambda: parse_batches(arguments.batches),
-        lambda: parse_count(arguments.tokens, label="--tokens"),
-        lambda: None if arguments.step is None else parse_count(arguments.step, label="--step"),
-        lambda: tuple(map(parse_source, arguments.data)),
+        lambda: parse_batches(request.batches or ""),
+        lambda: parse_count(request.tokens or "", label=argument_label("tokens")),
+        lambda: None if request.step is None else parse_count(request.step, label=argument_label("step")),
+        lambda: tuple(map(parse_source, request.data)),
     )
-    start = BranchStart.read(Path(arguments.source), step)
+    start = BranchStart.read(Path(request.run), step)
     start = replace(start, recipe=replace(start.recipe, data=sources)) if sources else start
     all_batches = {*batches, start.batch_tokens}
     if window_tokens < MIN_STEPS * max(all_batches):
         raise InputError(
-            f"--tokens: found {window_tokens:,}, {window_tokens / max(all_batches):.3g} steps of the largest batch, "
-            f"{max(all_batches):,} tokens; at least {MIN_STEPS} are required: {MIN_STEPS * max(all_batches):,}, or "
-            "smaller --batches"
+            f"{argument_label('tokens')}: found {window_tokens:,}, {window_tokens / max(all_batches):.3g} steps of the largest "
+            f"batch, {max(all_batches):,} tokens; at least {MIN_STEPS} are required: {MIN_STEPS * max(all_batches):,}, or "
+            f"smaller {argument_label('batches')}"
         )
     return BranchExperiment(
-        start=start, batches=sorted(all_batches), window_tokens=window_tokens, rule=arguments.batch_lr,
-        folder=branches_folder(Path(arguments.out)),
+        start=start, batches=sorted(all_batches), window_tokens=window_tokens, rule=request.batch_lr,
+        folder=branches_folder(out),
     )  # fmt: skip
 
 
@@ -264,7 +285,9 @@ def _admit(experiment: BranchExperiment, trial: BranchTrial) -> None:
         check_run(start.plan, RunSettings(plan=start.run.plan, out=experiment.folder.run_of(trial.name), recipe=recipe))
         resume_ramp(start.plan, recipe, start.values, start.step)
     except InputError as error:
-        raise InputError(*(f"--batches {trial.batch_tokens}: {problem}" for problem in error.problems)) from None
+        raise InputError(
+            *(f"{argument_label('batches')} {trial.batch_tokens}: {problem}" for problem in error.problems)
+        ) from None
 
 
 def _identity(experiment: BranchExperiment) -> dict[str, object]:

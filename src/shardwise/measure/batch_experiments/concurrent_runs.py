@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -24,21 +23,26 @@ from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.folder_lock import RunLock
 from shardwise.search.sweep_values import parse_sweep
 from shardwise.values import InputError, parse_count, pluralize, raise_problems, write_json_atomic, write_text_atomic
+from shardwise.values.argument_labels import argument_label
+
+PathLike = str | os.PathLike[str]
+BatchSizes = str | Sequence[int | str]
 
 
-def require_flags(arguments: argparse.Namespace, required: Mapping[str, str]) -> None:
-    """Raise `InputError` that names every missing flag; `required` maps a flag to the text of what it takes."""
-    missing = [name for name in required if not getattr(arguments, name)]
-    raise_problems([f"--{name.replace('_', '-')}: found none; {required[name]}, is required" for name in missing])
+def require_arguments(request: object, required: Mapping[str, str]) -> None:
+    """Raise `InputError` that names every field of a request that is missing; `required` says what each takes."""
+    missing = [name for name in required if not getattr(request, name)]
+    raise_problems([f"{argument_label(name)}: found none; {required[name]}, is required" for name in missing])
 
 
-def parse_batches(text: str) -> tuple[int, ...]:
-    """Return the batches of `--batches` in tokens, in the order given. Raises `InputError`.
+def parse_batches(batches: BatchSizes) -> tuple[int, ...]:
+    """Return batches in tokens, in the order given. Raises `InputError`.
 
-    >>> parse_batches("1Ki:4Ki:x2"), parse_batches("512,4Ki")
-    ((1024, 2048, 4096), (512, 4096))
+    >>> parse_batches("1Ki:4Ki:x2"), parse_batches("512,4Ki"), parse_batches([512, "4Ki"])
+    ((1024, 2048, 4096), (512, 4096), (512, 4096))
     """
-    return tuple(int(value) for value in parse_sweep(f"batch={text}", "--batches").values)
+    text = batches if isinstance(batches, str) else ",".join(map(str, batches))
+    return tuple(int(value) for value in parse_sweep(f"batch={text}", argument_label("batches")).values)
 
 
 ERROR = "error: "
@@ -182,11 +186,13 @@ class ProcessBudget:
     num_threads: int
 
     @classmethod
-    def of(cls, processes: str | None, num_ranks: int) -> ProcessBudget:
-        """Divide the cores of this host among runs of `num_ranks` ranks; `processes` is the text of `--processes`.
+    def of(cls, processes: int | str | None, num_ranks: int) -> ProcessBudget:
+        """Divide the cores of this host among runs of `num_ranks` ranks; `processes` runs at a time, if given.
         Raises `InputError`."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        num_processes = parse_count(processes, label="--processes") if processes else max(cores // num_ranks, 1)
+        num_processes = (
+            parse_count(processes, label=argument_label("processes")) if processes else max(cores // num_ranks, 1)
+        )
         return cls(num_processes=num_processes, num_threads=max(cores // (num_processes * num_ranks), 1))
 
 

@@ -8,7 +8,7 @@ of devices, sequence, batch and precision, and at least `FEWEST_LAYOUTS` layouts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
@@ -207,30 +207,3 @@ def published_groups(progress: Progress = ignore_progress) -> dict[str, list[Lay
         HELD_OUT_HALF: half_of_study(study, fitted=False),
     }
     return {name: group_layouts(predict_rows(rows, progress=progress)) for name, rows in sets.items()}
-
-
-def groups_report(groups_by_set: dict[str, list[LayoutGroup]]) -> str:
-    """Return a table of all sets, and the groups in which the pick loses most."""
-    lines = [
-        f"layouts compared: rows alike in {', '.join(KEY_COLUMNS)}; at least {FEWEST_LAYOUTS} layouts; "
-        "the constants of the package",
-        "",
-        f"{'':<24}{'groups':>8}{'pairs':>8}{'ordered':>9}{'best picked':>13}{'mean regret':>13}{'worst':>8}",
-    ]
-    for name, groups in groups_by_set.items():
-        statistics = choice_statistics(groups)
-        if statistics:
-            lines.append(
-                f"{name:<24}{statistics.num_groups:>8}{statistics.num_pairs:>8}{statistics.ordered:>9.1%}"
-                f"{statistics.picked:>13}{statistics.mean_regret:>13.1%}{statistics.worst_regret:>8.1%}"
-            )
-    lines += ["", "pairs: those that differ by over a tenth; regret: how much longer the pick takes than the best", ""]
-    return "\n".join([*lines, "largest regrets", *_largest_regrets(groups_by_set)])
-
-
-def _largest_regrets(groups_by_set: dict[str, list[LayoutGroup]], count: int = 10) -> Iterator[str]:
-    regretted = [(group, name) for name, groups in groups_by_set.items() for group in groups if group.regret > 0]
-    for group, name in sorted(regretted, key=lambda pair: -pair[0].regret)[:count]:
-        family, _, model, chip, devices, seq_len, batch, _ = group.key
-        yield f"  {group.regret:>6.1%}  {model} on {devices} {chip}, {batch} sequences of {seq_len} ({family}; {name})"
-        yield f"          picked {group.pick}, best {group.best}"

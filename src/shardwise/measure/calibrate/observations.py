@@ -27,6 +27,7 @@ from shardwise.price import Pricing, Problem
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.values import InputError, SymbolValues, Value, bytes_per_element, raise_problems
+from shardwise.values.argument_labels import argument_label
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]
@@ -130,12 +131,14 @@ def read_benchmark_lines(path: str, target: BenchmarkTarget) -> tuple[BenchmarkL
     try:
         lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
-        raise InputError(f"--bench: cannot read {path}: {error.strerror}; the path of a file is required") from None
+        raise InputError(
+            f"{argument_label('bench')}: cannot read {path}: {error.strerror}; the path of a file is required"
+        ) from None
     except ValueError:
-        raise InputError(f"--bench: {path} is not text; JSON lines in UTF-8 are required") from None
+        raise InputError(f"{argument_label('bench')}: {path} is not text; JSON lines in UTF-8 are required") from None
     problems: list[str] = []
     benchmark_lines = [
-        _parse_line(f"--bench: {path}: line {number}", line, target, problems)
+        _parse_line(f"{argument_label('bench')}: {path}: line {number}", line, target, problems)
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -10,12 +10,12 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from shardwise.layout import LayoutPayload, layout_payload
+from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration
 from shardwise.measure.calibrate.layout_ranking import (
     FEWEST_LAYOUTS,
     KEY_COLUMNS,
     LEAST_DIFFERENCE,
     ChoiceStatistics,
-    LayoutGroup,
     RankingStatistics,
     choice_statistics,
 )
@@ -31,6 +31,7 @@ from shardwise.measure.calibrate.published_fit import STRATA, PublishedFit, fold
 from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.measure.calibrate.user_cluster_fit import ConstantShift, Residual, UserClusterFit
+from shardwise.measure.calibrate.validation import EvaluatedRuns, RankedLayouts
 from shardwise.values import MergedFields
 
 CALIBRATE_SCHEMA = "shardwise.calibrate/1"
@@ -117,17 +118,18 @@ class ValidatePayload(TypedDict):
     unreadable: list[list[str]]
 
 
-def calibrate_payload(fit: UserClusterFit, name: str, source: str) -> dict[str, Any]:
+def calibrate_payload(calibration: ClusterCalibration) -> dict[str, Any]:
     """Return the JSON of `shardwise calibrate --json`."""
+    fit = calibration.fit
     return {
         "schema": CALIBRATE_SCHEMA,
         "cluster": {
-            "name": name,
+            "name": calibration.name,
             "chip": fit.user_cluster.nominal.chip.name,
             "num_devices": fit.user_cluster.nominal.num_devices,
         },
         "stack": fit.stack.name,
-        "source": source,
+        "source": calibration.source,
         "constants": {shift.name: {**asdict(shift), "identified": shift.identified} for shift in fit.constants},
         "runs": _errors_payload(fit, benches=False),
         "benches": _errors_payload(fit, benches=True),
@@ -145,8 +147,9 @@ def _errors_payload(fit: UserClusterFit, *, benches: bool) -> dict[str, Any]:
     }
 
 
-def validate_payload(runs: Sequence[EvaluatedRun]) -> dict[str, Any]:
+def validate_payload(evaluated: EvaluatedRuns) -> dict[str, Any]:
     """Return the JSON of `shardwise validate --json`: predictions of published runs and their errors."""
+    runs = evaluated.runs
 
     def tables(nested: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
         return {name: {value: asdict(errors) for value, errors in table.items()} for name, table in nested.items()}
@@ -271,8 +274,9 @@ class LayoutGroupsPayload(TypedDict):
     groups: list[LayoutGroupPayload]
 
 
-def groups_payload(groups_by_set: dict[str, list[LayoutGroup]]) -> dict[str, Any]:
+def groups_payload(ranked: RankedLayouts) -> dict[str, Any]:
     """Return the JSON of `shardwise validate --groups --json`."""
+    groups_by_set = ranked.groups_by_set
     return {
         "schema": GROUPS_SCHEMA, "key": list(KEY_COLUMNS), "fold": "fitted", "fewest_layouts": FEWEST_LAYOUTS,
         "apart": LEAST_DIFFERENCE,

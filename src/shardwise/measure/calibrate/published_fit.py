@@ -237,45 +237,6 @@ def repeat_noise(fit: PublishedFit) -> dict[str, ErrorStatistics]:
     return {kind: error_statistics(kind_errors) for kind, kind_errors in sorted(errors.items())}
 
 
-def fold_report(fit: PublishedFit) -> str:
-    """Return a table of errors by fold and stratum, with coverage of the intervals, ranking of layouts, and noise."""
-    titles = {
-        "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
-        "lab": "lab and stack new",
-        "three": "source and stack new, three of its runs given",
-    }  # fmt: skip
-    lines = []
-    for fold, title in titles.items():
-        seconds = fit.in_sample if fold == "fitted" else fit.folds[fold]
-        lines.append(
-            f"{title:<46}" + "".join(f"{name:>8}" for name in ("rows", "mean", "median", "p90", "worst", "bias"))
-        )
-        for name, stratum in STRATA.items():
-            errors = fold_statistics(fit, seconds, stratum)
-            if errors:
-                shares = "".join(f"{share:>8.1%}" for share in (errors.mean, errors.median, errors.p90, errors.worst))
-                lines.append(f"  {name:<44}{errors.num_rows:>8}{shares}{errors.bias:>+8.1%}")
-        if fold != "fitted":
-            spread = fit.spread(fold)
-            intervals = ", ".join(f"{kind} {low:.2f} to {high:.2f}" for kind, (low, high) in spread.items())
-            lines.append(f"  90% intervals: {intervals} times the prediction; coverage {fit.coverage(fold):.1%}")
-        ranking = fold_ranking(fit, seconds)
-        if ranking:
-            lines.append(
-                f"  layouts of one model on one machine that differ by over 10%: {ranking.ordered:.1%} of "
-                f"{ranking.num_pairs} pairs ordered correctly;\n"
-                f"  taking the predicted best loses {ranking.lost:.1%} of the throughput on average "
-                f"({ranking.num_groups} groups), {ranking.most_lost:.0%} at most"
-            )
-        lines.append("")
-    lines.append("repeated runs of one configuration, around their median (different releases, different days)")
-    lines += [
-        f"  {kind:<44}{noise.num_rows:>8}{noise.mean:>8.1%}{noise.median:>8.1%}{noise.p90:>8.1%}{noise.worst:>8.1%}"
-        for kind, noise in repeat_noise(fit).items()
-    ]
-    return "\n".join(lines).rstrip()
-
-
 CONSTANTS_FILE = Path(__file__).parents[2] / "hardware" / "catalog" / "published_constants.toml"
 
 

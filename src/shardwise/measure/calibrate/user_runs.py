@@ -56,6 +56,7 @@ from shardwise.model import Architecture, Job
 from shardwise.model.architecture import IS_GATED
 from shardwise.price import Problem
 from shardwise.values import InputError, get_precision, parse_quantity
+from shardwise.values.argument_labels import argument_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,14 +375,18 @@ def append_row(path: Path, run: RunAsRow) -> None:
         columns = list(ROW_COLUMNS) if is_new else _read_header(path)
         missing = [column for column in run.cells if column not in columns]
         if missing:
-            raise InputError(f"--row: {path} has no column {', '.join(missing)}; add them, or name another file")
+            raise InputError(
+                f"{argument_label('row')}: {path} has no column {', '.join(missing)}; add them, or name another file"
+            )
         with path.open("a", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
             if is_new:
                 writer.writeheader()
             writer.writerow(dict(run.cells))
     except (OSError, ValueError, csv.Error) as error:
-        raise InputError(f"--row: cannot write {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise InputError(
+            f"{argument_label('row')}: cannot write {path}: {getattr(error, 'strerror', None) or error}"
+        ) from None
 
 
 def _read_header(path: Path) -> list[str]:

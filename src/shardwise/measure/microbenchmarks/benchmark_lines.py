@@ -6,7 +6,8 @@ The file is written line by line, so that an interrupted run keeps what it measu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -113,6 +114,16 @@ def remaining_lines(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[
     return [line for line in lines if line_key(line) not in done]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkResult:
+    """Lines that were measured on a machine; `num_known` more were in the file `out` already."""
+
+    machine: str
+    lines: tuple[Mapping[str, Any], ...]
+    num_known: int = 0
+    out: str | None = None
+
+
 class BenchPayload(TypedDict):
     """Micro-benchmarks of a machine: a line for each, whose keys depend on what `bench` it is."""
 
@@ -121,6 +132,6 @@ class BenchPayload(TypedDict):
     lines: list[dict[str, Any]]
 
 
-def bench_payload(machine: str, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def bench_payload(result: BenchmarkResult) -> dict[str, Any]:
     """Return the JSON of `shardwise bench --json`: the lines that were measured on a machine."""
-    return {"schema": SCHEMA, "machine": machine, "lines": list(lines)}
+    return {"schema": SCHEMA, "machine": result.machine, "lines": list(result.lines)}

@@ -9,7 +9,7 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -152,26 +152,32 @@ class MachinePayload(TypedDict):
     measured_over_predicted: dict[str, float]
 
 
-class MachineResult(NamedTuple):
-    """The machine at nominal rates, and the calibration of what it reaches."""
+@dataclass(frozen=True, slots=True)
+class MachineResult:
+    """The machine at nominal rates, and the calibration of what it reaches; `out` is the file that was written, if any.
+
+    `measured_over_predicted` are measured seconds of whole steps over those that the constants give.
+    """
 
     cluster: Cluster
     calibration: Calibration
-    measured_over_predicted: Mapping[str, float]  # of whole steps, measured seconds over those that the constants give
-
-    def payload(self) -> dict[str, Any]:
-        """Return the chip, its links and the constants as JSON."""
-        return {
-            "schema": SCHEMA, "machine": self.cluster.name,
-            "chip": asdict(self.cluster.chip), "topology": asdict(self.cluster.topology),
-            "calibration": asdict(self.calibration), "measured_over_predicted": dict(self.measured_over_predicted),
-        }  # fmt: skip
+    measured_over_predicted: Mapping[str, float]
+    out: str | None = None
 
     def toml(self) -> str:
         meanings = {name: constant.meaning for name, constant in {**CONSTANTS, **BENCH_ONLY_CONSTANTS}.items()}
         meanings["network_fraction"] = "not measured: as link_fraction"
         meanings["fp8_matmul_fraction"] = "not measured: as matmul_fraction"
         return format_cluster_toml(self.cluster, self.calibration, meanings)
+
+
+def machine_payload(result: MachineResult) -> dict[str, Any]:
+    """Return the JSON of `shardwise bench machine --json`: the chip, its links and the constants."""
+    cluster = result.cluster
+    return {
+        "schema": SCHEMA, "machine": cluster.name, "chip": asdict(cluster.chip), "topology": asdict(cluster.topology),
+        "calibration": asdict(result.calibration), "measured_over_predicted": dict(result.measured_over_predicted),
+    }  # fmt: skip
 
 
 def measure_machine(

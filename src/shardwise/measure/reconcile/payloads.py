@@ -100,8 +100,9 @@ class ReconcilePayload(TypedDict):
     advice: list[str]
 
 
-def reconcile_payload(plan: Plan, reconciliation: Reconciliation) -> dict[str, Any]:
+def reconcile_payload(reconciliation: Reconciliation) -> dict[str, Any]:
     """Return the JSON of `shardwise reconcile --json`."""
+    plan = reconciliation.plan
     time, memory, attribution = reconciliation.time, reconciliation.memory, reconciliation.attribution
     return {
         "schema": RECONCILE_SCHEMA,
@@ -189,7 +190,7 @@ class TracePayload(TypedDict):
     bottlenecks: list[Annotated[dict[str, Any], MergedFields(Bottleneck, BottleneckProperties)]] | None
 
 
-def trace_payload(analysis: TraceAnalysis, *, bottlenecks: bool = False) -> dict[str, Any]:
+def trace_payload(analysis: TraceAnalysis) -> dict[str, Any]:
     """Return the JSON of `shardwise trace --json`."""
     plan = analysis.plan
     return {
@@ -202,7 +203,7 @@ def trace_payload(analysis: TraceAnalysis, *, bottlenecks: bool = False) -> dict
         ],
         "lateness": [asdict(rank) for rank in analysis.lateness], "stalls": [asdict(stall) for stall in analysis.stalls],
         "bottlenecks": [_bottleneck_payload(bottleneck, plan) for bottleneck in analysis.bottlenecks]
-        if bottlenecks else None,
+        if analysis.lists_bottlenecks else None,
     }  # fmt: skip
 
 
@@ -265,9 +266,9 @@ class RehearsePayload(TypedDict):
     ok: bool
 
 
-def rehearsal_payload(plan: Plan, rehearsal: Rehearsal) -> dict[str, Any]:
+def rehearsal_payload(rehearsal: Rehearsal) -> dict[str, Any]:
     """Return the JSON of `shardwise rehearse --json`."""
-    rehearsed = rehearsal.rehearsed
+    plan, rehearsed = rehearsal.plan, rehearsal.rehearsed
     return {
         "schema": REHEARSE_SCHEMA,
         "model": model_payload(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan),

@@ -41,8 +41,10 @@ DEFINING_JOB_FIELDS = ("seq_len", "global_batch_tokens", "precision")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InspectedRun:
-    """A run since its latest start: the steps whose seconds count, the record and inspection of one step, the recipe."""
+    """A run since its latest start: its folder, the steps whose seconds count, the record and inspection of one step, the
+    recipe."""
 
+    path: Path
     timed_steps: tuple[StepRecord, ...]
     inspected_step: StepRecord
     inspection: RunInspection
@@ -64,7 +66,7 @@ def read_run(plan: Plan, path: Path) -> InspectedRun:
             "`shardwise train`"
         )
     return InspectedRun(
-        timed_steps=_select_steps(plan, log, path), inspected_step=inspected_step, inspection=inspection,
+        path=path, timed_steps=_select_steps(plan, log, path), inspected_step=inspected_step, inspection=inspection,
         recipe=parse_recipe(inputs.recipe, str(folder.recipe))
     )  # fmt: skip
 
@@ -128,13 +130,15 @@ ENGINE_LOSS = "in_place"  # the kind of loss of the engine (`values.loss_kernels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconciliation(Displayable):
-    """A run compared with its plan.
+    """A run, in the folder `path`, compared with its plan.
 
     `machine` ran the plan; `changes` are relative changes of its probes' times from before the run to after it, by
     name. `attribution` is None for a step that is as predicted, and on a noisy machine. `remarks` say how to read the
     numbers, the most important first; `advice` lists commands that would improve the plan.
     """
 
+    plan: Plan
+    path: Path
     machine: str
     changes: Mapping[str, float]
     time: StepTime
@@ -155,7 +159,7 @@ def reconcile(plan: Plan, run: InspectedRun) -> Reconciliation:
     changes = run.inspection.relative_changes()
     attribution = None if noisy_changes(changes) else attribute_error(time, lambda name: find_dependencies(plan, name))
     return Reconciliation(
-        machine=run.inspection.machine, changes=changes, time=time, attribution=attribution,
+        plan=plan, path=run.path, machine=run.inspection.machine, changes=changes, time=time, attribution=attribution,
         memory=compare_memory(engine_memory(plan, run.recipe), run.inspection),
         collectives=compare_collectives(
             plan, run.recipe.for_step(run.inspected_step.step - 1), run.inspected_step.num_tokens,
@@ -163,6 +167,11 @@ def reconcile(plan: Plan, run: InspectedRun) -> Reconciliation:
         remarks=tuple(_remarks(plan, run, changes)),
         advice=tuple(_advice(plan, time, run.inspection, noisy=bool(noisy_changes(changes)))),
     )  # fmt: skip
+
+
+def reconcile_run(plan: Plan, path: Path) -> Reconciliation:
+    """Compare the run in a folder with its plan. Raises `InputError` as `read_run` does."""
+    return reconcile(plan, read_run(plan, path))
 
 
 def noisy_changes(changes: Mapping[str, float]) -> dict[str, float]:

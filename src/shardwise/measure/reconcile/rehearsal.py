@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.layout import layout_degrees, num_micro_batches, require_runnable
 from shardwise.measure.reconcile.reconciliation import cast_remarks
 from shardwise.measure.reconcile.step_terms import (
     GATHERED,
@@ -19,7 +20,9 @@ from shardwise.records import RunInspection
 from shardwise.records.step_memory_and_collectives import RehearsedRank
 from shardwise.run import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_policy
+from shardwise.run.trainer.flags import apply_changes
 from shardwise.search import Plan
+from shardwise.values import get_precision, parse_overrides
 
 REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: bytes of tensors do not depend on the machine
 SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one moment and not at another that is as full
@@ -27,9 +30,10 @@ SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one mome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What was planned and executed for one of `ranks` ranks. `planned_micro_batches` are those of the plan's step;
+    """What was planned and executed for one of the plan's `ranks` ranks. `planned_micro_batches` are those of the plan's step;
     `remarks` say how to read the numbers."""
 
+    plan: Plan
     ranks: int
     rehearsed: RehearsedRank
     planned_micro_batches: int
@@ -66,6 +70,18 @@ def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
     return term.name == "peak" or term.largest is not None
 
 
+def rehearse_plan(plan: Plan, rank: int = 0, changes: Sequence[str] = ()) -> Rehearsal:
+    """Run a step of one rank of a plan alone, and compare it with the plan; `changes` are texts "recipe.NAME=VALUE".
+
+    Raises `InputError` for a plan that the engine does not run.
+    """
+    recipe = apply_changes(TrainingRecipe(steps=1), parse_overrides(changes, rooms=("recipe",))["recipe"])
+    require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
+    from shardwise.run.trainer.rehearsal import rehearse_rank  # loads PyTorch
+
+    return compare_rehearsal(plan, recipe, rehearse_rank(plan, recipe, rank))
+
+
 def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRank) -> Rehearsal:
     """Compare the step of a rehearsed rank with the plan."""
     layout, pp_rank = plan.layout, rehearsed.coordinate.get("pp", 0)
@@ -76,7 +92,7 @@ def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRa
         device="meta", machine="", before={}, rank=rehearsed.rank, memory=rehearsed.inspection.memory
     )
     return Rehearsal(
-        ranks=layout.num_devices, rehearsed=rehearsed, memory=compare_memory(planned, measured),
+        plan=plan, ranks=layout.num_devices, rehearsed=rehearsed, memory=compare_memory(planned, measured),
         planned_micro_batches=int(num_micro_batches(plan.job, layout_degrees(layout))),
         remarks=tuple(cast_remarks(plan, recipe)),
         collectives=compare_collectives(

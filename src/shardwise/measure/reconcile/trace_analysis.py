@@ -62,10 +62,12 @@ class Bottleneck:
 
 @dataclass(frozen=True)
 class TraceAnalysis:
-    """A traced step of a plan, and what its traces show."""
+    """A traced step of a run, its plan, and what its traces show. `lists_bottlenecks`: reports and payloads have them."""
 
     plan: Plan
     step: TracedStep
+    run: RunFolder
+    lists_bottlenecks: bool = False
 
     @cached_property
     def planned(self) -> Simulation:
@@ -250,7 +252,7 @@ def _advice(axis: str) -> str:
     return f"a lower degree of {axis}"
 
 
-def load_trace_analysis(run: RunFolder, step: int | None = None) -> TraceAnalysis:
+def load_trace_analysis(run: RunFolder, step: int | None = None, *, lists_bottlenecks: bool = False) -> TraceAnalysis:
     """Read a traced step of a run, by default the last one. Raises `InputError` if there is none."""
     traced_step = read_traced_step(run, step)  # first, for its error about a run without traces
-    return TraceAnalysis(load_plan(run.plan), traced_step)
+    return TraceAnalysis(load_plan(run.plan), traced_step, run, lists_bottlenecks)

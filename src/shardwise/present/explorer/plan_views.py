@@ -53,7 +53,7 @@ def _priced(asked: Asked) -> dict[str, Any]:
 
 def _measured(asked: Asked) -> dict[str, Any]:
     """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
-    return {"reconcile": reconcile_payload(asked.plan, asked.measured)} if asked.measured else {}
+    return {"reconcile": reconcile_payload(asked.measured)} if asked.measured else {}
 
 
 def _overview_provenance(asked: Asked) -> Fields:
@@ -169,7 +169,7 @@ def run(asked: Asked) -> dict[str, Any]:
     found = asked.measured or reconcile(asked.plan, read_run(asked.plan, asked.known.run))
     return head(asked) | {
         "controls": controls(asked), "fields": fields_payload(run_fields(asked)),
-        "reconcile": reconcile_payload(asked.plan, found),
+        "reconcile": reconcile_payload(found),
     }  # fmt: skip
 
 

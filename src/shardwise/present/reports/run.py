@@ -1,228 +1,321 @@
-"""Reports of a run beside its plan: reconciliation and rehearsal."""
+"""Reports of what is done with a plan: a run of it, one rank alone, small meshes that verify it; and of token shards."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.measure import Reconciliation
 from shardwise.measure.reconcile.reconciliation import LARGEST_REST
-from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, is_judged
-from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE as MEMORY_CLOSE
-from shardwise.measure.reconcile.step_terms import (
-    TIME_TOLERANCE,
-    Attribution,
-    CollectiveComparison,
-    MemoryTerm,
-    StepMemory,
-    StepTime,
+from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, is_judged
+from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE, TIME_TOLERANCE
+from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.report import (
+    BAR_STEPS,
+    Block,
+    Cell,
+    Line,
+    Number,
+    Report,
+    Row,
+    Section,
+    ShareBar,
+    Status,
+    Table,
+    sections_of_text,
 )
-from shardwise.present.rendering.report import BAR_STEPS, Report, Row, Section, ShareBar, Status, Table
 from shardwise.present.reports.wording import INTERVAL, format_interval
-from shardwise.search import Plan
+from shardwise.records.run_summary import summary_text
+from shardwise.step import count_collectives
 from shardwise.values import format_bytes, format_seconds, pluralize
 
-BARS = Table(
+if TYPE_CHECKING:
+    from shardwise.measure import Reconciliation
+    from shardwise.measure.reconcile.rehearsal import Rehearsal
+    from shardwise.measure.reconcile.step_terms import (
+        Attribution,
+        CollectiveComparison,
+        MemoryTerm,
+        StepMemory,
+        StepTime,
+    )
+    from shardwise.records.run_summary import RunSummary
+    from shardwise.run import TokenizedCorpus
+    from shardwise.verify import PlanVerification
+    from shardwise.verify.training.plan_verification import MeshVerification
+
+BAR_LEGEND = Table(
     rows=((ShareBar("#"), "predicted and measured", ShareBar("+"), "measured only", ShareBar("-"), "predicted only"),),
     head=False,
     indent=2,
 )
-MOST_NAMED = 5  # of what a term depends on; --json has all
-MOST_MISCOUNTED = 10
+MAX_DEPENDENCIES = 5  # that are named of a term; --json has all
+MAX_MISCOUNTED = 10
 LEAST_HIDDEN = 1e-3  # of a step: less is not worth a word
-ROUNDING = 1e-9  # of the whole: a smaller difference is none, only how sums round
+ROUNDING = 1e-9  # of the total: a smaller difference is only how sums round
 
 
-def reconcile_report(plan: Plan, found: Reconciliation, folder: str) -> Report:
-    """The verdict, the terms of the time, what was issued, and what to mend; in detail the terms of the memory."""
-    head = f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, against {folder}"
-    lines = [f"  {remark}" for remark in found.remarks]
-    lines += [f"  ran on {found.machine}{_steady(found)}", *(f"  {line}" for line in _reconciliation_verdict(found))]
-    verdict, *issued = collective_lines(found.collectives)
+def reconcile_report(reconciliation: Reconciliation) -> Report:
+    """Report the verdict, the terms of the time, what was issued, and what to mend; in detail the terms of the memory."""
+    plan, memory, collectives = reconciliation.plan, reconciliation.memory, reconciliation.collectives
+    title = f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, against {reconciliation.path}"
+    verdict, *issued = _collective_lines(collectives)
+    head: list[Block] = [f"  {remark}" for remark in reconciliation.remarks]
+    head.append(f"  ran on {reconciliation.machine}{_steadiness(reconciliation)}")
+    head += [_indented(line) for line in _step_verdict(reconciliation)]
+    head += [_memory_line(memory), _indented(verdict)]
     sections = [
-        Section([*lines, f"  {_memory_line(found.memory)}", f"  {verdict}"], title=head),
-        Section([_time(found.time), BARS], name="time of a step"),
-        Section([_memory(found.memory), *_beside(found.memory)], name="memory of a device", detail=True),
-        Section(issued, title="bytes of the collectives, planned and issued", detail=found.collectives.equal),
-        Section([f"  {line}" for line in found.advice], title="to mend the plan's seconds"),
+        Section(head, title=title),
+        Section([_time_table(reconciliation.time), BAR_LEGEND], name="time of a step"),
+        Section([_memory_table(memory), *_memory_outside_terms(memory)], name="memory of a device", detail=True),
+        Section(issued, title="bytes of the collectives, planned and issued", detail=collectives.equal),
+        Section([f"  {advice}" for advice in reconciliation.advice], title="to mend the plan's seconds"),
     ]
-    return [one for one in sections if one.blocks]
+    return [section for section in sections if section.blocks]
 
 
-def _steady(found: Reconciliation) -> str:
-    if found.noisy or not found.changes:
+def _indented(line: Line) -> Line:
+    return Line(("  ", *line.parts))
+
+
+def _steadiness(reconciliation: Reconciliation) -> str:
+    if reconciliation.noisy or not reconciliation.changes:
         return ""
-    return ", steady: " + ", ".join(f"{name} {change:+.0%}" for name, change in found.changes.items())
+    return ", steady: " + ", ".join(f"{name} {change:+.0%}" for name, change in reconciliation.changes.items())
 
 
-def _reconciliation_verdict(found: Reconciliation) -> Iterator[str]:
-    time = found.time
-    low, high = format_seconds(time.low_s), format_seconds(time.high_s)
-    spread = f"(mean of the middle half of {time.num_steps} steps; 80% of them between {low} and {high})"
-    yield f"step {format_seconds(time.predicted_s)} predicted, {format_seconds(time.measured_s)} measured {spread}"
+def _step_verdict(reconciliation: Reconciliation) -> Iterator[Line]:
+    time = reconciliation.time
+    yield Line(
+        (
+            "step ", seconds(time.predicted_s, "time.predicted_s", time.interval90, "prediction"), " predicted, ",
+            seconds(time.measured_s, "time.measured_s", kind="measured"),
+            f" measured (mean of the middle half of {time.num_steps} steps; 80% of them between ",
+            seconds(time.low_s, "time.low_s", kind="measured"), " and ",
+            seconds(time.high_s, "time.high_s", kind="measured"), ")",
+        )
+    )  # fmt: skip
     if time.interval90 is None:
-        yield f"the prediction is a bound: the step took {time.measured_s / time.predicted_s:.2f} times as long"
+        ratio = time.measured_s / time.predicted_s
+        yield Line((f"the prediction is a bound: the step took {ratio:.2f} times as long",))
     else:
         verdict = "within" if time.within else "outside"
-        yield f"{verdict} the {INTERVAL}, {format_interval(time.interval90)}"
-    if found.attribution:
-        yield from _attribution(found.attribution)
-    elif not found.noisy:
-        yield f"no attribution: the step is as predicted, within {TIME_TOLERANCE:.0%}"
+        yield Line((f"{verdict} the {INTERVAL}, {format_interval(time.interval90)}",))
+    if reconciliation.attribution:
+        yield from _attribution(reconciliation.attribution)
+    elif not reconciliation.noisy:
+        yield Line((f"no attribution: the step is as predicted, within {TIME_TOLERANCE:.0%}",))
     side = "under" if time.rest_share < LARGEST_REST else "above"
-    yield f"unexplained {format_seconds(time.rest_s)}, {time.rest_share:.1%} of the step ({side} {LARGEST_REST:.0%})"
+    yield Line(
+        (
+            "unexplained ", seconds(time.rest_s, "time.rest_s"), ", ", share(time.rest_share, "time.rest_share"),
+            f" of the step ({side} {LARGEST_REST:.0%})",
+        )
+    )  # fmt: skip
 
 
-def _attribution(attribution: Attribution) -> Iterator[str]:
-    times = "not predicted" if attribution.ratio is None else f"{attribution.ratio:.2f} times its prediction"
-    yield f"attributed to {attribution.term.name}, {times}, {attribution.part:.0%} of the step's error"
+def _attribution(attribution: Attribution) -> Iterator[Line]:
+    times: tuple[Cell, ...] = ("not predicted",)
+    if attribution.ratio is not None:
+        ratio = Number(f"{attribution.ratio:.2f}", attribution.ratio, "x", "attribution.ratio")
+        times = (ratio, " times its prediction")
+    part = share(attribution.part, "attribution.part", digits=0)
+    yield Line((f"attributed to {attribution.term.name}, ", *times, ", ", part, " of the step's error"))
     if attribution.depends_on:
-        yield f"  it depends on {', '.join(attribution.depends_on[:MOST_NAMED])}"
+        yield Line((f"  it depends on {', '.join(attribution.depends_on[:MAX_DEPENDENCIES])}",))
 
 
-class _Line(NamedTuple):
+class _TermRow(NamedTuple):
+    """A term with its predicted and measured value, and the paths of these, of the share and of the difference."""
+
     name: str
     predicted: float | None
     measured: float
+    paths: tuple[str, str, str, str]
     note: str = ""
 
 
-def _table(title: str, rows: Iterable[_Line], whole: float, form: Callable[[float], str]) -> Table:
-    """Rows that are not empty; shares are of `whole`, which was measured."""
+def _term_table(title: str, rows: Iterable[_TermRow], total: float, form: Callable[[float], str], unit: str) -> Table:
+    """Return a table of the terms that are not empty; shares are of the measured `total`."""
     shown = [row for row in rows if row.predicted or row.measured]
-    most = max(max(row.predicted or 0.0, row.measured) for row in shown)
+    largest = max(max(row.predicted or 0.0, row.measured) for row in shown)
     cells: list[Row] = [(title, "predicted", "measured", "share", "difference", "", "")]
     for row in shown:
-        predicted = "" if row.predicted is None else form(row.predicted)
-        measured = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
-        difference = row.measured - (row.predicted or 0.0)
-        difference = 0.0 if abs(difference) < ROUNDING * whole else difference
-        signed = ("+" if difference >= 0 else "-") + form(abs(difference))
-        share = f"{row.measured / whole:.1%}"
-        cells.append((f"  {row.name}", predicted, measured, share, signed, _bar(row, most), row.note))
+        predicted, measured, part, difference = row.paths
+        text = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
+        cells.append(
+            (
+                f"  {row.name}",
+                "" if row.predicted is None else Number(form(row.predicted), row.predicted, unit, predicted),
+                Number(text, row.measured, unit, measured, kind="measured"), share(row.measured / total, part),
+                _signed(row.measured - (row.predicted or 0.0), total, form, unit, difference), _bar(row, largest), row.note,
+            )
+        )  # fmt: skip
     return Table(rows=tuple(cells), right=(1, 2, 3, 4))
 
 
-def _bar(row: _Line, most: float) -> ShareBar:
-    predicted, measured = (round(BAR_STEPS * max(value or 0.0, 0.0) / most) for value in (row.predicted, row.measured))
-    return ShareBar(
-        "#" * min(predicted, measured) + "+" * (measured - predicted) + "-" * (predicted - measured), row.name
+def _signed(difference: float, total: float, form: Callable[[float], str], unit: str, path: str) -> Number:
+    shown = 0.0 if abs(difference) < ROUNDING * total else difference
+    return Number(("+" if shown >= 0 else "-") + form(abs(shown)), difference, unit, path)
+
+
+def _bar(row: _TermRow, largest: float) -> ShareBar:
+    predicted, measured = (
+        round(BAR_STEPS * max(value or 0.0, 0.0) / largest) for value in (row.predicted, row.measured)
     )
+    common, missing = min(predicted, measured), predicted - measured
+    return ShareBar("#" * common + "+" * -missing + "-" * missing, row.name)
 
 
-def _time(time: StepTime) -> Table:
-    rows = [
-        _Line(
-            one.name, one.predicted_s, one.measured_s,
-            f"{format_seconds(one.hidden_s)} hidden" if one.hidden_s > LEAST_HIDDEN * time.predicted_s else "",
-        )
-        for one in time.terms
-    ]  # fmt: skip
-    return _table("time of a step", rows, time.measured_s, format_seconds)
+def _time_table(time: StepTime) -> Table:
+    names = ("predicted_s", "measured_s", "share", "difference_s")
+    rows = []
+    for index, term in enumerate(time.terms):
+        first, second, third, fourth = (f"time.terms.{index}.{name}" for name in names)
+        is_hidden = term.hidden_s > LEAST_HIDDEN * time.predicted_s
+        note = f"{format_seconds(term.hidden_s)} hidden" if is_hidden else ""
+        rows.append(_TermRow(term.name, term.predicted_s, term.measured_s, (first, second, third, fourth), note))
+    return _term_table("time of a step", rows, time.measured_s, format_seconds, "s")
 
 
-def _memory_line(memory: StepMemory) -> str:
-    """The whole, and which terms are not as predicted."""
+def _memory_line(memory: StepMemory) -> Line:
+    """Return the total, and which terms are not as predicted."""
     total = memory.total
-    off = [one.name for one in (*memory.terms, total) if one.within is False]
-    verdict = f"NOT within {MEMORY_CLOSE:.0%}: {', '.join(off)}" if off else f"every term within {MEMORY_CLOSE:.0%}"
-    return (
-        f"memory {format_bytes(total.predicted or 0.0)} predicted, {format_bytes(total.measured)} measured; {verdict}"
+    wrong = [term.name for term in (*memory.terms, total) if term.within is False]
+    verdict = (
+        f"NOT within {MEMORY_TOLERANCE:.0%}: {', '.join(wrong)}"
+        if wrong
+        else f"every term within {MEMORY_TOLERANCE:.0%}"
     )
+    predicted = Number(format_bytes(total.predicted or 0.0), total.predicted, "B", "memory.total.predicted")
+    measured = num_bytes(total.measured, "memory.total.measured")
+    return Line(("  memory ", predicted, " predicted, ", measured, f" measured; {verdict}"))
 
 
-def _memory(memory: StepMemory) -> Table:
-    rows = [_Line(one.name, one.predicted, one.measured, _judged(one)) for one in (*memory.terms, memory.total)]
-    return _table("memory of a device", rows, memory.total.measured, format_bytes)
+def _memory_table(memory: StepMemory) -> Table:
+    paths = [*(f"memory.terms.{index}" for index in range(len(memory.terms))), "memory.total"]
+    rows = [
+        _TermRow(
+            term.name, term.predicted, term.measured, (f"{path}.predicted", f"{path}.measured", "", ""), _verdict_text(term)
+        )
+        for path, term in zip(paths, (*memory.terms, memory.total), strict=True)
+    ]  # fmt: skip
+    return _term_table("memory of a device", rows, memory.total.measured, format_bytes, "B")
 
 
-def _beside(memory: StepMemory) -> Iterator[str]:
-    """What is in no term."""
+def _memory_outside_terms(memory: StepMemory) -> Iterator[Line]:
     if memory.runtime:
-        yield f"  besides tensors the plan has {format_bytes(memory.runtime)} for context, libraries and fragmentation"
+        runtime = num_bytes(memory.runtime, "memory.runtime")
+        yield Line(("  besides tensors the plan has ", runtime, " for context, libraries and fragmentation"))
     if memory.allocated_bytes is not None and memory.reserved_bytes is not None:
-        yield (
-            f"  the device's allocator gave {format_bytes(memory.allocated_bytes)} and keeps "
-            f"{format_bytes(memory.reserved_bytes)}: what it rounds up, and what kernels take while they run"
-        )
+        yield Line(
+            (
+                "  the device's allocator gave ", num_bytes(memory.allocated_bytes, "memory.allocated_bytes"), " and keeps ",
+                num_bytes(memory.reserved_bytes, "memory.reserved_bytes"),
+                ": what it rounds up, and what kernels take while they run",
+            )
+        )  # fmt: skip
     if memory.resident_bytes is not None:
-        yield (
-            f"  the process has {format_bytes(memory.resident_bytes)} of the host: libraries, the allocator's own, the data"
-            f"{', and on a CPU the tensors' if memory.allocated_bytes is None else ''}"
-        )
+        on_cpu = ", and on a CPU the tensors" if memory.allocated_bytes is None else ""
+        resident = num_bytes(memory.resident_bytes, "memory.resident_bytes")
+        yield Line(
+            (
+                "  the process has ", resident, f" of the host: libraries, the allocator's own, the data{on_cpu}",
+            )
+        )  # fmt: skip
 
 
-def _judged(term: MemoryTerm) -> str:
-    """Whether a term is as predicted; where it had more at another moment, that is what is judged."""
-    holds = _holds(term.within)
-    if term.largest is None or term.largest <= term.measured * (1 + MEMORY_CLOSE):
-        return holds
-    return f"{format_bytes(term.largest)} at its most, {holds}"
+def _verdict_text(term: MemoryTerm) -> str:
+    """Return the verdict on a memory term. One that peaks elsewhere in the step is judged at its own peak."""
+    tolerance = f"within {MEMORY_TOLERANCE:.0%}"
+    verdict = "" if term.within is None else tolerance if term.within else f"NOT {tolerance}"
+    if term.largest is None or term.largest <= term.measured * (1 + MEMORY_TOLERANCE):
+        return verdict
+    return f"{format_bytes(term.largest)} at its most, {verdict}"
 
 
-def _holds(within: bool | None) -> str:
-    return "" if within is None else f"within {MEMORY_CLOSE:.0%}" if within else f"NOT within {MEMORY_CLOSE:.0%}"
-
-
-def collective_lines(found: CollectiveComparison) -> Iterator[str]:
-    if not found.planned and not found.found:
-        yield "collectives of a step: none planned, none issued"
+def _collective_lines(comparison: CollectiveComparison) -> Iterator[Line]:
+    """Yield the verdict on the collectives, bytes by axes, and those whose counts differ."""
+    if not comparison.planned and not comparison.found:
+        yield Line(("collectives of a step: none planned, none issued",))
         return
-    verdict = "equal in kind, axes, format, bytes and count" if found.equal else "NOT as planned"
-    if found.uneven and found.equal:
+    verdict = "equal in kind, axes, format, bytes and count" if comparison.equal else "NOT as planned"
+    if comparison.uneven and comparison.equal:
         verdict += ", but for the bytes of experts' rows, which routers decide"
-    yield f"collectives of a step: {found.planned:,} planned, {found.found:,} issued, {verdict}"
-    for over in found.planned_bytes | found.found_bytes:
-        planned, issued = found.planned_bytes.get(over, 0), found.found_bytes.get(over, 0)
-        yield f"  {f'over {over}':<18}{format_bytes(planned):>11}{format_bytes(issued):>11}"
-    for one in found.miscounted[:MOST_MISCOUNTED]:
-        kind, axes, dtype, num_bytes, _ = one.issued
-        yield (
-            f"  {kind} over {', '.join(axes)} of {format_bytes(num_bytes)} in {dtype}: {one.planned} planned, {one.found} issued"
+    planned, issued = (count(getattr(comparison, name), f"collectives.{name}") for name in ("planned", "found"))
+    yield Line(("collectives of a step: ", planned, " planned, ", issued, f" issued, {verdict}"))
+    for axes in comparison.planned_bytes | comparison.found_bytes:
+        planned_bytes, issued_bytes = (
+            _bytes_over(axes, sizes, f"collectives.{name}")
+            for name, sizes in (("planned_bytes", comparison.planned_bytes), ("found_bytes", comparison.found_bytes))
         )
-    left = len(found.miscounted) - MOST_MISCOUNTED
-    if left > 0:
-        yield f"  and {left} more that differ; --json has all"
+        yield Line((f"  {f'over {axes}':<18}", planned_bytes, issued_bytes))
+    for mismatch in comparison.miscounted[:MAX_MISCOUNTED]:
+        kind, over, dtype, size, _ = mismatch.issued
+        yield Line(
+            (
+                f"  {kind} over {', '.join(over)} of {format_bytes(size)} in {dtype}: {mismatch.planned} planned, "
+                f"{mismatch.found} issued",
+            )
+        )
+    num_left = len(comparison.miscounted) - MAX_MISCOUNTED
+    if num_left > 0:
+        yield Line((f"  and {num_left} more that differ; --json has all",))
 
 
-def rehearsal_report(plan: Plan, found: Rehearsal) -> Report:
-    """Where the rank is, its groups, what it issued, what it held, and whether that is as planned."""
-    head = f"{plan.model.name}, rank {found.rehearsed.rank:,} of {found.ranks:,}: {plan.layout}"
-    terms = [_row(one, found.memory.total) for one in found.terms]
+def _bytes_over(axes: str, sizes: dict[str, int], path: str) -> Number:
+    size = sizes.get(axes, 0)
+    return Number(f"{format_bytes(size):>11}", size, "B", f"{path}.{axes}" if axes in sizes else "")
+
+
+def rehearsal_report(rehearsal: Rehearsal) -> Report:
+    """Report where the rank is, its groups, what it issued, what it held, and whether that is as planned."""
+    plan, peak = rehearsal.plan, rehearsal.memory.total
+    title = f"{plan.model.name}, rank {rehearsal.rehearsed.rank:,} of {rehearsal.ranks:,}: {plan.layout}"
+    terms = [_rehearsed_term(term, peak, index) for index, term in enumerate(rehearsal.terms)]
     rows: tuple[Row, ...] = (("memory of the rank", "planned", "executed", "difference", ""), *terms)
     return [
-        Section(list(_head(found)), title=head),
-        Section(list(_groups(found))),
-        Section(list(collective_lines(found.collectives))),
+        Section(list(_rehearsal_head(rehearsal)), title=title),
+        Section(list(_group_tables(rehearsal))),
+        Section(list(_collective_lines(rehearsal.collectives))),
         Section([Table(rows=rows, right=(1, 2, 3))]),
-        Section([Status(_rehearsal_verdict(found), "good" if found.ok else "bad")]),
+        Section([Status(_rehearsal_verdict(rehearsal), "good" if rehearsal.ok else "bad")]),
     ]
 
 
-def _head(found: Rehearsal) -> Iterator[str]:
-    seen = found.rehearsed
-    at = " ".join(
-        f"{axis}={place}" for axis, place in seen.coordinate.items() if any(axis in one for one in seen.groups)
+def _rehearsal_head(rehearsal: Rehearsal) -> Iterator[Block]:
+    rehearsed = rehearsal.rehearsed
+    num_micro_batches, num_planned = rehearsed.num_micro_batches, rehearsal.planned_micro_batches
+    coordinate = " ".join(
+        f"{axis}={place}"
+        for axis, place in rehearsed.coordinate.items()
+        if any(axis in axes for axes in rehearsed.groups)
     )
-    yield f"  at {at or 'no axis of several ranks'}"
-    count = "1 micro-batch" if seen.num_micro_batches == 1 else f"{seen.num_micro_batches} micro-batches"
-    of = f" of the {found.planned_micro_batches}" if found.planned_micro_batches > seen.num_micro_batches else ""
-    yield f"  a step of {count}{of}, rehearsed in {seen.seconds:.1f} s"
-    yield from (f"  {remark}" for remark in found.remarks)
+    yield f"  at {coordinate or 'no axis of several ranks'}"
+    micro_batches = "micro-batch" if num_micro_batches == 1 else "micro-batches"
+    planned = f" of the {num_planned}" if num_planned > num_micro_batches else ""
+    yield Line(
+        (
+            "  a step of ", Number(f"{num_micro_batches}", num_micro_batches, "", "num_micro_batches"),
+            f" {micro_batches}{planned}, rehearsed in ", Number(f"{rehearsed.seconds:.1f}", rehearsed.seconds, "s", "seconds"),
+            " s",
+        )
+    )  # fmt: skip
+    yield from (f"  {remark}" for remark in rehearsal.remarks)
 
 
-def _groups(found: Rehearsal) -> Iterator[Table]:
+def _group_tables(rehearsal: Rehearsal) -> Iterator[Table]:
     rows: list[Row] = [
-        (f"  {', '.join(axes)}", f"{len(ranks):,}", _ranks(ranks)) for axes, ranks in found.rehearsed.groups.items()
+        (f"  {', '.join(axes)}", f"{len(ranks):,}", _format_ranks(ranks))
+        for axes, ranks in rehearsal.rehearsed.groups.items()
     ]
     if rows:
         yield Table(rows=(("its groups over", "ranks", ""), *rows), right=(1,))
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    """Ranks at even distances in few words.
+def _format_ranks(ranks: Sequence[int]) -> str:
+    """Format ranks at even distances in few words.
 
-    >>> _ranks([3, 11, 19, 27]), _ranks([0, 1]), _ranks([0, 1, 8, 9])
+    >>> _format_ranks([3, 11, 19, 27]), _format_ranks([0, 1]), _format_ranks([0, 1, 8, 9])
     ('3 to 27 by 8', '0 and 1', '0, 1, 8, ..., 9')
     """
     if len(ranks) == 2:
@@ -233,16 +326,94 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{', '.join(map(str, ranks[:3]))}, ..., {ranks[-1]}"
 
 
-def _row(term: MemoryTerm, peak: MemoryTerm) -> Row:
-    planned = "" if term.predicted is None else format_bytes(term.predicted)
+def _rehearsed_term(term: MemoryTerm, peak: MemoryTerm, index: int) -> Row:
+    planned = "" if term.predicted is None else num_bytes(term.predicted, f"memory.terms.{index}.predicted")
     difference = f"{term.difference / term.predicted:+.2%}" if term.predicted else ""
-    word = "" if is_judged(term, peak) else "in the peak"
-    return f"  {term.name}", planned, format_bytes(term.compared_bytes), difference, word
+    executed = num_bytes(term.compared_bytes, f"memory.executed.{term.name}")
+    return f"  {term.name}", planned, executed, difference, "" if is_judged(term, peak) else "in the peak"
 
 
-def _rehearsal_verdict(found: Rehearsal) -> str:
-    if found.ok:
+def _rehearsal_verdict(rehearsal: Rehearsal) -> str:
+    if rehearsal.ok:
         return f"ok: the list of collectives is the planned one, memory within {REHEARSAL_TOLERANCE:.0%} by term"
-    off = [f"{one.name} is not within {REHEARSAL_TOLERANCE:.0%}" for one in found.failed_terms]
-    unequal = [] if found.collectives.equal else ["the list of collectives is not the planned one"]
-    return f"NOT ok: {'; '.join(unequal + off)}"
+    wrong_terms = [f"{term.name} is not within {REHEARSAL_TOLERANCE:.0%}" for term in rehearsal.failed_terms]
+    wrong_list = [] if rehearsal.collectives.equal else ["the list of collectives is not the planned one"]
+    return f"NOT ok: {'; '.join(wrong_list + wrong_terms)}"
+
+
+MAX_DIFFERENCES = 8  # collectives of a mesh that differ
+
+
+def verification_report(verification: PlanVerification) -> Report:
+    """Report for each small mesh how far it is off one process, the limits, and whether the layout trains right."""
+    from shardwise.verify.training.compare_runs import ERROR_LIMITS  # loads PyTorch, which other reports do without
+
+    limits = ("limit", "", *(f"{limit:.0e}" for limit in ERROR_LIMITS.values()), "")
+    meshes = [_mesh_row(mesh, index) for index, mesh in enumerate(verification.meshes)]
+    table = Table(rows=(("mesh", "ranks", *ERROR_LIMITS, "collectives"), *meshes, limits), right=(1, 2, 3, 4, 5))
+    problems = [line for mesh in verification.meshes for line in _mesh_problems(mesh)]
+    right = "the layout trains as one process does, and issues what the instruction list has"
+    wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
+    return [
+        Section([f"{verification.layout}, in small, against one process in float64"]),
+        Section([table, *problems]),
+        Section([Status(right, "good") if verification.ok else Status(wrong, "bad")]),
+    ]
+
+
+def _mesh_row(mesh: MeshVerification, index: int) -> Row:
+    path, num_ranks = f"meshes.{index}", mesh.case.layout.num_devices
+    num_collectives = count_collectives(mesh.case.instance, mesh.case.num_micro_batches).total()
+    collectives = "differ" if mesh.differing else f"{num_collectives} of {num_collectives} as listed"
+    errors = (
+        Number(f"{error:.1e}", error, "", f"{path}.max_relative_error.{name}")
+        for name, error in mesh.errors.largest.items()
+    )
+    return _mesh_name(mesh), Number(str(num_ranks), num_ranks, "", f"{path}.num_processes"), *errors, collectives
+
+
+def _mesh_name(mesh: MeshVerification) -> str:
+    return " ".join(f"{axis}={degree}" for axis, degree in mesh.degrees.items()) or "one device"
+
+
+def _mesh_problems(mesh: MeshVerification) -> Iterator[str]:
+    """Yield what is not compared, which gradient and weight are farthest off, and the first collectives that differ."""
+    name, errors = _mesh_name(mesh), mesh.errors
+    if errors.without_gradient:
+        yield f"{name}: without a gradient, and not compared: {', '.join(errors.without_gradient)}"
+    if not errors.ok:
+        yield f"{name}: farthest off are the gradient of {errors.gradient} and the weight {errors.weight}"
+    yield from (f"{name}: {text}" for text in mesh.differing[:MAX_DIFFERENCES])
+    num_left = len(mesh.differing) - MAX_DIFFERENCES
+    if num_left > 0:
+        yield f"{name}: and {num_left} more"
+
+
+def corpus_report(corpus: TokenizedCorpus) -> Report:
+    """Report the tokenizer, and of each split its tokens, documents and shards."""
+    from shardwise.run.data.shard_index import SPLITS  # loads NumPy, which other reports do without
+
+    index = corpus.index
+    rows: list[Row] = []
+    for name in SPLITS:
+        split = index.split(name)
+        if not split.shards:
+            rows.append((name, f"{'none':<21}", ""))
+            continue
+        text = (
+            f"of {pluralize(split.num_documents, 'document')}, {format_bytes(split.text_bytes)} of text "
+            f"({split.text_bytes / split.num_tokens:.2f} bytes per token), in {pluralize(len(split.shards), 'shard')} of "
+            f"{index.dtype}"
+        )
+        tokens = Number(f"{split.num_tokens:,} tokens", split.num_tokens, "tokens", f"{name}.num_tokens")
+        rows.append((name, tokens, text))
+    origin = "trained on this text" if corpus.is_tokenizer_trained else "of a file"
+    title = f"tokenizer {origin}: {index.vocab_size:,} tokens, {index.end_token} ends a document"
+    table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line="  {:<9} {:>21} {}")
+    entropy = Number(f"{index.unigram_entropy_nats:.3f}", index.unigram_entropy_nats, "", "unigram_entropy_nats")
+    return [Section([table, Line(("unigram entropy ", entropy, " nats per token"))], title=title)]
+
+
+def summary_report(summary: RunSummary) -> Report:
+    """Report what came out of a run, as its ranks print it too."""
+    return sections_of_text(summary_text(summary.payload))

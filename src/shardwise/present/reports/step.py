@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from shardwise.measure.reconcile.rank_time import Occupancy
-from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE, Bottleneck, TraceAnalysis
+from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE
 from shardwise.present.charts.step_charts import title_of
 from shardwise.present.rendering.numbers import num_bytes, percent, seconds
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
@@ -18,6 +17,8 @@ from shardwise.price.simulation.stage_passes import LIST
 from shardwise.values import COMMUNICATION_TERMS, format_percent, format_seconds, pluralize
 
 if TYPE_CHECKING:
+    from shardwise.measure import TraceAnalysis
+    from shardwise.measure.reconcile.trace_analysis import Bottleneck
     from shardwise.price.instruction_prices import PricedInstruction
     from shardwise.search import InstructionListing
     from shardwise.search.instruction_listing import Segment
@@ -189,111 +190,142 @@ def _tensor_names(tensors: Sequence[str]) -> str:
     return ", ".join(tensors[:MAX_TENSORS]) + (f" and {more} more" if more > 0 else "")
 
 
-MOST = 5  # bottlenecks and stalls in text, and differences in the short form
+MAX_LISTED = 5  # bottlenecks and stalls in text, and differences in the short form
 AXES = (*COMMUNICATION_TERMS, "control")
 
 
-def trace_report(found: TraceAnalysis, folder: str, *, bottlenecks: bool = False) -> Report:
-    """The step, where each rank's time went, where it differs from the planned one, who came late, and what holds it up."""
-    plan, step = found.plan, found.step
-    head = f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, step {step.step} of {folder}"
-    lines = [f"  step {format_seconds(step.seconds)} measured, {format_seconds(found.planned.step_time_s)} planned"]
-    if len(step.ranks) > 1:
-        lines.append(f"  clocks of the ranks compared within {format_seconds(step.error_s)}")
-    sections = [Section(lines, title=head)]
-    if bottlenecks:
-        sections.append(_bottlenecks(found))
-    sections.append(Section([_format_ranks(found)], name="where the time went"))
-    overlaps = _overlaps(found)
+def trace_report(analysis: TraceAnalysis) -> Report:
+    """Report the step, where each rank's time went, where it differs from the planned one, who came late, and what stalled."""
+    plan, step = analysis.plan, analysis.step
+    num_ranks = len(step.ranks)
+    title = (
+        f"{plan.model.name}, {pluralize(plan.layout.num_devices, 'device')}: {plan.layout}, step {step.step} of "
+        f"{analysis.run.path}"
+    )
+    measured, planned = (
+        seconds(step.seconds, "step_s", kind="measured"), seconds(analysis.planned.step_time_s, "planned_s", kind="prediction")
+    )  # fmt: skip
+    head = [Line(("  step ", measured, " measured, ", planned, " planned"))]
+    if num_ranks > 1:
+        head.append(Line(("  clocks of the ranks compared within ", seconds(step.error_s, "clock_error_s"))))
+    sections = [Section(head, title=title)]
+    if analysis.lists_bottlenecks:
+        sections.append(_bottlenecks(analysis))
+    sections.append(Section([_rank_times(analysis)], name="where the time went"))
+    overlaps = _overlaps(analysis)
     if len(overlaps.rows) > 1:
         sections.append(Section([overlaps], name="traffic and what hides it"))
-    if len(step.ranks) > 1:
-        sections.append(Section([_late(found)], name="arrival at collectives"))
-    return [*sections, Section([_differences(found)], name="all differences"), *_stalls(found)]
+    if num_ranks > 1:
+        sections.append(Section([_lateness(analysis)], name="arrival at collectives"))
+    return [*sections, Section([_differences(analysis)], name="all differences"), *_stalls(analysis)]
 
 
-def _bottlenecks(found: TraceAnalysis) -> Section:
-    """What holds the step up, and what would mend it."""
-    lines = []
-    for number, one in enumerate(found.bottlenecks[:MOST], start=1):
+def _bottlenecks(analysis: TraceAnalysis) -> Section:
+    """Return what holds the step up, and what would mend it."""
+    lines: list[Block] = []
+    for index, bottleneck in enumerate(analysis.bottlenecks[:MAX_LISTED]):
+        path = f"bottlenecks.{index}"
+        lost_s, share = seconds(bottleneck.seconds, f"{path}.seconds"), percent(bottleneck.share, f"{path}.share")
         lines += [
-            f"  {number}. {one.kind}, rank {one.rank}: {format_seconds(one.seconds)}, {format_percent(one.share)} of the step",
-            f"     {one.what}", f"     {_mended(one)}",
+            Line((f"  {index + 1}. {bottleneck.kind}, rank {bottleneck.rank}: ", lost_s, ", ", share, " of the step")),
+            f"     {bottleneck.what}", _remedy(bottleneck, f"{path}.remedy"),
         ]  # fmt: skip
-    lines += _others(len(found.bottlenecks))
+    lines += _not_listed(len(analysis.bottlenecks))
     return Section(
         lines or [f"  nothing takes {format_percent(LEAST_SHARE)} of the step"], title="what holds the step up"
     )
 
 
-def _others(number: int) -> list[str]:
-    """How many are not listed."""
-    return [f"  and {number - MOST} others: --json has all"] if number > MOST else []
+def _not_listed(number: int) -> list[str]:
+    return [f"  and {number - MAX_LISTED} others: --json has all"] if number > MAX_LISTED else []
 
 
-def _mended(one: Bottleneck) -> str:
-    if one.remedy is None:
-        return one.advice
-    change = one.remedy
-    return f"{change.what}: {change.layout} would save about {format_seconds(change.saves_s)}; generally {one.advice}"
+def _remedy(bottleneck: Bottleneck, path: str) -> Line:
+    if bottleneck.remedy is None:
+        return Line((f"     {bottleneck.advice}",))
+    remedy = bottleneck.remedy
+    saved_s = seconds(remedy.saves_s, f"{path}.saves_s", kind="prediction")
+    return Line(
+        (
+            f"     {remedy.what}: {remedy.layout} would save about ", saved_s, f"; generally {bottleneck.advice}",
+        )
+    )  # fmt: skip
 
 
-def _differences(found: TraceAnalysis) -> Table:
-    """The largest, each with its cause."""
+def _differences(analysis: TraceAnalysis) -> Table:
+    """Return the differences from the planned step, each with its cause."""
     rows: list[Row] = [("difference", "of", "expected", "measured", "cause")]
-    for one in found.differences:
-        seconds = (format_seconds(value) for value in (one.expected_s, one.measured_s))
-        rows.append((one.name, one.where, *seconds, f"{one.cause}{f': {one.why}' if one.why else ''}"))
-    return Table(rows=tuple(rows), right=(2, 3), brief=MOST)
+    for index, difference in enumerate(analysis.differences):
+        path = f"differences.{index}"
+        reason = f": {difference.why}" if difference.why else ""
+        rows.append(
+            (
+                difference.name, difference.where, seconds(difference.expected_s, f"{path}.expected_s", kind="prediction"),
+                seconds(difference.measured_s, f"{path}.measured_s", kind="measured"), f"{difference.cause}{reason}",
+            )
+        )  # fmt: skip
+    return Table(rows=tuple(rows), right=(2, 3), brief=MAX_LISTED)
 
 
-def _format_ranks(found: TraceAnalysis) -> Table:
-    """Seconds of each rank, which add up to its step."""
-    ranks = found.occupancies
-    axes = [axis for axis in AXES if any(one.exposed.get(axis) for one in ranks)]
-    rows: list[Row] = [("seconds of a step", *(f"rank {one.rank}" for one in ranks))]
-    for phase in dict.fromkeys(phase for one in ranks for phase in one.busy):
-        rows.append((phase, *(format_seconds(one.busy.get(phase, 0.0)) for one in ranks)))
-    for axis in axes:
-        rows.append((f"exposed {axis}", *(format_seconds(one.exposed.get(axis, 0.0)) for one in ranks)))
-    rows.append(("gaps between kernels", *(_gaps(one) for one in ranks)))
-    rows.append(("outside of passes", *(format_seconds(one.between_s) for one in ranks)))
-    rows.append(("step", *(format_seconds(one.step_s) for one in ranks)))
-    rows.append(("busy", *(format_percent(one.busy_s / one.step_s) for one in ranks)))
+def _rank_times(analysis: TraceAnalysis) -> Table:
+    """Return the seconds of each rank, which add up to its step."""
+    ranks = analysis.occupancies
+    rows: list[Row] = [("seconds of a step", *(f"rank {rank.rank}" for rank in ranks))]
+    for phase in dict.fromkeys(phase for rank in ranks for phase in rank.busy):
+        rows.append(
+            (phase, *(_measured_part(rank.busy, phase, f"ranks.{index}.busy") for index, rank in enumerate(ranks)))
+        )
+    for axis in AXES:
+        if any(rank.exposed.get(axis) for rank in ranks):
+            cells = (_measured_part(rank.exposed, axis, f"ranks.{index}.exposed") for index, rank in enumerate(ranks))
+            rows.append((f"exposed {axis}", *cells))
+    gaps = (
+        Number(f"{format_seconds(rank.gaps_s)} in {rank.num_gaps:,}", rank.gaps_s, "s", f"ranks.{index}.gaps_s")
+        for index, rank in enumerate(ranks)
+    )
+    rows.append(("gaps between kernels", *gaps))
+    for label, name in (("outside of passes", "between_s"), ("step", "step_s")):
+        rows.append((label, *(seconds(getattr(rank, name), f"ranks.{i}.{name}") for i, rank in enumerate(ranks))))
+    rows.append(("busy", *(percent(rank.busy_s / rank.step_s) for rank in ranks)))
     return Table(rows=tuple(rows), right=range(1, len(ranks) + 1))
 
 
-def _gaps(one: Occupancy) -> str:
-    return f"{format_seconds(one.gaps_s)} in {one.num_gaps:,}"
+def _measured_part(parts: Mapping[str, float], name: str, path: str) -> Number:
+    return seconds(parts.get(name, 0.0), f"{path}.{name}" if name in parts else "", kind="measured")
 
 
-def _overlaps(found: TraceAnalysis) -> Table:
+def _overlaps(analysis: TraceAnalysis) -> Table:
     rows: list[Row] = [("traffic", "rank", "on its way", "behind kernels", "share")]
-    for one in found.occupancies:
-        for traffic in one.overlaps:
-            seconds = (format_seconds(value) for value in (traffic.traffic_s, traffic.hidden_s))
-            rows.append((traffic.axis, str(one.rank), *seconds, format_percent(traffic.share)))
+    for number, rank in enumerate(analysis.occupancies):
+        for index, traffic in enumerate(rank.overlaps):
+            path = f"ranks.{number}.overlaps.{index}"
+            rows.append(
+                (
+                    traffic.axis, str(rank.rank), seconds(traffic.traffic_s, f"{path}.traffic_s"),
+                    seconds(traffic.hidden_s, f"{path}.hidden_s"), percent(traffic.share, f"{path}.share"),
+                )
+            )  # fmt: skip
     return Table(rows=tuple(rows), right=(1, 2, 3, 4))
 
 
-def _late(found: TraceAnalysis) -> Table:
+def _lateness(analysis: TraceAnalysis) -> Table:
     rows: list[Row] = [("arrival at collectives", "came last to", "others waited", "for it")]
-    for one in found.lateness:
+    for index, late in enumerate(analysis.lateness):
         rows.append(
             (
-                f"rank {one.rank}",
-                f"{one.num_last:,} of {one.num_met:,}",
-                f"at {one.num_kept:,}",
-                format_seconds(one.kept_s),
+                f"rank {late.rank}", f"{late.num_last:,} of {late.num_met:,}", f"at {late.num_kept:,}",
+                seconds(late.kept_s, f"lateness.{index}.kept_s", kind="measured"),
             )
-        )
+        )  # fmt: skip
     return Table(rows=tuple(rows), right=(1, 2, 3))
 
 
-def _stalls(found: TraceAnalysis) -> Iterator[Section]:
-    if found.stalls:
-        lines = [
-            f"  rank {one.rank}: {format_seconds(one.seconds)} in {one.where}, where {format_seconds(one.usual_s)} is usual"
-            for one in found.stalls[:MOST]
-        ]
-        yield Section([*lines, *_others(len(found.stalls))], title="stalls")
+def _stalls(analysis: TraceAnalysis) -> Iterator[Section]:
+    if not analysis.stalls:
+        return
+    lines: list[Block] = []
+    for index, stall in enumerate(analysis.stalls[:MAX_LISTED]):
+        took = seconds(stall.seconds, f"stalls.{index}.seconds", kind="measured")
+        usual = seconds(stall.usual_s, f"stalls.{index}.usual_s")
+        lines.append(Line((f"  rank {stall.rank}: ", took, f" in {stall.where}, where ", usual, " is usual")))
+    yield Section([*lines, *_not_listed(len(analysis.stalls))], title="stalls")

@@ -1,18 +1,34 @@
-"""A measured run, as sections."""
+"""Report of a measured run: its utilisation, its log, and where its step goes by the prediction."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from shardwise.present.rendering.report import BAR_STEPS, Report, Row, Section, ShareBar, Status, Table
+from shardwise.measure.calibrate.published_runs.run_table import instrument_reading
+from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.report import (
+    BAR_STEPS,
+    Block,
+    Cell,
+    Line,
+    Number,
+    Report,
+    Row,
+    Section,
+    ShareBar,
+    Status,
+    Table,
+)
 from shardwise.present.reports.wording import format_step
+from shardwise.price import loss_kind
+from shardwise.records.logs.training_log import RULE
 from shardwise.values import format_bytes, format_quantity, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import MeasuredStep, UtilisationReport
-    from shardwise.measure.utilisation import StepBreakdown
-    from shardwise.records.logs.training_log import TrainingLog
+    from shardwise.measure.utilisation import RecordedRow, StepBreakdown
+    from shardwise.records.logs.training_log import SteadyState, TrainingLog
     from shardwise.search import Plan
 
 VERDICTS = {
@@ -20,144 +36,197 @@ VERDICTS = {
     "faster": "faster than the interval",
     "slower": "slower than the interval",
 }
+LEAST_OVERHEAD = 0.0005  # of a step: less is printed as 0.0%
 
 
-def mfu_report(found: UtilisationReport, row: str | None, otherwise: tuple[str, ...] = ()) -> Report:
-    """What was measured, what that is, the prediction beside it, where the time goes.
-
-    `row`: the file that a row was added to, with the fields of the run that are `otherwise`.
-    """
-    sections = [Section([*_headline(found), *_utilisation(found)]), Section(list(_log(found.measured)))]
-    if found.plan is not None and found.account is not None:
-        against = list(_prediction(found, found.plan, found.account))
-        sections += [Section(against, title=f"against {found.plan.layout}"), _parts(found.account)]
-    elif found.plan is not None:
-        sections.append(Section(list(_choice(found, found.plan))))
+def mfu_report(report: UtilisationReport) -> Report:
+    """Report what was measured, its utilisation, the prediction beside it, where the time goes, and the recorded row."""
+    plan, breakdown = report.plan, report.breakdown
+    sections = [Section([*_headline(report), *_utilisation(report)]), Section(list(_log(report.measured)))]
+    if plan is not None and breakdown is not None:
+        prediction = list(_prediction(report, plan, breakdown))
+        sections += [Section(prediction, title=f"against {plan.layout}"), _parts(breakdown)]
+    elif plan is not None:
+        sections.append(Section(list(_best_plan(report, plan))))
     else:
-        sections.append(
-            Section(
-                ["give --batch-tokens to compare the step time with the prediction, and --layout to see where it goes"]
-            )
+        hint = "give --batch-tokens to compare the step time with the prediction, and --layout to see where it goes"
+        sections.append(Section([hint]))
+    unknown = report.setup.unknown
+    options = [f"options of the launch that were not understood: {', '.join(unknown)}"] if unknown else []
+    return [*sections, Section(options), Section(list(_recorded_row(report.row)) if report.row else [])]
+
+
+def _headline(report: UtilisationReport) -> Iterator[Line]:
+    setup, measured = report.setup, report.measured
+    rate, num_devices = measured.tokens_per_s_per_device, setup.cluster.num_devices
+    batch: tuple[Cell, ...] = ()
+    if setup.batch_tokens:
+        batch = (count(setup.batch_tokens, "batch_tokens", "tokens"), " tokens per batch, ")
+    yield Line(
+        (
+            f"{setup.model.name} on {setup.cluster.name} (", count(num_devices, "num_devices"), " devices), ", *batch,
+            "sequences of ", count(setup.job.seq_len, "seq_len", "tokens"), f", {setup.job.precision}",
         )
-    unknown = (
-        [f"options of the launch that were not understood: {', '.join(found.ran.unknown)}"] if found.ran.unknown else []
-    )
-    return [*sections, Section(unknown), Section(list(_row(row, otherwise)) if row else [])]
+    )  # fmt: skip
+    step: tuple[Cell, ...] = ()
+    if measured.step_time_s:
+        step = ("step ", seconds(measured.step_time_s, "step_time_s", kind="measured"), " measured   ")
+    yield Line(
+        (
+            "  ", *step, count(rate, "utilisation.tokens_per_s_per_device", "tokens/s"), " tokens/s per device, ",
+            count(rate * num_devices, unit="tokens/s"), " in all",
+        )
+    )  # fmt: skip
 
 
-def _headline(found: UtilisationReport) -> Iterator[str]:
-    ran, measured = found.ran, found.measured
-    rate = measured.tokens_per_s_per_device
-    batch = f"{ran.batch_tokens:,} tokens per batch, " if ran.batch_tokens else ""
-    yield (
-        f"{ran.model.name} on {ran.cluster.name} ({ran.cluster.num_devices:,} devices), {batch}sequences of "
-        f"{ran.job.seq_len:,}, {ran.job.precision}"
-    )
-    step = f"step {format_seconds(measured.step_time_s)} measured   " if measured.step_time_s else ""
-    yield f"  {step}{rate:,.0f} tokens/s per device, {rate * ran.cluster.num_devices:,.0f} in all"
+def _utilisation(report: UtilisationReport) -> Iterator[Line]:
+    used = report.utilisation
+    hfu: tuple[Cell, ...] = () if used.hfu is None else ("   HFU ", share(used.hfu, "utilisation.hfu"))
+    yield Line(
+        (
+            "  MFU ", share(used.mfu, "utilisation.mfu"), " (causal attention)   ",
+            share(used.mfu_full, "utilisation.mfu_full"), " (full attention)", *hfu,
+        )
+    )  # fmt: skip
+    yield Line(
+        (
+            "  MFU = ", _rate(used.flops_per_token, "FLOP", "utilisation.flops_per_token"),
+            "/token x tokens/s of a device / ", _rate(used.peak_flops_per_s, "FLOP/s", "utilisation.peak_flops_per_s"),
+            f", the dense {used.peak_format} peak of {report.setup.cluster.chip.name}; ",
+            _rate(used.flops_per_token_full, "FLOP", "utilisation.flops_per_token_full"), "/token with full attention",
+        )
+    )  # fmt: skip
 
 
-def _utilisation(found: UtilisationReport) -> Iterator[str]:
-    used = found.used
-    hfu = f"   HFU {used.hfu:.1%}" if used.hfu is not None else ""
-    yield f"  MFU {used.mfu:.1%} (causal attention)   {used.mfu_full:.1%} (full attention){hfu}"
-    yield (
-        f"  MFU = {format_quantity(used.flops_per_token, 'FLOP', digits=4)}/token x tokens/s of a device / "
-        f"{format_quantity(used.peak_flops_per_s, 'FLOP/s', digits=4)}, the dense {used.peak_format} peak of "
-        f"{found.ran.cluster.chip.name}; {format_quantity(used.flops_per_token_full, 'FLOP', digits=4)}/token with full attention"
-    )
+def _rate(value: float, unit: str, path: str = "") -> Number:
+    return Number(format_quantity(value, unit, digits=4), value, unit, path)
 
 
-def _log(measured: MeasuredStep) -> Iterator[str]:
-    from shardwise.records.logs.training_log import RULE
-
+def _log(measured: MeasuredStep) -> Iterator[Block]:
     log, steady = measured.log, measured.steady
     if log is None or steady is None:
         return
-    span = " to ".join(f"{1 / pace:,.0f}" for pace in (steady.high, steady.low))
-    lines = pluralize(steady.num_lines, "line")
-    yield f"{log.medium} of {log.format.title}: {lines} of steps {log.first.step:,} to {log.steps[-1].step:,}"
+    rates = " to ".join(f"{1 / pace:,.0f}" for pace in (steady.high, steady.low))
+    yield Line(
+        (
+            f"{log.medium} of {log.format.title}: {pluralize(steady.num_lines, 'line')} of steps ",
+            count(log.first.step, "log.first_step"), " to ", count(log.steps[-1].step, "log.last_step"),
+        )
+    )  # fmt: skip
     if log.by_clock:
         yield "  without times of steps: each is the time since the line before it was logged"
     yield (
-        f"  {pluralize(steady.num_steady, 'line')} counted, 80% of them between {span} tokens/s per device; left out: "
+        f"  {pluralize(steady.num_steady, 'line')} counted, 80% of them between {rates} tokens/s per device; left out: "
         f"{steady.num_warm_up} of warm-up, {steady.num_outliers} far off, {steady.num_other_batch} of another batch or untimed"
     )
     yield f"  rule: {RULE}"
-    if steady.overhead >= 0.0005:
-        yield f"  with those far off (checkpoints, evaluation, stalls) a step takes {steady.overhead:.1%} longer on average"
-    yield from _said(log, steady.mfu, steady.tflops)
+    if steady.overhead >= LEAST_OVERHEAD:
+        overhead = share(steady.overhead, "log.overhead")
+        yield Line(
+            (
+                "  with those far off (checkpoints, evaluation, stalls) a step takes ", overhead, " longer on average",
+            )
+        )  # fmt: skip
+    yield from _framework_counts(log, steady)
     if log.torn:
         yield f"  {pluralize(log.torn, 'line')} of steps could not be read: cut off, or written over by another rank"
 
 
-def _said(log: TrainingLog, mfu: float | None, tflops: float | None) -> Iterator[str]:
-    """What the framework itself makes of the run."""
-    said = [f"MFU {mfu:.1%}"] if mfu is not None else []
-    said += [f"{format_quantity(tflops * 1e12, 'FLOP/s', digits=4)} per device"] if tflops is not None else []
-    if said:
-        yield f"  by its own count: {', '.join(said)}"
-    if log.first.loss is not None and log.steps[-1].loss is not None:
-        yield f"  loss {log.first.loss:.4f} at first, {log.steps[-1].loss:.4f} at last"
+def _framework_counts(log: TrainingLog, steady: SteadyState) -> Iterator[Line]:
+    """Yield what the framework itself makes of the run: its MFU and rate, and the losses."""
+    counts: list[tuple[Cell, ...]] = []
+    if steady.mfu is not None:
+        counts.append(("MFU ", share(steady.mfu, "log.mfu")))
+    if steady.tflops is not None:
+        counts.append((_rate(steady.tflops * 1e12, "FLOP/s"), " per device"))
+    if counts:
+        first, *others = counts
+        yield Line(("  by its own count: ", *first, *(cell for cells in others for cell in (", ", *cells))))
+    first_loss, last_loss = log.first.loss, log.steps[-1].loss
+    if first_loss is not None and last_loss is not None:
+        yield Line(
+            (
+                "  loss ", Number(f"{first_loss:.4f}", first_loss, "", "log.first_loss"), " at first, ",
+                Number(f"{last_loss:.4f}", last_loss, "", "log.last_loss"), " at last",
+            )
+        )  # fmt: skip
 
 
-def _prediction(found: UtilisationReport, plan: Plan, account: StepBreakdown) -> Iterator[str | Status]:
-    ratio, calibration = account.measured_s / account.predicted_s, plan.cluster.calibration
+def _prediction(report: UtilisationReport, plan: Plan, breakdown: StepBreakdown) -> Iterator[Block]:
+    ratio, calibration = breakdown.measured_s / breakdown.predicted_s, plan.cluster.calibration
     stack = calibration.stack if calibration else ""
-    if account.interval90 is None:
-        yield f"  bound {format_seconds(account.predicted_s)}: the measured step is {ratio:.2f} times that"
+    if breakdown.interval90 is None:
+        bound = seconds(breakdown.predicted_s, "account.predicted_s", kind="bound")
+        yield Line(("  bound ", bound, f": the measured step is {ratio:.2f} times that"))
     else:
-        yield (
-            f"  predicted {format_step(account.predicted_s, account.interval90)} for {stack}: measured is "
-            f"{abs(ratio - 1):.1%} {'longer' if ratio > 1 else 'shorter'}, {VERDICTS[account.verdict]}"
-        )
-    if account.bound_s is not None:
-        yield f"  kernels and links at the best that micro-benchmarks reach: {format_seconds(account.bound_s)}"
-    yield from _memory(found, plan)
+        step = format_step(breakdown.predicted_s, breakdown.interval90)
+        predicted = Number(step, breakdown.predicted_s, "s", "account.predicted_s", breakdown.interval90, "prediction")
+        side = "longer" if ratio > 1 else "shorter"
+        yield Line(
+            (
+                "  predicted ", predicted, f" for {stack}: measured is {abs(ratio - 1):.1%} {side}, "
+                f"{VERDICTS[breakdown.verdict]}",
+            )
+        )  # fmt: skip
+    if breakdown.bound_s is not None:
+        bound = seconds(breakdown.bound_s, "account.bound_s", kind="bound")
+        yield Line(("  kernels and links at the best that micro-benchmarks reach: ", bound))
+    yield from _memory(report, plan)
     yield from (Status(f"  note: {note}", "note") for note in plan.estimate.notes)
-    if found.measured.log is not None and found.measured.log.format.name == "shardwise":
+    if report.measured.log is not None and report.measured.log.format.name == "shardwise":
         yield "  this run measured each term itself: shardwise reconcile compares them"
 
 
-def _memory(found: UtilisationReport, plan: Plan) -> Iterator[str]:
-    """The measured peak beside what the same instrument would read of the prediction."""
-    from shardwise.measure.calibrate.published_runs.run_table import instrument_reading
-    from shardwise.price import loss_kind
-
-    log = found.measured.log
+def _memory(report: UtilisationReport, plan: Plan) -> Iterator[Line]:
+    """Yield the measured peak beside what the same instrument would read of the prediction."""
+    log = report.measured.log
     if log is None or log.memory_bytes is None:
         return
     expected = instrument_reading(plan.estimate.memory, loss_kind(plan.cluster, plan.job), log.format.memory_kind)
-    yield (
-        f"  memory {format_bytes(log.memory_bytes)} ({log.format.memory_kind}), {format_bytes(expected)} predicted of "
-        f"{format_bytes(plan.estimate.memory_capacity_bytes)}"
-    )
+    yield Line(
+        (
+            "  memory ", num_bytes(log.memory_bytes, "log.memory_bytes"),
+            f" ({log.format.memory_kind}), {format_bytes(expected)} predicted of "
+            f"{format_bytes(plan.estimate.memory_capacity_bytes)}",
+        )
+    )  # fmt: skip
 
 
-def _parts(account: StepBreakdown) -> Section:
+def _parts(breakdown: StepBreakdown) -> Section:
     rows: tuple[Row, ...] = tuple(
         (
-            part.name, f"{'-' if part.seconds < 0 else ''}{format_seconds(abs(part.seconds)):>10}", f"{part.share:.1%}",
+            part.name,
+            Number(
+                f"{'-' if part.seconds < 0 else ''}{format_seconds(abs(part.seconds)):>10}", part.seconds, "s",
+                f"account.parts.{index}.seconds",
+            ),
+            share(part.share, f"account.parts.{index}.share"),
             ShareBar("#" * round(BAR_STEPS * max(part.share, 0.0)), part.name),
         )
-        for part in account.parts
+        for index, part in enumerate(breakdown.parts)
     )  # fmt: skip
     table = Table(rows=rows, right=(1, 2), head=False, indent=2, line="  {:<54}{}  {:>6}  {}")
     return Section([table], title="where the measured step goes, by the prediction")
 
 
-def _choice(found: UtilisationReport, plan: Plan) -> Iterator[str]:
-    """The layout to take, where that of the run is not known."""
-    assert found.measured.step_time_s is not None, "a plan is made where the batch is known"
-    priced = plan.estimate
+def _best_plan(report: UtilisationReport, plan: Plan) -> Iterator[Block]:
+    """Yield the layout to take where that of the run is unknown."""
+    step_time_s, estimate = report.measured.step_time_s, plan.estimate
+    assert step_time_s is not None, "a plan is made where the batch is known"
+    step = Number(
+        format_step(estimate.step_time_s, estimate.interval90), estimate.step_time_s, "s", "plan.step_time_s",
+        estimate.interval90, "prediction" if estimate.interval90 else "bound",
+    )  # fmt: skip
     yield "the layout of the run is not known (--layout); the plan's choice for the same job"
     yield f"  {plan.layout}"
-    yield (
-        f"  step {format_step(priced.step_time_s, priced.interval90)}, MFU {priced.mfu:.1%}: measured is "
-        f"{found.measured.step_time_s / priced.step_time_s:.2f} times that"
-    )
+    yield Line(
+        (
+            "  step ", step, ", MFU ", share(estimate.mfu, "plan.mfu"),
+            f": measured is {step_time_s / estimate.step_time_s:.2f} times that",
+        )
+    )  # fmt: skip
 
 
-def _row(row: str, otherwise: tuple[str, ...]) -> Iterator[str]:
-    yield f"added a row to {row}"
-    yield from (f"  which cannot say {text}" for text in otherwise)
+def _recorded_row(row: RecordedRow) -> Iterator[str]:
+    yield f"added a row to {row.file}"
+    yield from (f"  which cannot say {text}" for text in row.lost_fields)

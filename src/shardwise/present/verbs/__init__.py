@@ -11,7 +11,11 @@ be written as "4Mi". A *layout* is a `Layout` or its text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from shardwise.present.verb import Verb
 
 
 class VerbEntry(NamedTuple):
@@ -19,7 +23,13 @@ class VerbEntry(NamedTuple):
 
     name: str
     line: str
-    function: str = ""
+    function: str
+
+    def load(self) -> Verb:
+        """Load the verb's module and return the verb."""
+        module, _, name = self.function.partition(":")
+        loaded: Verb = getattr(import_module(f"shardwise.present.verbs.{module}"), name).verb
+        return loaded
 
 
 GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
@@ -45,17 +55,17 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("collective", "time one collective on a chip's network", "sharding:collective"),
     ),
     "run and measure": (
-        VerbEntry("tokenize", "write text as token shards to train on"),
-        VerbEntry("verify", "check that a plan's layout trains as one process does"),
-        VerbEntry("rehearse", "run one rank of a plan without the others"),
-        VerbEntry("train", "train the model of a plan as it says, and measure it"),
-        VerbEntry("batch", "how large a batch pays, from runs at several batches"),
-        VerbEntry("reconcile", "compare a run with its plan, term by term"),
-        VerbEntry("trace", "compare a measured step with the plan, find bottlenecks"),
-        VerbEntry("mfu", "MFU of a measured run, and where the rest of its time goes"),
-        VerbEntry("bench", "measure what this machine reaches"),
-        VerbEntry("calibrate", "fit predictions to runs and micro-benchmarks of your own"),
-        VerbEntry("validate", "compare predictions with published training runs"),
+        VerbEntry("tokenize", "write text as token shards to train on", "training:tokenize"),
+        VerbEntry("verify", "check that a plan's layout trains as one process does", "training:verify"),
+        VerbEntry("rehearse", "run one rank of a plan without the others", "training:rehearse"),
+        VerbEntry("train", "train the model of a plan as it says, and measure it", "training:train"),
+        VerbEntry("batch", "how large a batch pays, from runs at several batches", "batch_size:batch"),
+        VerbEntry("reconcile", "compare a run with its plan, term by term", "measurement:reconcile"),
+        VerbEntry("trace", "compare a measured step with the plan, find bottlenecks", "measurement:trace"),
+        VerbEntry("mfu", "MFU of a measured run, and where the rest of its time goes", "measurement:mfu"),
+        VerbEntry("bench", "measure what this machine reaches", "calibration:bench"),
+        VerbEntry("calibrate", "fit predictions to runs and micro-benchmarks of your own", "calibration:calibrate"),
+        VerbEntry("validate", "compare predictions with published training runs", "calibration:validate"),
     ),
     "hand over": (
         VerbEntry("export", "write a plan as the launch of a framework", "interop:export_plan"),

@@ -236,15 +236,6 @@ class Corpus(TypedDict):
 CorpusPayload = Annotated[dict[str, Any], MergedFields(ShardIndex, Corpus)]
 
 
-def corpus_payload(index: ShardIndex) -> dict[str, Any]:
-    """Return what `shardwise tokenize --json` prints: the index, with the totals over the shards of each split."""
-    payload = index_payload(index)
-    for name in SPLITS:
-        split = index.split(name)
-        payload[name] |= {"num_tokens": split.num_tokens, "num_documents": split.num_documents}
-    return payload
-
-
 def _without_sums(payload: Any) -> Any:
     if isinstance(payload, dict):
         return {key: _without_sums(value) for key, value in payload.items() if not key.endswith("_crc32")}

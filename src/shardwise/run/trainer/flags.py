@@ -147,10 +147,34 @@ def add_train_arguments(parser: Parser) -> None:
     for title, flags in GROUPS.items():
         for flag, settings in flags.items():
             parser.group(title).add_argument(flag, **settings)
-    fields = "\n".join(f"  {name}: {description}" for name, description in optimizer_fields().items())
-    parser.add_argument_group(
-        "fields of the plan's optimizer for --set recipe.NAME=VALUE, with the default of each", fields
-    )
+    parser.add_argument_group(OPTIMIZER_FIELDS_TITLE, optimizer_fields_text())
+
+
+OPTIMIZER_FIELDS_TITLE = "fields of the plan's optimizer for --set recipe.NAME=VALUE, with the default of each"
+
+
+def optimizer_fields_text() -> str:
+    """Return a line for each field of an optimizer."""
+    return "\n".join(f"  {name}: {description}" for name, description in optimizer_fields().items())
+
+
+def make_arguments(plan: str, values: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the parsed arguments of a run, from a plan's file and values of flags by name; numbers become texts.
+
+    Flags that are left out have their defaults. The weights to begin with (`--from`) are named "initial".
+
+    >>> arguments = make_arguments("plan.json", {"data": ["data"], "out": "runs/a", "steps": 200})
+    >>> arguments.steps, arguments.device, arguments.resume
+    ('200', 'auto', False)
+    """
+    arguments = argparse.Namespace(plan=plan)
+    for flag, settings in FLAGS.items():
+        name = flag[2:].replace("-", "_")
+        default = False if settings.get("action") == "store_true" else settings.get("default")
+        value = values.get("initial" if name == "from" else name, default)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        setattr(arguments, name, str(value) if is_number else value)
+    return arguments
 
 
 def to_command_line(arguments: argparse.Namespace) -> list[str]:

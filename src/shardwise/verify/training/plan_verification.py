@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout import LayoutPayload, layout_payload, require_runnable
+from shardwise.layout import Layout, LayoutPayload, layout_payload, require_runnable
 from shardwise.model import Job, ModelPayload, model_payload
 from shardwise.run import TrainingRecipe
 from shardwise.search import Plan
@@ -76,6 +76,7 @@ class MeshVerification:
 class PlanVerification:
     """Verification of a plan's layout, mesh by mesh."""
 
+    layout: Layout
     meshes: tuple[MeshVerification, ...]
 
     @property
@@ -108,7 +109,7 @@ def verify_plan(plan: Plan, recipe: TrainingRecipe, progress: Progress = ignore_
     for number, small in enumerate(small_meshes, start=1):
         verified.append(_verify_mesh(small, small_case(plan, recipe, small)))
         progress("meshes", number, len(small_meshes))
-    return PlanVerification(meshes=tuple(verified))
+    return PlanVerification(layout=plan.layout, meshes=tuple(verified))
 
 
 def _verify_mesh(small: SmallMesh, case: TrainingCase) -> MeshVerification:

@@ -22,6 +22,7 @@ from shardwise.run.trainer.flags import apply_changes, parse_whole_number
 from shardwise.search import Plan
 from shardwise.step import RankProgram
 from shardwise.values import InputError, Precision, parse_overrides
+from shardwise.values.argument_labels import argument_label
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks
@@ -275,15 +276,16 @@ LEARNING_RATE, CLIP_NORM, BUCKET_BYTES = 1e-2, 0.5, 2_000
 MOST_STEPS = 10  # the limits of `judge` are those of a few steps: rounding grows with them
 
 
-def small_recipe(plan: Plan, steps: str, seed: str, changes: Sequence[str]) -> TrainingRecipe:
+def small_recipe(plan: Plan, steps: int | str, seed: int | str, changes: Sequence[str]) -> TrainingRecipe:
     """Return the recipe of a few steps, with the user's `recipe.NAME=VALUE` changes. Raises `InputError`. If the plan's
     job packs documents, attention keeps to them."""
-    num_steps = parse_whole_number(steps, "--steps")
+    label = argument_label("steps")
+    num_steps = parse_whole_number(str(steps), label)
     if not 1 <= num_steps <= MOST_STEPS:
-        raise InputError(f"--steps: found {num_steps}; 1 to {MOST_STEPS} are required")
+        raise InputError(f"{label}: found {num_steps}; 1 to {MOST_STEPS} are required")
     recipe = TrainingRecipe(
         steps=num_steps, learning_rate=LEARNING_RATE, warmup_steps=min(2, num_steps), clip_norm=CLIP_NORM,
-        bucket_bytes=BUCKET_BYTES, seed=parse_whole_number(seed, "--seed"),
+        bucket_bytes=BUCKET_BYTES, seed=parse_whole_number(str(seed), argument_label("seed")),
         respect_documents=plan.job.document_tokens is not None,
     )  # fmt: skip
     return apply_changes(recipe, parse_overrides(changes, rooms=("recipe",))["recipe"])

@@ -183,16 +183,16 @@ def _read_packaged(name: str) -> tuple[RunRow, ...]:
     return _parse_rows(file.read_text(encoding="utf-8"), name)
 
 
-def read_rows(path: str, flag: str = "--rows") -> tuple[RunRow, ...]:
+def read_rows(path: str, label: str = "rows") -> tuple[RunRow, ...]:
     """Return the rows of a CSV file with the columns of the published ones, in any order; other columns are ignored.
-    Raises `InputError`, which names the flag that gave the file, if it cannot be read."""
+    Raises `InputError`, which names the argument that gave the file, if it cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
-        raise InputError(f"{flag}: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
+        raise InputError(f"{label}: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
     except ValueError:
-        raise InputError(f"{flag}: {path} is not text; a CSV file in UTF-8 is required") from None
-    return _parse_rows(text, f"{flag}: {path}")
+        raise InputError(f"{label}: {path} is not text; a CSV file in UTF-8 is required") from None
+    return _parse_rows(text, f"{label}: {path}")
 
 
 def _parse_rows(text: str, where: str) -> tuple[RunRow, ...]:

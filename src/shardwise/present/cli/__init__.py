@@ -1,1 +1,0 @@
-"""Verbs that are still modules of their own."""
