@@ -32,7 +32,7 @@ def draw_loop() -> str:
         f"<title>{TITLE}</title>",
         "<style>"
         ".box{fill:#e8eef7;stroke:#5b7aa8}.ink{fill:#17202b}.quiet{fill:#4a5866}.line{stroke:#5b7aa8;fill:none}.head{fill:#5b7aa8}"
-        "@media (prefers-color-scheme:dark){.box{fill:#24344d;stroke:#7f9ccb}.ink{fill:#e6ebf0}.quiet{fill:#aab6c2}"
+        "@media (prefers-color-scheme: dark){.box{fill:#24344d;stroke:#7f9ccb}.ink{fill:#e6ebf0}.quiet{fill:#aab6c2}"
         ".line{stroke:#7f9ccb}.head{fill:#7f9ccb}}</style>",
     ]
     for number, (name, what, verbs) in enumerate(STEPS):

@@ -107,7 +107,15 @@ class LayoutMemory(Displayable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryComparison:
-    """Memory of a device under one layout or several; `defaults` names what was left out: "seq_len", "batch_tokens", "layout"."""
+    """Memory of a device under one layout or several, side by side.
+
+    `defaults` names what was left out and assumed: "seq_len", "batch_tokens", "layout".
+
+    >>> import shardwise as sw
+    >>> comparison = sw.memory("llama-3-8b", "h100:8", ["tp=8", "fsdp=8"])
+    >>> [memory.fits for memory in comparison.layouts], comparison.defaults
+    ([True, True], ('seq_len', 'batch_tokens'))
+    """
 
     model: Architecture
     cluster: Cluster
