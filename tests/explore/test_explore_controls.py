@@ -7,7 +7,7 @@ import pytest
 from shardwise.present.explorer.control_values import PRESETS, Preset
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.opened_plan import Known
-from shardwise.present.explorer.request import Asked, asked
+from shardwise.present.explorer.request import ViewRequest, resolve_request
 from shardwise.present.explorer.state import parse_query, write_query
 
 QUERY = "model={model}&cluster={cluster}&batch_tokens=4Mi&seq_len=4096&layout={layout}"
@@ -20,14 +20,14 @@ CASES = [
 ]
 
 
-def at(model: str, cluster: str, layout: str) -> Asked:
-    return asked(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), Known())
+def at(model: str, cluster: str, layout: str) -> ViewRequest:
+    return resolve_request(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), Known())
 
 
-def edited(of: Asked, edit: dict[str, str | None]) -> Asked:
+def edited(of: ViewRequest, edit: dict[str, str | None]) -> ViewRequest:
     query = dict(part.split("=", 1) for part in write_query(of.state).split("&"))
     query = {key: value for key, value in {**query, **edit}.items() if value is not None}
-    return asked(parse_query("&".join(f"{key}={value}" for key, value in query.items())), Known())
+    return resolve_request(parse_query("&".join(f"{key}={value}" for key, value in query.items())), Known())
 
 
 @pytest.mark.parametrize("free", [False, True])
@@ -48,8 +48,8 @@ def test_options_are_states_that_run_or_say_why_not(model: str, cluster: str, la
                 assert changed.layout.num_devices == changed.cluster.num_devices
 
 
-def value(of: Asked, name: str, text: str, *, free: bool = False) -> Asked:
-    control = next(one for one in controls(of, free=free) if one["name"] == name)
+def value(of: ViewRequest, name: str, text: str, *, free: bool = False) -> ViewRequest:
+    control = next(control for control in controls(of, free=free) if control["name"] == name)
     return edited(of, next(option["edit"] for option in control["options"] if option["value"] == text))
 
 
@@ -71,32 +71,38 @@ def test_stages_bring_their_schedule_and_sharding_its_axis() -> None:
 
 
 def test_an_illegal_degree_stays_and_says_what_is_possible() -> None:
-    tp = next(one for one in controls(at("llama-3-8b", "h100:64", "fsdp=64")) if one["name"] == "tp")
+    tp = next(control for control in controls(at("llama-3-8b", "h100:64", "fsdp=64")) if control["name"] == "tp")
     problem = next(option["problem"] for option in tp["options"] if option["value"] == "64")
     assert "heads_by_tp" in problem
     assert "tp may be one of 1, 2, 4, 8, 16, 32" in problem
 
 
-@pytest.mark.parametrize("preset", PRESETS, ids=lambda one: one.model)
+@pytest.mark.parametrize("preset", PRESETS, ids=lambda preset: preset.model)
 def test_a_preset_is_a_job_with_a_source(preset: Preset) -> None:
     of = at("llama-3-8b", "h100:64", "fsdp=64")
-    option = next(one for control in controls(of) if control["name"] == "preset" for one in control["options"]
-                  if one["value"] == preset.name)  # fmt: skip
+    option = next(option for control in controls(of) if control["name"] == "preset" for option in control["options"]
+                  if option["value"] == preset.name)  # fmt: skip
     assert option["note"] == preset.source
-    found = edited(of, option["edit"])
-    assert (found.model.name, found.cluster.name, found.state.layout) == (preset.model, preset.cluster, found.layout)
-    assert found.job.global_batch_tokens % found.job.seq_len == 0
-    assert next(one["value"] for one in controls(found) if one["name"] == "preset") == preset.name
+    changed = edited(of, option["edit"])
+    assert (changed.model.name, changed.cluster.name, changed.state.layout) == (
+        preset.model,
+        preset.cluster,
+        changed.layout,
+    )
+    assert changed.job.global_batch_tokens % changed.job.seq_len == 0
+    assert next(control["value"] for control in controls(changed) if control["name"] == "preset") == preset.name
 
 
 def test_what_is_true_or_false_is_a_checkbox() -> None:
     every = controls(at("llama-3-8b", "h100:64", "tp=2+fsdp=32"))
-    kinds = {one["name"]: one["kind"] for one in every}
+    kinds = {control["name"]: control["kind"] for control in every}
     assert (kinds["sequence_parallel"], kinds["async_tp"], kinds["tp"], kinds["model"]) == (
         "checkbox", "checkbox", "slider", "select",
     )  # fmt: skip
-    for one in every:
-        assert (one["kind"] == "checkbox") == ({option["value"] for option in one["options"]} == {"false", "true"})
+    for control in every:
+        assert (control["kind"] == "checkbox") == (
+            {option["value"] for option in control["options"]} == {"false", "true"}
+        )
 
 
 def test_in_the_memory_view_the_cluster_follows() -> None:

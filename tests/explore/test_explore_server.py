@@ -31,8 +31,8 @@ MOST_S = 20.0  # of any one of them
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
     app = application(Explorer(Known()), allowed_hosts("127.0.0.1", 8631))
-    with TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True) as found:
-        yield found
+    with TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True) as connected:
+        yield connected
 
 
 HUGE = (
@@ -177,14 +177,14 @@ def test_every_answer_has_the_security_headers(client: TestClient) -> None:
 
 def test_off_loopback_a_token_is_required() -> None:
     app = application(Explorer(Known()), allowed_hosts("10.0.0.5", 8631), token="secret")
-    with TestClient(app, base_url="http://10.0.0.5:8631", follow_redirects=False) as found:
-        assert found.get("/ask/overview").status_code == 401
-        assert found.get("/?token=wrong").status_code == 401
-        assert found.get("/ask/overview", headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
-        entered = found.get("/?token=secret")
+    with TestClient(app, base_url="http://10.0.0.5:8631", follow_redirects=False) as client:
+        assert client.get("/ask/overview").status_code == 401
+        assert client.get("/?token=wrong").status_code == 401
+        assert client.get("/ask/overview", headers={"cookie": f"{COOKIE}=wrong"}).status_code == 401
+        entered = client.get("/?token=secret")
         assert (entered.status_code, entered.headers["location"]) == (303, "/")
         assert "HttpOnly" in entered.headers["set-cookie"]
-        assert found.get("/ask/overview").status_code == 200
+        assert client.get("/ask/overview").status_code == 200
 
 
 def test_a_port_that_is_taken_says_so() -> None:
@@ -209,10 +209,10 @@ def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
 
         async with await asyncio.start_server(connected, sock=address.socket):
             _, writer = await asyncio.open_connection(*address.socket.getsockname())
-            found = await accepted
+            has_nodelay = await accepted
             writer.close()
             await writer.wait_closed()
-        return found
+        return has_nodelay
 
     assert asyncio.run(nodelay())
 
@@ -226,10 +226,10 @@ def test_a_search_runs_once_in_a_process_of_its_own() -> None:
     searches, setting = Searches(), State(model="gpt-2")
     try:
         assert searches.ask(setting, small())["state"] == "searching"
-        found = searches.wait(setting, small(), 120)
-        assert found["state"] == "done"
-        assert found["front"]
-        assert searches.ask(setting, small()) is found
+        report = searches.wait(setting, small(), 120)
+        assert report["state"] == "done"
+        assert report["front"]
+        assert searches.ask(setting, small()) is report
         assert searches.wanted is None
     finally:
         searches.close()
@@ -239,8 +239,8 @@ def test_a_search_runs_once_in_a_process_of_its_own() -> None:
 def test_a_search_that_takes_too_long_is_ended() -> None:
     searches = Searches(most_s=0.01)
     try:
-        found = searches.wait(State(), small(), 60)
-        assert "took more than" in found["problems"][0]
+        report = searches.wait(State(), small(), 60)
+        assert "took more than" in report["problems"][0]
     finally:
         searches.close()
 
@@ -251,7 +251,7 @@ def test_a_state_that_cannot_be_is_not_searched() -> None:
         with pytest.raises(InputError):
             Explorer(Known(), searches).answer("overview", "model=nothing")
         assert searches.wanted is None
-        assert not searches.found
+        assert not searches.results
     finally:
         searches.close()
 
@@ -261,6 +261,6 @@ def test_results_are_kept_within_a_limit() -> None:
     with searches.changed:
         for number in range(2 * MOST_KEPT):
             searches._keep(State(batch_tokens=number + 1), {"state": "done"})
-        assert len(searches.found) == MOST_KEPT
+        assert len(searches.results) == MOST_KEPT
     searches.close()
     assert not searches.thread.is_alive()

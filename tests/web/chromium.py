@@ -18,19 +18,19 @@ from shardwise.present.explorer.request_guard import allowed_hosts
 from shardwise.present.explorer.web_server import application, bound
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATH = next((found for name in NAMES if (found := shutil.which(name))), None)
+PATH = next((path for name in NAMES if (path := shutil.which(name))), None)
 WHY = f"no browser: none of {', '.join(NAMES)} is installed (Debian: apt-get install chromium)"
 
 WAIT_MS = 120_000.0  # for what follows a search, on a machine that is busy with other tests; what is there already takes no time
 expect.set_options(timeout=WAIT_MS)
 
 
-class Seen(NamedTuple):
-    """What a page did while it was looked at: requests, those that ended, messages of its console and errors."""
+class Activity(NamedTuple):
+    """What a page did while it was watched: requests, those that ended, messages of its console and errors."""
 
     requests: list[str]
     ended: list[Request]
-    said: list[str]
+    messages: list[str]
 
     @property
     def transferred(self) -> int:
@@ -42,15 +42,15 @@ class Seen(NamedTuple):
 def browser() -> Iterator[Browser]:
     """The browser; it runs as any user does, in a container too."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=PATH, args=["--no-sandbox"])
-        yield found
-        found.close()
+        chromium = playwright.chromium.launch(executable_path=PATH, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @contextmanager
-def explorer(known: Known | None = None) -> Iterator[str]:
+def explorer(known: Known | None = None, searches: Searches | None = None) -> Iterator[str]:
     """The address of an explorer on loopback, with its searches."""
-    address, searches = bound("127.0.0.1", 0), Searches()
+    address, searches = bound("127.0.0.1", 0), searches or Searches()
     app = application(Explorer(known or Known(), searches), allowed_hosts("127.0.0.1", address.socket.getsockname()[1]))
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [address.socket]}, daemon=True)
@@ -63,11 +63,14 @@ def explorer(known: Known | None = None) -> Iterator[str]:
         searches.close()
 
 
-def watched(page: Page) -> Seen:
+def watched(page: Page) -> Activity:
     """Note what a page does from now on."""
-    seen = Seen([], [], [])
-    page.on("request", lambda request: seen.requests.append(request.url))
-    page.on("requestfinished", lambda request: seen.ended.append(request))
-    page.on("console", lambda message: seen.said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: seen.said.append(str(error)))
-    return seen
+    activity = Activity([], [], [])
+    page.on("request", lambda request: activity.requests.append(request.url))
+    page.on("requestfinished", lambda request: activity.ended.append(request))
+    page.on(
+        "console",
+        lambda message: activity.messages.append(message.text) if message.type in ("error", "warning") else None,
+    )
+    page.on("pageerror", lambda error: activity.messages.append(str(error)))
+    return activity

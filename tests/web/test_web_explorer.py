@@ -31,14 +31,14 @@ MOST_TRANSFERRED = 150_000  # bytes of the first view, as they travel
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
+    with browser() as launched:
+        yield launched
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with explorer() as found:
-        yield found
+    with explorer() as address:
+        yield address
 
 
 def opened(chromium: Browser, url: str, query: str, **options: Any) -> Page:
@@ -60,13 +60,13 @@ def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
     page = chromium.new_context(
         viewport={"width": width, "height": 900}, color_scheme="dark" if width < 800 else "light"
     ).new_page()
-    seen = watched(page)
+    activity = watched(page)
     page.goto(f"{url}?{LAYOUT}" + (f"&view={view}" if view != "overview" else ""))
     expect(page.get_by_role("heading", name=VIEWS[view], exact=True)).to_be_visible()
     if view == "overview":
         expect(page.get_by_role("heading", name="Pareto front")).to_be_visible()
-    assert seen.said == []
-    assert {urlsplit(request).netloc for request in seen.requests if not request.startswith("data:")} == {
+    assert activity.messages == []
+    assert {urlsplit(request).netloc for request in activity.requests if not request.startswith("data:")} == {
         urlsplit(url).netloc
     }
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -79,11 +79,11 @@ def test_every_view_opens_without_an_error_or_a_request_to_elsewhere(
 
 def test_little_travels(chromium: Browser, url: str) -> None:
     page = chromium.new_context().new_page()
-    seen = watched(page)
+    activity = watched(page)
     page.goto(f"{url}?{LAYOUT}")
     page.wait_for_selector(".timeline")
-    assert len(seen.ended) > 20
-    assert seen.transferred <= MOST_TRANSFERRED
+    assert len(activity.ended) > 20
+    assert activity.transferred <= MOST_TRANSFERRED
     page.context.close()
 
 
@@ -117,7 +117,7 @@ def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browse
     page = opened(chromium, url, LAYOUT)
     page.wait_for_selector(".best", timeout=WAIT_MS)  # the search has ended
     page.wait_for_selector(".on-front")
-    seen = watched(page)
+    activity = watched(page)
     script = """async values => {
         const slider = document.getElementById('control-tp'), shown = [];
         const step = () => document.querySelector('.facts [data-why=step_time_s]');
@@ -133,7 +133,7 @@ def test_a_drag_asks_one_question_for_each_number_that_it_shows(chromium: Browse
     shown = page.evaluate(script, [0, 1, 2, 3])
     of = (f"{STATE}&layout=tp={tp}+pp=4+fsdp={16 // tp}+zero_stage=1" for tp in (1, 2, 4, 8))
     assert shown == [format_seconds(payload(query)["estimate"]["estimate"]["step_time_s"]) for query in of]
-    assert len([request for request in seen.requests if "/ask/overview" in request]) == 4
+    assert len([request for request in activity.requests if "/ask/overview" in request]) == 4
     page.context.close()
 
 
@@ -226,10 +226,10 @@ def test_every_number_of_a_view_says_formula_kind_and_source(chromium: Browser, 
         assert {"margin", "hfu", "verdict.times_the_best", "estimate.estimate.interval90.0"} <= set(names)
     for name in names:
         button = page.query_selector(f'[data-why="{name}"]')
-        _, *said, text = page.evaluate(OPENED, [name, button])
-        assert len(said) == 3, name
-        assert all(said), name
-        assert said[1].startswith(("a bound", "a prediction", "exact", "given", "an assumption", "measured")), name
+        _, *texts, text = page.evaluate(OPENED, [name, button])
+        assert len(texts) == 3, name
+        assert all(texts), name
+        assert texts[1].startswith(("a bound", "a prediction", "exact", "given", "an assumption", "measured")), name
         assert name != place or formula in text
     page.context.close()
 
@@ -335,31 +335,65 @@ def test_labels_and_roles(chromium: Browser, url: str) -> None:
 
 def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known, _ = opened_run(tmp_path, monkeypatch)
-    own = Explorer(known).answer("overview", "")["reconcile"]["time"]
+    expected = Explorer(known).answer("overview", "")["reconcile"]["time"]
     with explorer(known) as url:
         page = chromium.new_page()
-        seen = watched(page)
+        activity = watched(page)
         page.goto(url)
         expect(page.get_by_role("heading", name="Measured against predicted")).to_be_visible()
         page.get_by_role("link", name="Overview").click()
         page.wait_for_selector(".predicted-bar .segment")
-        expect(page.locator('[data-why="reconcile.time.measured_s"]')).to_have_text(format_seconds(own["measured_s"]))
+        expect(page.locator('[data-why="reconcile.time.measured_s"]')).to_have_text(
+            format_seconds(expected["measured_s"])
+        )
         assert page.locator(".predicted-bar .segment").count() > 1
-        assert page.locator(".measured-bar .segment").count() == sum(one["measured_s"] > 0 for one in own["terms"])
-        for index, one in enumerate(own["terms"]):
-            if one["measured_s"]:
+        assert page.locator(".measured-bar .segment").count() == sum(
+            term["measured_s"] > 0 for term in expected["terms"]
+        )
+        for index, term in enumerate(expected["terms"]):
+            if term["measured_s"]:
                 name = f'[data-why="reconcile.time.terms.{index}.measured_s"]'
-                expect(page.locator(name)).to_have_text(format_seconds(one["measured_s"]))
+                expect(page.locator(name)).to_have_text(format_seconds(term["measured_s"]))
         page.locator('[data-why="reconcile.time.measured_s"]').click()
         expect(page.locator("dialog[open]")).to_contain_text("measured")
-        assert seen.said == []
+        assert activity.messages == []
         page.close()
 
 
 def test_json_of_the_page_is_that_of_the_command_line(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, LAYOUT)
-    found = page.evaluate(f"fetch('/ask/overview?{LAYOUT}').then(answer => answer.json())")
-    own = json.loads(json.dumps(payload(LAYOUT)))
-    assert found["estimate"] == own["estimate"]
-    assert found["memory"] == own["memory"]
+    answered = page.evaluate(f"fetch('/ask/overview?{LAYOUT}').then(answer => answer.json())")
+    expected = json.loads(json.dumps(payload(LAYOUT)))
+    assert answered["estimate"] == expected["estimate"]
+    assert answered["memory"] == expected["memory"]
+    page.context.close()
+
+
+@pytest.mark.parametrize("view", ["overview", "schedule"])
+def test_a_picture_that_is_cut_short_says_how_much_it_shows(chromium: Browser, url: str, view: str) -> None:
+    page = opened(chromium, url, f"{STATE.replace('1Mi', '1Gi')}&layout=tp=8+pp=8&view={view}")
+    shown = page.locator(".truncated").first
+    expect(shown).to_contain_text("256 of 131,072 micro-batches, 4,096 of 2,097,152 passes are shown")
+    page.context.close()
+
+
+def test_a_picture_of_everything_says_nothing(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    page.wait_for_selector(".pass")
+    expect(page.locator(".truncated")).to_have_count(0)
+    page.context.close()
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_no_text_of_the_page_names_a_flag(chromium: Browser, url: str, view: str) -> None:
+    page = opened(chromium, url, f"{LAYOUT}&view={view}")
+    expect(page.get_by_role("heading", name=VIEWS[view], exact=True)).to_be_visible()
+    assert not re.search(r"(?<![\w-])--[a-z]", page.locator("body").inner_text())
+    page.context.close()
+
+
+def test_the_command_of_a_schedule_is_copied(chromium: Browser, url: str) -> None:
+    page = opened(chromium, url, f"{LAYOUT}&view=schedule")
+    page.get_by_role("button", name="copy the command").click()
+    expect(page.locator("dialog[open] pre")).to_contain_text("shardwise schedule 1f1b --stages 4")
     page.context.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, Seen, browser, watched
+from web.chromium import PATH, WHY, Activity, browser, watched
 
 from shardwise.present.command_line import main
 
@@ -24,15 +24,15 @@ PLANS = {
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    with browser() as found:
-        yield found
+    with browser() as launched:
+        yield launched
 
 
-def opened(chromium: Browser, file: Path, width: int = 1280) -> tuple[Page, Seen]:
+def opened(chromium: Browser, file: Path, width: int = 1280) -> tuple[Page, Activity]:
     page = chromium.new_context(offline=True, viewport={"width": width, "height": 900}).new_page()
-    seen = watched(page)
+    activity = watched(page)
     page.goto(file.as_uri())
-    return page, seen
+    return page, activity
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -40,12 +40,12 @@ def test_a_report_opens_from_a_disk_and_asks_for_nothing(chromium: Browser, name
     file = tmp_path / f"{name}.html"
     assert main([*PLANS[name], "--report", str(file)]) == 0
     for width in (1280, 400):
-        page, seen = opened(chromium, file, width)
+        page, activity = opened(chromium, file, width)
         expect(page.locator("main h1").first).to_be_visible()
         expect(page.locator("main .panel").first).to_be_visible()
         assert page.locator("main svg").count() >= 2
-        assert seen.said == []
-        assert [request for request in seen.requests if not request.startswith(("file:", "data:"))] == []
+        assert activity.messages == []
+        assert [request for request in activity.requests if not request.startswith(("file:", "data:"))] == []
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         page.context.close()
 
@@ -69,8 +69,8 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "said"), BROKEN)
-def test_a_broken_payload_says_so(chromium: Browser, tmp_path: Path, old: str, new: str, said: str) -> None:
+@pytest.mark.parametrize(("old", "new", "expected_text"), BROKEN)
+def test_a_broken_payload_says_so(chromium: Browser, tmp_path: Path, old: str, new: str, expected_text: str) -> None:
     file = tmp_path / "plan.html"
     assert main([*PLANS["dense"], "--report", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
@@ -78,7 +78,7 @@ def test_a_broken_payload_says_so(chromium: Browser, tmp_path: Path, old: str, n
     file.write_text(head + mark + body.replace(old, new, 1 if "layouts" not in old else -1), encoding="utf-8")
     page, _ = opened(chromium, file)
     expect(page.get_by_role("heading", name="This report cannot be read")).to_be_visible()
-    expect(page.locator("main")).to_contain_text(said)
+    expect(page.locator("main")).to_contain_text(expected_text)
     page.context.close()
 
 
@@ -87,8 +87,8 @@ def test_a_report_with_another_script_does_not_run_it(chromium: Browser, tmp_pat
     assert main([*PLANS["dense"], "--report", str(file)]) == 0
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("</body>", "<script>document.title = 'other'</script></body>"), encoding="utf-8")
-    page, seen = opened(chromium, file)
+    page, activity = opened(chromium, file)
     expect(page.locator("main h1").first).to_be_visible()
     assert page.title() != "other"
-    assert any("Content Security Policy" in one for one in seen.said)
+    assert any("Content Security Policy" in message for message in activity.messages)
     page.context.close()

@@ -17,6 +17,7 @@ from typing import Any
 from shardwise.hardware.calibration_constants import LOWEST_CLOCK
 from shardwise.hardware.toml_tables import MAX_QUANTITY, TableReader, TomlTable, short_repr
 from shardwise.values import InputError, MissingValueError, did_you_mean, raise_problems
+from shardwise.values.argument_labels import argument_label
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
 
 OPTIONAL_FIELDS = (
@@ -121,7 +122,9 @@ class Chip:
             return self.peak_flops_per_s[dtype]
         except KeyError:
             dtypes = ", ".join(self.peak_flops_per_s)
-            fix = "; choose --precision fp32, or for a kernel --dtype fp32" if "fp32" in self.peak_flops_per_s else ""
+            precision, kernel_dtype = argument_label("precision", "--precision"), argument_label("dtype", "--dtype")
+            has_fp32 = "fp32" in self.peak_flops_per_s
+            fix = f"; choose {precision} fp32, or for a kernel {kernel_dtype} fp32" if has_fp32 else ""
             raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {dtypes}{fix}") from None
 
     def matmul_flops_per_s(self, dtype: str) -> float:

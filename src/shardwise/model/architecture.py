@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values import InputError, Value, did_you_mean, maximum, raise_problems
+from shardwise.values.argument_labels import argument_label
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
@@ -306,7 +307,8 @@ class Architecture:
         if self.structure.has_learned_positions and rows is not None and seq_len > rows:
             raise InputError(
                 f"model {self.name}: sequences of {seq_len:,} tokens, but its learned table of positions has {rows:,} rows; "
-                f"--seq-len {rows} or less is required, or a longer table: --set model.max_positions={seq_len}"
+                f"{argument_label('seq_len', '--seq-len')} {rows} or less is required, or a longer table: "
+                f"{argument_label('overrides', '--set')} model.max_positions={seq_len}"
             )
 
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:

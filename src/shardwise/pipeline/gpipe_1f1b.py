@@ -32,6 +32,7 @@ from shardwise.pipeline.schedule_definition import (
     single_stage_each,
 )
 from shardwise.values import InputError, Value, minimum, where
+from shardwise.values.argument_labels import argument_label
 
 
 def no_pipeline_actions(
@@ -123,7 +124,7 @@ def check_round(p: int, m: int, size: int) -> None:
     if size < min(p, m) or 0 < short < p:
         raise InputError(
             f"micro-batches: found {m} in rounds of {size} on {p} stages; rounds of at least {p}, the last one too, are "
-            f"required: a multiple of {max(size, p)} micro-batches, or another --round-size"
+            f"required: a multiple of {max(size, p)} micro-batches, or another {argument_label('round_size', '--round-size')}"
         )
 
 

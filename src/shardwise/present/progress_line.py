@@ -27,10 +27,10 @@ class ProgressLine:
         self.timer = threading.Timer(shown_after_s, self._show)
         self.timer.daemon = True
 
-    def __call__(self, what: str, done: int = 0, total: int = 0) -> None:
+    def __call__(self, task: str, done: int = 0, total: int = 0) -> None:
         """Note what is being done; the line says it, once it is there."""
         with self.lock:
-            self.said, self.done, self.total = what, done, total
+            self.said, self.done, self.total = task, done, total
             self._renew()
 
     @property

@@ -75,6 +75,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "ExplorerSession": ResultFunctions(
         "present.explorer.session:session_report", "present.explorer.session:session_payload"
     ),
+    "StaticBuild": ResultFunctions("present.explorer.static_build:build_report"),
     "Diagnosis": ResultFunctions("present.reports.diagnosis:diagnosis_report", "present.diagnosis:diagnosis_payload"),
     "ConvertedModel": ResultFunctions(
         "present.reports.interop:convert_report", "interop.weights.convert:convert_payload"

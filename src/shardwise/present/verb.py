@@ -193,10 +193,11 @@ class Verb:
 
     def run(self, arguments: argparse.Namespace) -> str | Report:
         """Run the verb with parsed arguments; return its report, or the payload as JSON text."""
-        serve = None if arguments.json else self.serve
+        values = {name: value for name in self.arguments if (value := getattr(arguments, name, None)) not in NOT_PASSED}
+        is_served = not arguments.json and not any(mode.applies(values) for mode in self.modes)
+        serve = self.serve if is_served else None
         if serve:
             self.require_packages()
-        values = {name: value for name in self.arguments if (value := getattr(arguments, name, None)) not in NOT_PASSED}
         targets = {
             export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
         }

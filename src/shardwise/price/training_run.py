@@ -134,27 +134,57 @@ def price_run_steps(
     assert problem.job.tokens is not None
     rates = reliability or Reliability()
     size = checkpoint_bytes(problem.architecture, problem.job)
+    write_s = _write_seconds(size, problem.cluster.num_devices, rates)
+    totals = run_totals(problem, num_steps, step_time_s, write_s, rates)
+    chip = problem.cluster.chip
+    return Run(
+        tokens=problem.job.tokens, num_steps=math.ceil(num_steps), **totals._asdict(),
+        checkpoint_bytes=size, checkpoint_s=write_s, price_date=chip.price_date,
+        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(chip, name) is None),
+        reliability=rates, inputs=tuple(_run_inputs(problem, (num_steps, step_time_s), size, rates)),
+        formulas=FORMULAS,
+    )  # fmt: skip
+
+
+class RunTotals(NamedTuple):
+    """What of a run follows the seconds of its step: fields of `Run`."""
+
+    ideal_days: float
+    goodput: float
+    lost: Mapping[str, float]
+    days: float
+    mtbf_s: float | None
+    num_interruptions: float
+    checkpoint_interval_s: float | None
+    chip_hours: float
+    usd: float | None
+    energy_mwh: float | None
+
+
+def run_totals(
+    problem: Problem, num_steps: float, step_time_s: float, checkpoint_s: float, reliability: Reliability
+) -> RunTotals:
+    """Return days, chip-hours, dollars and energy of so many steps of `step_time_s` on average; `checkpoint_s` seconds write a
+    checkpoint (`checkpoint_seconds`).
+
+    Raises `InputError` for a run that never ends. Source: Daly 2006; see `FORMULAS`.
+    """
+    chip, num_devices = problem.cluster.chip, problem.cluster.num_devices
     ideal_s = num_steps * step_time_s
-    write_s = checkpoint_seconds(problem.architecture, problem.job, problem.cluster.num_devices, rates)
-    pace = _run_pace(write_s, problem.cluster.num_devices, step_time_s, rates)
+    pace = _run_pace(checkpoint_s, num_devices, step_time_s, reliability)
     wall_s = ideal_s / pace.goodput if pace.goodput > 0 else math.inf
-    chip_hours = problem.cluster.num_devices * wall_s / SECONDS_PER_HOUR
+    chip_hours = num_devices * wall_s / SECONDS_PER_HOUR
     if not math.isfinite(chip_hours * MAX_QUANTITY):
         raise InputError(
             f"run: {problem.job.tokens:g} tokens are never done; fewer tokens, or a lower run.failures_per_device_hour or "
             "run.restart_s, are required"
         )
-    price, power = problem.cluster.chip.price_usd_per_hour, problem.cluster.chip.power_w
-    return Run(
-        tokens=problem.job.tokens, num_steps=math.ceil(num_steps), ideal_days=ideal_s / SECONDS_PER_DAY,
-        goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
+    price, power = chip.price_usd_per_hour, chip.power_w
+    return RunTotals(
+        ideal_days=ideal_s / SECONDS_PER_DAY, goodput=pace.goodput, lost=pace.lost, days=wall_s / SECONDS_PER_DAY,
         mtbf_s=pace.mtbf_s, num_interruptions=wall_s / pace.mtbf_s if pace.mtbf_s else 0.0,
-        checkpoint_bytes=size, checkpoint_s=pace.checkpoint_s, checkpoint_interval_s=pace.interval_s,
-        chip_hours=chip_hours, usd=None if price is None else chip_hours * price, price_date=problem.cluster.chip.price_date,
-        energy_mwh=None if power is None else chip_hours * power * rates.pue / 1e6,
-        missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(problem.cluster.chip, name) is None),
-        reliability=rates, inputs=tuple(_run_inputs(problem, (num_steps, step_time_s), rates)),
-        formulas=FORMULAS,
+        checkpoint_interval_s=pace.interval_s, chip_hours=chip_hours, usd=None if price is None else chip_hours * price,
+        energy_mwh=None if power is None else chip_hours * power * reliability.pue / 1e6,
     )  # fmt: skip
 
 
@@ -163,7 +193,6 @@ class _RunPace(NamedTuple):
 
     goodput: float
     lost: Mapping[str, float]
-    checkpoint_s: float
     mtbf_s: float | None = None
     interval_s: float | None = None
 
@@ -176,19 +205,23 @@ def checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int, r
     >>> round(checkpoint_seconds(load_model("llama-3-8b"), job, 64, Reliability(checkpoint_bytes_per_s_per_device=1e9)), 2)
     1.76
     """
-    return checkpoint_bytes(architecture, job) / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
+    return _write_seconds(checkpoint_bytes(architecture, job), num_devices, reliability)
+
+
+def _write_seconds(size: float, num_devices: int, reliability: Reliability) -> float:
+    return size / (reliability.checkpoint_bytes_per_s_per_device * num_devices)
 
 
 def _run_pace(write_s: float, num_devices: int, step_s: float, reliability: Reliability) -> _RunPace:
     mtbf_s = time_between_failures(num_devices, reliability)
     if mtbf_s is None:
-        return _RunPace(1.0, {"checkpoints": 0.0, "interruptions": 0.0}, write_s)
+        return _RunPace(1.0, {"checkpoints": 0.0, "interruptions": 0.0})
     # A checkpoint falls between two steps, and a restart reads one back.
     interval_s = max(step_s, reliability.checkpoint_interval_s or young_interval(write_s, mtbf_s))
     share = goodput(interval_s, write_s, mtbf_s, reliability.restart_s + write_s)
     writing = share * write_s / interval_s
     lost = {"checkpoints": writing, "interruptions": max(0.0, 1 - share - writing)}
-    return _RunPace(share, lost, write_s, mtbf_s, interval_s)
+    return _RunPace(share, lost, mtbf_s, interval_s)
 
 
 def checkpoint_bytes(architecture: Architecture, job: Job) -> float:
@@ -211,10 +244,12 @@ def trained_bytes(architecture: Architecture, job: Job) -> float:
     return other_bytes + num_matrices * state_bytes(precision, optimizer) + factors
 
 
-def _run_inputs(problem: Problem, steps: tuple[float, float], reliability: Reliability) -> Iterator[RunInput]:
+def _run_inputs(
+    problem: Problem, steps: tuple[float, float], checkpoint_size: float, reliability: Reliability
+) -> Iterator[RunInput]:
     """Yield every value that the run is computed from; those of `Reliability` with the source of the default, or as set."""
     chip, recipe, defaults = problem.cluster.chip, get_precision(problem.job.precision), Reliability()
-    bytes_per_parameter = checkpoint_bytes(problem.architecture, problem.job) / num_trained_params(problem.architecture)
+    bytes_per_parameter = checkpoint_size / num_trained_params(problem.architecture)
     yield RunInput(name="tokens", value=problem.job.tokens or 0.0, unit="tokens", source="the job")
     batch, (num_steps, step_time_s) = problem.job.global_batch_tokens, steps
     changes = not math.isclose(num_steps * batch, problem.job.tokens or 0.0)

@@ -12,6 +12,7 @@ from shardwise.layout import Layout
 from shardwise.price import Estimate, Problem, loss_kind
 from shardwise.price.estimate import estimate
 from shardwise.values import LOSS_KERNELS, format_bytes, format_seconds, get_loss_kernel
+from shardwise.values.argument_labels import argument_label
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
 # have not seen, and pairs of layouts of one model on one machine that differ by more than 10% are put in the right order
@@ -108,7 +109,7 @@ def describe_offload(priced: Mapping[str, Estimate]) -> str:
     if fitting is None:
         least_memory = min(priced.values(), key=lambda estimate: estimate.memory_bytes)
         return _still_too_much("offload to the host", least_memory)
-    return _fits_with(f"--pin offload={fitting}", priced[fitting])
+    return _fits_with(f"{argument_label('pin', '--pin')} offload={fitting}", priced[fitting])
 
 
 def _fits_with(flag: str, estimate: Estimate) -> str:
@@ -136,17 +137,23 @@ def price_leaner_losses(problem: Problem, layout: Layout) -> dict[str, Estimate]
     return {name: estimate(replace(problem, job=replace(problem.job, loss=name)), layout) for name in leaner}
 
 
+def _set_flag() -> str:
+    return argument_label("overrides", "--set")
+
+
 def fitting_loss_flag(priced: Mapping[str, Estimate]) -> str | None:
     """Return the first loss kernel with which the layout fits, as a flag of the command line."""
-    return next((f"--set job.loss={name}" for name, loss_estimate in priced.items() if loss_estimate.fits), None)
+    return next(
+        (f"{_set_flag()} job.loss={name}" for name, loss_estimate in priced.items() if loss_estimate.fits), None
+    )
 
 
 def describe_leaner_loss(job_estimate: Estimate, priced: Mapping[str, Estimate]) -> str:
     """Describe the effect of a leaner loss kernel on a layout that does not fit; "" if logits do not fill the memory."""
     fitting = next((name for name, loss_estimate in priced.items() if loss_estimate.fits), None)
     if fitting is not None:
-        return _fits_with(f"--set job.loss={fitting}", priced[fitting])
+        return _fits_with(f"{_set_flag()} job.loss={fitting}", priced[fitting])
     if not priced or job_estimate.memory["logits"] < max(job_estimate.memory.values()):
         return ""
     least = min(priced, key=lambda name: priced[name].memory_bytes)
-    return _still_too_much(f"--set job.loss={least}", priced[least])
+    return _still_too_much(f"{_set_flag()} job.loss={least}", priced[least])

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from shardwise.values.argument_labels import argument_label
 from shardwise.values.errors import InputError, did_you_mean, join_words
 from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_count, parse_quantity, unit_from_name
 
@@ -20,8 +21,9 @@ def parse_overrides(
         room, dot, name = key.strip().partition(".")
         if not (equals and dot and room in overrides and name):
             alternatives = join_words([f"{prefix}.NAME=VALUE" for prefix in rooms], "or")
+            guess = did_you_mean(room, rooms) if dot else ""
             raise InputError(
-                f"--set: found {setting!r}{did_you_mean(room, rooms) if dot else ''}; {alternatives} is required"
+                f"{argument_label('overrides', '--set')}: found {setting!r}{guess}; {alternatives} is required"
             )
         overrides[room][name] = value.strip()
     return overrides
@@ -32,13 +34,13 @@ def apply_overrides(target: Any, overrides: Mapping[str, str], label: str, ignor
 
     Names in `ignored_names` are accepted and skipped. Raises `InputError` for unknown names and for texts of another type.
     """
-    replacements = {}
+    replacements, flag = {}, argument_label("overrides", "--set")
     for name, text in overrides.items():
         names = [*(f.name for f in fields(target)), *ignored_names]
         if name not in names:
-            raise InputError(f"--set: {label} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
+            raise InputError(f"{flag}: {label} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
         if name not in ignored_names:
-            replacements[name] = parse_like(text, _example_value(target, name), f"--set {label}.{name}")
+            replacements[name] = parse_like(text, _example_value(target, name), f"{flag} {label}.{name}")
     return replace(target, **replacements) if replacements else target
 
 

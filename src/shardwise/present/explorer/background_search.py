@@ -9,16 +9,18 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, stack_of
 from shardwise.model import Architecture, Job
+from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.state import State, layout_text
 from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.values import ShardwiseError
+from shardwise.values.argument_labels import label_arguments
 
 MOST_KEPT = 24  # results, some 50 KB each
 MOST_S = 180.0  # of one search: ten times what 16,384 devices take
@@ -26,12 +28,19 @@ SEARCHING: Mapping[str, Any] = {"state": "searching", "best": None, "problems": 
 Values = tuple[Any, Any, Any]  # model, cluster and job
 
 
+class SearchReports(Protocol):
+    """What searches of settings have found so far."""
+
+    def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
+        """Return what is known of a setting, and see to it that the rest will be."""
+
+
 class Searches:
     """What searches have found so far, by the setting of a state. Only the setting that was asked for last is searched next."""
 
     def __init__(self, most_s: float = MOST_S) -> None:
         self.most_s = most_s
-        self.found: OrderedDict[State, Mapping[str, Any]] = OrderedDict()
+        self.results: OrderedDict[State, Mapping[str, Any]] = OrderedDict()
         self.wanted: tuple[State, Values] | None = None
         self.changed = threading.Condition()
         self.closed = False
@@ -42,20 +51,20 @@ class Searches:
     def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
         """What is known of a setting; where that is not all of it, its search is the next."""
         with self.changed:
-            found = self.found.get(setting, SEARCHING)
-            if setting in self.found:
-                self.found.move_to_end(setting)
+            report = self.results.get(setting, SEARCHING)
+            if setting in self.results:
+                self.results.move_to_end(setting)
             else:
                 self.wanted = (setting, values)
                 self.changed.notify_all()
-            return found
+            return report
 
     def wait(self, setting: State, values: Values, seconds: float) -> Mapping[str, Any]:
         """The same once its search has come to an end, or after so many seconds."""
         self.ask(setting, values)
         with self.changed:
-            self.changed.wait_for(lambda: self.found.get(setting, SEARCHING)["state"] != "searching", timeout=seconds)
-            return self.found.get(setting, SEARCHING)
+            self.changed.wait_for(lambda: self.results.get(setting, SEARCHING)["state"] != "searching", timeout=seconds)
+            return self.results.get(setting, SEARCHING)
 
     def close(self) -> None:
         """Stop the search and its process."""
@@ -92,7 +101,7 @@ class Searches:
             self._drop()
             problem = f"the search took more than {self.most_s:g} s; `shardwise plan` has no such limit"
             with self.changed:
-                self._keep(setting, {**self.found.get(setting, SEARCHING), "state": "done", "problems": [problem]})
+                self._keep(setting, {**self.results.get(setting, SEARCHING), "state": "done", "problems": [problem]})
         finally:
             timer.cancel()
 
@@ -128,18 +137,18 @@ class Searches:
             with suppress(BrokenPipeError):
                 child.communicate()
 
-    def _keep(self, setting: State, found: Mapping[str, Any]) -> None:
-        self.found[setting] = found
-        self.found.move_to_end(setting)
-        while len(self.found) > MOST_KEPT:
-            self.found.popitem(last=False)
+    def _keep(self, setting: State, report: Mapping[str, Any]) -> None:
+        self.results[setting] = report
+        self.results.move_to_end(setting)
+        while len(self.results) > MOST_KEPT:
+            self.results.popitem(last=False)
         self.changed.notify_all()
 
 
 MOST_POINTS = 300  # layouts beside the front: more are no picture
 
 
-def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
+def report_searches(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
     """What searches of a job find, as they find it: the plan that `shardwise plan` takes, then the front."""
     try:
         chosen = make_plan(Problem(model, cluster, job))
@@ -154,7 +163,7 @@ def found_for(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[
     yield {"state": "done", "best": best, "problems": [], **_front(result)}
 
 
-def searched(chosen: Plan) -> dict[str, Any]:
+def report_search_again(chosen: Plan) -> dict[str, Any]:
     """The same for a plan that is there: its search again, for the front."""
     choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
     result = search_layouts(chosen.problem, choices=choices)
@@ -178,7 +187,7 @@ def _point(layout: Layout, step_time_s: float, memory_bytes: float) -> dict[str,
 
 def _front(result: SearchResult) -> dict[str, Any]:
     """The Pareto front of time and memory, and of each way to factor the devices the fastest that fits."""
-    every = sorted(result.by_factorisation, key=lambda one: one.step_time_s)
+    every = sorted(result.by_factorisation, key=lambda priced: priced.step_time_s)
     some = every[:: max(1, len(every) // MOST_POINTS)][:MOST_POINTS]
     return {
         "front": _points(result.pareto), "points": _points(some), "num_layouts": result.num_layouts,
@@ -187,19 +196,21 @@ def _front(result: SearchResult) -> dict[str, Any]:
 
 
 def _points(rows: Sequence[PricedLayout]) -> list[dict[str, Any]]:
-    return [_point(one.layout, one.step_time_s, one.memory_bytes) for one in rows]
+    return [_point(priced.layout, priced.step_time_s, priced.memory_bytes) for priced in rows]
 
 
 def main() -> None:
-    """Answer until the explorer closes the stream."""
+    """Search until the explorer closes the stream; what is wrong with a job is said in the words of the page."""
     while True:
         try:
             model, cluster, job = pickle.load(sys.stdin.buffer)
         except (EOFError, KeyboardInterrupt):
             return
-        for message in found_for(model, cluster, job):
-            pickle.dump(message, sys.stdout.buffer)
-            sys.stdout.buffer.flush()
+        with label_arguments(PAGE_LABELS):
+            for message in report_searches(model, cluster, job):
+                message["problems"] = [page_wording(problem) for problem in message["problems"]]
+                pickle.dump(message, sys.stdout.buffer)
+                sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

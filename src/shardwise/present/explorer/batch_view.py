@@ -7,13 +7,12 @@ from typing import Any
 
 from shardwise.batch_size import BatchTradeoff
 from shardwise.batch_size.noise_scale import critical_batch_of_loss
-from shardwise.book_formulas.rules import tokens_per_param_optimal
-from shardwise.model import num_params
 from shardwise.present.explorer.control_values import doublings
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload
-from shardwise.present.explorer.plan_views import kind_of
-from shardwise.present.explorer.request import Asked, head
+from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.request import ViewRequest, head
+from shardwise.present.explorer.run_card import run_tokens
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.values import InputError, ShardwiseError, format_binary, parse_quantity
@@ -22,37 +21,36 @@ LOSS = 2.5  # nats a token: what a small model reaches; a choice, the noise scal
 SMALLEST, LARGEST = 1 << 16, 1 << 26  # tokens of the batches that are compared
 
 
-def batch(asked: Asked) -> dict[str, Any]:
+def batch(request: ViewRequest) -> dict[str, Any]:
     """Steps S(B) and tokens E(B) to the same loss for batches of B tokens, and the days that they take where the layout runs.
 
     The detail `noise_tokens` is the gradient's noise scale, `min_steps` the fewest steps: without them the former is Kaplan et
     al.'s at a loss of `LOSS`, the latter what leaves the job's tokens (or Chinchilla's 20 for each parameter) at its own batch.
     """
-    asked.require_legal()
-    noise = _given(asked, "noise_tokens") or critical_batch_of_loss(LOSS)
-    own = float(asked.job.global_batch_tokens)
-    tokens = asked.job.tokens or tokens_per_param_optimal() * num_params(asked.model)
-    steps = _given(asked, "min_steps") or tokens / (own + noise)
-    found = BatchTradeoff(min_steps=steps, noise_tokens=noise)
-    sizes = [size for size in doublings(int(own), SMALLEST, LARGEST) if size % asked.job.seq_len == 0]
-    return head(asked) | {
-        "noise_tokens": noise, "noise_given": asked.state.detail("noise_tokens") is not None, "min_steps": steps,
-        "min_tokens": found.min_tokens, "critical_batch_tokens": found.critical_batch_tokens, "batch_tokens": own,
-        "times_min_steps": found.steps(own) / steps, "times_min_tokens": found.tokens(own) / found.min_tokens,
-        "rows": [_row(asked, found, size) for size in sizes], "controls": controls(asked),
-        "fields": fields_payload(_fields(asked)),
+    request.require_legal()
+    noise = _given(request, "noise_tokens") or critical_batch_of_loss(LOSS)
+    batch = float(request.job.global_batch_tokens)
+    steps = _given(request, "min_steps") or run_tokens(request) / (batch + noise)
+    tradeoff = BatchTradeoff(min_steps=steps, noise_tokens=noise)
+    sizes = [size for size in doublings(int(batch), SMALLEST, LARGEST) if size % request.job.seq_len == 0]
+    return head(request) | {
+        "noise_tokens": noise, "noise_given": request.state.detail("noise_tokens") is not None, "min_steps": steps,
+        "min_tokens": tradeoff.min_tokens, "critical_batch_tokens": tradeoff.critical_batch_tokens, "batch_tokens": batch,
+        "times_min_steps": tradeoff.steps(batch) / steps, "times_min_tokens": tradeoff.tokens(batch) / tradeoff.min_tokens,
+        "rows": [_row(request, tradeoff, size) for size in sizes], "controls": controls(request),
+        "fields": fields_payload(_fields(request)),
         "noise_options": [_noise(size) for size in doublings(1 << 20, SMALLEST, LARGEST)],
     }  # fmt: skip
 
 
-def _fields(asked: Asked) -> Fields:
+def _fields(request: ViewRequest) -> Fields:
     source = "McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equations 2.11 and 2.12"
     kind = "a prediction of that model, without an interval"
     row, fewest, noise = "rows.*.", {"S_min": "min_steps"}, {"B_noise": "noise_tokens"}
-    given = asked.state.detail("noise_tokens") is not None
+    is_given = request.state.detail("noise_tokens") is not None
     return {
         "noise_tokens": Field("the gradient's noise scale", "B_noise, measured by a run of yours", "tokens", source, "given")
-        if given
+        if is_given
         else Field(
             f"the gradient's noise scale at a loss of {LOSS:g} nats", "2e8 / loss^(1 / 0.21)", "tokens",
             "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3", "an assumption: none was given",
@@ -65,7 +63,7 @@ def _fields(asked: Asked) -> Fields:
             "the fewest steps, with batches without noise: so many that the job takes its tokens, or 20 for each parameter "
             "(Hoffmann et al. 2022, table 3)", "S_min = tokens of the job / (B + B_noise)",
             "steps", source, kind, {"B": "batch_tokens", **noise},
-        ) if asked.state.detail("min_steps") is None else Field("the fewest steps", "S_min, given", "steps", source, "given"),
+        ) if request.state.detail("min_steps") is None else Field("the fewest steps", "S_min, given", "steps", source, "given"),
         "min_tokens": Field("the fewest tokens, with ever smaller batches", "E_min = B_noise · S_min", "tokens", source, kind,
                             {**noise, **fewest}),
         "batch_tokens": Field("tokens of a step of this job", "given", "tokens", "the job", "given"),
@@ -79,14 +77,14 @@ def _fields(asked: Asked) -> Fields:
         row + "tokens": Field("tokens to the same loss", "E(B) = S_min · (B + B_noise)", "tokens", source, kind,
                               {"B": row + "batch_tokens", **fewest, **noise}),
         row + "step_time_s": Field("seconds of a step of this batch on the layout", "the sum of the terms of time", "s",
-                                   "price/stage_step_time.py", kind_of(asked)),
+                                   "price/stage_step_time.py", kind_of(request)),
         row + "days": Field("days to the same loss on the layout", "S(B) · seconds of a step / 86,400", "days", source,
-                            kind_of(asked), {"S(B)": row + "steps", "seconds of a step": row + "step_time_s"}),
+                            kind_of(request), {"S(B)": row + "steps", "seconds of a step": row + "step_time_s"}),
     }  # fmt: skip
 
 
-def _given(asked: Asked, name: str) -> float | None:
-    text = asked.state.detail(name)
+def _given(request: ViewRequest, name: str) -> float | None:
+    text = request.state.detail(name)
     if text is None:
         return None
     value = parse_quantity(text, label=name, unit="")
@@ -99,19 +97,19 @@ def _noise(size: int) -> dict[str, Any]:
     return {"value": format_binary(size), "edit": {"noise_tokens": format_binary(size)}, "problem": ""}
 
 
-def _row(asked: Asked, found: BatchTradeoff, size: int) -> dict[str, Any]:
+def _row(request: ViewRequest, tradeoff: BatchTradeoff, size: int) -> dict[str, Any]:
     """What a batch takes; seconds are None where the layout does not run it."""
     row = {
         "batch_tokens": size,
-        "steps": found.steps(size),
-        "tokens": found.tokens(size),
+        "steps": tradeoff.steps(size),
+        "tokens": tradeoff.tokens(size),
         "step_time_s": None,
         "days": None,
         "problem": "",
     }
     try:
-        plan = asked.plan
+        plan = request.plan
         priced = estimate(Problem(plan.model, plan.cluster, replace(plan.job, global_batch_tokens=size)), plan.layout)
     except ShardwiseError as error:
         return {**row, "problem": error.problems[0]}
-    return {**row, "step_time_s": priced.step_time_s, "days": priced.step_time_s * found.steps(size) / 86400.0}
+    return {**row, "step_time_s": priced.step_time_s, "days": priced.step_time_s * tradeoff.steps(size) / 86400.0}

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from shardwise.hardware import get_catalog_entry
 from shardwise.hardware.cluster import parse_shorthand
-from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.request import ViewRequest
 from shardwise.values import ShardwiseError, format_binary
 
 Kind = Literal["slider", "select", "checkbox"]
@@ -50,7 +50,7 @@ class Control:
         """As plain data; `dataclasses.asdict` copies every edit, which takes longer than pricing a layout."""
         return {
             "name": self.name, "label": self.label, "group": self.group, "value": self.value, "kind": self.kind,
-            "options": [one.payload() for one in self.options],
+            "options": [option.payload() for option in self.options],
         }  # fmt: skip
 
 
@@ -78,17 +78,18 @@ MOST_OPTIONS = 24  # of a slider
 MOST_SLIDER = 1 << 14  # devices, and what else doubles
 
 
-def divisors(whole: int, own: int, most: int) -> list[int]:
+def divisors(total: int, current: int, most: int) -> list[int]:
     """The divisors of a number, at most so large; and the one taken."""
-    found = [number for number in range(1, min(whole, most, MOST_SLIDER) + 1) if whole % number == 0]
-    return sorted({*found[:MOST_OPTIONS], own})
+    exact = [number for number in range(1, min(total, most, MOST_SLIDER) + 1) if total % number == 0]
+    return sorted({*exact[:MOST_OPTIONS], current})
 
 
-def doublings(own: int, least: int, most: int) -> list[int]:
+def doublings(current: int, least: int, most: int) -> list[int]:
     """Powers of two between two numbers, the number taken, and its halves and doubles."""
     powers = {1 << exponent for exponent in range(40) if least <= 1 << exponent <= most}
-    near = {own * 2**step for step in range(3)} | {own // 2**step for step in range(3) if own % 2**step == 0}
-    return sorted({*powers, own} | {number for number in near if least <= number <= most})[: 2 * MOST_OPTIONS]
+    near = {current * 2**step for step in range(3)}
+    near |= {current // 2**step for step in range(3) if current % 2**step == 0}
+    return sorted({*powers, current} | {number for number in near if least <= number <= most})[: 2 * MOST_OPTIONS]
 
 
 def has_shorthand(cluster: str) -> bool:
@@ -100,30 +101,30 @@ def has_shorthand(cluster: str) -> bool:
 
 
 def num_devices_of(cluster: str) -> int:
-    found = parse_shorthand(cluster)
-    return math.prod(found.shape) * (found.num_pods or 1)
+    shorthand = parse_shorthand(cluster)
+    return math.prod(shorthand.shape) * (shorthand.num_pods or 1)
 
 
 def other_sizes(cluster: str) -> list[str]:
     """The cluster in other sizes: counts for switched chips, shapes that double their smallest dim for a torus."""
-    found = parse_shorthand(cluster)
-    if len(found.shape) == 1:
-        return [f"{found.chip}:{size}" for size in doublings(found.shape[0], 8, MOST_SLIDER)]
-    shapes, shape = [], [4] * len(found.shape)
+    shorthand = parse_shorthand(cluster)
+    if len(shorthand.shape) == 1:
+        return [f"{shorthand.chip}:{size}" for size in doublings(shorthand.shape[0], 8, MOST_SLIDER)]
+    shapes, shape = [], [4] * len(shorthand.shape)
     while math.prod(shape) <= MOST_SLIDER:
         shapes.append(tuple(shape))
         shape[shape.index(min(shape))] *= 2
-    every = sorted({*(tuple(sorted(one)) for one in shapes), found.shape}, key=math.prod)
-    return [f"{found.chip}:{'x'.join(map(str, one))}" for one in every]
+    sizes = sorted({*(tuple(sorted(shape)) for shape in shapes), shorthand.shape}, key=math.prod)
+    return [f"{shorthand.chip}:{'x'.join(map(str, size))}" for size in sizes]
 
 
 def on_chip(name: str, most: int) -> str:
     """A cluster of a chip with about so many devices: as many of switched chips, of a torus the largest shape within them."""
-    entry = get_catalog_entry(name)
-    if "torus" not in entry:
+    chip_entry = get_catalog_entry(name)
+    if "torus" not in chip_entry:
         return f"{name}:{most}"
-    smallest = f"{name}:{'x'.join(['4'] * entry['torus']['num_axes'])}"
-    return [smallest, *(one for one in other_sizes(smallest) if num_devices_of(one) <= most)][-1]
+    smallest = f"{name}:{'x'.join(['4'] * chip_entry['torus']['num_axes'])}"
+    return [smallest, *(size for size in other_sizes(smallest) if num_devices_of(size) <= most)][-1]
 
 
 OWN = "none"  # the name of a job that is no preset
@@ -163,11 +164,11 @@ PRESETS = (
 )  # fmt: skip
 
 
-def preset_control(asked: Asked, group: str) -> Control:
+def preset_control(request: ViewRequest, group: str) -> Control:
     """The presets as one choice; what an address has of the model's sizes goes with the model."""
-    anew: Edit = {key: None for key, _ in asked.state.changes}
-    options = (Option(value=one.name, edit={**anew, **one.edit}, note=one.source) for one in PRESETS)
-    chosen = next((one.name for one in PRESETS if _is(asked, one)), OWN)
+    anew: Edit = {key: None for key, _ in request.state.changes}
+    options = (Option(value=preset.name, edit={**anew, **preset.edit}, note=preset.source) for preset in PRESETS)
+    chosen = next((preset.name for preset in PRESETS if _is(request, preset)), OWN)
     return select("preset", "preset", group, chosen, [*_own(chosen), *options])
 
 
@@ -176,8 +177,8 @@ def _own(chosen: str) -> Iterator[Option]:
         yield Option(value=OWN, edit={})
 
 
-def _is(asked: Asked, preset: Preset) -> bool:
-    state = asked.state
+def _is(request: ViewRequest, preset: Preset) -> bool:
+    state = request.state
     return not state.changes and preset[1:6] == (
         state.model, state.cluster, state.batch_tokens, state.seq_len, state.precision,
     )  # fmt: skip

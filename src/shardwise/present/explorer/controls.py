@@ -30,10 +30,11 @@ from shardwise.present.explorer.control_values import (
     shown,
     slider,
 )
-from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.opened_plan import usual_job
+from shardwise.present.explorer.request import ViewRequest
 from shardwise.present.explorer.state import MOST_CHANGES, layout_text
 from shardwise.search import smallest_full_job
-from shardwise.values import PRECISIONS, ShardwiseError, format_binary
+from shardwise.values import PRECISIONS, ShardwiseError, format_binary, format_count
 
 MODEL_GROUP = "model"
 TIMES = 8  # a slider goes to so many times what the model has
@@ -54,18 +55,18 @@ SIZES: Mapping[str, Size] = {
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 
 
-def model_controls(asked: Asked) -> Iterator[Control]:
+def model_controls(request: ViewRequest) -> Iterator[Control]:
     """Sizes, activation function and optimizer."""
-    model = asked.model
+    model = request.model
     for name, size in SIZES.items():
-        own = getattr(model, name)
-        sizes = (_option(asked, {f"model.{name}": value, **_follows(model, name, value)}, value)
-                 for value in doublings(own, size.least, TIMES * own))  # fmt: skip
-        yield slider(name, size.label, MODEL_GROUP, own, sizes)
-    kinds = (_option(asked, {"model.mlp": kind}, kind) for kind in ACTIVATIONS)
+        current = getattr(model, name)
+        sizes = (_option(request, {f"model.{name}": value, **_follows(model, name, value)}, value)
+                 for value in doublings(current, size.least, TIMES * current))  # fmt: skip
+        yield slider(name, size.label, MODEL_GROUP, current, sizes)
+    kinds = (_option(request, {"model.mlp": kind}, kind) for kind in ACTIVATIONS)
     yield select("mlp", "activation function", MODEL_GROUP, model.mlp, kinds)
-    optimizers = (_option(asked, {"job.optimizer": kind}, kind) for kind in optimizer_names())
-    yield select("optimizer", "optimizer (k)", MODEL_GROUP, asked.job.optimizer, optimizers)
+    optimizers = (_option(request, {"job.optimizer": kind}, kind) for kind in optimizer_names())
+    yield select("optimizer", "optimizer (k)", MODEL_GROUP, request.job.optimizer, optimizers)
 
 
 def _follows(model: Architecture, name: str, value: int) -> dict[str, object]:
@@ -79,15 +80,15 @@ def _follows(model: Architecture, name: str, value: int) -> dict[str, object]:
     return {}
 
 
-def _option(asked: Asked, changes: Mapping[str, object], value: object) -> Option:
+def _option(request: ViewRequest, changes: Mapping[str, object], value: object) -> Option:
     """Values of the model or the job in place of its own, and why it cannot have them."""
     edit: dict[str, str | None] = {key: str(text) for key, text in changes.items()}
-    texts = {**dict(asked.state.changes), **{key: str(text) for key, text in changes.items()}}
-    state = replace(asked.state, changes=tuple(sorted(texts.items())))
+    texts = {**dict(request.state.changes), **{key: str(text) for key, text in changes.items()}}
+    state = replace(request.state, changes=tuple(sorted(texts.items())))
     problem = f"at most {MOST_CHANGES} values are changed" if len(texts) > MOST_CHANGES else ""
     try:
-        asked.known.model(state)
-        asked.known.job(state)
+        request.known.model(state)
+        request.known.job(state)
     except ShardwiseError as error:
         problem = error.problems[0]
     return Option(value=str(value), edit=edit, problem=problem)
@@ -95,32 +96,38 @@ def _option(asked: Asked, changes: Mapping[str, object], value: object) -> Optio
 
 JOB_GROUP = "job"
 UNKNOWN, BOUND = "unknown", "a bound"  # where no stack is named
+OPTIMAL = "20 per parameter"
+RUN_TOKENS = (1e11, 3e11, 1e12, 2e12, 5e12, 15e12)
 BATCHES, LENGTHS = (1 << 14, 1 << 27), (512, 1 << 20)  # tokens, from and to
 
 
-def job_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
+def job_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
     """The choices of a job; where the cluster follows the layout (`free`), neither devices nor the batch are among them."""
-    state, job = asked.state, asked.job
-    yield preset_control(asked, JOB_GROUP)
-    yield select("model", "model", JOB_GROUP, state.model, _models(asked))
-    yield select("chip", "chip", JOB_GROUP, asked.cluster.chip.name, _chips(asked.cluster.num_devices))
+    state, job = request.state, request.job
+    yield preset_control(request, JOB_GROUP)
+    yield select("model", "model", JOB_GROUP, state.model, _models(request))
+    yield select("chip", "chip", JOB_GROUP, request.cluster.chip.name, _chips(request.cluster.num_devices))
     if has_shorthand(state.cluster) and not free:
-        yield slider("devices", "devices", JOB_GROUP, asked.cluster.num_devices, _devices(asked))
+        yield slider("devices", "devices", JOB_GROUP, request.cluster.num_devices, _devices(request))
     stack = state.stack or (BOUND if state.overlap else UNKNOWN)
-    yield select("stack", "stack", JOB_GROUP, stack, _stacks(asked.cluster.chip.platform))
+    yield select("stack", "stack", JOB_GROUP, stack, _stacks(request.cluster.chip.platform))
     if not free:
         yield slider(
-            "batch_tokens", "batch, tokens", JOB_GROUP, format_binary(job.global_batch_tokens), _batches(asked)
+            "batch_tokens", "batch, tokens", JOB_GROUP, format_binary(job.global_batch_tokens), _batches(request)
         )
-    yield slider("seq_len", "sequence, tokens", JOB_GROUP, format_binary(job.seq_len), _lengths(asked))
+    yield slider("seq_len", "sequence, tokens", JOB_GROUP, format_binary(job.seq_len), _lengths(request))
+    if not free:
+        yield select("tokens", "run, tokens", JOB_GROUP, _tokens_text(state.tokens), _run_lengths(state.tokens))
     recipes = (Option(value=name, edit={"precision": name}) for name in PRECISIONS)
     yield select("precision", "precision", JOB_GROUP, job.precision, recipes)
 
 
-def _models(asked: Asked) -> Iterator[Option]:
-    """Every model; another one has its own sizes, and no layout yet."""
-    anew: Edit = {"layout": None, **{key: None for key, _ in asked.state.changes if key.startswith("model.")}}
-    for name in dict.fromkeys((*asked.known.models, *model_names())):
+def _models(request: ViewRequest) -> Iterator[Option]:
+    """Every model; another one has its own sizes, its own usual job where this one has its, and no layout yet."""
+    anew: Edit = {"layout": None, **{key: None for key, _ in request.state.changes if key.startswith("model.")}}
+    if (request.job.global_batch_tokens, request.job.seq_len) == usual_job(request.model):
+        anew = {**anew, "batch_tokens": None, "seq_len": None}
+    for name in dict.fromkeys((*request.known.models, *model_names())):
         yield Option(value=name, edit={**anew, "model": name})
 
 
@@ -131,10 +138,10 @@ def _chips(num_devices: int) -> tuple[Option, ...]:
     return tuple(Option(value=name, edit={**anew, "cluster": on_chip(name, num_devices)}) for name in chip_names())
 
 
-def _devices(asked: Asked) -> Iterator[Option]:
-    for cluster in other_sizes(asked.state.cluster):
+def _devices(request: ViewRequest) -> Iterator[Option]:
+    for cluster in other_sizes(request.state.cluster):
         size = num_devices_of(cluster)
-        yield Option(value=str(size), edit={"cluster": cluster, "layout": layout_text(refilled(asked.layout, size))})
+        yield Option(value=str(size), edit={"cluster": cluster, "layout": layout_text(refilled(request.layout, size))})
 
 
 def _stacks(platform: str | None) -> Iterator[Option]:
@@ -149,19 +156,30 @@ def _stacks(platform: str | None) -> Iterator[Option]:
             yield Option(value=name, edit={"stack": name, "overlap": None})
 
 
-def _batches(asked: Asked) -> Iterator[Option]:
-    own, seq_len = asked.job.global_batch_tokens, asked.job.seq_len
-    for size in doublings(own, *BATCHES):
+def _batches(request: ViewRequest) -> Iterator[Option]:
+    current, seq_len = request.job.global_batch_tokens, request.job.seq_len
+    for size in doublings(current, *BATCHES):
         if size % seq_len == 0:
             yield Option(value=format_binary(size), edit={"batch_tokens": format_binary(size)})
 
 
-def _lengths(asked: Asked) -> Iterator[Option]:
+def _lengths(request: ViewRequest) -> Iterator[Option]:
     """Lengths of a sequence; the batch grows to a whole number of them where it is none."""
-    own = asked.job.global_batch_tokens
-    for size in doublings(asked.job.seq_len, *LENGTHS):
-        also = {"batch_tokens": format_binary(math.lcm(size, own))} if own % size else {}
+    current = request.job.global_batch_tokens
+    for size in doublings(request.job.seq_len, *LENGTHS):
+        also = {"batch_tokens": format_binary(math.lcm(size, current))} if current % size else {}
         yield Option(value=format_binary(size), edit={"seq_len": str(size), **also})
+
+
+def _tokens_text(tokens: float | None) -> str:
+    return OPTIMAL if tokens is None else format_count(tokens)
+
+
+def _run_lengths(current: float | None) -> Iterator[Option]:
+    """Tokens of the whole run: the compute-optimal ones, which no job names, and those of published runs."""
+    yield Option(value=OPTIMAL, edit={"tokens": None}, note="compute-optimal: Hoffmann et al. 2022, table 3")
+    for tokens in sorted({*RUN_TOKENS, *(() if current is None else (current,))}):
+        yield Option(value=format_count(tokens), edit={"tokens": f"{tokens:.17g}"})
 
 
 GROUP = "layout"
@@ -172,13 +190,13 @@ VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
 MOST_MICRO_BATCH = 64  # of a slider
 
 
-def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
+def layout_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
     """The choices of a layout; `free`: the cluster follows it."""
-    layout, options = asked.layout, _Options(asked, free=free)
-    most = MOST_SLIDER if free else asked.cluster.num_devices
+    layout, options = request.layout, _Options(request, free=free)
+    most = MOST_SLIDER if free else request.cluster.num_devices
     for axis, label in AXES.items():
-        if axis != "ep" or asked.model.num_experts:
-            limit = asked.model.num_experts if axis == "ep" else MOST_SLIDER
+        if axis != "ep" or request.model.num_experts:
+            limit = request.model.num_experts if axis == "ep" else MOST_SLIDER
             yield slider(
                 axis,
                 label,
@@ -217,8 +235,8 @@ def layout_controls(asked: Asked, *, free: bool) -> Iterator[Control]:
 class _Options:
     """Options that change the layout of a state."""
 
-    def __init__(self, asked: Asked, *, free: bool) -> None:
-        self.asked, self.layout, self.free = asked, asked.layout, free
+    def __init__(self, request: ViewRequest, *, free: bool) -> None:
+        self.request, self.layout, self.free = request, request.layout, free
 
     def of(self, name: str, values: Sequence[Any]) -> Iterator[Option]:
         """Those of one field."""
@@ -227,7 +245,7 @@ class _Options:
 
     def micro_batches(self) -> Iterator[Option]:
         """Sizes of a micro-batch up to all sequences of a replica."""
-        most = int(seqs_per_replica(self.asked.job, layout_degrees(self.layout)))
+        most = int(seqs_per_replica(self.request.job, layout_degrees(self.layout)))
         sizes = {*MICRO_BATCHES, self.layout.micro_batch_seqs, *((most,) if most <= MOST_MICRO_BATCH else ())}
         return self.of("micro_batch_seqs", sorted(size for size in sizes if size))
 
@@ -240,22 +258,22 @@ class _Options:
     def option(self, value: Any, fields: Mapping[str, Any]) -> Option:
         """The layout with some fields of other values; why no layout has them, or why this one cannot run."""
         try:
-            layout = with_fields(self.layout, fields, None if self.free else self.asked.cluster.num_devices)
+            layout = with_fields(self.layout, fields, None if self.free else self.request.cluster.num_devices)
             edit = {"layout": layout_text(layout)}
-            asked = self.asked
+            request = self.request
             if self.free:
-                edit |= {"cluster": f"{asked.cluster.chip.name}:{layout.num_devices}"}
-                job = smallest_full_job(asked.job, layout)
+                edit |= {"cluster": f"{request.cluster.chip.name}:{layout.num_devices}"}
+                job = smallest_full_job(request.job, layout)
                 edit |= {"batch_tokens": format_binary(job.global_batch_tokens)}
-                cluster = asked.known.cluster(replace(asked.state, cluster=edit["cluster"]))
-                asked = replace(asked, job=job, cluster=cluster)
+                cluster = request.known.cluster(replace(request.state, cluster=edit["cluster"]))
+                request = replace(request, job=job, cluster=cluster)
         except ShardwiseError as error:
             return Option(value=shown(value), edit={}, problem=error.problems[0])
-        return Option(value=shown(value), edit=edit, problem=next(iter(asked.problems_of(layout)), ""))
+        return Option(value=shown(value), edit=edit, problem=next(iter(request.problems_of(layout)), ""))
 
 
-def controls(asked: Asked, *, free: bool = False) -> list[dict[str, Any]]:
+def controls(request: ViewRequest, *, free: bool = False) -> list[dict[str, Any]]:
     """Every choice as plain data; `free`: the cluster follows the degrees, and the sizes of the model are choices too."""
-    every = [*job_controls(asked, free=free), *layout_controls(asked, free=free)]
-    every += model_controls(asked) if free else ()
-    return [one.payload() for one in every]
+    every = [*job_controls(request, free=free), *layout_controls(request, free=free)]
+    every += model_controls(request) if free else ()
+    return [control.payload() for control in every]

@@ -11,24 +11,28 @@ from shardwise.interop import TARGETS, export, get_target
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.present.explorer.opened_plan import OPENED
-from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.request import ViewRequest
 from shardwise.present.explorer.state import layout_text
 from shardwise.values import ShardwiseError, format_binary
 
 TEXTS = ("command", "python")
 
 
-def copy(asked: Asked) -> dict[str, Any]:
+def copy(request: ViewRequest) -> dict[str, Any]:
     """The text of the detail `target`: `command`, `python`, or one of the targets of `export`; and the names of all."""
-    asked.require_legal()
-    name = asked.state.detail("target") or TEXTS[0]
-    return {"target": name, "targets": [*TEXTS, *TARGETS], **_text(asked, name)}
+    request.require_legal()
+    name = request.state.detail("target") or TEXTS[0]
+    return {"target": name, "targets": [*TEXTS, *TARGETS], **_text(request, name)}
 
 
-def _text(asked: Asked, name: str) -> dict[str, Any]:
+def _text(request: ViewRequest, name: str) -> dict[str, Any]:
     if name in TEXTS:
-        return {"files": {name: command(asked) if name == "command" else python(asked)}, "problems": [], "notes": []}
-    target, plan = get_target(name), asked.plan
+        return {
+            "files": {name: command(request) if name == "command" else python(request)},
+            "problems": [],
+            "notes": [],
+        }
+    target, plan = get_target(name), request.plan
     try:
         reasons = refusals(choose_precision(launch_from_plan(plan), target), target)
         if reasons:
@@ -37,50 +41,59 @@ def _text(asked: Asked, name: str) -> dict[str, Any]:
                 "problems": [f"{target.title} {target.version} cannot run this layout", *reasons],
                 "notes": [],
             }
-        found = export(plan, target)
+        exported = export(plan, target)
     except ShardwiseError as error:
         return {"files": {}, "problems": list(error.problems), "notes": []}
-    return {"files": dict(found.files), "problems": [], "notes": [*found.not_expressible, *found.warnings]}
+    return {"files": dict(exported.files), "problems": [], "notes": [*exported.not_expressible, *exported.warnings]}
 
 
-def command(asked: Asked) -> str:
+def command(request: ViewRequest) -> str:
     """The command that prices the layout; of a plan with a model or a cluster of its own the one that compares it."""
-    state = asked.state
+    state = request.state
     if OPENED in state.model or OPENED in state.cluster:
-        return f"shardwise explain plan.json --against {shlex.quote(layout_text(asked.layout))}"
-    words = ["shardwise", "estimate", state.model, state.cluster, *_flags(asked), "--layout", layout_text(asked.layout)]
+        return f"shardwise explain plan.json --against {shlex.quote(layout_text(request.layout))}"
+    words = [
+        "shardwise",
+        "estimate",
+        state.model,
+        state.cluster,
+        *_flags(request),
+        "--layout",
+        layout_text(request.layout),
+    ]
     return shlex.join(words)
 
 
-def _flags(asked: Asked) -> Iterator[str]:
-    state = asked.state
-    yield from ("--batch-tokens", format_binary(state.batch_tokens), "--seq-len", str(state.seq_len))
-    given = {
+def _flags(request: ViewRequest) -> Iterator[str]:
+    state = request.state
+    yield from ("--batch-tokens", format_binary(request.job.global_batch_tokens), "--seq-len", str(request.job.seq_len))
+    arguments = {
         "--stack": state.stack,
         "--overlap": state.overlap,
         "--tokens": None if state.tokens is None else f"{state.tokens:g}",
     }
-    yield from (word for flag, value in given.items() if value is not None for word in (flag, value))
+    yield from (word for flag, value in arguments.items() if value is not None for word in (flag, value))
     if state.precision != default_precision(state.stack):
         yield from ("--precision", state.precision)
     for key, value in state.changes:
         yield from ("--set", f"{key}={value}")
 
 
-def python(asked: Asked) -> str:
+def python(request: ViewRequest) -> str:
     """The same in Python."""
-    state, text = asked.state, layout_text(asked.layout)
+    state, text = request.state, layout_text(request.layout)
     if OPENED in state.model or OPENED in state.cluster:
         return f'import shardwise as sw\n\nsw.explain("plan.json", {text!r})\n'
     changed = [key.partition(".")[::2] for key, _ in state.changes]
     fields: dict[str, Any] = {
-        "layout": text, "global_batch_tokens": state.batch_tokens, "seq_len": state.seq_len, "tokens": state.tokens,
+        "layout": text, "global_batch_tokens": request.job.global_batch_tokens, "seq_len": request.job.seq_len,
+        "tokens": state.tokens,
         "precision": None if state.precision == default_precision(state.stack) else state.precision,
         "overlap": state.overlap, "stack": state.stack,
-        **{name: getattr(asked.job, name) for room, name in changed if room == "job"},
+        **{name: getattr(request.job, name) for room, name in changed if room == "job"},
     }  # fmt: skip
-    given = "".join(f", {name}={value!r}" for name, value in fields.items() if value is not None)
-    sizes = "".join(f", {name}={getattr(asked.model, name)!r}" for room, name in changed if room == "model")
+    arguments = "".join(f", {name}={value!r}" for name, value in fields.items() if value is not None)
+    sizes = "".join(f", {name}={getattr(request.model, name)!r}" for room, name in changed if room == "model")
     model = f"replace(sw.load_model({state.model!r}){sizes})" if sizes else repr(state.model)
     imports = "from dataclasses import replace\n\n" if sizes else ""
-    return f"{imports}import shardwise as sw\n\nsw.estimate({model}, {state.cluster!r}{given})\n"
+    return f"{imports}import shardwise as sw\n\nsw.estimate({model}, {state.cluster!r}{arguments})\n"

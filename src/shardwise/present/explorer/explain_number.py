@@ -6,35 +6,39 @@ from dataclasses import asdict
 from typing import Any
 
 from shardwise.present.explorer.number_provenance import MEMORY, NUMBERS
-from shardwise.present.explorer.plan_views import kind_of
-from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.request import ViewRequest
 from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.search.explain.explanation import explain_term
 from shardwise.values import InputError, describe_unknown
 
 
-def why(asked: Asked) -> dict[str, Any]:
+def why(request: ViewRequest) -> dict[str, Any]:
     """The provenance of the number that the detail `term` names: a term of the estimate, or one of `NUMBERS`."""
-    asked.require_legal()
-    return {"why": explained(asked, asked.state.detail("term") or "step_time_s")}
+    request.require_legal()
+    return {"why": explained(request, request.state.detail("term") or "step_time_s")}
 
 
-def explained(asked: Asked, name: str) -> dict[str, Any]:
+def explained(request: ViewRequest, name: str) -> dict[str, Any]:
     """One number's provenance; of a term what `shardwise explain --term` prints. Raises `InputError` for a name that is none."""
-    priced = asked.plan.estimate
+    priced = request.plan.estimate
     if name in TERM_NAMES:
-        kind = kind_of(asked, memory=name.startswith("memory"))
-        return {**asdict(explain_term(asked.plan, asked.plan.layout, priced, name)), "kind": kind, "interval90": None}
+        kind = kind_of(request, memory=name.startswith("memory"))
+        return {
+            **asdict(explain_term(request.plan, request.plan.layout, priced, name)),
+            "kind": kind,
+            "interval90": None,
+        }
     if name not in NUMBERS:
         raise InputError(f"term: {describe_unknown(name, (*NUMBERS, *TERM_NAMES))}")
     number = NUMBERS[name]
     inputs = [
         {"symbol": key, "meaning": "", "value": float(value), "unit": _unit(key)}
-        for key, value in number.inputs(asked).items()
+        for key, value in number.inputs(request).items()
     ]
     return {
-        "name": name, "layout": str(asked.layout), "value": number.of(asked), "unit": number.unit, "words": number.words,
-        "formula": number.formula, "source": number.source, "kind": kind_of(asked, memory=name in MEMORY), "inputs": inputs,
+        "name": name, "layout": str(request.layout), "value": number.of(request), "unit": number.unit, "words": number.words,
+        "formula": number.formula, "source": number.source, "kind": kind_of(request, memory=name in MEMORY), "inputs": inputs,
         "derived": [], "interval90": priced.interval90 if name == "step_time_s" else None,
     }  # fmt: skip
 

@@ -9,23 +9,26 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.present.explorer.background_search import Searches, Values
+from shardwise.present.explorer.background_search import SearchReports, Values
 from shardwise.present.explorer.batch_view import batch
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.copy_as import copy
 from shardwise.present.explorer.explain_number import why
 from shardwise.present.explorer.notation_view import notation
 from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.plan_views import memory, overview, pareto, run
-from shardwise.present.explorer.request import Asked, asked, head
+from shardwise.present.explorer.request import ViewRequest, head, resolve_request
 from shardwise.present.explorer.state import VIEWS, State, parse_query, write_query
 from shardwise.present.explorer.step_views import roofline, schedule, timeline
+from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_payload
 from shardwise.values import ShardwiseError, lookup
+from shardwise.values.argument_labels import label_arguments
 
 KEPT = 32  # layouts with their plans, some 100 KB each
 
 # By the name that a page asks for.
-QUESTIONS: Mapping[str, Callable[[Asked], dict[str, Any]]] = {
+QUESTIONS: Mapping[str, Callable[[ViewRequest], dict[str, Any]]] = {
     "overview": overview, "timeline": timeline, "roofline": roofline, "pareto": pareto, "notation": notation,
     "memory": memory, "schedule": schedule, "batch": batch, "run": run, "why": why, "copy": copy,
 }  # fmt: skip
@@ -34,41 +37,59 @@ QUESTIONS: Mapping[str, Callable[[Asked], dict[str, Any]]] = {
 class Explorer:
     """Answers the page's questions about what is known. Without `searches` nothing is searched."""
 
-    def __init__(self, known: Known, searches: Searches | None = None) -> None:
+    def __init__(self, known: Known, searches: SearchReports | None = None) -> None:
         self.known, self.searches = known, searches
-        self.kept: OrderedDict[State, Asked] = OrderedDict()
+        self.kept: OrderedDict[State, ViewRequest] = OrderedDict()
 
     def state(self, query: str) -> State:
-        """The state of an address; without a query that of the opened plan. Raises `InputError`."""
-        return parse_query(query) if query else self.known.start
+        """The state of an address; without a query that of the opened plan, with a task alone its start. Raises `InputError`."""
+        state = parse_query(query) if query else self.known.start
+        if state.task is None:
+            return state
+        task = lookup(TASKS, state.task, "task")
+        return task.start_state() if state == State(task=task.name) else state
 
     def answer(self, question: str, query: str) -> dict[str, Any]:
         """The payload of a question; of a layout that cannot run, or a view that cannot show it, the problems in its place.
 
-        Raises `ShardwiseError` for a state that cannot be: an address or a name that is none.
+        Raises `ShardwiseError` for a state that cannot be: an address or a name that is none. Problems have the page's words
+        for parameters (`page_wording`).
         """
-        ask = lookup(QUESTIONS, question, "question")
-        found = self.asked(self.state(query))
-        try:
-            return ask(found)
-        except ShardwiseError as error:
-            shown = head(found) | {"controls": controls(found)} if question in VIEWS else {}
-            return shown | {"problems": list(error.problems)}
+        with label_arguments(PAGE_LABELS):
+            payload = self._answer(lookup(QUESTIONS, question, "question"), question, self.state(query))
+        if question != "copy" and payload.get("problems"):  # launches of frameworks have these frameworks' flags
+            payload["problems"] = [page_wording(problem) for problem in payload["problems"]]
+        return payload
 
-    def asked(self, state: State) -> Asked:
+    def _answer(self, view: Callable[[ViewRequest], dict[str, Any]], question: str, state: State) -> dict[str, Any]:
+        request = self.resolve(state)
+        try:
+            payload = view(request)
+        except ShardwiseError as error:
+            shown = head(request) | {"controls": controls(request)} if question in VIEWS else {}
+            payload = shown | {"problems": list(error.problems)}
+        if question in VIEWS:
+            task = None if state.task is None else TASKS[state.task]
+            payload |= {"tasks": task_names_payload(), "task": None if task is None else task_payload(task, request)}
+        return payload
+
+    def resolve(self, state: State) -> ViewRequest:
         """The values of a state; those of a few layouts are kept, with their plans."""
-        known, found = self.known, None
+        known, search = self.known, None
+        state = known.with_usual_job(
+            state
+        )  # the same search and plan, whether an address leaves the usual job out or not
         if self.searches:
-            found = self.searches.ask(state.setting, self._values(state))
-        key = replace(state, view="overview", details=())
+            search = self.searches.ask(state.setting, self._values(state))
+        request = resolve_request(state, known, search)
+        key = replace(request.state, view="overview", details=(), task=None)
         kept = self.kept.pop(key, None)
-        if kept is None or state.layout is None:
-            kept = asked(state, known, found)
-        again = kept.again(replace(state, layout=kept.layout), found)
-        self.kept[key] = again
+        if kept is not None:
+            request.take_results(kept)
+        self.kept[key] = request
         while len(self.kept) > KEPT:
             self.kept.popitem(last=False)
-        return again
+        return request
 
     def _values(self, state: State) -> Values:
         return self.known.model(state), self.known.cluster(state), self.known.job(state)

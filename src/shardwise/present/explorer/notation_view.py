@@ -19,7 +19,7 @@ from shardwise.layout import TP_AXES, Layout, ShardingScheme, atomic_degrees, de
 from shardwise.model import unit_counts
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload
-from shardwise.present.explorer.request import Asked, head
+from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.price import Pricing
 from shardwise.sharding import Mesh, Spec
 
@@ -40,31 +40,32 @@ MOST_PARTS = 16  # of a dim that are drawn
 MOST_RANKS = 8  # that are named of those that hold a part
 
 
-def notation(asked: Asked) -> dict[str, Any]:
+def notation(request: ViewRequest) -> dict[str, Any]:
     """The mesh as ranks are numbered, and each weight of each kind of unit: specs at rest, in use, of its gradient and of the
     optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
-    asked.require_legal()
-    plan = asked.plan
+    request.require_legal()
+    plan = request.plan
     scheme = Pricing(plan.problem, plan.layout).scheme
-    mesh = mesh_of(asked, plan.layout)
-    own = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
-    whole = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
+    mesh = mesh_of(request, plan.layout)
+    stage_mesh = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
+    unsplit = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
     units = {}
     for kind, times in unit_counts(plan.model).items():
         unit = derived_unit(scheme, kind)
         sizes = pad_vocabulary(plan.model.dims, mesh)
         weights = [
-            _weight(name, dims, _specs(unit.scheme, dims, whole), sizes, own) for name, dims in unit.weights.items()
+            _weight(name, dims, _specs(unit.scheme, dims, unsplit), sizes, stage_mesh)
+            for name, dims in unit.weights.items()
         ]
         units[kind] = {"times": times, "weights": weights}
-    return head(asked) | {
+    return head(request) | {
         "mesh": [{"axis": axis, "size": size} for axis, size in mesh.axes], "num_devices": mesh.num_devices,
-        "hidden": str(hidden_spec(scheme).gather_axes(whole)), "units": units, "controls": controls(asked),
+        "hidden": str(hidden_spec(scheme).gather_axes(unsplit)), "units": units, "controls": controls(request),
         "fields": fields_payload(FIELDS),
     }  # fmt: skip
 
 
-def _specs(scheme: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]) -> dict[str, Spec]:
+def _specs(scheme: ShardingScheme, dims: tuple[str, ...], unsplit: Collection[str]) -> dict[str, Spec]:
     """Where a weight and what belongs to it lie, without the axes that split nothing."""
     use = weight_use_spec(scheme, dims)
     specs = {
@@ -72,15 +73,15 @@ def _specs(scheme: ShardingScheme, dims: tuple[str, ...], whole: Collection[str]
         "optimizer": optimizer_resting_spec(scheme, dims),
     }  # fmt: skip
     return {
-        state: spec.gather_axes(whole).with_partial(axis for axis in spec.partial if axis not in whole)
+        state: spec.gather_axes(unsplit).with_partial(axis for axis in spec.partial if axis not in unsplit)
         for state, spec in specs.items()
     }
 
 
-def mesh_of(asked: Asked, layout: Layout) -> Mesh:
+def mesh_of(request: ViewRequest, layout: Layout) -> Mesh:
     """The atomic axes as ranks are numbered, the innermost axis of the placement last."""
-    placement = layout.placement or default_placement(asked.cluster.topology)
-    sizes = atomic_degrees(asked.model, layout_degrees(replace(layout, placement=placement)))
+    placement = layout.placement or default_placement(request.cluster.topology)
+    sizes = atomic_degrees(request.model, layout_degrees(replace(layout, placement=placement)))
     atoms = [atom for axis in reversed(placement.axes) for atom in ATOMS.get(axis, (axis,))]
     return Mesh(tuple((atom, int(sizes[atom])) for atom in atoms))
 
@@ -88,9 +89,9 @@ def mesh_of(asked: Asked, layout: Layout) -> Mesh:
 def _weight(
     name: str, dims: tuple[str, ...], specs: dict[str, Spec], sizes: dict[str, int], mesh: Mesh
 ) -> dict[str, Any]:
-    whole = math.prod(sizes[dim] for dim in dims)
+    elements = math.prod(sizes[dim] for dim in dims)
     return {
-        "name": name, "shape": {dim: sizes[dim] for dim in dims}, "elements": whole,
+        "name": name, "shape": {dim: sizes[dim] for dim in dims}, "elements": elements,
         "specs": {state: str(spec) for state, spec in specs.items()},
         "shards": {state: _shard(spec, sizes, mesh) for state, spec in specs.items()},
     }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from shardwise.layout import layout_degrees, num_micro_batches
 from shardwise.model import model_flops_per_token
-from shardwise.present.explorer.request import Asked
+from shardwise.present.explorer.request import ViewRequest
 from shardwise.price import mfu_format
 
 EXACT = "exact: a count that follows from sizes and degrees"
@@ -38,7 +38,7 @@ def fields_payload(fields: Fields) -> dict[str, dict[str, Any]]:
     >>> fields_payload({"area": Field("of a square", "side²", "m²", "Euclid", EXACT, {"side": "side"})})["area"]["inputs"]
     {'side': 'side'}
     """
-    return {place: {**one._asdict(), "inputs": dict(one.inputs)} for place, one in fields.items()}
+    return {place: {**field._asdict(), "inputs": dict(field.inputs)} for place, field in fields.items()}
 
 
 Inputs = Mapping[str, float]
@@ -54,55 +54,55 @@ class Number(NamedTuple):
     formula: str
     unit: str
     source: str
-    of: Callable[[Asked], float]
-    inputs: Callable[[Asked], Inputs]
+    of: Callable[[ViewRequest], float]
+    inputs: Callable[[ViewRequest], Inputs]
 
 
-def _flops(asked: Asked) -> Inputs:
-    job, cluster = asked.plan.job, asked.plan.cluster
+def _flops(request: ViewRequest) -> Inputs:
+    job, cluster = request.plan.job, request.plan.cluster
     dtype = mfu_format(job)
     return {
-        "FLOPs of the model for each token, forward and backward": model_flops_per_token(asked.model, job.attended_tokens),
+        "FLOPs of the model for each token, forward and backward": model_flops_per_token(request.model, job.attended_tokens),
         "tokens of a batch": job.global_batch_tokens, "devices": cluster.num_devices,
-        f"peak FLOP/s of {cluster.chip.name} in {dtype}": cluster.chip.peak(dtype), "step, s": asked.plan.estimate.step_time_s,
+        f"peak FLOP/s of {cluster.chip.name} in {dtype}": cluster.chip.peak(dtype), "step, s": request.plan.estimate.step_time_s,
     }  # fmt: skip
 
 
-def _rate(asked: Asked) -> Inputs:
+def _rate(request: ViewRequest) -> Inputs:
     return {
-        "tokens of a batch": asked.job.global_batch_tokens, "step, s": asked.plan.estimate.step_time_s,
-        "devices": asked.cluster.num_devices,
+        "tokens of a batch": request.job.global_batch_tokens, "step, s": request.plan.estimate.step_time_s,
+        "devices": request.cluster.num_devices,
     }  # fmt: skip
 
 
-def _sequences(asked: Asked) -> Inputs:
-    layout = asked.layout
+def _sequences(request: ViewRequest) -> Inputs:
+    layout = request.layout
     return {
-        "sequences of a batch": asked.job.num_seqs, "replicas": layout.num_replicas,
+        "sequences of a batch": request.job.num_seqs, "replicas": layout.num_replicas,
         "sequences of a micro-batch": layout.micro_batch_seqs,
     }  # fmt: skip
 
 
-def bubble(asked: Asked) -> float:
+def bubble(request: ViewRequest) -> float:
     """Idle over ideal time."""
-    idle_s, step_s = _idle(asked).values()
+    idle_s, step_s = _idle(request).values()
     return idle_s / (step_s - idle_s)
 
 
-def _idle(asked: Asked) -> Inputs:
-    priced = asked.plan.estimate
+def _idle(request: ViewRequest) -> Inputs:
+    priced = request.plan.estimate
     return {"bubble, s": priced.time["bubble"], "step, s": priced.step_time_s}
 
 
-def _terms(tree: str) -> Callable[[Asked], Inputs]:
-    def inputs(asked: Asked) -> Inputs:
-        return {f"{tree}.{name}": value for name, value in getattr(asked.plan.estimate, tree).items() if value}
+def _terms(tree: str) -> Callable[[ViewRequest], Inputs]:
+    def inputs(request: ViewRequest) -> Inputs:
+        return {f"{tree}.{name}": value for name, value in getattr(request.plan.estimate, tree).items() if value}
 
     return inputs
 
 
-def _room(asked: Asked) -> Inputs:
-    priced = asked.plan.estimate
+def _room(request: ViewRequest) -> Inputs:
+    priced = request.plan.estimate
     return {
         "memory of the fullest device, B": priced.memory_bytes,
         "memory that a device has, B": priced.memory_capacity_bytes,
@@ -112,33 +112,33 @@ def _room(asked: Asked) -> Inputs:
 NUMBERS: Mapping[str, Number] = {
     "step_time_s": Number(
         "seconds of one optimizer step, of the slowest stage", "the sum of the terms of time", "s", "price/stage_step_time.py",
-        lambda asked: asked.plan.estimate.step_time_s, _terms("time"),
+        lambda request: request.plan.estimate.step_time_s, _terms("time"),
     ),
     "tokens_per_s_per_device": Number(
         "tokens of a batch in the step's seconds, for each device", "tokens / (step · devices)", "tokens/s", "price/estimate.py",
-        lambda asked: asked.plan.estimate.tokens_per_s_per_device, _rate,
+        lambda request: request.plan.estimate.tokens_per_s_per_device, _rate,
     ),
     "mfu": Number(
         "model FLOPs utilisation: causal attention once, no recomputation", "FLOPs · tokens / (devices · peak · step)", "%",
-        "Chowdhery et al., PaLM, 2022, appendix B", lambda asked: asked.plan.estimate.mfu, _flops,
+        "Chowdhery et al., PaLM, 2022, appendix B", lambda request: request.plan.estimate.mfu, _flops,
     ),
     "hfu": Number(
         "hardware FLOPs utilisation: what devices run, recomputation included", "MFU · FLOPs run / FLOPs needed", "%",
-        "Korthikanti et al. 2022, section 6.3", lambda asked: asked.plan.estimate.hfu,
-        lambda asked: {"MFU": asked.plan.estimate.mfu},
+        "Korthikanti et al. 2022, section 6.3", lambda request: request.plan.estimate.hfu,
+        lambda request: {"MFU": request.plan.estimate.mfu},
     ),
     "memory_bytes": Number(
         "bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
-        lambda asked: asked.plan.estimate.memory_bytes, _terms("memory"),
+        lambda request: request.plan.estimate.memory_bytes, _terms("memory"),
     ),
     "margin": Number(
         "the free share of a device's memory", "1 - memory / capacity", "%", "price/estimate.py",
-        lambda asked: asked.plan.estimate.margin, _room,
+        lambda request: request.plan.estimate.margin, _room,
     ),
     "bound_s": Number(
         "seconds of the step with kernels and links at the best that micro-benchmarks reach",
         "the sum of the terms of time at these rates", "s", "hardware/stacks.py",
-        lambda asked: asked.plan.bound_s or asked.plan.estimate.step_time_s, lambda asked: {},
+        lambda request: request.plan.bound_s or request.plan.estimate.step_time_s, lambda request: {},
     ),
     "bubble": Number(
         "idle over ideal time of a pipeline's ranks", "bubble / (step - bubble)", "%",
@@ -147,7 +147,7 @@ NUMBERS: Mapping[str, Number] = {
     "num_micro_batches": Number(
         "micro-batches of the fullest replica in a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
         "layout/rules/model_and_cluster_rules.py",
-        lambda asked: float(num_micro_batches(asked.job, layout_degrees(asked.layout))), _sequences,
+        lambda request: float(num_micro_batches(request.job, layout_degrees(request.layout))), _sequences,
     ),
 }  # fmt: skip
 MEMORY = ("memory_bytes", "margin")  # of these the numbers about bytes

@@ -5,6 +5,7 @@ A name from the network is never a path: no file is read because of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -13,7 +14,15 @@ from typing import TypeVar
 
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.hardware.cluster import parse_shorthand
-from shardwise.model import Architecture, Job, find_model_name, load_model, model_names
+from shardwise.model import (
+    Architecture,
+    Job,
+    default_seq_len,
+    find_model_name,
+    load_model,
+    model_names,
+    usual_batch_tokens,
+)
 from shardwise.present.explorer.state import ROOMS, State
 from shardwise.price import loss_kind, with_problem_defaults
 from shardwise.search import Plan
@@ -46,20 +55,36 @@ class Known:
 
     def model(self, state: State) -> Architecture:
         """The model with its changes. Raises `InputError`."""
-        found = self.models.get(state.model) or _model(state.model)
-        return _changed(found, state, "model")
+        architecture = self.models.get(state.model) or _model(state.model)
+        return _changed(architecture, state, "model")
 
     def cluster(self, state: State) -> Cluster:
         """The cluster as it is predicted on. Raises `InputError`, `MissingValueError`."""
         return self.clusters.get(state.cluster) or _cluster(state.cluster, state.stack, state.overlap)
 
+    def with_usual_job(self, state: State) -> State:
+        """Return the state with the batch and the sequence of its model's usual job in place of those that it leaves out."""
+        if state.batch_tokens is not None and state.seq_len is not None:
+            return state
+        batch_tokens, seq_len = usual_job(self.model(state))
+        return replace(state, batch_tokens=state.batch_tokens or batch_tokens, seq_len=state.seq_len or seq_len)
+
     def job(self, state: State) -> Job:
         """The job with its changes. Raises `InputError`."""
+        full_state = self.with_usual_job(state)
+        assert full_state.batch_tokens is not None
+        assert full_state.seq_len is not None
         job = Job(
-            global_batch_tokens=state.batch_tokens, seq_len=state.seq_len, tokens=state.tokens, precision=state.precision,
-            overlap=state.overlap,  # type: ignore[arg-type]
+            global_batch_tokens=full_state.batch_tokens, seq_len=full_state.seq_len, tokens=state.tokens,
+            precision=state.precision, overlap=state.overlap,  # type: ignore[arg-type]
         )  # fmt: skip
         return _changed(job, state, "job")
+
+
+def usual_job(architecture: Architecture) -> tuple[int, int]:
+    """Return the tokens of a batch and of a sequence that `plan` assumes for a model; a batch is whole sequences."""
+    seq_len = default_seq_len(architecture)
+    return math.ceil(usual_batch_tokens(architecture) / seq_len) * seq_len, seq_len
 
 
 def known_of(plan: Plan, run: Path | None = None) -> Known:
@@ -116,11 +141,11 @@ def _cluster(name: str, stack: str | None, overlap: str | None) -> Cluster:
     parse_shorthand(name)  # a path is none
     if stack is not None and overlap is not None:
         raise InputError(f"stack: found {stack} beside overlap {overlap}, a bound; leave out one of the two")
-    found = load_cluster(name, stack=stack)
-    if found.num_devices > MOST_DEVICES:
-        raise InputError(f"cluster: found {found.num_devices:,} devices; at most {MOST_DEVICES:,} are explored")
+    cluster = load_cluster(name, stack=stack)
+    if cluster.num_devices > MOST_DEVICES:
+        raise InputError(f"cluster: found {cluster.num_devices:,} devices; at most {MOST_DEVICES:,} are explored")
     probe = Job(global_batch_tokens=1, seq_len=1, overlap=overlap)  # type: ignore[arg-type]
-    return with_problem_defaults(found, probe)[0]
+    return with_problem_defaults(cluster, probe)[0]
 
 
 def _changed(value: Value, state: State, room: str) -> Value:

@@ -10,56 +10,59 @@ from shardwise.present.explorer.background_search import SEARCHING
 from shardwise.present.explorer.control_values import Edit
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, MEASURED, OWN, Field, Fields, bubble, fields_payload
-from shardwise.present.explorer.request import Asked, head
+from shardwise.present.explorer.page_wording import page_wording
+from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.request import ViewRequest, head
+from shardwise.present.explorer.run_card import training_run_fields, training_run_payload
 from shardwise.present.explorer.state import layout_text
-from shardwise.price import Problem
+from shardwise.price import Estimate, Problem
 from shardwise.search import compare_memory, memory_payload
 from shardwise.search.plan_file import plan_payload
 from shardwise.values import InputError, ShardwiseError
 
-BYTES = "a prediction: the bytes of what the instruction list holds"
-BOUND = "a bound: kernels and links at the best that micro-benchmarks reach"
 
-
-def kind_of(asked: Asked, *, memory: bool = False) -> str:
-    """The kind of a layout's seconds (`memory`: of its bytes) in words."""
-    calibration = asked.cluster.calibration
-    if memory:
-        return BYTES
-    if calibration is None:
-        return BOUND
-    return f"a prediction for {calibration.stack}, with a 90% interval of the step: {calibration.source}"
-
-
-def overview(asked: Asked) -> dict[str, Any]:
+def overview(request: ViewRequest) -> dict[str, Any]:
     """The payloads of `shardwise estimate` and `shardwise memory`; for a layout that cannot run the reasons in their place."""
-    return head(asked) | {"controls": controls(asked), **_priced(asked)}
+    return head(request) | {"controls": controls(request), **_priced(request)}
 
 
-def _priced(asked: Asked) -> dict[str, Any]:
+def _priced(request: ViewRequest) -> dict[str, Any]:
     try:
-        if asked.problems:
-            return {"problems": list(asked.problems), "estimate": None, "memory": None, "verdict": None}
-        plan = asked.plan
+        if request.problems:
+            return {"problems": list(request.problems), "estimate": None, "memory": None, "verdict": None}
+        plan = request.plan
     except ShardwiseError as error:
         return {"problems": list(error.problems), "estimate": None, "memory": None, "verdict": None}
     return {
         "problems": [], "estimate": plan_payload(plan),
-        "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(asked),
-        "fields": fields_payload({**_overview_provenance(asked), **(run_fields(asked) if asked.measured else {})}),
-        **_measured(asked),
+        "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(request),
+        "training_run": training_run_payload(request), "notes": _notes(plan.estimate),
+        "fields": fields_payload({**_overview_provenance(request), **training_run_fields(request),
+                                  **(run_fields(request) if request.measured else {})}),
+        **_measured(request),
     }  # fmt: skip
 
 
-def _measured(asked: Asked) -> dict[str, Any]:
+def _notes(priced: Estimate) -> list[str]:
+    """Return what is to know of an estimate, in the words of the page; waste by its kind first."""
+    waste = [
+        f"a batch without waste: {value:,.0f} tokens"
+        if name == "nearest_full_batch_tokens"
+        else f"waste by uneven {name}: {value:.1%}"
+        for name, value in priced.waste.items()
+    ]
+    return [*waste, *map(page_wording, priced.notes)]
+
+
+def _measured(request: ViewRequest) -> dict[str, Any]:
     """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
-    return {"reconcile": reconcile_payload(asked.measured)} if asked.measured else {}
+    return {"reconcile": reconcile_payload(request.measured)} if request.measured else {}
 
 
-def _overview_provenance(asked: Asked) -> Fields:
+def _overview_provenance(request: ViewRequest) -> Fields:
     """Of the numbers that are no terms; of those `why` tells."""
-    kind, memory, step = kind_of(asked), kind_of(asked, memory=True), "estimate.estimate.step_time_s"
-    best, chip = "search.best.step_time_s", asked.cluster.chip
+    kind, memory, step = kind_of(request), kind_of(request, memory=True), "estimate.estimate.step_time_s"
+    best, chip = "search.best.step_time_s", request.cluster.chip
     source = "hardware/calibration_constants.py: the spread of measured over predicted step times of published runs"
     return {
         "verdict.times_the_best": Field(
@@ -86,14 +89,14 @@ def _overview_provenance(asked: Asked) -> Fields:
     }  # fmt: skip
 
 
-def _verdict(asked: Asked) -> dict[str, Any]:
+def _verdict(request: ViewRequest) -> dict[str, Any]:
     """Whether it fits, how it compares with the best that was found (None: nothing yet), what bounds it."""
-    priced = asked.plan.estimate
-    best = asked.found["best"] if asked.found else None
+    priced = request.plan.estimate
+    best = request.search["best"] if request.search else None
     return {
-        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(asked),
+        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(request),
         "times_the_best": priced.step_time_s / best["step_time_s"] if best else None,
-        "is_best": best is not None and best["layout"] == layout_text(asked.layout),
+        "is_best": best is not None and best["layout"] == layout_text(request.layout),
         "kind": "prediction" if priced.interval90 else "bound",
     }  # fmt: skip
 
@@ -102,48 +105,54 @@ def _verdict(asked: Asked) -> dict[str, Any]:
 PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")
 
 
-def memory(asked: Asked) -> dict[str, Any]:
+def memory(request: ViewRequest) -> dict[str, Any]:
     """The payload of `shardwise memory`, and what can be changed."""
-    shown = head(asked) | {
-        "controls": controls(asked, free=True),
+    shown = head(request) | {
+        "controls": controls(request, free=True),
         "memory": None,
-        "presets": _presets(asked),
-        "problems": list(asked.problems),
+        "presets": _presets(request),
+        "problems": list(request.problems),
     }
-    if asked.problems:
+    if request.problems:
         return shown
     try:
-        return shown | {"memory": memory_payload(compare_memory(_problem(asked), [(asked.job, asked.plan.layout)]))}
+        return shown | {
+            "memory": memory_payload(compare_memory(_problem(request), [(request.job, request.plan.layout)]))
+        }
     except ShardwiseError as error:
         return shown | {"problems": list(error.problems)}
 
 
-def _problem(asked: Asked) -> Problem:
-    return Problem(asked.model, asked.cluster, asked.job)
+def _problem(request: ViewRequest) -> Problem:
+    return Problem(request.model, request.cluster, request.job)
 
 
-def _presets(asked: Asked) -> list[dict[str, Any]]:
+def _presets(request: ViewRequest) -> list[dict[str, Any]]:
     """Models to begin with: their own sizes, on the layout at hand."""
-    own: Edit = {key: None for key, _ in asked.state.changes if key.startswith("model.")}
-    return [{"value": name, "edit": {**own, "model": name}} for name in PRESETS]
+    removed: Edit = {key: None for key, _ in request.state.changes if key.startswith("model.")}
+    return [{"value": name, "edit": {**removed, "model": name}} for name in PRESETS]
 
 
-def pareto(asked: Asked) -> dict[str, Any]:
+def pareto(request: ViewRequest) -> dict[str, Any]:
     """What the search found so far (see `searching.found_for`), and the time and memory of the layout at hand."""
     return {
-        "search": dict(asked.found or SEARCHING),
-        "memory_capacity_bytes": asked.cluster.chip.memory_bytes,
-        "own": _own(asked),
-        "fields": fields_payload(_pareto_provenance(asked)),
+        "search": dict(request.search or SEARCHING),
+        "memory_capacity_bytes": request.cluster.chip.memory_bytes,
+        "own": _own(request),
+        "fields": fields_payload(_pareto_provenance(request)),
     }
 
 
-def _pareto_provenance(asked: Asked) -> Fields:
+def _pareto_provenance(request: ViewRequest) -> Fields:
     step = Field(
-        "seconds of one optimizer step", "the sum of the terms of time", "s", "price/stage_step_time.py", kind_of(asked)
+        "seconds of one optimizer step",
+        "the sum of the terms of time",
+        "s",
+        "price/stage_step_time.py",
+        kind_of(request),
     )
     memory = Field("bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
-                   kind_of(asked, memory=True))  # fmt: skip
+                   kind_of(request, memory=True))  # fmt: skip
     counted = "search/vectorised/search_layouts.py: every legal layout of the job is priced or bounded"
     return {
         "search.num_layouts": Field("legal layouts of the job", "Π choices less those that break a rule", "", counted, EXACT),
@@ -152,36 +161,32 @@ def _pareto_provenance(asked: Asked) -> Fields:
     }  # fmt: skip
 
 
-def _own(asked: Asked) -> dict[str, Any] | None:
+def _own(request: ViewRequest) -> dict[str, Any] | None:
     try:
-        asked.require_legal()
-        priced = asked.plan.estimate
+        request.require_legal()
+        priced = request.plan.estimate
     except ShardwiseError:
         return None
-    return {"text": str(asked.layout), "step_time_s": priced.step_time_s, "memory_bytes": priced.memory_bytes}
+    return {"text": str(request.layout), "step_time_s": priced.step_time_s, "memory_bytes": priced.memory_bytes}
 
 
-def run(asked: Asked) -> dict[str, Any]:
+def run(request: ViewRequest) -> dict[str, Any]:
     """The payload of `shardwise reconcile`. Raises `InputError` where no run was opened, and for another layout than it ran."""
-    if asked.known.run is None:
-        raise InputError("run: no run was opened; shardwise explore plan.json --run FOLDER is required")
-    asked.require_legal()
-    found = asked.measured or reconcile(asked.plan, read_run(asked.plan, asked.known.run))
-    return head(asked) | {
-        "controls": controls(asked), "fields": fields_payload(run_fields(asked)),
-        "reconcile": reconcile_payload(found),
+    if request.known.run is None:
+        raise InputError("run: no run was opened; start the explorer with a plan and the folder of its run")
+    request.require_legal()
+    reconciliation = request.measured or reconcile(request.plan, read_run(request.plan, request.known.run))
+    return head(request) | {
+        "controls": controls(request), "fields": fields_payload(run_fields(request)),
+        "reconcile": reconcile_payload(reconciliation),
     }  # fmt: skip
 
 
-def run_fields(asked: Asked) -> Fields:
+def run_fields(request: ViewRequest) -> Fields:
     """Of the numbers of `reconcile`."""
     time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
     predicted = Field(
-        "seconds that the plan has for this",
-        "shardwise explain --term",
-        "s",
-        "price/stage_step_time.py",
-        kind_of(asked),
+        "seconds that the plan has for this", "a term of the plan", "s", "price/stage_step_time.py", kind_of(request)
     )
     mean = "the mean over the middle half of the steps by their time"
     return {
@@ -197,9 +202,9 @@ def run_fields(asked: Asked) -> Fields:
             {"measured": time + "terms.*.measured_s", "predicted": time + "terms.*.predicted_s"},
         ),
         time + "terms.*.hidden_s": Field("traffic that is predicted behind compute", "seconds of the axis less the exposed", "s",
-                                         "price/overlap.py", kind_of(asked)),
-        "reconcile.memory.terms.*.predicted": Field("bytes that the plan has for this", "shardwise explain --term", "B",
-                                                    "price/device_memory.py", kind_of(asked, memory=True)),
+                                         "price/overlap.py", kind_of(request)),
+        "reconcile.memory.terms.*.predicted": Field("bytes that the plan has for this", "a term of the plan", "B",
+                                                    "price/device_memory.py", kind_of(request, memory=True)),
         "reconcile.memory.terms.*.measured": Field("bytes of the term's storages",
             "run/trainer/step_inspector.py", "B", watched, MEASURED),
     }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, violations
@@ -17,12 +17,16 @@ from shardwise.present.explorer.state import State, write_query
 from shardwise.search import Plan, plan_layout
 from shardwise.values import ShardwiseError, raise_problems
 
-WORKED_OUT = ("plan", "problems", "measured")  # of a layout, whatever the view
+LayoutSource = Literal["address", "search", "fallback"]
+COMPUTED = ("plan", "problems", "measured")  # cached properties that do not depend on the view
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A state, its model, cluster, job and layout, and what a search has found so far (None: nothing yet)."""
+class ViewRequest:
+    """A state, its model, cluster, job and layout, and what a search has found so far (None: nothing is searched).
+
+    `layout_source` says where the layout is from: the address, a search's best, or the fallback until a search has its best.
+    """
 
     state: State
     model: Architecture
@@ -30,7 +34,8 @@ class Asked:
     job: Job
     layout: Layout
     known: Known
-    found: Mapping[str, Any] | None = None
+    search: Mapping[str, Any] | None = None
+    layout_source: LayoutSource = "address"
 
     @cached_property
     def problems(self) -> tuple[str, ...]:
@@ -62,21 +67,21 @@ class Asked:
             return None
         return reconcile(self.plan, read_run(self.plan, known.run))
 
-    def again(self, state: State, found: Mapping[str, Any] | None) -> Asked:
-        """The same layout asked for in another view, with what was worked out of it."""
-        other = replace(self, state=state, found=found)
-        other.__dict__.update({name: self.__dict__[name] for name in WORKED_OUT if name in self.__dict__})
-        return other
+    def take_results(self, other: ViewRequest) -> None:
+        """Take over what was computed for the same layout in another view."""
+        self.__dict__.update({name: other.__dict__[name] for name in COMPUTED if name in other.__dict__})
 
 
-def asked(state: State, known: Known, found: Mapping[str, Any] | None = None) -> Asked:
+def resolve_request(state: State, known: Known, search: Mapping[str, Any] | None = None) -> ViewRequest:
     """The values of a state. Raises `InputError` for names that are not known and values that cannot be."""
+    state = known.with_usual_job(state)
     cluster = known.cluster(state)
-    best = Layout.parse(found["best"]["layout"]) if found and found.get("best") else None
+    best = Layout.parse(search["best"]["layout"]) if search and search.get("best") else None
     layout = state.layout or best or first_layout(cluster.num_devices)
-    return Asked(
+    source: LayoutSource = "address" if state.layout else "search" if best else "fallback"
+    return ViewRequest(
         state=replace(state, layout=layout), model=known.model(state), cluster=cluster, job=known.job(state), layout=layout,
-        known=known, found=found,
+        known=known, search=search, layout_source=source,
     )  # fmt: skip
 
 
@@ -85,21 +90,21 @@ def first_layout(num_devices: int) -> Layout:
     return Layout(fsdp=num_devices, zero_stage=3) if num_devices > 1 else Layout()
 
 
-def head(asked: Asked) -> dict[str, Any]:
+def head(request: ViewRequest) -> dict[str, Any]:
     """What every view has: the whole address, the layout in words, and what a search found so far."""
-    state = asked.state
+    state = request.state
     return {
-        "view": state.view, "query": write_query(state), "layout_text": str(asked.layout),
-        "model_name": asked.model.name, "cluster_name": asked.cluster.name, "search": _search(asked), "problems": [],
-        "has_run": asked.known.run is not None,
+        "view": state.view, "query": write_query(state), "layout_text": str(request.layout),
+        "model_name": request.model.name, "cluster_name": request.cluster.name, "search": _search(request), "problems": [],
+        "has_run": request.known.run is not None, "layout_source": request.layout_source,
     }  # fmt: skip
 
 
-def _search(asked: Asked) -> dict[str, Any] | None:
+def _search(request: ViewRequest) -> dict[str, Any] | None:
     """How far the search is and the best it found; the front is a view's own."""
-    found = asked.found
-    if found is None:
+    search = request.search
+    if search is None:
         return None
-    best = found["best"]
+    best = search["best"]
     shown = best and {name: best[name] for name in ("layout", "text", "step_time_s", "memory_bytes")}
-    return {"state": found["state"], "best": shown, "problems": found["problems"]}
+    return {"state": search["state"], "best": shown, "problems": search["problems"]}

@@ -51,8 +51,8 @@ class Guard:
 
         async def secured(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
-                message["headers"] = [*message["headers"], *own]
+                security = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
+                message["headers"] = [*message["headers"], *security]
             await send(message)
 
         refused = self.refused(scope)
@@ -81,8 +81,8 @@ class Guard:
         assert self.token is not None
         if _same(_cookie(headers.get("cookie", "")), self.token):
             return None
-        given = scope["query_string"].decode("latin-1")
-        if scope["path"] == "/" and _same(given.partition("token=")[2], self.token):
+        query = scope["query_string"].decode("latin-1")
+        if scope["path"] == "/" and _same(query.partition("token=")[2], self.token):
             answer = RedirectResponse("/", status_code=303)
             answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
             return answer
@@ -91,14 +91,14 @@ class Guard:
 
 def _cookie(text: str) -> str:
     try:
-        found = SimpleCookie(text).get(COOKIE)
+        morsel = SimpleCookie(text).get(COOKIE)
     except CookieError:
         return ""
-    return found.value if found else ""
+    return morsel.value if morsel else ""
 
 
-def _same(given: str, token: str) -> bool:
-    return secrets.compare_digest(given.encode("utf-8", "replace"), token.encode())
+def _same(offered: str, token: str) -> bool:
+    return secrets.compare_digest(offered.encode("utf-8", "replace"), token.encode())
 
 
 def allowed_hosts(host: str, port: int) -> tuple[str, ...]:

@@ -77,7 +77,7 @@ def serve_session(session: ExplorerSession) -> None:
         webbrowser.open(url)
     searches = Searches()
     try:
-        serve(Explorer(session.opened, searches), address)
+        serve(Explorer(session.opened, searches), address, session.query)
     finally:
         searches.close()
 

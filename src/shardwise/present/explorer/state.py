@@ -23,11 +23,11 @@ from shardwise.values import (
 )
 
 VIEWS = ("overview", "notation", "memory", "schedule", "batch", "run")
-# What a view, or a question beside the views, is asked with.
+# Parameters of a view, or of a question beside the views.
 DETAILS = ("term", "target", "unit", "noise_tokens", "min_steps")
 TEXTS = ("model", "cluster", "stack", "precision", "overlap")
 COUNTS = ("batch_tokens", "seq_len")
-KEYS = ("view", *TEXTS, *COUNTS, "tokens", "layout", *DETAILS)
+KEYS = ("view", "task", *TEXTS, *COUNTS, "tokens", "layout", *DETAILS)
 ROOMS = ("model", "job")  # whose values a key with a dot replaces
 # The most that an address may hold: a browser sends as much, and no state needs more.
 MOST_CHARACTERS, MOST_VALUE, MOST_KEYS = 4096, 512, 40
@@ -37,8 +37,9 @@ PLAIN = ":=,@"  # characters of values that need no escape in a query (RFC 3986,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Model, cluster, stack, job, layout and view. `layout` None is the best that a search finds; `changes` are values of the
-    model or the job, by ROOM.NAME, as text; `details` what the view is asked with.
+    """Model, cluster, stack, job, layout and view. `layout` None is the best that a search finds; `batch_tokens` and `seq_len`
+    None are those of the model's usual job; `changes` are values of the model or the job, by ROOM.NAME, as text; `details` are
+    parameters of the view; `task` is the task that is worked on (`tasks`).
 
     >>> state = parse_query("model=gpt-2&cluster=h100:8&batch_tokens=64Ki&seq_len=1024&layout=tp=2+fsdp=4")
     >>> state.batch_tokens, state.layout.tp
@@ -51,19 +52,20 @@ class State:
     model: str = "llama-3-8b"
     cluster: str = "h100:64"
     stack: str | None = None
-    batch_tokens: int = 1 << 20
-    seq_len: int = 8192
+    batch_tokens: int | None = None
+    seq_len: int | None = None
     tokens: float | None = None
     precision: str = "bf16"
     overlap: str | None = None
     layout: Layout | None = None
     changes: tuple[tuple[str, str], ...] = ()
     details: tuple[tuple[str, str], ...] = ()
+    task: str | None = None
 
     @property
     def setting(self) -> State:
         """The state without its layout, its view and that view's details: what a search is of."""
-        return replace(self, view="overview", layout=None, details=())
+        return replace(self, view="overview", layout=None, details=(), task=None)
 
     def detail(self, name: str) -> str | None:
         """One of the details; None where it is not given."""
@@ -72,31 +74,31 @@ class State:
 
 def parse_query(query: str) -> State:
     """The state of an address; what it leaves out is as in `State()`. Raises `InputError` with what is wrong."""
-    given = _pairs(query)
-    strange = [key for key in given if key not in KEYS and key.partition(".")[0] not in ROOMS]
+    values = _pairs(query)
+    strange = [key for key in values if key not in KEYS and key.partition(".")[0] not in ROOMS]
     problems = [
         f"query: found {key[:60]!r}{did_you_mean(key, KEYS)}; one of {', '.join(KEYS)} is required" for key in strange
     ]
-    long = {key: value for key, value in given.items() if len(value) > MOST_VALUE or not value.isprintable()}
+    long = {key: value for key, value in values.items() if len(value) > MOST_VALUE or not value.isprintable()}
     problems += [
         f"{key}: found {value[:60]!r}; at most {MOST_VALUE} printable characters are required"
         for key, value in long.items()
     ]
-    problems += [f"{key}: found no value; one is required" for key, value in given.items() if "." in key and not value]
+    problems += [f"{key}: found no value; one is required" for key, value in values.items() if "." in key and not value]
     raise_problems(problems)
-    if given.get("view", VIEWS[0]) not in VIEWS:
-        raise InputError(f"view: found {given['view']!r}; one of {', '.join(VIEWS)} is required")
-    fields: dict[str, Any] = {key: given[key] for key in ("view", *TEXTS) if given.get(key)}
-    fields |= {key: parse_count(given[key], label=key) for key in COUNTS if given.get(key)}
-    if given.get("tokens"):
-        fields["tokens"] = parse_quantity(given["tokens"], label="tokens", unit="")
-    if given.get("layout"):
-        fields["layout"] = Layout.parse(given["layout"])
-    changes = {key: value for key, value in given.items() if "." in key}
+    if values.get("view", VIEWS[0]) not in VIEWS:
+        raise InputError(f"view: found {values['view']!r}; one of {', '.join(VIEWS)} is required")
+    fields: dict[str, Any] = {key: values[key] for key in ("view", "task", *TEXTS) if values.get(key)}
+    fields |= {key: parse_count(values[key], label=key) for key in COUNTS if values.get(key)}
+    if values.get("tokens"):
+        fields["tokens"] = parse_quantity(values["tokens"], label="tokens", unit="")
+    if values.get("layout"):
+        fields["layout"] = Layout.parse(values["layout"])
+    changes = {key: value for key, value in values.items() if "." in key}
     if len(changes) > MOST_CHANGES:
         raise InputError(f"query: found {len(changes)} changed values; at most {MOST_CHANGES} are required")
     parse_overrides((f"{key}={value}" for key, value in changes.items()), ROOMS)
-    details = tuple((key, given[key]) for key in DETAILS if given.get(key))
+    details = tuple((key, values[key]) for key in DETAILS if values.get(key))
     return State(**fields, changes=tuple(sorted(changes.items())), details=details)
 
 
@@ -116,13 +118,14 @@ def _pairs(query: str) -> Mapping[str, str]:
 
 def write_query(state: State) -> str:
     """The address of a state: its query, without the question mark."""
-    given: dict[str, str | None] = {
-        "view": state.view if state.view != VIEWS[0] else None, **{key: getattr(state, key) for key in TEXTS},
-        "batch_tokens": format_binary(state.batch_tokens), "seq_len": str(state.seq_len),
+    texts: dict[str, str | None] = {
+        "task": state.task, "view": state.view if state.view != VIEWS[0] else None, **{key: getattr(state, key) for key in TEXTS},
+        "batch_tokens": None if state.batch_tokens is None else format_binary(state.batch_tokens),
+        "seq_len": None if state.seq_len is None else str(state.seq_len),
         "tokens": None if state.tokens is None else f"{state.tokens:.17g}",
         "layout": None if state.layout is None else layout_text(state.layout), **dict(state.changes), **dict(state.details),
     }  # fmt: skip
-    return urlencode({key: value for key, value in given.items() if value is not None}, safe=PLAIN)
+    return urlencode({key: value for key, value in texts.items() if value is not None}, safe=PLAIN)
 
 
 def layout_text(layout: Layout) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from shardwise.book_formulas import block_roofline, link_bandwidths
 from shardwise.book_formulas.rooflines.payloads import block_payload
 from shardwise.hardware import Chip
-from shardwise.layout import layout_degrees, num_micro_batches
+from shardwise.layout import layout_degrees
+from shardwise.layout import num_micro_batches as num_micro_batches_of
 from shardwise.pipeline import PassTimes
 from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
 from shardwise.present.charts.step_charts import events
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, OWN, Field, Fields, fields_payload
-from shardwise.present.explorer.plan_views import kind_of
-from shardwise.present.explorer.request import Asked, head
+from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.price import SimulatedStep, TimedKernel, simulate
+from shardwise.price.estimate import estimate
 from shardwise.price.simulation.result import PHASES, MemoryCurve, simulation_payload
 from shardwise.price.simulation.streams import StreamEvent
 from shardwise.step import COMPUTE
@@ -28,12 +31,12 @@ DERIVED = "derive/sharded_unit.py: the kernels of the block's derived program, w
 BOUND = "a bound: kernels at the vendor's peak and bandwidth, compute and traffic overlapped"
 
 
-def roofline(asked: Asked) -> dict[str, Any]:
+def roofline(request: ViewRequest) -> dict[str, Any]:
     """The payload of the block's kernels, what memory bounds of them, bytes/s of the chip's other memories and links."""
-    asked.require_legal()
-    chip = asked.cluster.chip
-    found = block_roofline(asked.model, chip, asked.layout.micro_batch_seqs, asked.job.seq_len, asked.layout)
-    shown = block_payload(found)
+    request.require_legal()
+    chip = request.cluster.chip
+    result = block_roofline(request.model, chip, request.layout.micro_batch_seqs, request.job.seq_len, request.layout)
+    shown = block_payload(result)
     phases = shown["phases"]
     memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
     return {
@@ -80,27 +83,32 @@ def _roofline_provenance(chip: Chip, phases: tuple[str, ...]) -> Fields:
 MOST_COMPARED = 256  # slots of a schedule: every schedule is built and played
 
 
-def schedule(asked: Asked) -> dict[str, Any]:
-    """The payload of `shardwise schedule` for the layout, the command that prints it, and all schedules side by side."""
-    asked.require_legal()
-    require_few_passes(asked)
-    layout = asked.layout
-    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
-    times = _times(asked, micro_batches)
-    line = play_schedule(layout.schedule, layout.pp, micro_batches, layout.num_virtual_stages, times)
+def schedule(request: ViewRequest) -> dict[str, Any]:
+    """The payload of `shardwise schedule` for the layout, the command that prints it, and all schedules side by side.
+
+    Of more passes than a picture shows, the schedule of fewer micro-batches; `shown` says of how many.
+    """
+    request.require_legal()
+    layout = request.layout
+    drawn = shown_passes(request)
+    times = _times(request, drawn.num_micro_batches)
+    line = play_schedule(layout.schedule, layout.pp, drawn.micro_batches, layout.num_virtual_stages, times)
     command = (
-        f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {micro_batches} --virtual-stages "
+        f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {drawn.micro_batches} --virtual-stages "
         f"{layout.num_virtual_stages} --times f={times.forward_s!r},b={times.input_s!r},w={times.weight_s!r}"
     )
-    return head(asked) | {
-        "schedule": timeline_payload(line), "command": command, "compared": _compared(layout.pp, micro_batches, times),
-        "controls": controls(asked), "fields": fields_payload(_schedule_provenance(asked)),
+    return head(request) | {
+        "schedule": timeline_payload(line), "command": command,
+        "compared": _compared(layout.pp, drawn.num_micro_batches, times), "shown": drawn.payload(),
+        "controls": controls(request), "fields": fields_payload(_schedule_provenance(request)),
     }  # fmt: skip
 
 
-def _schedule_provenance(asked: Asked) -> Fields:
-    played, kind = "pipeline/timeline.py: every pass as early as its rank and what it takes allow", kind_of(asked)
-    held = "the most micro-batches whose activations a rank holds at once: 1 is a micro-batch on one of the stages"
+def _schedule_provenance(request: ViewRequest) -> Fields:
+    played, kind = "pipeline/timeline.py: every pass as early as its rank and what it takes allow", kind_of(request)
+    activations = (
+        "the most micro-batches whose activations a rank holds at once: 1 is a micro-batch on one of the stages"
+    )
     bubble = Field(
         "idle over ideal time of the busiest rank", "idle / (makespan - idle)", "%",
         "Tazi et al., The Ultra-Scale Playbook, 2025: the bubble's ratio; (p - 1) / m of 1F1B", kind,
@@ -113,42 +121,47 @@ def _schedule_provenance(asked: Asked) -> Fields:
             {"makespan": "schedule.makespan_s", "ranks": "schedule.stages"},
         ),
         "schedule.stages": Field("stages, one for each rank", "pp", "", "the layout", EXACT),
-        "schedule.micro_batches": Field("micro-batches of a step", "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
+        "schedule.micro_batches": Field("micro-batches that are played: those of a step, or as many as a picture shows",
+                                        "⌈⌈sequences / replicas⌉ / micro-batch⌉", "",
                                         "layout/rules/model_and_cluster_rules.py", EXACT),
-        "schedule.peak_activations": Field(held, "max over ranks", "", "pipeline/timeline.py", EXACT),
+        "schedule.peak_activations": Field(activations, "max over ranks", "", "pipeline/timeline.py", EXACT),
         "schedule.ranks.*.idle_s": Field(
             "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", played, kind,
             {"makespan": "schedule.makespan_s"},
         ),
         "schedule.ranks.*.wait_s": Field("the part of it between its first and its last pass", "Σ waits", "s", played, kind),
-        "schedule.ranks.*.peak_activations": Field(held, "forward passes begun - backward passes ended", "",
+        "schedule.ranks.*.peak_activations": Field(activations, "forward passes begun - backward passes ended", "",
                                                    "pipeline/timeline.py", EXACT),
         "compared.rows.*.bubble": bubble,
-        "compared.rows.*.peak_activations": Field(held, "max over ranks", "", "pipeline/timeline.py", EXACT),
+        "compared.rows.*.peak_activations": Field(activations, "max over ranks", "", "pipeline/timeline.py", EXACT),
         "compared.rows.*.messages": Field("messages between ranks in a step", "Σ sends", "", "pipeline/messages.py", EXACT),
     }  # fmt: skip
 
 
-def _times(asked: Asked, micro_batches: int) -> PassTimes:
+def _times(request: ViewRequest, micro_batches: int) -> PassTimes:
     """Seconds of a rank's passes of one micro-batch: the estimate's, the backward pass in two halves."""
-    time = asked.plan.estimate.time
+    time = request.plan.estimate.time
     backward = (time["backward"] + time["recompute"]) / micro_batches / 2
     return PassTimes(forward_s=time["forward"] / micro_batches, input_s=backward, weight_s=backward)
 
 
-def _compared(stages: int, micro_batches: int, times: PassTimes) -> dict[str, Any]:
-    if stages * micro_batches > MOST_COMPARED:
-        return {
-            "rows": [],
-            "problem": f"{stages} stages and {micro_batches:,} micro-batches: `shardwise schedule compare` takes its time",
+def _compared(stages: int, num_micro_batches: int, times: PassTimes) -> dict[str, Any]:
+    """Return the row of each schedule, over as many micro-batches as all schedules are played with."""
+    micro_batches = whole_rounds(min(num_micro_batches, MOST_COMPARED // stages), num_micro_batches, stages)
+    shown: dict[str, Any] = {
+        "micro_batches": micro_batches,
+        "num_micro_batches": num_micro_batches,
+        "rows": [],
+        "problem": "",
+    }
+    if not micro_batches:
+        return shown | {
+            "problem": f"{stages} stages: `shardwise schedule compare` compares so many, and takes its time"
         }
     try:
-        return {
-            "rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)],
-            "problem": "",
-        }
+        return shown | {"rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)]}
     except (InputError, ShardwiseError) as error:
-        return {"rows": [], "problem": error.problems[0]}
+        return shown | {"problem": error.problems[0]}
 
 
 MOST_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
@@ -161,25 +174,34 @@ Span = tuple[float, float, str, float]  # start, end, term, busy share
 TERMS = {phase: term for term, phase in PHASES.items()}
 
 
-def timeline(asked: Asked) -> dict[str, Any]:
-    """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share."""
-    require_few_passes(asked)
-    plan = asked.plan
-    found = simulate(plan.problem, plan.layout, estimate=plan.estimate)
-    step = found.step
-    shown = min(len(found.memories), MOST_RANKS)
+def timeline(request: ViewRequest) -> dict[str, Any]:
+    """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share.
+
+    Of more passes than a picture shows, the step of a smaller batch; `shown` says how many micro-batches it has of how many.
+    """
+    plan, drawn = request.plan, shown_passes(request)
+    problem, priced = plan.problem, plan.estimate
+    if drawn.is_truncated:
+        batch_tokens = drawn.micro_batches * plan.layout.micro_batch_seqs * plan.layout.num_replicas * plan.job.seq_len
+        problem = replace(problem, job=replace(plan.job, global_batch_tokens=batch_tokens))
+        priced = estimate(problem, plan.layout)
+    result = simulate(problem, plan.layout, estimate=priced)
+    step = result.step
+    shown = min(len(result.memories), MOST_RANKS)
+    drawn = drawn._replace(ranks=shown, num_ranks=len(result.memories))
     return {
-        "simulation": simulation_payload(found), "num_ranks": len(found.memories), "end_s": step.step_time_s,
+        "simulation": simulation_payload(result), "num_ranks": len(result.memories), "end_s": step.step_time_s,
+        "shown": drawn.payload(),
         "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
-        "ranks": [_rank(step, rank, found.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
-        "fields": fields_payload(_timeline_provenance(asked)),
+        "ranks": [_rank(step, rank, result.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
+        "fields": fields_payload(_timeline_provenance(request)),
     }  # fmt: skip
 
 
-def _timeline_provenance(asked: Asked) -> Fields:
+def _timeline_provenance(request: ViewRequest) -> Fields:
     source, kind, step = (
         "price/simulation/simulated_step.py: the instruction list on a device's streams",
-        kind_of(asked),
+        kind_of(request),
         "simulation.step_time_s",
     )
     return {
@@ -209,45 +231,82 @@ def _timeline_provenance(asked: Asked) -> Fields:
         ),
         "simulation.ranks.*.peak_bytes": Field(
             "the most that a device of the rank holds during the step", "what it holds all the time + what is alive at once", "B",
-            "price/simulation/result.py", kind_of(asked, memory=True), {"all the time": "simulation.ranks.*.constant_bytes"},
+            "price/simulation/result.py", kind_of(request, memory=True), {"all the time": "simulation.ranks.*.constant_bytes"},
         ),
         "simulation.ranks.*.constant_bytes": Field(
             "weights, gradients, optimizer state, runtime", "Σ bytes that no instruction frees", "B",
             "price/simulation/result.py",
-            kind_of(asked, memory=True),
+            kind_of(request, memory=True),
         ),
     }  # fmt: skip
 
 
-def require_few_passes(asked: Asked) -> None:
-    """Raise `InputError` for more passes than a picture shows."""
-    layout = asked.layout
-    micro_batches = int(num_micro_batches(asked.job, layout_degrees(layout)))
-    passes = 2 * micro_batches * layout.pp * layout.num_virtual_stages
-    if passes > MOST_PASSES:
+class ShownPasses(NamedTuple):
+    """How much of a step a picture shows: micro-batches and ranks of how many, with `stages` (virtual ones) on each rank."""
+
+    micro_batches: int
+    num_micro_batches: int
+    ranks: int
+    num_ranks: int
+    stages: int
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether the picture has fewer micro-batches than the step."""
+        return self.micro_batches < self.num_micro_batches
+
+    def payload(self) -> dict[str, int]:
+        """Return the counts, with forward and backward passes."""
+        return {
+            "micro_batches": self.micro_batches, "num_micro_batches": self.num_micro_batches,
+            "ranks": self.ranks, "num_ranks": self.num_ranks,
+            "passes": 2 * self.micro_batches * self.stages * self.ranks,
+            "num_passes": 2 * self.num_micro_batches * self.stages * self.num_ranks,
+        }  # fmt: skip
+
+
+def shown_passes(request: ViewRequest) -> ShownPasses:
+    """Return the micro-batches that a picture shows. Raises `InputError` where not even one for each stage are few enough."""
+    layout = request.layout
+    num_micro_batches = int(num_micro_batches_of(request.job, layout_degrees(layout)))
+    most = MOST_PASSES // (2 * layout.pp * layout.num_virtual_stages)
+    micro_batches = whole_rounds(most, num_micro_batches, layout.pp)
+    if not micro_batches:
+        passes = 2 * num_micro_batches * layout.pp * layout.num_virtual_stages
         raise InputError(
-            f"timeline: found {passes:,} passes ({micro_batches:,} micro-batches through {layout.pp * layout.num_virtual_stages} "
-            f"stages, forward and backward); at most {MOST_PASSES:,} are simulated here: a larger micro-batch or a smaller batch"
+            f"timeline: found {passes:,} passes ({num_micro_batches:,} micro-batches through "
+            f"{layout.pp * layout.num_virtual_stages} stages, forward and backward); at most {MOST_PASSES:,} are simulated here: "
+            "fewer stages are required"
         )
+    return ShownPasses(micro_batches, num_micro_batches, layout.pp, layout.pp, layout.num_virtual_stages)
 
 
-def _rank(found: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float) -> dict[str, Any]:
-    digits = DIGITS - math.floor(math.log10(found.step_time_s))
+def whole_rounds(most: int, num_micro_batches: int, stages: int) -> int:
+    """Return all micro-batches where they are at most `most`, else a multiple of the stages, as interleaving requires; 0: none.
+
+    >>> whole_rounds(100, 64, 8), whole_rounds(100, 512, 8), whole_rounds(4, 512, 8)
+    (64, 96, 0)
+    """
+    return num_micro_batches if num_micro_batches <= most else most - most % stages
+
+
+def _rank(result: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float) -> dict[str, Any]:
+    digits = DIGITS - math.floor(math.log10(result.step_time_s))
     streams: dict[str, list[tuple[float, float, str]]] = {}
-    for one, start, end in events(found, rank):
-        streams.setdefault(one.stream, []).append((start, end, _term(one)))
-    passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in found.slots(rank)]
+    for event, start, end in events(result, rank):
+        streams.setdefault(event.stream, []).append((start, end, _term(event)))
+    passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in result.slots(rank)]
     return {
         "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), finest_s), digits),
         "streams": {name: _rounded(_merged(spans, finest_s), digits) for name, spans in sorted(streams.items())},
-        "passes": passes if len(passes) * found.actions.num_ranks <= MOST_LABELS else [],
-        "curve": _thinned(memory.curve), "bubble_s": found.ranks[rank].bubble_s,
+        "passes": passes if len(passes) * result.actions.num_ranks <= MOST_LABELS else [],
+        "curve": _thinned(memory.curve), "bubble_s": result.ranks[rank].bubble_s,
     }  # fmt: skip
 
 
-def _term(one: StreamEvent) -> str:
+def _term(event: StreamEvent) -> str:
     """The term of an estimate that an event is counted in: its phase, or its axis."""
-    return TERMS.get(one.work.phase, one.work.phase) if isinstance(one.work, TimedKernel) else one.work.axis
+    return TERMS.get(event.work.phase, event.work.phase) if isinstance(event.work, TimedKernel) else event.work.axis
 
 
 def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:
@@ -276,5 +335,6 @@ def _thinned(curve: tuple[tuple[float, float], ...]) -> list[tuple[float, float]
     """So many points of a curve, each the highest of those that it stands for."""
     size = -(-len(curve) // CURVE)
     return [
-        (curve[first][0], max(held for _, held in curve[first : first + size])) for first in range(0, len(curve), size)
+        (curve[first][0], max(value for _, value in curve[first : first + size]))
+        for first in range(0, len(curve), size)
     ]

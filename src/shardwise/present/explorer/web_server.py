@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.page_files import Page, pages
+from shardwise.present.explorer.page_wording import page_wording
 from shardwise.present.explorer.request_guard import Guard, allowed_hosts, is_loopback, refusal
 from shardwise.values import InputError, ShardwiseError, format_problems
 
@@ -37,14 +38,14 @@ class Server:
 
     def __init__(self, explorer: Explorer) -> None:
         self.explorer, self.waiting = explorer, 0
-        self.one = anyio.CapacityLimiter(1)
+        self.limiter = anyio.CapacityLimiter(1)
 
     async def page(self, request: Request) -> Response:
         """The page, a module or a style: only what the package has."""
-        found: Page | None = pages().get(request.url.path)
-        if found is None:
+        file: Page | None = pages().get(request.url.path)
+        if file is None:
             return refusal(404, f"path: found {request.url.path[:80]!r}; the page is at /")
-        return Response(found.text, media_type=found.kind)
+        return Response(file.text, media_type=file.kind)
 
     async def question(self, request: Request) -> Response:
         """The answer to a question about the state that the query is."""
@@ -55,7 +56,7 @@ class Server:
             return refusal(429, "busy: too many questions at a time; ask again")
         self.waiting += 1
         try:
-            text, status = await anyio.to_thread.run_sync(partial(self.answer, name, query), limiter=self.one)
+            text, status = await anyio.to_thread.run_sync(partial(self.answer, name, query), limiter=self.limiter)
         finally:
             self.waiting -= 1
         return Response(text, status_code=status, media_type="application/json")
@@ -65,7 +66,9 @@ class Server:
         try:
             return dumped(self.explorer.answer(name, query)), 200
         except ShardwiseError as error:
-            return format_problems(error.problems, error.exit_code, as_json=True), 422
+            return format_problems(
+                [page_wording(problem) for problem in error.problems], error.exit_code, as_json=True
+            ), 422
         except (ArithmeticError, MemoryError, RecursionError):  # sizes of which no number comes
             return format_problems(
                 ["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True
@@ -103,40 +106,40 @@ def bound(host: str, port: int) -> Address:
     """A socket on a host and port (0: any that is free). Raises `InputError` where it cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns off Nagle's algorithm; otherwise an answer of two writes waits 40 ms for an ACK.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind((host, port))
+        listener.bind((host, port))
     except (OSError, OverflowError) as error:
-        found.close()
+        listener.close()
         why = getattr(error, "strerror", None) or error
         raise InputError(
             f"--port: cannot listen on {host}:{port}: {why}; choose another, or --port 0 for any"
         ) from None
-    number = found.getsockname()[1]
+    number = listener.getsockname()[1]
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
     shown = f"[{host}]" if ":" in host else host
     return Address(
-        found, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, allowed_hosts(host, number)
+        listener, f"http://{shown}:{number}/" + (f"?token={token}" if token else ""), token, allowed_hosts(host, number)
     )
 
 
-def serve(explorer: Explorer, address: Address) -> None:
-    """Answer until Ctrl-C."""
+def serve(explorer: Explorer, address: Address, query: str = "") -> None:
+    """Answer until Ctrl-C; `query` is the state that is opened first."""
     app = application(explorer, address.hosts, address.token)
     config = uvicorn.Config(
         app, log_level=LOG, access_log=False, server_header=False, lifespan="off", limit_concurrency=MOST_CONNECTIONS,
         h11_max_incomplete_event_size=MOST_HEAD, timeout_graceful_shutdown=1,
     )  # fmt: skip
-    threading.Thread(target=_warmed, args=(explorer,), daemon=True).start()
+    threading.Thread(target=_warmed, args=(explorer, query), daemon=True).start()
     uvicorn.Server(config).run(sockets=[address.socket])
 
 
-def _warmed(explorer: Explorer) -> None:
-    """Have the first answer ready before it is asked for: the derivation of a model's block takes a tenth of a second."""
+def _warmed(explorer: Explorer, query: str) -> None:
+    """Have the first answer ready, and its search begun, before the page asks: deriving a block takes 0.1 s."""
     from shardwise.values import ShardwiseError
 
     try:
-        explorer.answer("overview", "")
+        explorer.answer("overview", query)
     except ShardwiseError:
         return

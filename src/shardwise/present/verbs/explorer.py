@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 from shardwise import search
 from shardwise.present.arguments import PLAN_HELP
-from shardwise.present.verb import Argument, verb
+from shardwise.present.verb import Argument, Mode, verb
+from shardwise.values import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.present.explorer.session import ExplorerSession
+    from shardwise.present.explorer.static_build import StaticBuild
     from shardwise.search import Plan
 
 DEFAULT_PORT = 8631
@@ -22,7 +24,26 @@ def _serve(session: ExplorerSession) -> None:
     serve_session(session)
 
 
+def static_build(
+    static: Annotated[
+        str | os.PathLike[str],
+        Argument(
+            flag="--static", group="server", metavar="DIR",
+            help="write a build of the page with answers to known examples into a folder, for any web host or a disk; serve "
+            "nothing",
+        ),
+    ],
+    progress: Progress = ignore_progress,
+) -> StaticBuild:  # fmt: skip
+    """Write a build of the page that needs no server; return its files. Raises `InputError` if the folder is not writable."""
+    # The explorer's views load for it alone.
+    from shardwise.present.explorer.static_build import StaticBuild, write_static_build
+
+    return StaticBuild(files=tuple(write_static_build(static, progress)))
+
+
 @verb(
+    modes=(Mode(function=static_build, applies=lambda arguments: "static" in arguments),),
     description="Serve a page on this machine: drag a degree, and see what it does to memory, time, bubble, timeline and "
     "roofline, compared with the best layout and the Pareto front. Opens a plan, or llama-3-8b on h100:64. With --run, "
     "measurements of a run are shown next to the predictions. Its address is the whole state of the page. Stop it with Ctrl-C.",
@@ -31,6 +52,7 @@ def _serve(session: ExplorerSession) -> None:
         "shardwise explore plan.json --run runs/a",
         'shardwise explore --at "model=llama-3-70b&cluster=h100:512&batch_tokens=4Mi&seq_len=8192&layout=tp=8+pp=4+fsdp=16"',
         "shardwise explore plan.json --json",
+        "shardwise explore --static site/",
     ),
     group_order=("plan", "server", "output"),
     requires=("starlette", "uvicorn"),

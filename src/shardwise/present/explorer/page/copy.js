@@ -27,31 +27,40 @@ export class Copy {
     this.dialog.showModal();
   }
 
+  // One text to paste, such as the command that prints a figure's numbers.
+  show(name, text) {
+    this.target.replaceChildren(h("option", {}, name));
+    this.texts.replaceChildren(file(name, text));
+    this.dialog.showModal();
+  }
+
   async fill(target) {
-    const found = await this.ask(target);
-    if (!found.targets) {
-      this.texts.replaceChildren(...(found.failed ?? found.problems).map((problem) => h("p", {}, problem)));
+    const copies = await this.ask(target);
+    if (!copies.targets) {
+      this.texts.replaceChildren(...(copies.failed ?? copies.problems).map((problem) => h("p", {}, problem)));
       return;
     }
     this.target.replaceChildren(
-      ...found.targets.map((name) => h("option", { value: name, selected: name === found.target }, name)),
+      ...copies.targets.map((name) => h("option", { value: name, selected: name === copies.target }, name)),
     );
-    const files = Object.entries(found.files).map(([name, text]) =>
-      h(
-        "section",
-        { class: "file" },
-        h(
-          "p",
-          { class: "head" },
-          h("strong", {}, name),
-          h("button", { type: "button", onclick: (event) => put(text, event.target) }, "copy"),
-        ),
-        h("pre", { tabindex: 0 }, text),
-      ),
-    );
-    const said = [...found.problems, ...found.notes].map((line) => h("li", {}, line));
-    this.texts.replaceChildren(...files, ...(said.length ? [h("ul", { class: "quiet" }, said)] : []));
+    const files = Object.entries(copies.files).map(([name, text]) => file(name, text));
+    const lines = [...copies.problems, ...copies.notes].map((line) => h("li", {}, line));
+    this.texts.replaceChildren(...files, ...(lines.length ? [h("ul", { class: "quiet" }, lines)] : []));
   }
+}
+
+function file(name, text) {
+  return h(
+    "section",
+    { class: "file" },
+    h(
+      "p",
+      { class: "head" },
+      h("strong", {}, name),
+      h("button", { type: "button", onclick: (event) => put(text, event.target) }, "copy"),
+    ),
+    h("pre", { tabindex: 0 }, text),
+  );
 }
 
 async function put(text, button) {

@@ -27,9 +27,28 @@ export function digits(value, count = 3) {
 }
 
 export function quantity(value, unit = "") {
-  const found = PREFIXES.find(([, scale]) => Math.abs(value) >= scale * 0.9995);
-  return (found ? `${digits(value / found[1])} ${found[0]}${unit}` : `${digits(value)} ${unit}`).trim();
+  const prefix = PREFIXES.find(([, scale]) => Math.abs(value) >= scale * 0.9995);
+  return (prefix ? `${digits(value / prefix[1])} ${prefix[0]}${unit}` : `${digits(value)} ${unit}`).trim();
 }
+
+// Counts of tokens, dollars, days and MWh as `format_count`, `format_usd`, `format_days` and `format_energy` write them.
+const COUNTS = [
+  ["T", 1e12],
+  ["B", 1e9],
+  ["M", 1e6],
+  ["K", 1e3],
+];
+
+export function shortCount(value) {
+  const prefix = COUNTS.find(([, scale]) => value >= scale * 0.9995);
+  return prefix ? `${digits(value / prefix[1])}${prefix[0]}` : digits(value);
+}
+
+export const usd = (value) => `$${value >= 1e3 ? shortCount(value) : digits(value)}`;
+
+export const days = (value) => (value >= 1 ? `${value.toFixed(1)} days` : seconds(value * 86400));
+
+export const energy = (mwh) => quantity(mwh * 1e6, "Wh");
 
 export const bytes = (value) => quantity(value, "B");
 
@@ -53,6 +72,9 @@ export function inUnit(value, unit) {
   if (unit === "%") return percent(value, 2);
   if (unit === "×") return `${digits(value)}×`;
   if (["B", "B/s", "FLOPs", "FLOP/s", "tokens"].includes(unit)) return quantity(value, unit);
+  if (unit === "USD") return usd(value);
+  if (unit === "days") return days(value);
+  if (unit === "MWh") return energy(value);
   if (unit === "tokens/s") return `${count(value)} tokens/s`;
   return Number.isInteger(value) && Math.abs(value) < 1e15 ? count(value) : `${digits(value, 6)} ${unit}`.trim();
 }

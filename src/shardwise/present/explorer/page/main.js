@@ -6,12 +6,15 @@ import { Copy } from "./copy.js";
 import { PANEL, h, inside, panel } from "./dom.js";
 import { drawMeasured } from "./measured.js";
 import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict } from "./overview.js";
+import { drawPriced, drawVerdict, hidesBest } from "./overview.js";
 import { drawPareto } from "./pareto.js";
 import { drawRoofline } from "./roofline.js";
 import { drawSchedule } from "./schedule.js";
+import { edited } from "./query.js";
+import { build, isAvailable } from "./static.js";
 import { Store, answer } from "./store.js";
 import { drawTimeline } from "./timeline.js";
+import { drawTask, taskMenu } from "./task.js";
 import { Why } from "./why.js";
 import { drawWidget } from "./widget.js";
 
@@ -29,14 +32,22 @@ const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPa
 const TITLES = { timeline: "Simulated step", roofline: "Roofline of a block", pareto: "Pareto front" };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
+const WAITING = {
+  timeline: "simulating a step of this layout",
+  roofline: "pricing the kernels of a block",
+  pareto: "searching all layouts of this job",
+};
 const RESIZED = 120; // milliseconds without a change of the room before it is drawn again
 
 const content = document.getElementById("content"),
+  task = document.getElementById("task"),
   live = document.getElementById("live");
 const store = new Store(location.search.slice(1));
 const controls = new Controls(document.getElementById("controls"), go);
-const why = new Why((name) => answer("why", store.edited({ term: name })));
-const copy = new Copy((target) => answer("copy", store.edited({ target })));
+// The state that is shown, layout included, which the address lacks while the best layout is searched.
+const shownQuery = () => last?.query ?? store.query;
+const why = new Why((name) => answer("why", edited(shownQuery(), { term: name })));
+const copy = new Copy((target) => answer("copy", edited(shownQuery(), { target })));
 const slots = {
   verdict: h("div", {}),
   priced: h("div", {}),
@@ -44,9 +55,12 @@ const slots = {
   roofline: h("div", { class: "below" }),
   pareto: h("div", { class: "below" }),
 };
+const drawn = new Map(); // the query and the payload of each figure
 let last = null,
   settling = null,
-  looking = null;
+  looking = null,
+  announced = "", // what a screen reader hears in place of the verdict
+  changes = 0; // of the state by the reader
 
 // The room for figures is measured when it changes: asking for it while drawing would lay out the page once more.
 let room = inside(content);
@@ -65,6 +79,7 @@ function context(payload) {
     width,
     half: width > 760 ? (width - 50) / 2 : width,
     why: (name) => why.show(name, payload),
+    copy: (command) => copy.show("command", command),
     go: (edit, options) => go(edit, { push: true, ...options }),
   };
 }
@@ -72,29 +87,66 @@ function context(payload) {
 // Change the state, and show what follows.
 async function go(edit, { dragging = false, push = false } = {}) {
   if (!Object.keys(edit).length) return;
-  await show(store.edited(edit), { dragging, push });
+  const query = store.edited(edit);
+  if (build && (await leavesBuild(query))) return;
+  await show(query, { dragging, push });
 }
 
-async function show(query, { dragging = false, push = false } = {}) {
+// Whether a static build lacks a state, which the page then says in place of showing it.
+async function leavesBuild(query) {
+  const view = new URLSearchParams(query).get("view") ?? "overview";
+  const isMissing = !(await isAvailable(view, query));
+  const note = document.getElementById("unavailable");
+  note.hidden = !isMissing;
+  note.textContent = isMissing ? "That is not in the static build: `shardwise explore` on your machine has every view of every layout." : "";
+  return isMissing;
+}
+
+// `looking`: an answer that says nothing new about the search leaves the page, and its focus, as they are.
+async function show(query, { dragging = false, push = false, looking = false } = {}) {
   const view = new URLSearchParams(query).get("view") ?? "overview";
   const question = view in VIEWS ? view : "overview";
   document.documentElement.dataset.busy = "true";
+  if (!last) tabs(question);
+  if (!looking) changes += 1;
+  const change = changes;
   const payload = await store.ask(question, query);
   if (payload === null) return;
+  if (looking && change !== changes) return; // the reader has changed the state since: the answer is of an earlier one
   document.documentElement.dataset.busy = "false";
   if (payload.failed) {
     failed(payload.failed, query, view, push);
     return;
   }
   if (payload.view !== question) return show(payload.query, { dragging, push }); // an address without a query opens a view of its own
+  if (looking && last?.query === payload.query && JSON.stringify(last.search) === JSON.stringify(payload.search)) return look();
+  const moved = last?.layout_source === "fallback" && payload.layout_source === "search";
   last = payload;
-  store.take(payload.query, { push, dragging });
+  // An address without a layout follows the search; with the fallback in it, it would stay there.
+  const address = payload.layout_source === "fallback" ? edited(payload.query, { layout: null }) : payload.query;
+  store.take(address, { push, dragging });
   tabs(payload.view);
   if (payload.controls) controls.update(payload.controls);
   document.title = `${payload.layout_text} · ${payload.model_name} · shardwise`;
+  showTask(payload.task);
   draw(payload);
+  if (moved) announced = `the search has ended: the page shows the best layout, ${payload.layout_text}`;
+  if (announced) live.textContent = announced;
+  announced = "";
   if (question === "overview") figures(dragging);
   else look();
+}
+
+// The task and its progress, above every view. The hint stays open from state to state.
+function showTask(progress) {
+  const wasDone = task.querySelector(".task.done") !== null;
+  const isOpen = task.querySelector("details")?.open;
+  const leave = (query) => (query === null ? go({ task: null }, { push: true }) : show(query, { push: true }));
+  const focused = task.contains(document.activeElement) ? document.activeElement.textContent : null;
+  task.replaceChildren(...[drawTask(progress, leave)].filter(Boolean));
+  if (isOpen) task.querySelector("details").open = true;
+  if (focused) [...task.querySelectorAll("button, summary")].find((element) => element.textContent === focused)?.focus();
+  if (progress?.done && !wasDone) announced = `task done: ${progress.title}`;
 }
 
 // A state that has no numbers: what is wrong, with the choices as they were.
@@ -102,6 +154,7 @@ function failed(problems, query, view, push) {
   store.take(query, { push });
   tabs(view);
   last = null;
+  task.replaceChildren();
   content.replaceChildren(
     h(
       "section",
@@ -138,6 +191,8 @@ function draw(payload) {
       );
     slots.verdict.replaceChildren(drawVerdict(payload, here));
     slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
+    for (const name of Object.keys(FIGURES))
+      if (!slots[name].firstChild) slots[name].replaceChildren(panel(TITLES[name], {}, h("p", { class: "quiet" }, WAITING[name])));
     live.textContent = slots.verdict.querySelector("h1").textContent;
   } else if (payload.problems.length && payload.view !== "memory") {
     content.replaceChildren(drawVerdict(payload, here));
@@ -159,26 +214,40 @@ function figures(dragging) {
   clearTimeout(settling);
   settling = setTimeout(
     async () => {
-      const query = store.query;
-      let found = null;
+      const query = last.query;
+      let state = null;
       for (const [name, drawing] of Object.entries(FIGURES)) {
-        if (last.problems.length && name !== "pareto") {
-          slots[name].replaceChildren();
+        if (name === "pareto" && hidesBest(last)) {
+          slots[name].replaceChildren(panel(TITLES[name], {}, h("p", { class: "quiet" }, "hidden until the task is done: it has the answer")));
           continue;
         }
-        const payload = await store.ask(name, query);
-        if (payload === null || query !== store.query) return;
-        found = payload.search?.state;
+        if (last.problems.length && name !== "pareto") {
+          slots[name].replaceChildren();
+          drawn.delete(name);
+          continue;
+        }
+        const payload = await figurePayload(name, query);
+        if (payload === null || query !== last?.query) return;
+        state = payload.search?.state;
         slots[name].replaceChildren(
           payload.failed || payload.problems
             ? panel(TITLES[name], {}, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
             : drawing(payload, figure(name, payload)),
         );
       }
-      look(found === "done" ? 0 : AGAIN);
+      look(state === "done" ? 0 : AGAIN);
     },
     dragging ? SETTLED : 0,
   );
+}
+
+// The payload of a figure, which is asked for once for each state; that of a search until it has ended.
+async function figurePayload(name, query) {
+  const known = drawn.get(name);
+  if (known?.query === query && known.payload.search?.state !== "searching") return known.payload;
+  const payload = await store.ask(name, query);
+  if (payload !== null) drawn.set(name, { query, payload });
+  return payload;
 }
 
 // While a search runs, what it has found so far; at once where a figure has its end.
@@ -186,14 +255,16 @@ function look(after = AGAIN) {
   clearTimeout(looking);
   if (last?.search?.state !== "searching") return;
   looking = setTimeout(() => {
-    if (!controls.dragged) show(store.query);
+    if (!controls.dragged && document.documentElement.dataset.busy !== "true") show(store.query, { looking: true });
     else look();
   }, after);
 }
 
 function tabs(view) {
-  const items = Object.entries(VIEWS).filter(([name]) => name !== "run" || last?.has_run || view === "run");
-  const links = items.map(([name, title]) =>
+  const names = Object.entries(VIEWS).filter(
+    ([name]) => (name !== "run" || last?.has_run || view === "run") && (!build || build.views.includes(name)),
+  );
+  const links = names.map(([name, title]) =>
     h(
       "a",
       {
@@ -214,6 +285,7 @@ function tabs(view) {
     .replaceChildren(
       h("strong", { class: "name" }, "shardwise"),
       h("nav", { "aria-label": "views" }, links),
+      ...(last?.tasks?.length ? [taskMenu(last.tasks, last.task?.name, (query) => show(query, { push: true }))] : []),
       h(
         "div",
         { class: "tools" },

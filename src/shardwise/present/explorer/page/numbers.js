@@ -1,6 +1,7 @@
 // Numbers that say where they are from, and the colours of terms.
 
 import { h } from "./dom.js";
+import { count } from "./format.js";
 
 export const TIME = [
   "forward",
@@ -64,6 +65,20 @@ export function number(text, name, context) {
     },
     text,
   );
+}
+
+// How much of a step a picture shows, where that is not all of it: micro-batches, ranks, passes.
+export function truncated(shown) {
+  const parts = [
+    ["micro_batches", "micro-batches"],
+    ["ranks", "ranks"],
+    ["passes", "passes"],
+  ]
+    .filter(([name]) => shown[name] < shown[`num_${name}`])
+    .map(([name, word]) => `${count(shown[name])} of ${count(shown[`num_${name}`])} ${word}`);
+  if (!parts.length) return null;
+  const fewer = shown.micro_batches < shown.num_micro_batches ? " Its seconds and its bubble are those of the micro-batches shown." : "";
+  return h("p", { class: "truncated" }, `Truncated: ${parts.join(", ")} are shown.${fewer}`);
 }
 
 // A square of a term's colour.

@@ -2,7 +2,7 @@
 
 import { drawMemory, drawTime } from "./bars.js";
 import { h, panel } from "./dom.js";
-import { bytes, count, digits, percent, seconds } from "./format.js";
+import { bytes, count, days, digits, energy, percent, seconds, shortCount, usd } from "./format.js";
 import { number } from "./numbers.js";
 
 export const mark = (good) =>
@@ -11,6 +11,8 @@ export const mark = (good) =>
 // Whether it fits, how far it is from the best, and what bounds it.
 export function drawVerdict(payload, context) {
   if (payload.problems.length) {
+    if (searching(payload))
+      return h("section", { class: "verdict", "aria-label": "verdict" }, h("h1", {}, "Searching for the best layout"), progress(payload));
     return h(
       "section",
       { class: "verdict cannot", "aria-label": "verdict" },
@@ -36,11 +38,22 @@ export function drawVerdict(payload, context) {
       h("span", { class: "claim" }, compared(payload, context)),
       h("span", { class: "claim" }, `bound by ${verdict.bound}`),
     ),
+    searching(payload) ? progress(payload) : null,
     h("p", { class: "quiet layout" }, `this layout: ${payload.layout_text}`),
-    best(payload, context),
+    searching(payload) ? null : best(payload, context),
     facts(priced, estimate, verdict, context),
   );
 }
+
+// Whether the layout stands in until a search has found the best.
+const searching = ({ layout_source, search }) => layout_source === "fallback" && search && !search.best && !search.problems.length;
+
+const progress = ({ model_name, cluster_name }) =>
+  h(
+    "p",
+    { class: "progress" },
+    `Searching all layouts of ${model_name} on ${cluster_name} for the best that fits. Until then this page shows parameters sharded over all devices (ZeRO-3).`,
+  );
 
 // Whether it fits, and how much of a device is free or missing.
 export const headroom = ({ fits, margin }, context) =>
@@ -54,17 +67,20 @@ function compared({ verdict, search }, context) {
     return search.problems.length ? "no layout of this job fits" : "searching for the best";
   if (verdict.is_best) return "the best layout";
   const times = verdict.times_the_best;
-  const said = (text) => number(text, "verdict.times_the_best", context);
+  const linked = (text) => number(text, "verdict.times_the_best", context);
   if (times < 1.005)
     return times > 0.995
       ? "as fast as the best"
-      : [said(percent(1 - times)), " faster than the best that leaves a tenth free"];
-  return [said(times < 1.1 ? percent(times - 1) : `${digits(times, 2)}×`), " slower than the best"];
+      : [linked(percent(1 - times)), " faster than the best that leaves a tenth free"];
+  return [linked(times < 1.1 ? percent(times - 1) : `${digits(times, 2)}×`), " slower than the best"];
 }
 
+// Whether the best layout is the answer to a task that is still worked on.
+export const hidesBest = ({ task }) => Boolean(task && !task.done);
+
 // What the search found, as something to take.
-function best({ search, verdict }, context) {
-  if (!search) return null;
+function best({ search, verdict, task }, context) {
+  if (!search || hidesBest({ task })) return null;
   if (!search.best)
     return h("p", { class: "quiet" }, search.problems.length ? search.problems[0] : "searching all layouts");
   if (verdict?.is_best) return h("p", { class: "quiet" }, `of all layouts searched, by the rule of shardwise plan`);
@@ -87,13 +103,13 @@ function best({ search, verdict }, context) {
 
 function facts(priced, estimate, verdict, context) {
   const kind = verdict.kind === "bound" ? "a bound" : "predicted";
-  const said = (text, name) => number(text, `estimate.estimate.${name}`, context);
-  const around = priced.interval90?.map((value, end) => said(seconds(value), `interval90.${end}`));
-  const items = [
+  const linked = (text, name) => number(text, `estimate.estimate.${name}`, context);
+  const around = priced.interval90?.map((value, end) => linked(seconds(value), `interval90.${end}`));
+  const rows = [
     ["step", seconds(priced.step_time_s), "step_time_s", around ? [`${kind}, 90%: `, around[0], " to ", around[1]] : kind],
     ["tokens/s per device", count(priced.tokens_per_s_per_device), "tokens_per_s_per_device", kind],
     ["MFU", percent(priced.mfu), "mfu", ["HFU ", number(percent(priced.hfu), "hfu", context)]],
-    ["memory", bytes(priced.memory_bytes), "memory_bytes", ["of ", said(bytes(priced.memory_capacity_bytes), "memory_capacity_bytes")]],
+    ["memory", bytes(priced.memory_bytes), "memory_bytes", ["of ", linked(bytes(priced.memory_capacity_bytes), "memory_capacity_bytes")]],
     [
       "bubble",
       percent(verdict.bubble),
@@ -108,13 +124,37 @@ function facts(priced, estimate, verdict, context) {
     ],
   ];
   if (estimate.bound_s)
-    items.splice(1, 0, ["lower bound", seconds(estimate.bound_s), "bound_s", "at the best rates measured"]);
-  return h(
+    rows.splice(1, 0, ["lower bound", seconds(estimate.bound_s), "bound_s", "at the best rates measured"]);
+  return factList(rows.map(([name, text, key, note]) => [name, number(text, key, context), note]));
+}
+
+const factList = (rows) =>
+  h(
     "dl",
     { class: "facts" },
-    items.map(([name, text, key, note]) =>
-      h("div", {}, h("dt", {}, name), h("dd", {}, number(text, key, context), h("small", {}, note))),
-    ),
+    rows.map(([name, value, note]) => h("div", {}, h("dt", {}, name), h("dd", {}, value, h("small", {}, note)))),
+  );
+
+// Tokens, days, dollars and energy of the whole run; "-" with the reason where a price or a power has no source.
+function drawRun({ training_run: run }, context) {
+  const linked = (text, place) => number(text, `training_run.${place}`, context);
+  const row = (name, place, format, note) => {
+    const interval = run.interval90[place]?.map((value, end) => linked(format(value), `interval90.${place}.${end}`));
+    const around = interval ? ["90%: ", interval[0], " to ", interval[1]] : "a lower bound";
+    if (run[place] === null) return [name, h("span", { class: "number unknown" }, "-"), run.missing[place]];
+    return [name, linked(format(run[place]), place), [around, note && h("span", { class: "source" }, note)]];
+  };
+  return panel(
+    "Whole run",
+    { class: "run" },
+    factList([
+      ["tokens", linked(shortCount(run.tokens), "tokens"), run.assumes_optimal_tokens ? "20 per parameter: the job names none" : "of the job"],
+      ["steps", linked(count(run.num_steps), "num_steps"), "optimizer steps"],
+      row("days", "days", days),
+      row("dollars", "usd", usd, run.price_date && `prices of ${run.price_date}`),
+      row("energy", "energy_mwh", energy, "chips alone"),
+    ]),
+    h("p", { class: "quiet" }, "goodput ", linked(percent(run.goodput), "goodput"), ": interruptions and checkpoints are in the days"),
   );
 }
 
@@ -123,24 +163,16 @@ export function drawPriced(payload, context) {
   if (!payload.estimate) return null;
   const half = { ...context, width: context.half };
   return [
+    drawRun(payload, context),
     h("div", { class: "pair" }, drawMemory(payload.memory, half), drawTime(payload.estimate.estimate, half, payload.reconcile)),
-    notes(payload.estimate.estimate),
-  ];
-}
-
-function notes(priced) {
-  const waste = Object.entries(priced.waste).map(([name, value]) =>
-    name === "nearest_full_batch_tokens"
-      ? `a batch without waste: ${count(value)} tokens`
-      : `waste by uneven ${name}: ${percent(value)}`,
-  );
-  return panel(
-    "What to know",
-    { class: "notes" },
-    h(
-      "ul",
-      {},
-      [...waste, ...priced.notes].map((note) => h("li", {}, note)),
+    panel(
+      "What to know",
+      { class: "notes" },
+      h(
+        "ul",
+        {},
+        payload.notes.map((note) => h("li", {}, note)),
+      ),
     ),
-  );
+  ];
 }

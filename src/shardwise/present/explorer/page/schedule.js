@@ -2,7 +2,7 @@
 
 import { h, numbers, panel, svg, table } from "./dom.js";
 import { count, digits, percent, seconds } from "./format.js";
-import { fill, number, textOn } from "./numbers.js";
+import { fill, number, textOn, truncated } from "./numbers.js";
 
 const ROW = 26,
   LEFT = 60;
@@ -25,7 +25,7 @@ export const labelSize = (text, room) =>
 const kindOf = (action) => action.match(/[FBIW]/)?.[0] ?? "F";
 
 export function drawSchedule(payload, context) {
-  const line = payload.schedule;
+  const { schedule: line, compared } = payload;
   const slots = line.ranks.reduce((sum, rank) => sum + rank.slots.length, 0);
   const longest = Math.max(...line.ranks.map((rank) => rank.slots.length));
   const width = Math.max(context.width, 300, Math.min(longest * 9, 4000)),
@@ -51,7 +51,7 @@ export function drawSchedule(payload, context) {
       ),
     ),
   );
-  const said = (text, name) => number(text, `schedule.${name}`, context);
+  const linked = (text, name) => number(text, `schedule.${name}`, context);
   const keys = [...used].map((kind) =>
     h(
       "li",
@@ -68,49 +68,55 @@ export function drawSchedule(payload, context) {
         "p",
         { class: "lead" },
         `${line.schedule}: `,
-      said(count(line.stages), "stages"),
+      linked(count(line.stages), "stages"),
       line.stages === 1 ? " stage, " : " stages, ",
-      said(count(line.micro_batches), "micro_batches"),
+      linked(count(line.micro_batches), "micro_batches"),
       " micro-batches; bubble ",
-      said(percent(line.bubble), "bubble"),
+      linked(percent(line.bubble), "bubble"),
       " of the ideal time; ranks are idle for ",
-      said(percent(line.idle_fraction), "idle_fraction"),
+      linked(percent(line.idle_fraction), "idle_fraction"),
       " of the step and hold at most ",
-      said(digits(line.peak_activations), "peak_activations"),
+      linked(digits(line.peak_activations), "peak_activations"),
       " micro-batches",
       ),
+      truncated(payload.shown),
       h("ul", { class: "legend" }, keys),
       h("div", { class: "scroll" }, figure),
-      h("p", { class: "quiet" }, "stages alike, with the estimate's seconds: ", h("code", {}, payload.command)),
+      h(
+        "p",
+        { class: "quiet" },
+        "stages alike, with the estimate's seconds ",
+        context.copy && h("button", { type: "button", class: "take", onclick: () => context.copy(payload.command) }, "copy the command"),
+      ),
       numbers(
         "what ranks do",
         ["rank", "idle", "waits", "micro-batches held"],
         line.ranks.map((rank, index) => [
           rank.rank,
-          said(seconds(rank.idle_s), `ranks.${index}.idle_s`),
-          said(seconds(rank.wait_s), `ranks.${index}.wait_s`),
-          said(digits(rank.peak_activations), `ranks.${index}.peak_activations`),
+          linked(seconds(rank.idle_s), `ranks.${index}.idle_s`),
+          linked(seconds(rank.wait_s), `ranks.${index}.wait_s`),
+          linked(digits(rank.peak_activations), `ranks.${index}.peak_activations`),
         ]),
       ),
     ),
     panel(
       "All schedules",
       {},
-      payload.compared.rows.length
+      compared.rows.length
         ? table(
-            "the same stages under each schedule",
+            `the same stages under each schedule${compared.micro_batches < compared.num_micro_batches ? `, ${count(compared.micro_batches)} of ${count(compared.num_micro_batches)} micro-batches` : ""}`,
             ["schedule", "virtual stages", "bubble", "micro-batches held", "messages"],
-            payload.compared.rows.map((one, index) => [
-              one.schedule === line.schedule && one.virtual_stages === line.virtual_stages
-                ? h("strong", {}, `${one.schedule} (this layout)`)
-                : one.schedule,
-              one.virtual_stages,
-              number(percent(one.bubble), `compared.rows.${index}.bubble`, context),
-              number(digits(one.peak_activations), `compared.rows.${index}.peak_activations`, context),
-              number(count(one.messages), `compared.rows.${index}.messages`, context),
+            compared.rows.map((row, index) => [
+              row.schedule === line.schedule && row.virtual_stages === line.virtual_stages
+                ? h("strong", {}, `${row.schedule} (this layout)`)
+                : row.schedule,
+              row.virtual_stages,
+              number(percent(row.bubble), `compared.rows.${index}.bubble`, context),
+              number(digits(row.peak_activations), `compared.rows.${index}.peak_activations`, context),
+              number(count(row.messages), `compared.rows.${index}.messages`, context),
             ]),
           )
-        : h("p", { class: "quiet" }, payload.compared.problem),
+        : h("p", { class: "quiet" }, compared.problem),
     ),
   ];
 }

@@ -1,5 +1,8 @@
 // The state, which is the page's address, and questions about it. Only the last of the questions that wait is asked.
 
+import { edited } from "./query.js";
+import { build, staticAnswer } from "./static.js";
+
 export class Store {
   constructor(query) {
     this.query = query;
@@ -9,19 +12,18 @@ export class Store {
 
   // The address with some keys of other values; null takes a key away.
   edited(edit) {
-    const found = new URLSearchParams(this.query);
-    for (const [key, value] of Object.entries(edit)) {
-      if (value === null) found.delete(key);
-      else found.set(key, value);
-    }
-    return readable(found);
+    return edited(this.query, edit);
   }
 
   // What the page shows now. While a choice is dragged, the address and the history wait until it is released.
   take(query, { push = false, dragging = false } = {}) {
     this.query = query;
     if (dragging || location.search.slice(1) === query) return;
-    history[push ? "pushState" : "replaceState"](null, "", `?${query}`);
+    try {
+      history[push ? "pushState" : "replaceState"](null, "", `?${query}`);
+    } catch {
+      return; // a page from a disk may not have an address of its own in some browsers
+    }
   }
 
   // The answer to a question about a state, or null where a later one took its place.
@@ -34,11 +36,11 @@ export class Store {
   }
 
   async next(question) {
-    const asked = this.waiting.get(question);
-    if (!asked) return;
+    const next = this.waiting.get(question);
+    if (!next) return;
     this.waiting.delete(question);
     this.running.set(question, true);
-    asked.resolve(await answer(question, asked.query));
+    next.resolve(await answer(question, next.query));
     this.running.set(question, false);
     this.next(question);
   }
@@ -46,21 +48,12 @@ export class Store {
 
 // What the server says, or the problems that it names.
 export async function answer(question, query) {
+  if (build) return staticAnswer(question, query);
   try {
-    const found = await fetch(`/ask/${question}?${query}`);
-    const payload = await found.json();
-    return found.ok ? payload : { failed: payload.error.problems };
+    const response = await fetch(`/ask/${question}?${query}`);
+    const payload = await response.json();
+    return response.ok ? payload : { failed: payload.error.problems };
   } catch {
     return { failed: ["the explorer does not answer; start it again with `shardwise explore`"] };
   }
-}
-
-// An address that people can read: only what a query must escape is escaped.
-function readable(parameters) {
-  return parameters
-    .toString()
-    .replaceAll("%3D", "=")
-    .replaceAll("%3A", ":")
-    .replaceAll("%2C", ",")
-    .replaceAll("%40", "@");
 }

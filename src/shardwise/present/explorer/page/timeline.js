@@ -4,7 +4,7 @@ import { ticks } from "./chart.js";
 import { h, numbers, panel, svg } from "./dom.js";
 import { bytes, percent, seconds } from "./format.js";
 import { inWords, labelSize } from "./schedule.js";
-import { TIME, fill, legend, number, textOn } from "./numbers.js";
+import { TIME, fill, legend, number, textOn, truncated } from "./numbers.js";
 
 const ROW = 22,
   THIN = 11,
@@ -20,15 +20,15 @@ export function drawTimeline(payload, context) {
   const groups = [];
   const used = new Set();
   let at = 4;
-  for (const one of payload.ranks) {
-    groups.push(row(one.compute, at, ROW, per, alone ? "device" : `rank ${one.rank}`, used));
-    groups.push(labels(one.passes, at, per));
+  for (const rank of payload.ranks) {
+    groups.push(row(rank.compute, at, ROW, per, alone ? "device" : `rank ${rank.rank}`, used));
+    groups.push(labels(rank.passes, at, per));
     at += ROW + 1;
-    for (const [name, spans] of Object.entries(one.streams)) {
+    for (const [name, spans] of Object.entries(rank.streams)) {
       groups.push(row(spans, at, THIN, per, name, used));
       at += THIN + 1;
     }
-    groups.push(held(one, payload, at, per, alone));
+    groups.push(memoryCurve(rank, payload, at, per, alone));
     at += (alone ? 2 * CURVE : CURVE) + 10;
   }
   const height = at + 26;
@@ -52,11 +52,10 @@ export function drawTimeline(payload, context) {
     ),
     groups,
   );
-  const more = payload.num_ranks - payload.ranks.length;
-  const said = (text, name) => number(text, `simulation.${name}`, context);
+  const linked = (text, name) => number(text, `simulation.${name}`, context);
   const exposed = Object.entries(simulation.exposed).map(([axis, value], index) => [
     `${index ? ", " : ""}${axis} `,
-    said(seconds(value), `exposed.${axis}`),
+    linked(seconds(value), `exposed.${axis}`),
   ]);
   return panel(
     "Simulated step",
@@ -64,15 +63,15 @@ export function drawTimeline(payload, context) {
     h(
       "p",
       { class: "lead" },
-      said(seconds(simulation.step_time_s), "step_time_s"),
+      linked(seconds(simulation.step_time_s), "step_time_s"),
       " a step simulated, ",
-      said(seconds(simulation.estimate.step_time_s), "estimate.step_time_s"),
+      linked(seconds(simulation.estimate.step_time_s), "estimate.step_time_s"),
       " estimated; bubble ",
-      said(percent(simulation.bubble), "bubble"),
+      linked(percent(simulation.bubble), "bubble"),
       "; exposed communication: ",
       exposed.length ? exposed : "none",
-      more > 0 ? ` (${payload.ranks.length} of ${payload.num_ranks} ranks drawn)` : "",
     ),
+    truncated(payload.shown),
     legend(TIME.filter((term) => used.has(term))),
     h("div", { class: "scroll" }, figure),
     numbers(
@@ -80,8 +79,8 @@ export function drawTimeline(payload, context) {
       ["part", "seconds", "share"],
       simulation.critical_path.map((part, index) => [
         part.axis ? `waiting for ${part.axis}, ${part.unit} ${part.phase}` : `${part.unit} ${part.phase}`,
-        said(seconds(part.seconds), `critical_path.${index}.seconds`),
-        said(percent(part.share), `critical_path.${index}.share`),
+        linked(seconds(part.seconds), `critical_path.${index}.seconds`),
+        linked(percent(part.share), `critical_path.${index}.share`),
       ]),
     ),
   );
@@ -106,7 +105,7 @@ function row(spans, at, height, per, label, used) {
     }),
     spans.map(([start, end, term, busy]) => {
       used.add(term);
-      const said = `${term}, ${seconds(end - start)}${busy < 0.995 ? `, busy for ${percent(busy)} of it` : ""}`;
+      const title = `${term}, ${seconds(end - start)}${busy < 0.995 ? `, busy for ${percent(busy)} of it` : ""}`;
       return svg(
         "rect",
         {
@@ -116,7 +115,7 @@ function row(spans, at, height, per, label, used) {
           height,
           style: { fill: fill(term), fillOpacity: 0.25 + 0.75 * busy },
         },
-        svg("title", {}, said),
+        svg("title", {}, title),
       );
     }),
   );
@@ -150,17 +149,17 @@ function labels(passes, at, per) {
 }
 
 // Bytes of a device over time, against what it has.
-function held(one, payload, at, per, alone) {
+function memoryCurve(rank, payload, at, per, alone) {
   const high = alone ? 2 * CURVE : CURVE;
-  const most = Math.max(...payload.ranks.flatMap((rank) => rank.curve.map(([, value]) => value))) * 1.08;
+  const most = Math.max(...payload.ranks.flatMap(({ curve }) => curve.map(([, value]) => value))) * 1.08;
   const y = (value) => high - (value / most) * high;
-  const steps = one.curve
+  const steps = rank.curve
     .map(
       ([when, value], index) =>
         `${index ? "H" : "M"}${(when * per).toFixed(1)}${index ? "V" : " "}${y(value).toFixed(1)}`,
     )
     .join("");
-  const peak = Math.max(...one.curve.map(([, value]) => value));
+  const peak = Math.max(...rank.curve.map(([, value]) => value));
   return svg(
     "g",
     { transform: `translate(${LEFT} ${at + 2})` },
