@@ -86,7 +86,7 @@ MOST_COMPARED = 256  # slots of a schedule: every schedule is built and played
 def schedule(request: ViewRequest) -> dict[str, Any]:
     """The payload of `shardwise schedule` for the layout, the command that prints it, and all schedules side by side.
 
-    Of more passes than a picture shows, the schedule of fewer micro-batches; `shown` says of how many.
+    Of more passes than a picture shows, the schedule of fewer micro-batches; `shown` has both numbers.
     """
     request.require_legal()
     layout = request.layout

@@ -103,7 +103,7 @@ def _short_bubble(request: ViewRequest) -> Iterator[Requirement]:
 
 
 def _critical_batch(request: ViewRequest) -> Iterator[Requirement]:
-    # That of the view without a measured noise scale: with one's own scale any batch could be past it.
+    # That of the view without a measured noise scale: with a scale of the user's any batch could be past it.
     tradeoff = BatchTradeoff(min_steps=1.0, noise_tokens=critical_batch_of_loss(LOSS))
     batch = float(request.job.global_batch_tokens)
     yield _at_most("steps over the fewest", tradeoff.steps(batch), 2.0, "×")

@@ -59,7 +59,7 @@ const drawn = new Map(); // the query and the payload of each figure
 let last = null,
   settling = null,
   looking = null,
-  announced = "", // what a screen reader hears in place of the verdict
+  announced = "", // what a screen reader reads in place of the verdict
   changes = 0; // of the state by the reader
 
 // The room for figures is measured when it changes: asking for it while drawing would lay out the page once more.
