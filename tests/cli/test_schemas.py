@@ -237,7 +237,9 @@ def shapes_of(key: str, schema: dict[str, Any]) -> Iterator[list[str]]:
 
 def test_every_schema_is_that_of_a_session() -> None:
     named = {name for verb in PAYLOADS for name in json_schemas(verb)}
-    assert {session.rpartition(";")[2].split()[0] for session in SESSIONS} == {verb for verb, kinds in PAYLOADS.items() if kinds}
+    assert {session.rpartition(";")[2].split()[0] for session in SESSIONS} == {
+        verb for verb, kinds in PAYLOADS.items() if kinds
+    }
     assert named - set(SESSIONS.values()) == {*ELSEWHERE, "shardwise.error/1"}
 
 
