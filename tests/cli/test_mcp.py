@@ -94,11 +94,17 @@ def test_an_export_writes_a_launch_and_it_is_read_again(plan_file: Path, tmp_pat
 def test_wrong_arguments_are_named_all_at_once() -> None:
     result = ask("plan", {"model": "llama-9", "cluster": ["h101:8"], "global_batch_tokens": "x"})
     assert result.is_error
-    for part in ("llama-9", "h101", "--batch-tokens: found 'x'"):
+    for part in ("llama-9", "h101", "global_batch_tokens: found 'x'"):
         assert part in text_of(result)
     missing = ask("memory", {"model": "llama-3-8b", "modell": "x"})
     assert "no parameter 'modell'" in text_of(missing)
     assert "cluster is missing" in text_of(missing)
+
+
+def test_a_tool_that_is_not_offered_is_an_error() -> None:
+    result = ask("train", {})
+    assert result.is_error
+    assert "tool: found 'train'; one of plan" in text_of(result)
 
 
 def test_a_layout_that_breaks_a_rule_is_an_error() -> None:

@@ -85,12 +85,15 @@ def call_tool(name: str, verb: Verb, written: Mapping[str, Any]) -> types.CallTo
         payload = json.loads(json.dumps(payload_of(result)))
         return types.CallToolResult(content=content, structured_content=payload)
     except ShardwiseError as error:
-        text = "\n".join(error.problems)
-        return types.CallToolResult(
-            content=[types.TextContent(type="text", text=text)],
-            structured_content={"problems": list(error.problems), "exit_code": error.exit_code},
-            is_error=True,
-        )
+        return _error_result(error)
+
+
+def _error_result(error: ShardwiseError) -> types.CallToolResult:
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text="\n".join(error.problems))],
+        structured_content={"problems": list(error.problems), "exit_code": error.exit_code},
+        is_error=True,
+    )
 
 
 def _parse_arguments(name: str, verb: Verb, written: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -140,7 +143,7 @@ def make_server(names: Collection[str]) -> Server[Any]:
 
     async def run_tool(context: ServerRequestContext[Any], params: types.CallToolRequestParams) -> types.CallToolResult:
         if params.name not in verbs:
-            raise InputError(f"tool: found {params.name!r}; one of {', '.join(verbs)} is required")
+            return _error_result(InputError(f"tool: found {params.name!r}; one of {', '.join(verbs)} is required"))
         # A search takes seconds: in a thread, so that the server answers pings meanwhile.
         return await anyio.to_thread.run_sync(call_tool, params.name, verbs[params.name], params.arguments or {})
 

@@ -24,7 +24,7 @@ from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
 
 if TYPE_CHECKING:
-    from shardwise.present.rendering.report import Report, Section
+    from shardwise.present.rendering.report import Report
     from shardwise.values import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,10 +36,10 @@ class Argument:
     """How a parameter of a verb is written on the command line.
 
     Without a `flag` the argument is positional, in the order of the signature unless `position` says otherwise. A parameter of
-    type `bool` is a switch, which sets it to `switch_value`. `parse` raises `ArgumentTypeError` for a
-    text that is no value; what needs other arguments is checked by the verb. `repeat`: the flag may be written several times, and
-    the verb gets a list; `many`: several words may follow. `help` and `choices` may be functions, which are called when the help
-    is printed or the command line parsed. `completes` names what a shell completes (`ArgumentGroup.add_argument`).
+    type `bool` is a switch, which sets it to `switch_value`. `parse` raises `ArgumentTypeError` for a text that is no value; what
+    needs other arguments is checked by the verb. `repeat`: the flag may be written several times, and the verb gets a list;
+    `many`: several words may follow. `help` and `choices` may be functions, which are called when the help is printed or the
+    command line parsed. `completes` names what a shell completes (`ArgumentGroup.add_argument`).
     """
 
     flag: str = ""
@@ -194,19 +194,21 @@ class Verb:
     def run(self, arguments: argparse.Namespace) -> str | Report:
         """Run the verb with parsed arguments; return its report, or the payload as JSON text."""
         values = {name: value for name in self.arguments if (value := getattr(arguments, name, None)) not in NOT_PASSED}
-        is_served = not arguments.json and not any(mode.applies(values) for mode in self.modes)
+        is_served = not arguments.json and not any(
+            mode.applies(values) for mode in self.modes
+        )  # a mode has an answer of its own
         serve = self.serve if is_served else None
         if serve:
             self.require_packages()
         targets = {
             export.name: target for export in self.exports if (target := getattr(arguments, export.name)) is not None
         }
-        progress = getattr(arguments, "progress", ignore_progress)
-        result, added = self.call(values, targets, progress=progress)
-        if result is None:  # the verb has printed all that there is
-            return ""
-        if serve:
-            with label_arguments(self.labels):
+        with label_arguments(self.labels):
+            progress = getattr(arguments, "progress", ignore_progress)
+            result, added = self.call(values, targets, progress=progress)
+            if result is None:  # the verb has printed all that there is
+                return ""
+            if serve:
                 serve(result)
         arguments.exit_code = self.exit_code(result)
         if warning := self.warning(result):
@@ -223,7 +225,7 @@ class Verb:
     def call(
         self, values: Mapping[str, Any], targets: Mapping[str, str], *, progress: Progress
     ) -> tuple[Any, list[Section]]:
-        """Call the function with the arguments that were written, and write the exports to their targets.
+        """Call the function with the arguments that were written, and write the exports to their targets. Errors name parameters.
 
         Return the result, and the sections that exports add to its report. Raises `InputError` with the command that installs a
         package that the verb requires and this machine lacks.
@@ -231,15 +233,13 @@ class Verb:
         if not self.serve:
             self.require_packages()
         exports = [(export, targets[export.name]) for export in self.exports if export.name in targets]
-        with label_arguments(self.labels):
-            mode = self._choose_mode({**values, **targets})
-            for export, target in exports:
-                if export.prepare:
-                    export.prepare(target)
-            result = self._call(mode, values, progress)
-            mode.require_answer(result, progress)
-            added = [section for export, target in exports for section in export.write(result, target) or ()]
-        return result, added
+        mode = self._choose_mode({**values, **targets})
+        for export, target in exports:
+            if export.prepare:
+                export.prepare(target)
+        result = self._call(mode, values, progress)
+        mode.require_answer(result, progress)
+        return result, [section for export, target in exports for section in export.write(result, target) or ()]
 
     def require_packages(self) -> None:
         """Raise `InputError` for a package that the verb requires and this machine lacks."""
