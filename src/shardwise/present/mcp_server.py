@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +50,23 @@ def tool_of(name: str, verb: Verb) -> types.Tool:
     }
     if verb.has_details:
         properties["verbose"] = {"type": "boolean", "description": "return the whole report, with all its details"}
+    for schema in properties.values():
+        schema["description"] = _with_parameter_names(verb, schema["description"])
     return types.Tool(
         name=name,
-        description=verb.full_description,
+        description=_with_parameter_names(verb, verb.full_description),
         input_schema={
             "type": "object", "properties": properties, "required": [n for n, a in verb.arguments.items() if a.is_required],
             "additionalProperties": False,
         },
     )  # fmt: skip
+
+
+def _with_parameter_names(verb: Verb, text: str) -> str:
+    """Return a text of the help with the names of parameters in place of the flags of the command line."""
+    names = {argument.flag: parameter for parameter, argument in verb.arguments.items()}
+    names |= {export.flag: export.name for export in verb.exports}
+    return re.sub(r"--[a-z][a-z-]*", lambda match: f"`{names[match[0]]}`" if match[0] in names else match[0], text)
 
 
 def _property_schema(argument: Argument) -> dict[str, Any]:
