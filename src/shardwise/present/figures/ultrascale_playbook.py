@@ -20,7 +20,7 @@ from shardwise.present.charts.timeline import TimelineChart
 from shardwise.present.figures import memory_charts, scaling_charts
 from shardwise.present.figures.figure import PLAYBOOK, Figure
 from shardwise.present.figures.scaling_charts import bubbles, pipeline_timeline, ring_work
-from shardwise.present.verbs.planning import sweep
+from shardwise.present.verbs.many_plans import sweep
 from shardwise.price import Problem, Simulation, simulate
 from shardwise.sharding import CollectiveKind
 

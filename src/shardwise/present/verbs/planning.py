@@ -1,20 +1,31 @@
-"""`plan`: the fastest layout that fits, and why; on several clusters, for several values, and to a loss."""
+"""`plan`: the fastest layout that fits, and why; which function a command line means, and files of the result."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from shardwise import interop, price, search
 from shardwise.hardware.cluster import expand_sizes
-from shardwise.layout import choices_from_pins
-from shardwise.layout.choices import parse_pins
-from shardwise.model import POLICY_FORMS, Job, policy_names
-from shardwise.present.arguments import CLUSTER_HELP, USUAL_JOB, BatchSchedule, JobFields, Model
+from shardwise.model import Job
+from shardwise.present.arguments import USUAL_JOB, BatchSchedule, JobFields, Model
 from shardwise.present.exports import html_report, picture, text_file
-from shardwise.present.verb import Argument, Export, Mode, verb
+from shardwise.present.verb import Export, Mode, verb
+from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
+from shardwise.present.verbs.search_arguments import (
+    Budget,
+    Deadline,
+    GoalName,
+    IsDivisible,
+    IsRunnable,
+    Maxima,
+    NoiseScaleText,
+    Pins,
+    PlannedCluster,
+    TargetLoss,
+    read_choices,
+)
 from shardwise.values import (
     InputError,
     NothingFitsError,
@@ -27,216 +38,14 @@ from shardwise.values.argument_labels import argument_label
 from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
 
 if TYPE_CHECKING:
-    from shardwise.batch_size import NoiseScale
-    from shardwise.hardware import Cluster
     from shardwise.layout import Choices
     from shardwise.present.charts.draw_chart import Chart
-    from shardwise.price import Limits, Reliability
-    from shardwise.search import Comparison, Goal, LossSearch, Plan, Swept
+    from shardwise.price import Reliability
+    from shardwise.search import Comparison, LossSearch, Plan, Swept
 
-GOALS = ("time", "usd")
 PLAN_FLAGS = ("out", "export", "deadline", "budget")  # of one plan, not of a sweep
 SWEEP_FLAGS = ("draw", "csv")
 BATCH_FLAGS = ("over", "csv", "export", "batch_schedule")  # without meaning where the batch is chosen
-
-
-def _pin_help() -> str:
-    return (
-        "search only layouts with this, such as tp=8, offload=optimizer or recompute=full, which is one of "
-        f"{', '.join((*policy_names(), *POLICY_FORMS))}; may be repeated"
-    )
-
-
-PlannedCluster = Annotated[  # the command line takes several, and compares them
-    "str | os.PathLike[str] | Cluster",
-    Argument(group="cluster", completes="clusters", many=True, help=f"{CLUSTER_HELP}; several are compared"),
-]
-Pins = Annotated[
-    "str | Mapping[str, Any] | Sequence[str]",
-    Argument(flag="--pin", group="search", repeat=True, metavar="KEY=VALUE", help=_pin_help),
-]
-Maxima = Annotated[
-    "str | Mapping[str, Any] | Sequence[str]",
-    Argument(
-        flag="--max", group="search", repeat=True, metavar="KEY=VALUE",
-        help="search only layouts with at most this, such as pp=4; may be repeated",
-    ),
-]  # fmt: skip
-Deadline = Annotated[
-    "str | None",
-    Argument(
-        flag="--deadline", group="search", metavar="TIME",
-        help="finish the --tokens within this, such as 30d, 12h or 2w",
-    ),
-]  # fmt: skip
-Budget = Annotated[
-    "str | None",
-    Argument(
-        flag="--budget", group="search", metavar="USD",
-        help="spend at most this on the --tokens, such as 2M or 500k",
-    ),
-]  # fmt: skip
-NoiseScaleText = Annotated[
-    "str | float | os.PathLike[str] | NoiseScale | None",
-    Argument(
-        flag="--noise-scale", group="search", metavar="N|RUN",
-        help="choose batch and devices by the time to the loss, with this noise scale of the gradient in tokens, such as 1.2Mi, "
-        "or the one that a run measured (its folder); --batch-tokens may be several then (1Mi,2Mi or 512Ki:8Mi:x2) or left out, "
-        "and --tokens are those to the loss with the smallest of them, or without them the fewest",
-    ),
-]  # fmt: skip
-TargetLoss = Annotated[
-    "float | str | None",
-    Argument(
-        flag="--to-loss", group="search", metavar="NATS",
-        help="the loss, in nats per token; without --noise-scale it stands for the noise scale of a published law",
-    ),
-]  # fmt: skip
-GoalName = Annotated[
-    "Goal | None",
-    Argument(
-        flag="--minimise", group="search", metavar="GOAL", choices=GOALS,
-        help="to the loss: time, or usd (default: time; with a deadline usd)",
-    ),
-]  # fmt: skip
-IsRunnable = Annotated[
-    bool,
-    Argument(flag="--runnable", group="search", help="search only layouts that `train` runs, with its kind of loss"),
-]
-IsDivisible = Annotated[
-    bool,
-    Argument(
-        flag="--divisible", group="search",
-        help="search only layouts that share the batch out evenly: no idle replica, every micro-batch full",
-    ),
-]  # fmt: skip
-
-
-def plan_clusters(
-    model: Model, clusters: Sequence[str | os.PathLike[str] | Cluster], job: Job | None = None, *, deadline: Deadline = None,
-    budget: Budget = None, limits: Limits | None = None, pins: Pins = "", maxima: Maxima = "", runnable: IsRunnable = False,
-    divisible: IsDivisible = False, choices: Choices | None = None, reliability: Reliability | None = None,
-    progress: Progress = ignore_progress, **fields: Unpack[JobFields],
-) -> Comparison:  # fmt: skip
-    """Plan a job on each of several clusters and choose one: the cheapest that meets all `limits`, or without limits the fastest.
-
-    `limits` may be written as `deadline` and `budget`, too. The other arguments are those of `plan`; a batch that is left out is
-    the same on all clusters. A cluster on which nothing fits stays in the comparison, with the reason. Raises `InputError` for a
-    wrong model, job, cluster, pin or maximum.
-
-    >>> import shardwise as sw
-    >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
-    >>> found.plan.cluster.name, found.reason
-    ('h100:8', 'the fastest')
-    """
-    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
-    inputs = price.resolve_problem(model, clusters, job, fields)
-    limits = limits or price.parse_limits(deadline, budget, inputs.job.tokens)
-    job = search.job_for_clusters(inputs, choices=allowed, runnable=runnable, progress=progress)
-    return search.plan_clusters(
-        [price.Problem(inputs.architecture, where, job) for where in inputs.clusters], limits=limits, choices=allowed,
-        reliability=reliability or inputs.reliability, defaults=inputs.default_names, progress=progress,
-    )  # fmt: skip
-
-
-def sweep(
-    model: Model, cluster: str | os.PathLike[str] | Cluster, job: Job | None = None, *,
-    over: Annotated[
-        str | Sequence[str],
-        Argument(
-            flag="--sweep", group="search", repeat=True, metavar="NAME=VALUES",
-            help="plan for each value: gpus=64:4096:x2, seq_len=4096:32768:+4096, batch=1Mi,2Mi,4Mi, "
-            "model=llama-3-8b,llama-3-70b, or what --pin takes, such as tp=1:32:x2; it stands in place of what is given "
-            "otherwise; twice makes a grid",
-        ),
-    ],
-    pins: Pins = "", maxima: Maxima = "", runnable: IsRunnable = False, divisible: IsDivisible = False,
-    choices: Choices | None = None, reliability: Reliability | None = None, keep_interrupted: bool = False,
-    progress: Progress = ignore_progress, **fields: Unpack[JobFields],
-) -> Swept:  # fmt: skip
-    """Plan a job for each value of a range, or of two that make a grid, as `plan` does.
-
-    `over` says what is swept, as `--sweep` does: "gpus=64:4096:x2", "seq_len=4096,8192", "batch=1Mi:4Mi:+1Mi",
-    "model=llama-3-8b,llama-3-70b", or anything that can be pinned, such as "tp=1:8:x2"; a swept value replaces the argument.
-    The other arguments are those of `plan`; a batch that is left out is the usual one of the model at every point. A point at
-    which nothing fits has no plan, and its `error` says why. With `keep_interrupted` Ctrl-C returns the points planned so far.
-
-    Raises `InputError` for anything wrong in these, before the first point is planned.
-
-    >>> import shardwise as sw
-    >>> found = sw.sweep("llama-3.2-1b", "h100:8", over="gpus=8,16", global_batch_tokens="512Ki", seq_len=4096)
-    >>> [point.plan.layout.num_devices for point in found.points]
-    [8, 16]
-    >>> found  # doctest: +ELLIPSIS
-    Swept: gpus, 2 of 2 points
-      gpus=8: step ..., MFU ...%, fsdp=8 ...
-      gpus=16: step ..., MFU ...%, fsdp=16 ...
-    """
-    sweeps = search.parse_sweeps([over] if isinstance(over, str) else over, argument_label("over"))
-    cases = search.sweep_cases(
-        model, cluster, job, fields, sweeps, pins=_read_pins(pins, "pins"), maxima=_read_pins(maxima, "maxima"),
-        choices=choices, runnable=runnable, divisible=divisible, reliability=reliability,
-    )  # fmt: skip
-    return search.run_sweep(sweeps, cases, keep_interrupted=keep_interrupted, progress=progress)
-
-
-def plan_to_loss(
-    model: Model, clusters: Sequence[str | os.PathLike[str] | Cluster], job: Job | None = None, *, deadline: Deadline = None,
-    budget: Budget = None, limits: Limits | None = None, pins: Pins = "", maxima: Maxima = "",
-    noise_scale: NoiseScaleText = None, to_loss: TargetLoss = None, goal: GoalName = None, batches: Sequence[int | str] = (),
-    runnable: IsRunnable = False, divisible: IsDivisible = False, choices: Choices | None = None,
-    reliability: Reliability | None = None, progress: Progress = ignore_progress, **fields: Unpack[JobFields],
-) -> LossSearch:  # fmt: skip
-    """Plan every batch on every cluster, and choose what reaches a loss the soonest, or for the fewest dollars (`goal="usd"`).
-
-    `noise_scale`: tokens, the folder of a run that measured it, or a `NoiseScale`; without it, that of the published law at the
-    loss `to_loss`, in nats per token. `batches` are tokens (default: the job's own batch, or without one doublings around the
-    noise scale). The job's `tokens` are those to the loss with the smallest batch that is given, or without one the fewest. The
-    chosen plan is planned again with twice the batch, the devices and both (`doublings`). The other arguments are those of
-    `plan_clusters`.
-
-    Raises `InputError` for anything wrong in these, `NothingFitsError` where no batch has a plan.
-
-    >>> import shardwise as sw
-    >>> found = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
-    >>> found.plan.cluster.name, [point.batch_tokens for point in found.points[:2]]
-    ('h100:16', [65536, 131072])
-    >>> first, second = (point.time for point in found.points[:2])
-    >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
-    (1.5, 2.0, 2.0)
-    """
-    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
-    problem = search.resolve_loss_problem(
-        model, clusters, job, fields, noise_scale=noise_scale, to_loss=to_loss, batches=batches
-    )
-    limits = limits or price.parse_limits(deadline, budget, problem.inputs.job.tokens)
-    found = search.plan_loss_problem(
-        problem,
-        limits=limits,
-        goal=goal,
-        choices=allowed,
-        runnable=runnable,
-        reliability=reliability,
-        progress=progress,
-    )
-    if found.plan is None:
-        return found
-    return replace(found, doublings=search.plan_doublings(found.plan, found.target, choices=allowed, progress=progress))
-
-
-def _read_choices(
-    pins: Pins, maxima: Maxima, choices: Choices | None, *, runnable: bool, divisible: bool
-) -> Choices | None:
-    return choices_from_pins(
-        _read_pins(pins, "pins"), _read_pins(maxima, "maxima"), choices, runnable=runnable, divisible=divisible
-    )
-
-
-def _read_pins(pins: str | Mapping[str, Any] | Sequence[str], parameter: str) -> Mapping[str, Any]:
-    """Return pins by key: of a mapping, of a text with spaces, or of texts KEY=VALUE."""
-    if isinstance(pins, Mapping):
-        return pins
-    return parse_pins(pins.split() if isinstance(pins, str) else pins, argument_label(parameter))
 
 
 # What the command line adds: which function a line of arguments means, what each refuses, and files of the result.
@@ -486,7 +295,7 @@ def plan(
     >>> usual.job.global_batch_tokens, usual.job.seq_len, usual.defaults
     (524288, 1024, ('seq_len', 'batch_tokens'))
     """
-    allowed = _read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
+    allowed = read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
     if noise_scale is not None or to_loss is not None:
         if batch_schedule is not None:
             raise InputError(
