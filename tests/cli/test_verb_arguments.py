@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 
+import shardwise
+from shardwise.present import registry
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.rendering.report import Report, Section
 from shardwise.present.verb import Argument, Export, Mode, Verb, verb
@@ -88,3 +94,19 @@ def test_a_mode_refuses_files_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(monkeypatch, "front", "all")[0][0].bike == "all all"
     with pytest.raises(InputError, match="--paint: of one bike"):
         run(monkeypatch, "front", "all", "--paint", "red")
+
+
+@functools.cache
+def classes() -> list[str]:
+    """The names of all classes of the package, as often as they are defined."""
+    sources = (path.read_text(encoding="utf-8") for path in Path(shardwise.__file__).parent.rglob("*.py"))
+    return [name for source in sources for name in re.findall(r"^class (\w+)", source, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("kind", registry.RESULTS)
+def test_a_result_has_its_functions_and_is_one_class_of_the_package(kind: str) -> None:
+    functions = registry.RESULTS[kind]
+    for place in filter(None, (functions.report, functions.payload)):
+        module, _, name = place.partition(":")
+        assert callable(getattr(import_module(f"shardwise.{module}"), name))
+    assert classes().count(kind) == 1
