@@ -2,7 +2,7 @@
 
 verbs      the functions of `import shardwise as sw`, from whose signatures the command line follows (`verb`); `command_line.main`
            runs a command line, `mcp_server` answers agents
-reports    a report of each type of result (`registry` says which); `rendering` writes reports as text, for terminals and notebooks
+reports    a report of each type of result, by `registry`; `rendering` writes reports as text, for terminals and notebooks
 charts     charts as values, and what draws them; `figures` are those of the books
 explorer   the page on which a layout is changed by hand: its questions, its server, its files
 
