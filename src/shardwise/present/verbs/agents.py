@@ -27,10 +27,7 @@ def mcp(
         ),
     ] = TOOLS,
 ) -> None:  # fmt: skip
-    """Serve verbs as tools of the Model Context Protocol until the client closes standard input.
-
-    Raises `InputError` where the package `mcp` is not installed.
-    """
+    """Serve verbs as tools of the Model Context Protocol until the client closes standard input."""
     from shardwise.present.mcp_server import serve_stdio  # the package is an extra
 
     serve_stdio(tools)
