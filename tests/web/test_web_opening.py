@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from web.chromium import PATH, WHY, browser, explorer, watched
+from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
 
 import shardwise as sw
 from shardwise.present.explorer.background_search import SEARCHING, Searches, Values, report_searches
@@ -19,6 +19,10 @@ pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
 
 JOB = "model=llama-3.2-1b&cluster=h100:8"
 TOO_LONG = "model=gpt-2&cluster=h100:8&batch_tokens=64Ki&seq_len=2048"  # its table of positions has 1,024 rows
+DONE_TASK = (
+    "task=short-bubble&model=llama-3-70b&cluster=h100:64&batch_tokens=256Ki&seq_len=4096"
+    "&layout=tp=8+pp=8+num_virtual_stages=2+schedule=interleaved"
+)
 
 
 class HeldSearches(Searches):
@@ -93,6 +97,19 @@ def test_a_layout_that_was_changed_meanwhile_stays(chromium: Browser, url: str, 
     page.wait_for_selector(".on-front")
     expect(page).to_have_url(re.compile("tp=2"))
     expect(page.locator(".layout")).to_contain_text("tp=2")
+    page.context.close()
+
+
+def test_an_announcement_outlasts_the_search(chromium: Browser, url: str, searches: HeldSearches) -> None:
+    page = opened(chromium, url, DONE_TASK)
+    expect(page.locator(".task.done")).to_be_visible()
+    expect(page.locator("#live")).to_contain_text("task done")
+    searches.released.set()
+    page.wait_for_selector(".best", timeout=WAIT_MS)  # the page is drawn again
+    expect(page.locator("#live")).to_contain_text("task done")
+    page.focus("#control-micro_batch_seqs")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#live")).to_contain_text("slower than the best")
     page.context.close()
 
 

@@ -59,7 +59,7 @@ const drawn = new Map(); // the query and the payload of each figure
 let last = null,
   settling = null,
   looking = null,
-  announced = "", // what a screen reader reads in place of the verdict
+  announced = "", // what a screen reader reads in place of the verdict, until the state changes
   changes = 0; // of the state by the reader
 
 // The room for figures is measured when it changes: asking for it while drawing would lay out the page once more.
@@ -121,6 +121,7 @@ async function show(query, { dragging = false, push = false, looking = false } =
   if (payload.view !== question) return show(payload.query, { dragging, push }); // an address without a query opens a view of its own
   if (looking && last?.query === payload.query && JSON.stringify(last.search) === JSON.stringify(payload.search)) return look();
   const moved = last?.layout_source === "fallback" && payload.layout_source === "search";
+  if (last?.query !== payload.query) announced = "";
   last = payload;
   // An address without a layout follows the search; with the fallback in it, it would stay there.
   const address = payload.layout_source === "fallback" ? edited(payload.query, { layout: null }) : payload.query;
@@ -129,12 +130,16 @@ async function show(query, { dragging = false, push = false, looking = false } =
   if (payload.controls) controls.update(payload.controls);
   document.title = `${payload.layout_text} · ${payload.model_name} · shardwise`;
   showTask(payload.task);
-  draw(payload);
   if (moved) announced = `the search has ended: the page shows the best layout, ${payload.layout_text}`;
-  if (announced) live.textContent = announced;
-  announced = "";
+  draw(payload);
+  announce(announced || (question === "overview" ? slots.verdict.querySelector("h1").textContent : ""));
   if (question === "overview") figures(dragging);
   else look();
+}
+
+// The same text is left alone: a screen reader would read it again.
+function announce(text) {
+  if (text && live.textContent !== text) live.textContent = text;
 }
 
 // The task and its progress, above every view. The hint stays open from state to state.
@@ -176,7 +181,7 @@ function failed(problems, query, view, push) {
       ),
     ),
   );
-  live.textContent = problems[0];
+  announce(problems[0]);
 }
 
 function draw(payload) {
@@ -193,7 +198,6 @@ function draw(payload) {
     slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
     for (const name of Object.keys(FIGURES))
       if (!slots[name].firstChild) slots[name].replaceChildren(panel(TITLES[name], {}, h("p", { class: "quiet" }, WAITING[name])));
-    live.textContent = slots.verdict.querySelector("h1").textContent;
   } else if (payload.problems.length && payload.view !== "memory") {
     content.replaceChildren(drawVerdict(payload, here));
   } else if (payload.view === "memory") {
