@@ -1,4 +1,4 @@
-"""How large a batch pays: the noise scale of the gradient, steps and tokens to a loss, learning rates, and batches that grow.
+"""Batch sizes that pay: the noise scale of the gradient, steps and tokens to a loss, learning rates, and batches that grow.
 
   tradeoff          S(B) and E(B), the Pareto law, what doubling a batch gains, and a loss as a target
   noise_scale       a noise scale as a value: given, measured, or by a published law

@@ -1,4 +1,4 @@
-"""How the global batch changes in a run: by the tokens seen so far or by the gradient noise scale, as text and by step.
+"""Schedules of the global batch in a run: by the tokens seen so far or by the gradient noise scale, as text and by step.
 
 `parse_batch_schedule` reads a schedule as people write it; `ramp_from_phases` turns its phases into a `BatchRamp`, the batch of
 each step.
@@ -46,7 +46,7 @@ class PhasedBatches:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearBatches:
-    """From `first` tokens to `last` (None: the plan's batch) in equal increments, each after the same part of `over` tokens.
+    """Batches from `first` tokens to `last` (None: the plan's) in equal increments, each after the same part of `over` tokens.
 
     `resolve` raises `InputError` where the increments do not lead from one to the other.
 

@@ -323,7 +323,7 @@ def _parameter_payload(parameter: RuleParameter) -> dict[str, Any]:
 
 
 def _json_value(value: Any) -> Any:
-    """A value as JSON has it: a model by its name, an infinite number as null."""
+    """Return a value for JSON: of a model its name, of an infinite number None."""
     if isinstance(value, Architecture):
         return value.name
     return None if isinstance(value, float) and math.isinf(value) else value

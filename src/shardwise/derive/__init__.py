@@ -1,4 +1,4 @@
-"""From a sharding scheme and a program to a sharded program.
+"""Derivation of a sharded program from a sharding scheme and a program.
 
 `tensor_specs` says where each tensor rests and where it is used. `sharded_program` follows the operations in order and
 inserts the collectives between the two; `ring_attention_and_matmul` makes one node, a `Ring`, of collectives and the

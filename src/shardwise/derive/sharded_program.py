@@ -94,7 +94,7 @@ class Ring:
 
     @property
     def steps(self) -> tuple[ProgramStep, ...]:
-        """Its steps in the order in which they run without a ring."""
+        """The steps in the order in which they run without a ring."""
         return (*self.gathers, *self.computes, *([self.sum] if self.sum else []), *self.scatters)
 
     @property
@@ -159,7 +159,7 @@ class ShardedProgram:
 
     @property
     def steps(self) -> tuple[ProgramStep, ...]:
-        """All steps, those of rings one by one."""
+        """The steps of the program; of a ring each of its steps."""
         return steps_of_nodes(self.nodes)
 
     @property

@@ -1,4 +1,4 @@
-"""Where a group of devices lies on a chip's network: the part of each level of a torus, of pods or of switches that it spans."""
+"""Placement of a group on a chip's network: the part of each level of a torus, of pods or of switches that it spans."""
 
 from __future__ import annotations
 

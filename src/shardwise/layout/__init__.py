@@ -1,4 +1,4 @@
-"""How a model is distributed.
+"""Layouts: how a model is distributed.
 
 The degrees of the mesh axes and the choices that go with them are one `Layout`. The room says where each axis lies on the
 network, how many layers each pipeline stage has, and by which rules a model and a cluster can run a layout. A

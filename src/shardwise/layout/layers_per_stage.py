@@ -1,4 +1,4 @@
-"""How many layers each pipeline stage holds.
+"""Number of layers that each pipeline stage holds.
 
 The embedding and the head each count as a layer, a module of multi-token prediction as two (a block and a head), and virtual
 stages differ by at most one: 126 layers on 16 stages are 7, then 14 times 8, then 7. Interior stages get the remainder first.

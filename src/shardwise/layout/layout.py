@@ -21,7 +21,7 @@ OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")
 
 
 class OffloadTargets(NamedTuple):
-    """What is kept in host memory: `optimizer`, moments and master weights; `activations`, those saved for the backward pass."""
+    """State kept in host memory: `optimizer`, moments and master weights; `activations`, those saved for the backward pass."""
 
     optimizer: bool
     activations: bool

@@ -1,4 +1,4 @@
-"""What is measured, and what follows from it: micro-benchmarks, calibrated constants, and runs compared with their plans.
+"""Measurements, and what follows from them: micro-benchmarks, calibrated constants, and runs compared with their plans.
 
 Imports everything but `verify` and `present`. This file imports nothing."""
 

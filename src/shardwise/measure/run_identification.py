@@ -1,4 +1,4 @@
-"""What ran: model, cluster, job and layout of a run, from what a user says, a plan, a framework's launch or a run's folder."""
+"""Model, cluster, job and layout of a run, from a user's description, a plan, a framework's launch or a run's folder."""
 
 from __future__ import annotations
 

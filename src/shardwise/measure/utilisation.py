@@ -177,7 +177,7 @@ MFU_SCHEMA = "shardwise.mfu/2"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
-    """What was run, on the cluster that its prediction is made for.
+    """Model, job and layout of a run, on the cluster that its prediction is made for.
 
     `batch_tokens` is None if the batch is unknown; `job` then has a batch of one sequence. `software` is the name of
     the stack, for a row of a run table; `unknown` are options of a launch that its release does not have.
@@ -247,7 +247,7 @@ def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, Mea
 
 
 class LogPayload(TypedDict):
-    """What a log reports: its framework, which of its lines count by which rule, and the first and the last step.
+    """Report of a log: its framework, which of its lines count by which rule, and the first and the last step.
     `medium` is what it was read from, `by_clock` whether times are those between two entries."""
 
     format: str

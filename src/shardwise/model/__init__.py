@@ -1,4 +1,4 @@
-"""What is trained: models as programs, and what a job chooses.
+"""Models as programs, and what a training job chooses.
 
 A catalogue entry or a Hugging Face `config.json` becomes an `Architecture`. A model consists of units (embedding, block,
 head): parts that are derived and priced once, however often the model has them. Each unit becomes a program of operations on

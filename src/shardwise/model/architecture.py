@@ -29,7 +29,7 @@ MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStructure:
-    """What a decoder block is made of, without its sizes: all that a derivation reads of an architecture.
+    """Structure of a decoder block, without its sizes: all that a derivation reads of an architecture.
 
     `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). `qk_norm` normalises queries and keys, over each head or
     over the whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI

@@ -148,7 +148,7 @@ MEMORY_TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
 
 
 class OrderOptions(NamedTuple):
-    """What the order of a schedule's actions keeps to, where the schedule leaves a choice.
+    """Options of the order of actions, where a schedule leaves a choice.
 
     `memory_limit`: activations that a rank may hold, in units of what 1F1B's first stage does (1.0 is p micro-batches).
     `round_size`: micro-batches of a virtual stage in a row, for interleaved schedules.

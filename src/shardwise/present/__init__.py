@@ -1,4 +1,4 @@
-"""How people meet Shardwise: command line, Python functions, reports, charts and the explorer. Nothing here computes a price.
+"""Presentation: command line, Python functions, reports, charts and the explorer. Nothing here computes a price.
 
 verbs      the functions of `import shardwise as sw`, from whose signatures the command line follows (`verb`); `command_line.main`
            runs a command line, `mcp_server` answers agents

@@ -4,17 +4,18 @@ A type says what the Python function takes, the `Argument` beside it how it is w
 are read by type checkers alone, so that `--help` loads no other room.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
+from shardwise import search
 from shardwise.present.verb import Argument
 
 if TYPE_CHECKING:
-    import os
-
     from shardwise.hardware import Cluster
     from shardwise.layout import Layout
     from shardwise.model import Architecture
+    from shardwise.search import Plan
 
 MODEL_HELP = "a model of the catalogue, such as llama-3-70b, or a Hugging Face config.json"
 CLUSTER_HELP = "CHIP:COUNT or CHIP:SHAPE, such as h100:512 or tpu-v5p:16x20x28 (*2: two pods of it), or a .toml file"
@@ -22,7 +23,7 @@ PLAN_HELP = "a file that `shardwise plan --out` wrote"
 
 
 def layout_help() -> str:
-    """What a layout on the command line may look like."""
+    """Return the help of a layout on the command line, with the names of policies and schedules."""
     from shardwise.model import POLICY_FORMS, policy_names
     from shardwise.pipeline.registry import schedule_names
 
@@ -33,12 +34,12 @@ def layout_help() -> str:
 
 
 def several_layouts_help() -> str:
-    """The help of a layout that may be repeated."""
+    """Return the help of a layout that may be repeated."""
     return f"{layout_help()}; may be repeated, to compare"
 
 
 def overrides_argument(rooms: str, example: str | Callable[[], str], group: str = "job") -> Argument:
-    """`--set`, which replaces values of the catalogue; `example` may be a function, which is called when the help is printed."""
+    """Return `--set`, which replaces values of the catalogue; `example` may be a function, called when the help is printed."""
 
     def help_text() -> str:
         return f"replace a value of {rooms}, such as {example() if callable(example) else example}; may be repeated"
@@ -61,6 +62,7 @@ Layouts = Annotated[
     "str | Layout | Sequence[str | Layout] | None",
     Argument(flag="--layout", metavar="TEXT", parse=str, repeat=True, help=several_layouts_help),
 ]
+PlanOrFile = Annotated["str | os.PathLike[str] | Plan", Argument(group="plan", metavar="PLAN", help=PLAN_HELP)]
 BatchSchedule = Annotated[
     "str | None",
     Argument(
@@ -71,8 +73,13 @@ BatchSchedule = Annotated[
 ]  # fmt: skip
 
 
+def read_plan(plan: "str | os.PathLike[str] | Plan") -> "Plan":
+    """Return a plan, read from its file where it is a path. Raises `InputError` for a file that is no plan."""
+    return search.load_plan(os.fspath(plan)) if isinstance(plan, (str, os.PathLike)) else plan
+
+
 class JobFields(TypedDict, total=False):
-    """Fields of a `Job`, and what the problem takes beside: the stack to predict, and values of the catalogue to replace."""
+    """Fields of a `Job`, the stack to predict, and values of the catalogue to replace."""
 
     global_batch_tokens: Annotated[
         int | str,
@@ -118,7 +125,7 @@ class JobFields(TypedDict, total=False):
     optimizer: str
 
 
-# What stands for a batch and a sequence that are left out.
+# Defaults of batch and sequence, in words.
 USUAL_JOB: Mapping[str, str] = {
     "global_batch_tokens": "that of published runs of the model's size, 512Ki to 16Mi",
     "seq_len": "4096, or the model's positions",

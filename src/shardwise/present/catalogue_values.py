@@ -165,10 +165,10 @@ def _network_values(
 ) -> Iterator[SourcedValue]:
     """Yield every value of a torus or of tiers of switches; a fraction of 1 and a latency of 0 were not measured."""
     counted = dict.fromkeys(("mean_hops", "diameter"), "counted on the graph of the twisted torus, shortest ways")
-    known = {**counted, **({"twisted": sources["twists"]} if "twists" in sources else {}), **sources}
+    torus_sources = {**counted, **({"twisted": sources["twists"]} if "twists" in sources else {}), **sources}
     for key, value in network.get("torus", {}).items():
         number = parse_quantity(value) if key == "bytes_per_s" else value
-        yield f"torus.{key}", number, known.get(key, known.get("torus", otherwise))
+        yield f"torus.{key}", number, torus_sources.get(key, torus_sources.get("torus", otherwise))
     for key, value in network.get("pods", {}).items():
         yield f"pods.{key}", value, sources["pods"] if key == "bytes_per_s" else otherwise
     for tier in network.get("tiers", ()):
@@ -280,11 +280,11 @@ class StackConstant(NamedTuple):
 
 def stack_constants(stack: str, chip: str | None) -> Iterator[StackConstant]:
     """Yield the four constants of a stack, and with a chip its eight."""
-    known = constants_with_sources(load_chip(chip).name if chip else "", get_stack(stack))
+    constants = constants_with_sources(load_chip(chip).name if chip else "", get_stack(stack))
     for owner in ("stack", "chip") if chip else ("stack",):
         for name, constant in CONSTANTS.items():
             if constant.owner == owner:
-                value, deviation, source = known[name]
+                value, deviation, source = constants[name]
                 unbounded = constant.to_unbounded(value)
                 low, high = (float(constant.from_unbounded(unbounded + side * deviation)) for side in (-1, 1))
                 yield StackConstant(owner, name, value, low, high, constant.meaning, source)
@@ -315,7 +315,7 @@ def target_values(name: str) -> list[SourcedValue]:
     target = get_target(name)
     return [
         ("title", target.title, target.source), ("version", target.version, target.source),
-        ("stack", target.stack, "hardware/catalog/stacks.toml"), ("says_model", target.includes_model, target.source),
+        ("stack", target.stack, STACK_FIELDS), ("says_model", target.includes_model, target.source),
         ("ranks", list(target.order or ["as the plan places them"]), target.source),
         ("num_options", len(target.options), f"{TARGET_FIELDS}/{target.options_file}.csv"),
     ]  # fmt: skip

@@ -18,7 +18,7 @@ READER_LEFT = 0  # `| head` has all that it wanted
 class _Version(argparse.Action):
     """Print the version, which takes longer to find than to parse a command line."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
         from shardwise.version import __version__
 
         write_text(f"shardwise {__version__}\n", sys.stdout)
@@ -26,12 +26,12 @@ class _Version(argparse.Action):
 
 
 def build_parser() -> Parser:
-    """The parser of all verbs."""
+    """Return the parser of all verbs."""
     return _parsers()[0]
 
 
 def verb_parsers() -> dict[str, VerbParser]:
-    """The parsers of the verbs by name, each with all of its arguments."""
+    """Return the parsers of the verbs by name, each with all of its arguments."""
     return {name: parser.load_arguments() for name, parser in _parsers()[1].items()}
 
 
@@ -53,9 +53,9 @@ def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
     3 nothing fits or a limit is missed, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard error."""
-    words = sys.argv[1:] if argv is None else argv
-    as_json = wants_json(words)
-    if not words:
+    command_words = sys.argv[1:] if argv is None else argv
+    as_json = wants_json(command_words)
+    if not command_words:
         write_error(build_parser().format_help())
         return EXIT_USAGE
     try:

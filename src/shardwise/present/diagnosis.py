@@ -1,4 +1,4 @@
-"""What is installed, what this machine is, and for every verb whether it works here and what would make it work."""
+"""Diagnosis of an installation: its packages, its machine, and for every verb whether it works and what would make it work."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ DrawingOf = Callable[[Any], Any]  # result -> chart, or drawing
 
 
 def picture(flag: str, help_text: str, draw: DrawingOf) -> Export:
-    """An export of a picture: `draw` returns a chart or a drawing of the result; the file's ending decides its form."""
+    """Return the export of a picture: `draw` returns a chart or a drawing of the result; the file's ending decides its form."""
 
     def write(result: Any, target: str) -> None:
         write_picture(flag, target, draw(result))
@@ -24,7 +24,7 @@ def picture(flag: str, help_text: str, draw: DrawingOf) -> Export:
 
 
 def text_file(flag: str, help_text: str, text_of: Callable[[Any], str], ending: str = "") -> Export:
-    """An export of a text, such as a table as CSV or a trace as JSON; `ending` is the one that the file's name needs, if any."""
+    """Return the export of a text, such as a table as CSV or a trace as JSON, to a file whose name needs the `ending`, if any."""
 
     def write(result: Any, target: str) -> None:
         write_file(flag, target, text_of(result))
@@ -34,7 +34,7 @@ def text_file(flag: str, help_text: str, text_of: Callable[[Any], str], ending: 
 
 
 def html_report(html_of: Callable[[Any], str]) -> Export:
-    """`--report`: figures and tables as one HTML file that opens from a disk and requests nothing."""
+    """Return `--report`: figures and tables as one HTML file that opens from a disk and requests nothing."""
     return text_file(
         "--report", "write figures and tables as an HTML file that opens without a server", html_of, ending=".html"
     )
@@ -79,13 +79,13 @@ def ending_of(name: str) -> str:
     return PurePath(name.strip()).suffix.lower()
 
 
-def write_picture(flag: str, target: str, drawn: Any) -> None:
+def write_picture(flag: str, target: str, chart: Any) -> None:
     """Write a chart or a drawing in the form of the file's ending. Raises `InputError` if the file cannot be written."""
     from shardwise.present.charts.draw_chart import to_drawing  # drawing loads for pictures alone
     from shardwise.present.charts.matplotlib_export import encoded
 
     try:
-        Path(target).write_bytes(encoded(to_drawing(drawn), ending_of(target)))
+        Path(target).write_bytes(encoded(to_drawing(chart), ending_of(target)))
     except OSError as error:
         raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable path") from None
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from shardwise.present.registry import load_object
 from shardwise.values import lookup
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class Told(TypedDict):
+class ErrorFields(TypedDict):
     """A sentence for each thing that is wrong, and the exit code."""
 
     problems: list[str]
@@ -24,16 +24,16 @@ class ErrorPayload(TypedDict):
     """Stands on the error stream in place of a payload (`values.errors.format_problems`); here, for every command loads that."""
 
     schema: Literal["shardwise.error/1"]
-    error: Told
+    error: ErrorFields
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
-    """The JSON Schema of a payload's type. Fields of values are required even where they have a default: all are printed.
+    """Return the JSON Schema of a payload's type. Fields of values are required even where they have a default: all are printed.
 
     >>> from typing import Literal
     >>> Size = TypedDict("Size", {"schema": Literal["example.size/1"], "num_bytes": float})
-    >>> found = json_schema(Size)
-    >>> found["title"], found["required"], found["properties"]["num_bytes"]["type"]
+    >>> schema = json_schema(Size)
+    >>> schema["title"], schema["required"], schema["properties"]["num_bytes"]["type"]
     ('example.size/1', ['schema', 'num_bytes'], 'number')
     """
     from pydantic import TypeAdapter
@@ -43,8 +43,8 @@ def json_schema(kind: Any) -> dict[str, Any]:
         def field_is_required(self, field: Any, total: bool) -> bool:
             return field["type"] != "typed-dict-field" or super().field_is_required(field, total)
 
-    found = TypeAdapter(kind).json_schema(schema_generator=AsPrinted)
-    return {"$schema": DIALECT, **found, "title": found["properties"]["schema"]["const"]}
+    schema = TypeAdapter(kind).json_schema(schema_generator=AsPrinted)
+    return {"$schema": DIALECT, **schema, "title": schema["properties"]["schema"]["const"]}
 
 
 # Where the type of each payload of a verb is. The errors of all verbs are `ERROR`.
@@ -97,7 +97,7 @@ ERROR = "present.json_schemas:ErrorPayload"
 
 
 def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
-    """JSON Schemas (draft 2020-12) of what `shardwise VERB --json` prints, by the payload's `schema`; that of errors comes last.
+    """Return the JSON Schemas (draft 2020-12) of what `shardwise VERB --json` prints, by `schema`; that of errors is the last.
 
     Raises `InputError` for an unknown verb.
 
@@ -107,10 +107,5 @@ def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
     >>> sw.json_schemas("memory")["shardwise.memory/2"]["properties"]["model"]
     {'$ref': '#/$defs/Architecture'}
     """
-    found = (json_schema(_type(place)) for place in (*lookup(PAYLOADS, verb, "verb"), ERROR))
-    return {schema["title"]: schema for schema in found}
-
-
-def _type(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"shardwise.{module}"), name)
+    schemas = (json_schema(load_object(place)) for place in (*lookup(PAYLOADS, verb, "verb"), ERROR))
+    return {schema["title"]: schema for schema in schemas}

@@ -22,7 +22,7 @@ def optimizer_values(name: str, precision: str | None = None) -> list[SourcedVal
         formats = state_formats(recipe, part)
         values.append((f"{prefix}state", list(formats), part.source))
         values += [
-            (f"{prefix}state.{tensor}.format", format, part.source if _has_own_format(part, tensor) else recipe.source)
+            (f"{prefix}state.{tensor}.format", format, part.source if _sets_format(part, tensor) else recipe.source)
             for tensor, format in formats.items()
         ]
         values.append((f"{prefix}state_bytes_per_parameter", update_bytes(part, recipe), recipe.source))
@@ -60,10 +60,10 @@ def other_optimizer(name: str, optimizer: Optimizer) -> str | None:
     """Return the name of the optimizer that updates other weights than matrices, or None if it is the same."""
     if optimizer.fallback is None:
         return None
-    return next((other for other, value in OPTIMIZERS.items() if value is optimizer.fallback), name)
+    return next((key for key, registered in OPTIMIZERS.items() if registered is optimizer.fallback), name)
 
 
-def _has_own_format(optimizer: Optimizer, tensor: str) -> bool:
+def _sets_format(optimizer: Optimizer, tensor: str) -> bool:
     """Return True if the optimizer, and not the recipe, says the format of a tensor of its state."""
     update = optimizer.updates.get(tensor)
     return update is not None and update.format is not None

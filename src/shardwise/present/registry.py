@@ -1,4 +1,4 @@
-"""What is shown of each type of result: the function that makes its report, and the one that makes its payload.
+"""Functions by type of result: the one that makes its report, and the one that makes its payload.
 
 Entries are names of functions, so that a result of one verb does not load the reports of the others; class names are unique in
 the package.
@@ -128,7 +128,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
 
 def report_of(result: Any) -> Report | str:
     """Return the report of a verb's result, or the text that it is."""
-    report: Report | str = _load(_find(result).report)(result)
+    report: Report | str = load_object(_find(result).report)(result)
     return report
 
 
@@ -144,7 +144,7 @@ def json_indent(result: Any) -> int | None:
 
 def payload_of(result: Any) -> Mapping[str, Any]:
     """Return what `--json` prints of a verb's result."""
-    payload: Mapping[str, Any] = _load(_find(result).payload)(result)
+    payload: Mapping[str, Any] = load_object(_find(result).payload)(result)
     return payload
 
 
@@ -152,6 +152,7 @@ def _find(result: Any) -> ResultFunctions:
     return RESULTS[type(result).__name__]
 
 
-def _load(place: str) -> Any:
+def load_object(place: str) -> Any:
+    """Return the function or type at a place, "module:name" below `shardwise`."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"shardwise.{module}"), name)

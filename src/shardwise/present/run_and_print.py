@@ -33,5 +33,6 @@ def run_and_print(arguments: argparse.Namespace, *, keeps: bool) -> None:
 def print_error(text: str) -> None:
     """Write what is wrong on the error stream, its first line in the colour of errors where there are colours."""
     console = open_console(sys.stderr)
-    first, *others = text.split("\n")
-    write_error(render_terminal([Section([Status(first, "bad"), *others])], console) if console else text + "\n")
+    first_line, *other_lines = text.split("\n")
+    section = Section([Status(first_line, "bad"), *other_lines])
+    write_error(render_terminal([section], console) if console else text + "\n")

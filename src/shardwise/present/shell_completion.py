@@ -1,4 +1,4 @@
-"""Completion of command lines: what the last word may become, and the scripts that ask for it in bash, zsh and fish.
+"""Completion of command lines: candidates for the last word, and the scripts that ask for them in bash, zsh and fish.
 
 The scripts ask `shardwise completion` at each Tab, so that names are those of the installed version, also where they depend on
 the words before them, and all three shells offer the same. No library is used: shtab has no fish, and writes all names into the
@@ -30,7 +30,7 @@ class Completion(NamedTuple):
     help: str = ""
 
 
-def complete(words: Sequence[str]) -> list[Completion]:
+def complete(command_words: Sequence[str]) -> list[Completion]:
     """Return the completions of the last word of a command line behind `shardwise`; none where any text or file may follow.
 
     >>> [completion.word for completion in complete(["show", "pre"])]
@@ -38,7 +38,7 @@ def complete(words: Sequence[str]) -> list[Completion]:
     >>> [completion.word for completion in complete(["kv-cache", "llama-3-70b", "--con"])]
     ['--context']
     """
-    *before, typed = words
+    *before, typed = command_words
     candidates = _complete_verb(before[0], before[1:], typed) if before else _verbs(typed)
     return [candidate for candidate in candidates if candidate.word.startswith(typed)]
 
@@ -55,34 +55,35 @@ def _complete_verb(verb: str, before: Sequence[str], typed: str) -> Iterable[Com
         return []
     actions = parser.load_arguments()._actions
     flags = {name: action for action in actions for name in action.option_strings}
-    taken, waiting = _split_words(before, flags)
+    positional, waiting = _split_words(before, flags)
     name, equals, _ = typed.partition("=")
     if waiting:
-        return _values(waiting, taken)
+        return _values(waiting, positional)
     if equals and name in flags:
-        return [Completion(f"{name}={value.word}") for value in _values(flags[name], taken)]
+        return [Completion(f"{name}={value.word}") for value in _values(flags[name], positional)]
     if typed.startswith("-"):
         return _flags(flags)
     places = [action for action in actions if not action.option_strings and action.help != argparse.SUPPRESS]
-    many = bool(places) and places[-1].nargs in ("*", "+")
-    place = min(len(taken), len(places) - 1) if many else len(taken)
-    return _values(places[place], taken) if place < len(places) else _flags(flags)
+    takes_several = bool(places) and places[-1].nargs in ("*", "+")
+    place = min(len(positional), len(places) - 1) if takes_several else len(positional)
+    return _values(places[place], positional) if place < len(places) else _flags(flags)
 
 
 def _split_words(
-    words: Sequence[str], flags: dict[str, argparse.Action]
+    command_words: Sequence[str], flags: dict[str, argparse.Action]
 ) -> tuple[list[str], argparse.Action | None]:  # fmt: skip
     """Return the words that are neither flags nor their values, and the flag that still waits for its value."""
-    taken, waiting = [], None
-    for word in words:
+    positional: list[str] = []
+    waiting: argparse.Action | None = None
+    for word in command_words:
         if word.startswith("-"):
             action = flags.get(word)
             waiting = action if action is not None and action.nargs != 0 else None
         elif waiting:
             waiting = None
         else:
-            taken.append(word)
-    return taken, waiting
+            positional.append(word)
+    return positional, waiting
 
 
 def _flags(flags: dict[str, argparse.Action]) -> Iterator[Completion]:
@@ -91,21 +92,21 @@ def _flags(flags: dict[str, argparse.Action]) -> Iterator[Completion]:
             yield Completion(name, " ".join(((action.help or "") % {**vars(action), "prog": ""}).split()))
 
 
-def _values(action: argparse.Action, taken: Sequence[str]) -> list[Completion]:
+def _values(action: argparse.Action, positional: Sequence[str]) -> list[Completion]:
     """Return the values of a flag or a place: its choices, the names of its catalogue, or what the words before allow."""
     completes = getattr(action, "completes", "")
     if action.choices is not None:
         return [Completion(str(choice)) for choice in action.choices]
-    return [Completion(word) for word in (completes(taken) if callable(completes) else names_of(completes))]
+    return [Completion(word) for word in (completes(positional) if callable(completes) else names_of(completes))]
 
 
-def bash_lines(words: Sequence[str]) -> list[str]:
-    """Return completions from the last character at which bash ends a word. `words` is the whole line.
+def bash_lines(command_words: Sequence[str]) -> list[str]:
+    """Return completions from the last character at which bash ends a word. `command_words` is the line, in one text.
 
     >>> bash_lines(["shardwise show clusters tpu-v5e:16x16"])
     ['16x16', '16x16*2']
     """
-    (line,) = words
+    (line,) = command_words
     try:
         split = shlex.split(line)[1:]
     except ValueError:  # a quotation mark that is not closed yet
@@ -115,17 +116,17 @@ def bash_lines(words: Sequence[str]) -> list[str]:
     return [completion.word[start:] for completion in complete([*split, typed])]
 
 
-def zsh_lines(words: Sequence[str]) -> list[str]:
-    """Return words with their help behind a colon, as `_describe` takes them."""
+def zsh_lines(command_words: Sequence[str]) -> list[str]:
+    """Return completions with their help behind a colon, as `_describe` takes them."""
     return [
         completion.word.replace(":", "\\:") + (f":{completion.help}" if completion.help else "")
-        for completion in complete(words)
+        for completion in complete(command_words)
     ]
 
 
-def fish_lines(words: Sequence[str]) -> list[str]:
-    """Return words with their help behind a tab."""
-    return ["\t".join(filter(None, completion)) for completion in complete(words)]
+def fish_lines(command_words: Sequence[str]) -> list[str]:
+    """Return completions with their help behind a tab."""
+    return ["\t".join(filter(None, completion)) for completion in complete(command_words)]
 
 
 # COMP_WORDS is cut at colons and signs of equality, so the line itself is handed over; what comes back begins behind them.
@@ -178,10 +179,11 @@ class ShellCompletion:
     candidates: tuple[str, ...] | None = None
 
 
-def complete_for_shell(shell: str, words: Sequence[str]) -> ShellCompletion:
-    """Return the script of a shell, and the completions of words. Raises `InputError` for a shell that has no script."""
+def complete_for_shell(shell: str, command_words: Sequence[str]) -> ShellCompletion:
+    """Return the script of a shell, and the completions of a command line. Raises `InputError` for a shell that has no script."""
     script = lookup(SCRIPTS, shell, "shell")
-    return ShellCompletion(shell=shell, script=script, candidates=tuple(_LINES[shell](words)) if words else None)
+    candidates = tuple(_LINES[shell](command_words)) if command_words else None
+    return ShellCompletion(shell=shell, script=script, candidates=candidates)
 
 
 def completion_text(completion: ShellCompletion) -> str:

@@ -64,7 +64,7 @@ ReadExpressions = Callable[[Expressions], Iterable[UnitExpression]]
 
 
 class TermRule(NamedTuple, Generic[Record]):
-    """How a term is described, where it comes from, and how it is computed from a record.
+    """Rule of a term: its description, its source, and how it is computed from a record.
 
     `derived` yields the expressions behind the costs of units. `input_properties`: cached properties of the record that
     appear in the formula as inputs; their own inputs are then not the term's.

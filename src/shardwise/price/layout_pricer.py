@@ -77,7 +77,7 @@ class Pricing:
     # Cached properties: uneven stages are played, which callers that ask for FLOPs or instructions do not need.
     @cached_property
     def pipeline(self) -> Pipeline:
-        """How micro-batches go through the stages."""
+        """The pipeline: how micro-batches go through the stages."""
         layout, num_micro_batches = self.layout, self.num_micro_batches
         uneven = uneven_bubble(layout.schedule, self.layers, layout.pp).for_micro_batches(num_micro_batches)
         return Pipeline(layout.schedule, layout.pp, layout.num_virtual_stages, num_micro_batches, uneven)
@@ -133,7 +133,7 @@ class Pricing:
 
     @property
     def pipeline_inputs(self) -> tuple[TermInput, ...]:
-        """How often things derived for one micro-batch run: micro-batches, stages, virtual stages."""
+        """Numbers of micro-batches, stages and virtual stages, by which what is derived for a micro-batch is repeated."""
         return read_numbers(self.pipeline)
 
     @property

@@ -1,4 +1,4 @@
-"""How much of the communication is exposed, by convention.
+"""Conventions of overlap: how much of the communication is exposed.
 
 `per_axis`: as in real engines, data-parallel communication (fsdp, dp, and control: the loss) hides behind compute, the
 rest is exposed. `sum`: all communication adds up and hides behind compute as one (S0, section 4). `max`: communication

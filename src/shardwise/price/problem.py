@@ -1,4 +1,4 @@
-"""What is to be sharded and priced: a model, a cluster and a job; and the defaults of what a user leaves out."""
+"""Problems, which are to be sharded and priced: a model, a cluster and a job; and the defaults of what a user leaves out."""
 
 from __future__ import annotations
 

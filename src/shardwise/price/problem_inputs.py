@@ -47,7 +47,7 @@ ClusterLike = str | os.PathLike[str] | Cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProblemInputs:
-    """What a user's arguments stand for; `defaults` names what was left out and assumed: "global_batch_tokens", "seq_len"."""
+    """Inputs that arguments stand for; `defaults` names what was left out and assumed: "global_batch_tokens", "seq_len"."""
 
     architecture: Architecture
     clusters: tuple[Cluster, ...]
@@ -62,7 +62,7 @@ class ProblemInputs:
 
     @property
     def default_names(self) -> tuple[str, ...]:
-        """What payloads call the defaults: "seq_len", "batch_tokens"."""
+        """The names of the defaults in payloads: "seq_len", "batch_tokens"."""
         return tuple("batch_tokens" if name == "global_batch_tokens" else name for name in reversed(self.defaults))
 
 

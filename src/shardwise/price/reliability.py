@@ -1,4 +1,4 @@
-"""How reliably a cluster runs: failure rates, checkpoints, restarts, goodput; what its data centre draws. Defaults have sources.
+"""Reliability of a cluster: failure rates, checkpoints, restarts, goodput; and its data centre's power. Defaults have sources.
 
 Letters: M seconds between failures of the whole job, R seconds to be running again, d (delta) seconds to write a checkpoint,
 t (tau) seconds of training between two checkpoints. Command lines read this file for their flags: it loads no model.

@@ -39,7 +39,7 @@ ROUTED_LAUNCHES, SYNCHRONISED_LAUNCHES = 6.0, 12.0
 
 
 class Formula(NamedTuple):
-    """What `Rates` computes, as text: for the kernels of a unit, for the update; and the source."""
+    """Formulas of `Rates` as text: for the kernels of a unit, for the update; and the source."""
 
     kernels: str
     update: str

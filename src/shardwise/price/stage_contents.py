@@ -34,7 +34,7 @@ RESIDENT_UNITS = 2  # layers, or units of the model, on the device at a time: on
 
 
 class HostOffload(NamedTuple):
-    """What a layout keeps on the host, and bytes/s between a device and its host in each direction."""
+    """State that a layout keeps on the host, and bytes/s between a device and its host in each direction."""
 
     optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
     activations: Annotated[bool, "whether the host has activations", "activations_on_host"]
@@ -62,7 +62,7 @@ def host_offload(offload: str, chip: Chip) -> HostOffload:
 
 
 class Pipeline(NamedTuple):
-    """How micro-batches go through the stages.
+    """Numbers by which micro-batches go through the stages.
 
     In a bidirectional pipeline a device's two stages count as one, and so do two micro-batches, one from either end:
     `rounds` of them make a step. `uneven`: what virtual stages with different numbers of layers add to the bubble
@@ -168,7 +168,7 @@ class StageCounts(NamedTuple):
 
     @property
     def units(self) -> dict[str, Value]:
-        """How often each unit computes on the stage."""
+        """Number of times that each unit computes on the stage."""
         return {**self.layer_passes, "embedding": self.embedding, "head": self.head, **self.predict_modules}
 
     @property
@@ -179,7 +179,7 @@ class StageCounts(NamedTuple):
 
     @property
     def weight_copies(self) -> dict[str, Value]:
-        """How often the stage holds each unit's weights."""
+        """Number of times that the stage holds each unit's weights."""
         return {
             **self.layers, "embedding": self.copies, "untied": self.untied, "head": self.head, **self.predict_modules,
         }  # fmt: skip
@@ -250,12 +250,12 @@ class StageCosts:
 
     @cached_property
     def weight_copies(self) -> Mapping[str, Value]:
-        """How often the stage holds each unit's weights."""
+        """Number of times that the stage holds each unit's weights."""
         return self.counts.weight_copies
 
     @cached_property
     def unit_passes(self) -> Mapping[str, Value]:
-        """How often a micro-batch passes through each unit."""
+        """Number of times that a micro-batch passes through each unit."""
         return {**self.counts.units, "carry": self.counts.carries}
 
     def sum_activation(self, field: str, axis: str = "") -> Value:

@@ -1,4 +1,4 @@
-"""What a term of an estimate was computed from: the numbers that its rule read, and the derived expressions behind them.
+"""Inputs of a term of an estimate: the numbers that its rule read, and the derived expressions behind them.
 
 An `InputRecorder` copies a record (a dataclass or a named tuple) and notes each number that is read from the copy, with
 the meaning and the symbol of its `Annotated` type. `Expressions` reads elements and FLOPs from the derivation of a

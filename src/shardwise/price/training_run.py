@@ -147,7 +147,7 @@ def price_run_steps(
 
 
 class RunTotals(NamedTuple):
-    """What of a run follows the seconds of its step: fields of `Run`."""
+    """Totals of a run that follow the seconds of its step: fields of `Run`."""
 
     ideal_days: float
     goodput: float
@@ -189,7 +189,7 @@ def run_totals(
 
 
 class _RunPace(NamedTuple):
-    """How fast a job progresses between its interruptions; without failures there are no checkpoints."""
+    """Pace of a job between its interruptions; without failures there are no checkpoints."""
 
     goodput: float
     lost: Mapping[str, float]

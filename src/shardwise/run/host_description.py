@@ -1,4 +1,4 @@
-"""What this machine is: processor, memory, free disk, and the GPUs and communication backends that PyTorch has here."""
+"""Description of this machine: processor, memory, free disk, and the GPUs and communication backends that PyTorch has here."""
 
 from __future__ import annotations
 

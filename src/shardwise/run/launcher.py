@@ -164,7 +164,7 @@ class RunEndedError(ShardwiseError):
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How the ranks of a run ended.
+    """Outcome of a run: how its ranks ended.
 
     `codes`: the exit code of each rank, as `subprocess` has it. `killed`: ranks that hung and were killed by the
     launcher. `stop_signal`: the signal by which the launcher was stopped, or 0. `report`: the report of ranks that lost

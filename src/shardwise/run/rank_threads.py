@@ -37,7 +37,7 @@ class SharedStateError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankThreadOptions:
-    """How ranks run as threads.
+    """Options of ranks that run as threads.
 
     Attributes:
         is_cooperative: Run one rank at a time.

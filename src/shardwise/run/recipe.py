@@ -182,7 +182,7 @@ class TrainingRecipe:
 
     @property
     def delayed(self) -> DelayedScaling:
-        """How FP8 scales follow from earlier steps."""
+        """The rule by which FP8 scales follow from earlier steps."""
         return DelayedScaling(history=self.amax_history, algorithm=self.amax_algorithm, margin=self.amax_margin)
 
     def measures_noise_at(self, step: int) -> bool:

@@ -29,7 +29,7 @@ ProcessWork = Callable[[int, int, torch.device, Any], Iterator[Any]]
 
 @dataclass(frozen=True, slots=True)
 class _SpawnedWork:
-    """What each process runs, on which devices ("cpu" or "cuda"), and the file of the store through which they meet."""
+    """Work of a process, its devices ("cpu" or "cuda"), and the file of the store through which the processes meet."""
 
     work: ProcessWork
     arguments: Any

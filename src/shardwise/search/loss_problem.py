@@ -1,4 +1,4 @@
-"""What a user writes for a plan to a loss: the noise scale, the loss, and one batch, several or none."""
+"""Problem of a plan to a loss, as a user writes it: the noise scale, the loss, and one batch, several or none."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NoiseScaleLike = str | float | os.PathLike[str] | NoiseScale
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossProblem:
-    """What is planned to a loss: the inputs, whose job has the first of the batches, the target, and the batches in tokens."""
+    """Problem of a plan to a loss: inputs whose job has the first of the batches, the target, and the batches in tokens."""
 
     inputs: ProblemInputs
     target: LossTarget

@@ -119,7 +119,7 @@ class Swept(Displayable):
 
     @property
     def defaults(self) -> tuple[str, ...]:
-        """What a user left out, and was assumed: "seq_len", "batch_tokens"."""
+        """The names of what a user left out, and was assumed: "seq_len", "batch_tokens"."""
         return self.points[0].case.defaults if self.points else ()
 
     @property

@@ -44,7 +44,7 @@ def batches_around(noise_tokens: float, seq_len: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LossQuestion:
-    """What is asked of a search for a loss: the loss, the batches to try, and what is best.
+    """Question to a search for a loss: the loss, the batches to try, and what is best.
 
     `batches` are tokens (default: doublings around the noise scale, `batches_around`). `goal`: "time" (default), or "usd"
     (default with a deadline)."""

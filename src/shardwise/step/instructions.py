@@ -214,7 +214,7 @@ class UnitCollective:
 
     @property
     def scope(self) -> str:
-        """How often it runs: "step" or "micro_batch"."""
+        """The scope in which it runs once: "step" or "micro_batch"."""
         return "step" if self.phase == "update" else "micro_batch"
 
     @property
@@ -229,7 +229,7 @@ class UnitCollective:
 
     @property
     def purpose(self) -> str:
-        """What it is for: `ACTIVATION`, `GATHER`, `GRADIENT` or `CONTROL`."""
+        """The purpose: `ACTIVATION`, `GATHER`, `GRADIENT` or `CONTROL`."""
         return CONTROL if self.is_control else PURPOSE_OF_ROLE.get(self.role, ACTIVATION)
 
     @property

@@ -87,12 +87,12 @@ class RankProgram:
 
     @cached_property
     def units(self) -> tuple[PlacedUnit, ...]:
-        """All units that the rank holds, in the order of the forward pass."""
+        """The units that the rank holds, in the order of the forward pass."""
         return tuple(unit for units in self.stages.values() for unit in units)
 
     @cached_property
     def scheme(self) -> ShardingScheme:
-        """What the derivation reads of the layout, the model and the job."""
+        """The sharding scheme, which the derivation reads of the layout, the model and the job."""
         return make_sharding_scheme(
             self.layout, self.architecture.structure, optimizer=self.optimizer, shares_amax=self.precision.shares_amax
         )

@@ -1,4 +1,4 @@
-"""What every other room is written in: errors, units, number formats, quantization, precision recipes, and polynomials of
+"""Values that every other room is written in: errors, units, number formats, quantization, precision recipes, and polynomials of
 sizes.
 
 Entry points: `errors` (`InputError`, `ShardwiseError`), `units` (`parse_quantity`, `format_bytes`), `dtypes`

@@ -27,7 +27,7 @@ class Picture(Protocol):
 
 
 class Display(Protocol):
-    """What a notebook shows of a value: a title, tables and charts."""
+    """Display of a value in a notebook: a title, tables and charts."""
 
     def drawing(self) -> Picture:
         """Return the charts, drawn."""

@@ -1,4 +1,4 @@
-"""Which collectives an engine issues beyond the layout: a stack has a default, a run's recipe sets it.
+"""Policy of the collectives that an engine issues beyond the layout: a stack has a default, a run's recipe sets it.
 
 Imports nothing heavy: command-line flags take their choices from here.
 """

@@ -124,7 +124,7 @@ MIN_AMAX = 1e-12  # so that scales stay finite; source: torchao, float8_utils.EP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """Which elements of an operand and of a weight share a scale, and what kind of number a scale is.
+    """Scaling of a product: which elements of an operand and of a weight share a scale, and what kind of number a scale is.
 
     `fp32`: the format's largest number over the block's amax; `power_of_two`: the next power of two below; `e8m0`: a power of
     two from the exponents alone; `e4m3`: a number in E4M3, times one in fp32 for the whole matrix. `is_delayed`: amax is that

@@ -1,4 +1,4 @@
-"""What a compiler chose, read from the text of its HLO: collectives with their groups and payloads, and FLOPs.
+"""Program that a compiler chose, read from the text of its HLO: collectives with their groups and payloads, and FLOPs.
 
 Fusions, calls and asynchronous computations are inlined, so that the program is one graph of simple instructions. A
 backend without a ReduceScatter writes an AllReduce of which each device keeps a part: the part's offset is computed for

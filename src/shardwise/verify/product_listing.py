@@ -96,7 +96,7 @@ class EinsumLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProductListing:
-    """What a backend writes: `equation` of the unsharded product, and the result's notation as `text`, `C[I_X, K]`."""
+    """Listing of a product: `equation` of the unsharded product, and the result's notation as `text`, `C[I_X, K]`."""
 
     title: str
     mesh: Mesh

@@ -1,4 +1,4 @@
-"""What XLA makes of a sharded product: its collectives, bytes and FLOPs, to compare with the derived ones.
+"""Program that XLA makes of a sharded product: its collectives, bytes and FLOPs, to compare with the derived ones.
 
 The product is compiled, not run, in a process of its own (the number of host devices is fixed when jax starts). The
 shardings of operands and result are given; the compiler decides the rest. Only that process imports jax.

@@ -180,7 +180,7 @@ class KernelRoofline:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What kind of attention it is; empty for other kernels."""
+        """The kind of attention, such as ("causal", "flash"); empty for other kernels."""
         if not self.form.attention:
             return ()
         return "causal" if self.causal else "full", "flash" if self.fused else "unfused"

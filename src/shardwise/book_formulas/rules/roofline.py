@@ -149,7 +149,7 @@ def contracting_split_min_dim(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatherOrReduce:
-    """When [B, D] · [D_X, F] had better gather the weight, and when add up partial sums.
+    """Sizes at which [B, D] · [D_X, F] had better gather the weight, or add up partial sums.
 
     gather_min_batch: from it on gathering is bound by compute. reduce_max_degree: up to it adding up is. min_contracted_dim:
         from it on adding up is the faster one, where neither its compute nor the degree counts.
@@ -182,7 +182,7 @@ class ProductFlops:
 
     @property
     def repeated(self) -> float:
-        """How many times the mesh does the same work: axes that split nothing of the product repeat it."""
+        """Number of times that the mesh does the same work: axes that split nothing of the product repeat it."""
         return self.total / self.once
 
 

@@ -69,7 +69,7 @@ class SystolicArray:
         return 2 * self.side - 2
 
     def row_at(self, cycle: int, depth: int, column: int) -> int | None:
-        """Which of the rows that enter one after the other a cell multiplies in a cycle, counted from 0; None before the first.
+        """Return the row, of those that enter one after the other, that a cell multiplies in a cycle; None before the first.
 
         A row enters the array's first row of cells once the weights are in place, the next one a cycle later, and moves right.
         """

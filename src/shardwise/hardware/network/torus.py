@@ -56,7 +56,7 @@ class Torus:
 
     @property
     def wraps(self) -> tuple[bool, ...]:
-        """Which axes are rings."""
+        """True for each axis that is a ring."""
         wraps = lookup(WRAP_RULES, self.wrap_rule, "wrap_rule")
         return tuple(wraps(self.shape, size) for size in self.shape)
 

@@ -114,7 +114,7 @@ _POST_NORMS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HuggingFaceFamily:
-    """How a family keeps its weights and spells in its config what the planner does not read.
+    """A model family: how it keeps its weights, and spells in its config what the planner does not read.
 
     `block_overrides` are names in a block that the other families do not have. `layer_types`: the config lists each layer's
     kind. `experts` are the config's keys of their number and width, `balance_bias` the tensor of a router's balance bias ("":

@@ -170,7 +170,7 @@ LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 class TrainingCommand(NamedTuple):
-    """What a script starts: `launcher` are the words up to and with the program (torchrun's), `arguments` those behind it."""
+    """Command of a script: `launcher` are the words up to and with the program (torchrun's), `arguments` those behind it."""
 
     launcher: tuple[str, ...]
     arguments: tuple[str, ...]

@@ -25,7 +25,7 @@ from shardwise.values import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertOptions:
-    """What only some formats need.
+    """Options that only some formats need.
 
     `seq_len` is the longest sequence that the model was trained for (Hugging Face); `degrees` and `implementation` are those
     of Megatron-LM's rank files.

@@ -88,7 +88,7 @@ class StridedRun(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How a parameter lies in a stored tensor.
+    """Arrangement of a parameter in a stored tensor.
 
     `shape` is the stored tensor's; its first element of the parameter is at `offsets`. `runs` has, for each dim of the
     parameter, one strided run, or two if the halves of the dim are interleaved.

@@ -1,4 +1,4 @@
-"""Which box of which parameter each stored tensor holds, and the chunks of tensors that are written in one piece.
+"""Boxes of parameters that stored tensors hold, and the chunks of tensors that are written in one piece.
 
 The balance bias of a router is what it adds to the scores of experts when it chooses among them.
 """

@@ -1,4 +1,4 @@
-"""What a layout rule is, and what it reads: one layout, or columns of many."""
+"""Layout rules, and the context that they read: one layout, or columns of many."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from shardwise.layout.sharding_scheme import Degrees, layout_degrees
 from shardwise.model import Architecture, Job
 from shardwise.values import Precision, Value, get_precision
 
-# Whose requirement a rule is. "layout": choices of a layout that do not go together, whatever the model.
+# The source of a rule's requirement. "layout": choices of a layout that do not go together, whatever the model.
 RuleSource = Literal["layout", "model", "job", "cluster", "stack", "engine"]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """What rules read: a model, a job, a number of devices, and the degrees of one layout (numbers) or of many (arrays).
+    """Context of rules: a model, a job, a number of devices, and the degrees of one layout (numbers) or of many (arrays).
 
     `degrees` has the names of `layout_degrees`. `recipe` is the precision if it is not the job's, since a plan's may have no
     name.

@@ -1,4 +1,4 @@
-"""How well predictions order layouts: runs of one model on one machine with one stack.
+"""Ranking of layouts by predictions, compared with measurements: runs of one model on one machine with one stack.
 
 Errors of single runs do not show this, because people publish the layout that they chose. There are two groupings.
 `rank_layouts` compares the time per token of all runs of a source with the same `RANKED_COLUMNS`. `group_layouts`

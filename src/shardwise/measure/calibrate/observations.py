@@ -103,7 +103,7 @@ GROUP_AXIS = ATOMIC_AXES["tp"][0]  # the innermost axis stands for the devices o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkTarget:
-    """What the micro-benchmarks ran on: a cluster at nominal rates, its stack, and its clock over the usual one."""
+    """Target of micro-benchmarks: a cluster at nominal rates, its stack, and its clock over the usual one."""
 
     cluster: Cluster
     stack: Stack

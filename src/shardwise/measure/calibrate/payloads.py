@@ -47,7 +47,7 @@ class CalibratedCluster(TypedDict):
 
 
 class ConstantShiftProperties(TypedDict):
-    """Whether the measurements say what the constant is."""
+    """Verdict on a constant: whether the measurements identify it."""
 
     identified: bool
 

@@ -1,4 +1,4 @@
-"""What micro-benchmarks measure, as keys of a JSON line, and the file that stores the results.
+"""JSON lines of micro-benchmarks, with what each measures as its keys, and the file that stores them.
 
 The file is written line by line, so that an interrupted run keeps what it measured. Nothing here imports torch.
 """

@@ -48,7 +48,7 @@ NORMAL_90 = 1.645  # standard deviations that contain 90% of a normal distributi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineFacts:
-    """What is known of a machine before anything is timed."""
+    """Facts of a machine that are known before anything is timed."""
 
     name: str
     source: str

@@ -38,7 +38,7 @@ class TimeTermProperties(TypedDict):
 
 
 class StepTimeProperties(TypedDict):
-    """Whether the measured step is inside the interval (null: the prediction is a bound), and the share that no term has."""
+    """Verdict on a step: whether it is in the interval (null: the prediction is a bound), and the share that no term has."""
 
     within: bool | None
     rest_share: float
@@ -53,7 +53,7 @@ class AttributionProperties(TypedDict):
 
 
 class MemoryTermProperties(TypedDict):
-    """Whether the prediction holds; null where there is none."""
+    """Verdict on a predicted term: whether the prediction holds; null where there is none."""
 
     within: bool | None
 
@@ -66,14 +66,14 @@ class StepMemoryProperties(TypedDict):
 
 
 class CollectiveCounts(TypedDict):
-    """How often a collective was planned, and how often it was issued."""
+    """Number of times that a collective was planned, and issued."""
 
     planned: int
     found: int
 
 
 class CollectiveComparisonProperties(TypedDict):
-    """Whether the list that was issued is the planned one, and what differs."""
+    """Comparison of the issued list with the planned one, and what differs."""
 
     equal: bool
     miscounted: list[Annotated[dict[str, Any], MergedFields(IssuedCollective, CollectiveCounts)]]
@@ -232,7 +232,7 @@ class CommGroupPayload(TypedDict):
 
 
 class MemoryVerdict(TypedDict):
-    """Whether a term is judged, and whether it is as close to the plan as is asked."""
+    """Verdict on a term: whether it is judged, and whether it is within the tolerance."""
 
     is_judged: bool
     holds: bool | None

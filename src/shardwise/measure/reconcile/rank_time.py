@@ -1,4 +1,4 @@
-"""Where the time of each rank went: busy, exposed and idle; ranks that come late to collectives; stalls.
+"""Time of each rank: busy, exposed and idle; ranks that come late to collectives; stalls.
 
 On a rank, kernels, exposed communication by axis and gaps of the compute stream add up to its step; traffic is hidden
 while kernels run. A collective cannot move data before its last rank has arrived. A stall is work that took far longer

@@ -30,8 +30,9 @@ SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one mome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
-    """What was planned and executed for one of the plan's `ranks` ranks. `planned_micro_batches` are those of the plan's step;
-    `remarks` say how to read the numbers."""
+    """Rehearsal of one of the plan's `ranks` ranks: what was planned and executed.
+
+    `planned_micro_batches` are those of the plan's step; `remarks` say how to read the numbers."""
 
     plan: Plan
     ranks: int

@@ -1,4 +1,4 @@
-"""Where a measured step differs from the planned one, operation by operation, and why.
+"""Differences of a measured step from the planned one, operation by operation, with their causes.
 
 Differences are means over ranks. On each rank kernels, exposed communication and gaps add up to its step, as kernels,
 exposed communication and the bubble add up to the planned step, so the differences add up to that of the steps. A call

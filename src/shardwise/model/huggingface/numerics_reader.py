@@ -61,7 +61,7 @@ DEEPSEEK_V3_ROUTER = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryRule:
-    """How a family's config spells its rotary angles.
+    """Spelling of rotary angles in a family's config.
 
     `theta` is the default of their base, `local_theta` that of layers with a window, where they have angles of their own.
     `part` is the default of the share of a head's width that turns (None: the family's code turns all of it, whatever a config
@@ -76,7 +76,7 @@ class RotaryRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericsRule:
-    """How a family spells its constants.
+    """Spelling of constants in a family's config.
 
     `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
     and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.

@@ -22,7 +22,7 @@ MASTER, GRADIENT = "master", "gradient"
 
 
 class Granularity(StrEnum):
-    """What a tensor of an update has one number for.
+    """Granularity of a tensor of an update: what it has one number for.
 
     For a matrix: each element, row or column, the whole matrix, or each pair of its rows or columns. For a weight that is no
     matrix: each element, or the tensor.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, select_best_runs
-from shardwise.present.rendering.numbers import count, percent, share
+from shardwise.present.rendering.numbers import count, percent, quantity, share, significant
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
 from shardwise.values import format_count, format_quantity, pluralize
 
@@ -50,8 +50,8 @@ def _noise_windows(noise: RunNoise) -> Table:
                 Number(f"{window.loss:.3f}", window.loss, "", f"{path}.loss"),
                 _tokens(measured.tokens, f"{path}.noise.tokens"),
                 f"{_tokens(measured.low).text} to {_tokens(measured.high).text}",
-                Number(f"{squared:.3g}", squared, "", f"{path}.noise.squared_gradient"),
-                Number(f"{trace:.3g}", trace, "", f"{path}.noise.covariance_trace"),
+                significant(squared, f"{path}.noise.squared_gradient", digits=3),
+                significant(trace, f"{path}.noise.covariance_trace", digits=3),
             )
         )  # fmt: skip
     return Table(rows=tuple(rows), right=range(1, len(rows[0])))
@@ -168,20 +168,16 @@ def _branches_head(outcome: BranchOutcome) -> Iterator[Block]:
     yield f"  {said_of_branches(compared)}"
     yield Line(
         (
-            "  tolerance ", _quantity(compared.tolerance, "tolerance"),
+            "  tolerance ", quantity(compared.tolerance, "", "tolerance"),
             " nats above the lowest loss of all smaller batches; the run's batch is ",
             count(point.batch_tokens, "batch_tokens", "tokens"), " tokens, its learning rate ",
-            _quantity(point.learning_rate, "learning_rate"),
+            quantity(point.learning_rate, "", "learning_rate"),
         )
     )  # fmt: skip
     if compared.next_tokens is None:
         yield "  note: the largest batch is within the tolerance, and the critical one may be larger: try larger ones"
     elif compared.is_smallest:
         yield "  note: only the smallest batch is within the tolerance, and the critical one may be smaller: try smaller ones"
-
-
-def _quantity(value: float, path: str) -> Number:
-    return Number(format_quantity(value), value, "", path)
 
 
 def _branch_table(outcome: BranchOutcome) -> Table:
@@ -198,7 +194,7 @@ def _branch_row(comparison: ComparedBranch, run_batch_tokens: float, path: str) 
     assert branch.loss is not None  # it is compared
     return (
         count(branch.batch_tokens, f"{path}.batch_tokens", "tokens"), f"{branch.batch_tokens / run_batch_tokens:.3g}",
-        _quantity(branch.learning_rate, f"{path}.learning_rate"), count(branch.steps, f"{path}.steps", "steps"),
+        quantity(branch.learning_rate, "", f"{path}.learning_rate"), count(branch.steps, f"{path}.steps", "steps"),
         _loss(branch.loss, f"{path}.loss"), Number(f"{excess:+.4f}", excess, "", f"{path}.excess"),
         "within" if comparison.is_within else "over", held_out,
     )  # fmt: skip

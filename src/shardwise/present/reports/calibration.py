@@ -19,7 +19,7 @@ from shardwise.measure.calibrate.prediction_errors import (
 from shardwise.measure.calibrate.published_fit import STRATA, fold_ranking, fold_statistics, repeat_noise
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.measure.microbenchmarks.benchmark_lines import describe_line, format_rate
-from shardwise.present.rendering.numbers import seconds, share
+from shardwise.present.rendering.numbers import seconds, share, significant
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
 from shardwise.values import format_bytes, format_seconds
 
@@ -55,7 +55,7 @@ def machine_report(result: MachineResult) -> Report:
     peaks = ", ".join(f"{name} {peak / 1e9:,.0f} GFLOP/s" for name, peak in chip.peak_flops_per_s.items())
     rows: tuple[Row, ...] = tuple(
         (
-            name, Number(f"{value:.4g}", value, "", f"calibration.constants.{name}"),
+            name, significant(value, f"calibration.constants.{name}"),
             {**CONSTANTS, **BENCH_ONLY_CONSTANTS}[name].meaning,
         )
         for name, value in calibration.constants.items()

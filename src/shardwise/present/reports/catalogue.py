@@ -12,6 +12,7 @@ from shardwise.interop import get_target
 from shardwise.model import Architecture, load_model, num_active_params, num_params
 from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.present.catalogue_values import CatalogueEntries, StackConstant, plain_values, stack_constants
+from shardwise.present.rendering.numbers import significant
 from shardwise.present.rendering.report import Block, Cell, Number, Report, Row, Section, Table
 from shardwise.present.reports.catalogue_cells import shorten_source, value_cell
 from shardwise.present.reports.hardware_catalogue import chips_table, clusters_table
@@ -124,7 +125,7 @@ def _constant_rows(constants: Sequence[StackConstant]) -> Iterator[Row]:
     yield "constant", "value", "one deviation", "meaning"
     for constant in constants:
         name = f"{constant.owner}.{constant.name}"
-        value = Number(f"{constant.value:.4g}", constant.value, "", f"entries.0.values.{name}.value")
+        value = significant(constant.value, f"entries.0.values.{name}.value")
         yield name, value, f"{constant.low:.3g} to {constant.high:.3g}", constant.meaning
 
 
@@ -137,18 +138,17 @@ def _ability_text(values: bool | Sequence[object]) -> str:
 def _stacks_table(entries: CatalogueEntries) -> Report:
     """Return stacks and kinds with their four constants."""
     constants_by_stack = {name: list(stack_constants(name, None)) for name in entries.names}
-    known = next(iter(constants_by_stack.values()))
-    rows: list[Row] = [("stack", "kind", *(constant.name for constant in known), "from")]
+    columns = next(iter(constants_by_stack.values()))
+    rows: list[Row] = [("stack", "kind", *(constant.name for constant in columns), "from")]
     for index, (name, constants) in enumerate(constants_by_stack.items()):
         stack, path = get_stack(name), f"entries.{index}.values"
         origin = "runs" if is_measured(stack) else "expected of its kind"
         values = (
-            Number(f"{constant.value:.3g}", constant.value, "", f"{path}.stack.{constant.name}.value")
-            for constant in constants
+            significant(constant.value, f"{path}.stack.{constant.name}.value", digits=3) for constant in constants
         )
         rows.append((name, stack.kind, *values, origin))
-    meanings = [f"{constant.name}: {constant.meaning}" for constant in known]
-    table = Table(rows=tuple(rows), right=range(2, 2 + len(known)))
+    meanings = [f"{constant.name}: {constant.meaning}" for constant in columns]
+    table = Table(rows=tuple(rows), right=range(2, 2 + len(columns)))
     return [Section([table]), Section([*meanings, f"runs: {load_published_fit()['source']}"])]
 
 

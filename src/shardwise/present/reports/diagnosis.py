@@ -54,8 +54,8 @@ def _torch_facts(torch: TorchSupport | None) -> Iterator[tuple[str, Cell | Line]
     for gpu in dict.fromkeys(torch.gpus):
         memory = num_bytes(gpu.memory_bytes, f"machine.torch.gpus.{numbers[gpu]}.memory_bytes")
         yield "GPUs", Line((f"{torch.gpus.count(gpu)} x {gpu.name}, ", memory, f" each ({torch.platform})"))
-    words = (f"{name} {'yes' if name in torch.backends else 'no'}" for name in ("gloo", "nccl"))
-    yield "backends", f"{', '.join(words)} (torch.distributed, between CPUs and between GPUs)"
+    backends = (f"{name} {'yes' if name in torch.backends else 'no'}" for name in ("gloo", "nccl"))
+    yield "backends", f"{', '.join(backends)} (torch.distributed, between CPUs and between GPUs)"
 
 
 def _package_table(diagnosis: Diagnosis) -> Table:
@@ -78,10 +78,10 @@ def _verb_blocks(verbs: Sequence[VerbStatus]) -> Iterator[Block]:
         for part in verb.parts:
             rows.append((verb.name, Status("in part", "note"), f"{part.part}: needs {_titles(part.missing)}", part.fix))
     listed = {row[0] for row in rows}
-    others = [verb.name for verb in verbs if verb.name not in listed]
+    working = [verb.name for verb in verbs if verb.name not in listed]
     if rows:
         yield Table(rows=tuple(rows), head=False, indent=2)
-    yield f"  {pluralize(len(others), 'verb')} {'work' if len(others) != 1 else 'works'} fully: {', '.join(others)}"
+    yield f"  {pluralize(len(working), 'verb')} {'work' if len(working) != 1 else 'works'} fully: {', '.join(working)}"
 
 
 def _titles(modules: Sequence[str]) -> str:

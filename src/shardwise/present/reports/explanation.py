@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.numbers import count, num_bytes, seconds, share, significant
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Status, Table
 from shardwise.present.reports.memory import recompute_tables
 from shardwise.present.reports.sweep import doublings_table, noise_text
@@ -66,7 +66,7 @@ def explain_report(explanation: Explanation) -> Report:
         Section(_runners_up(explanation), title="runners-up, and why each lost", name="runners-up"),
         Section(list(_run(explanation)), title="what the whole run takes", detail=True),
         *_constants(explanation),
-        *([_against(explanation.against, explanation.placement)] if explanation.against else []),
+        *([_comparison(explanation.against, explanation.placement)] if explanation.against else []),
     ]
     return [section for section in sections if section.blocks or section.title == head]
 
@@ -206,11 +206,11 @@ def _schedules(explanation: Explanation) -> list[Block]:
 def _runners_up(explanation: Explanation) -> list[Block]:
     """Return each with its reason; in the short form the first, and all whose step predictions do not tell from the plan's."""
     rows: list[Row] = []
-    for index, other in enumerate(explanation.runners_up):
-        step = seconds(other.step_time_s, f"runners_up.{index}.step_time_s")
-        rows += [(step, other.layout), ("", other.reason), ("", other.verdict)]
+    for index, runner_up in enumerate(explanation.runners_up):
+        step = seconds(runner_up.step_time_s, f"runners_up.{index}.step_time_s")
+        rows += [(step, runner_up.layout), ("", runner_up.reason), ("", runner_up.verdict)]
     limit = explanation.throughput.step_time_s * (1 + RESOLUTION)
-    ties = [number for number, other in enumerate(explanation.runners_up, 1) if other.step_time_s <= limit]
+    ties = [number for number, layout in enumerate(explanation.runners_up, 1) if layout.step_time_s <= limit]
     brief = 3 * max([MAX_NAMED, *ties])
     return [Table(rows=tuple(rows), right=(0,), head=False, indent=2, brief=brief)] if rows else []
 
@@ -234,13 +234,14 @@ def _constants(explanation: Explanation) -> Iterator[Section]:
         path = f"constants.{index}"
         overtaken = f"{constant.overtaken_by} would be faster" if constant.overtaken_by else ""
         outcome = "; ".join(filter(None, ("" if constant.fits else "the plan does not fit", overtaken)))
-        value = Number(f"{constant.value:.4g}", constant.value, "", f"{path}.value") if constant.meaning else ""
+        value = significant(constant.value, f"{path}.value") if constant.meaning else ""
         change = Number(f"{constant.change:+.2%}", constant.change, "%", f"{path}.change")
         step = seconds(constant.step_time_s, f"{path}.step_time_s")
         rows.append((constant.name, change, step, value, constant.meaning, outcome))
-    shown = [row if any(row[5] for row in rows) else row[:5] for row in rows]
+    if not any(row[5] for row in rows):
+        rows = [row[:5] for row in rows]
     yield Section(
-        [Table(rows=tuple(shown), right=(1, 2), head=False, indent=2, brief=MAX_NAMED)],
+        [Table(rows=tuple(rows), right=(1, 2), head=False, indent=2, brief=MAX_NAMED)],
         title="which constant moves the answer most? each made a tenth worse", name="the other constants",
     )  # fmt: skip
     sources = dict.fromkeys(constant.source for constant in explanation.constants if constant.source)
@@ -249,23 +250,23 @@ def _constants(explanation: Explanation) -> Iterator[Section]:
     )
 
 
-def _against(other: LayoutComparison, placement: str) -> Section:
-    estimate, path = other.estimate, "against.estimate"
+def _comparison(comparison: LayoutComparison, placement: str) -> Section:
+    estimate, path = comparison.estimate, "against.estimate"
     lines: list[Block] = [
         Line(
             (
-                f"  {other.verdict}: ", seconds(estimate.step_time_s, f"{path}.step_time_s"), ", ",
+                f"  {comparison.verdict}: ", seconds(estimate.step_time_s, f"{path}.step_time_s"), ", ",
                 num_bytes(estimate.memory_bytes, f"{path}.memory_bytes"),
             )
         )
     ]  # fmt: skip
-    if other.filled:
-        lines.append(f"  not said, and chosen as a search does: {other.filled}")
-    if other.smallest_change:
-        lines.append(f"  smallest change that fits: {other.smallest_change}")
-    lines.append(f"  placement {other.placement}; the plan's is {placement}")
-    lines += [_differences("time", other.time, seconds), _differences("memory", other.memory, num_bytes)]
-    return Section(lines, title=f"against {other.layout}")
+    if comparison.filled:
+        lines.append(f"  not said, and chosen as a search does: {comparison.filled}")
+    if comparison.smallest_change:
+        lines.append(f"  smallest change that fits: {comparison.smallest_change}")
+    lines.append(f"  placement {comparison.placement}; the plan's is {placement}")
+    lines += [_differences("time", comparison.time, seconds), _differences("memory", comparison.memory, num_bytes)]
+    return Section(lines, title=f"against {comparison.layout}")
 
 
 def _differences(tree: str, terms: Mapping[str, TermDifference], number: NumberOf) -> Table:

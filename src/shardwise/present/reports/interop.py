@@ -80,20 +80,22 @@ def _changes(launch: PricedLaunch) -> Section:
         return Section(["no other layout is predicted to be faster by a hundredth or more"])
     rows: list[Row] = []
     for index, change in enumerate(launch.better):
-        words = [name if value is True else f"without {name}" if value is None else f"{name}={_option_text(value)}"
-                 for name, value in change.options.items()]  # fmt: skip
+        options = ", ".join(_option_text(name, value) for name, value in change.options.items())
         after = change.estimate
         gain = f"{after.step_time_s / before.step_time_s - 1:+.1%}" if before.fits else ""
         rows.append((
             seconds(after.step_time_s, f"better.{index}.step_time_s"), gain,
-            num_bytes(after.memory_bytes, f"better.{index}.memory_bytes"), ", ".join(words),
+            num_bytes(after.memory_bytes, f"better.{index}.memory_bytes"), options,
         ))  # fmt: skip
     table = Table(rows=tuple(rows), right=(0, 1, 2), head=False, indent=2)
     return Section([table], title="faster, by prediction" if before.fits else "what fits")
 
 
-def _option_text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+def _option_text(name: str, value: object) -> str:
+    """Return an option with its value; True is one without a value, None one that is left out."""
+    if value is True or value is None:
+        return name if value else f"without {name}"
+    return f"{name}={','.join(map(str, value)) if isinstance(value, (list, tuple)) else value}"
 
 
 def convert_report(converted: ConvertedModel) -> Report:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.rendering.numbers import num_bytes, seconds, share
 from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Status, Table, share_bar
+from shardwise.present.reports.wording import tensor_names
 from shardwise.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -128,13 +129,10 @@ def _stage_table(stages: Sequence[Mapping[str, float]], capacity: float, fullest
     return Table(rows=tuple(rows), right=(1, 2), head=False, indent=4)
 
 
-MAX_NAMED_TENSORS = 3  # of one kernel
-
-
 def recompute_tables(layers: Sequence[LayerRecompute], path: str) -> Iterator[Block]:
     """Yield for each kind of layer its tensors with their bytes and its kernels with their seconds; `path` is the list's."""
     for index, layer in enumerate(layers):
-        kept_bytes = sum(kept.num_bytes for kept in layer.kept)
+        kept_bytes = sum(tensor.num_bytes for tensor in layer.kept)
         recomputed_s = sum(kernel.seconds for kernel in layer.recomputed)
         yield Line(
             (
@@ -143,23 +141,18 @@ def recompute_tables(layers: Sequence[LayerRecompute], path: str) -> Iterator[Bl
             )
         )  # fmt: skip
         rows: list[Row] = [
-            ("kept", kept.tensor, num_bytes(kept.num_bytes, f"{path}.{index}.kept.{number}.num_bytes"), "")
-            for number, kept in enumerate(layer.kept)
+            ("kept", tensor.tensor, num_bytes(tensor.num_bytes, f"{path}.{index}.kept.{number}.num_bytes"), "")
+            for number, tensor in enumerate(layer.kept)
         ]
         rows += [
             (
-                "again", f"{kernel.what} of {_tensor_names(kernel.tensors)}",
+                "again", f"{kernel.what} of {tensor_names(kernel.tensors)}",
                 f"-{format_bytes(kernel.spared_bytes)}" if kernel.spared_bytes else "",
                 Number(format_seconds(kernel.seconds), kernel.seconds, "s", f"{path}.{index}.recomputed.{number}.seconds"),
             )
             for number, kernel in enumerate(layer.recomputed)
         ]  # fmt: skip
         yield Table(rows=tuple(rows), right=(2, 3), head=False, indent=4)
-
-
-def _tensor_names(tensors: Sequence[str]) -> str:
-    more = len(tensors) - MAX_NAMED_TENSORS
-    return ", ".join(tensors[:MAX_NAMED_TENSORS]) + (f" and {more} more" if more > 0 else "")
 
 
 ROW_FORMAT = "  {:<18}{:>9}   {}"

@@ -22,9 +22,10 @@ def optimizers_table(entries: CatalogueEntries) -> Report:
     rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
     for index, name in enumerate(entries.names):
         optimizer = get_optimizer(name)
-        tensors, others = ", ".join(state_formats(recipe, optimizer)) or "none", other_optimizer(name, optimizer) or "-"
+        tensors = ", ".join(state_formats(recipe, optimizer)) or "none"
+        fallback = other_optimizer(name, optimizer) or "-"
         rows.append((
-            name, tensors, _state_bytes(optimizer, recipe, f"entries.{index}.values"), others, f"{len(optimizer.fields)}",
+            name, tensors, _state_bytes(optimizer, recipe, f"entries.{index}.values"), fallback, f"{len(optimizer.fields)}",
             shorten_source(optimizer.source),
         ))  # fmt: skip
     return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]

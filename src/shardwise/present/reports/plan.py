@@ -80,13 +80,13 @@ def _bound(plan: Plan) -> Iterator[Line]:
 
 
 def _tokens_range(estimate: Estimate) -> str:
-    around = format_rate_interval(estimate.tokens_per_s_per_device, estimate, lambda value: f"{value:,.0f}")
-    return f" ({around})" if around else ""
+    interval = format_rate_interval(estimate.tokens_per_s_per_device, estimate, lambda value: f"{value:,.0f}")
+    return f" ({interval})" if interval else ""
 
 
 def _mfu_range(estimate: Estimate) -> str:
-    around = format_rate_interval(estimate.mfu, estimate, lambda value: f"{value:.1%}")
-    return f"{around}, " if around else ""
+    interval = format_rate_interval(estimate.mfu, estimate, lambda value: f"{value:.1%}")
+    return f"{interval}, " if interval else ""
 
 
 def _against_peak(job: Job) -> str:
@@ -158,9 +158,9 @@ def _time(estimate: Estimate) -> Iterator[Block]:
 
 def _alternatives(plan: Plan) -> Iterator[Block]:
     rows: list[Row] = []
-    for index, other in enumerate(plan.alternatives):
-        step = seconds(other.estimate.step_time_s, f"alternatives.{index}.estimate.step_time_s")
-        rows += [(step, str(other.layout)), ("", other.reason)]
+    for index, alternative in enumerate(plan.alternatives):
+        step = seconds(alternative.estimate.step_time_s, f"alternatives.{index}.estimate.step_time_s")
+        rows += [(step, str(alternative.layout)), ("", alternative.reason)]
     if rows:
         yield Table(rows=tuple(rows), right=(0,), head=False, indent=2)
 

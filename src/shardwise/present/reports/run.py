@@ -136,10 +136,10 @@ class _TermRow(NamedTuple):
 
 def _term_table(title: str, rows: Iterable[_TermRow], total: float, form: Callable[[float], str], unit: str) -> Table:
     """Return a table of the terms that are not empty; shares are of the measured `total`."""
-    shown = [row for row in rows if row.predicted or row.measured]
-    largest = max(max(row.predicted or 0.0, row.measured) for row in shown)
+    rows = [row for row in rows if row.predicted or row.measured]
+    largest = max(max(row.predicted or 0.0, row.measured) for row in rows)
     cells: list[Row] = [(title, "predicted", "measured", "share", "difference", "", "")]
-    for row in shown:
+    for row in rows:
         predicted, measured, part, difference = row.paths
         text = form(row.measured) if row.measured >= 0 else f"-{form(-row.measured)}"
         cells.append(
@@ -154,8 +154,8 @@ def _term_table(title: str, rows: Iterable[_TermRow], total: float, form: Callab
 
 
 def _signed(difference: float, total: float, form: Callable[[float], str], unit: str, path: str) -> Number:
-    shown = 0.0 if abs(difference) < ROUNDING * total else difference
-    return Number(("+" if shown >= 0 else "-") + form(abs(shown)), difference, unit, path)
+    rounded = 0.0 if abs(difference) < ROUNDING * total else difference
+    return Number(("+" if rounded >= 0 else "-") + form(abs(rounded)), difference, unit, path)
 
 
 def _bar(row: _TermRow, largest: float) -> ShareBar:

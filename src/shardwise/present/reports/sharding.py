@@ -240,8 +240,8 @@ def _algorithms(report: CollectiveReport) -> list[tuple[Algorithm, str]]:
         name=report.algorithm, time_s=report.time_s, latency_s=report.latency_s, bandwidth_s=report.bandwidth_s,
         hops=report.hops, algbw=report.algbw, busbw=report.busbw,
     )  # fmt: skip
-    others = [(algorithm, f"alternatives.{index}.") for index, algorithm in enumerate(report.alternatives)]
-    return [(chosen, ""), *others]
+    alternatives = [(algorithm, f"alternatives.{index}.") for index, algorithm in enumerate(report.alternatives)]
+    return [(chosen, ""), *alternatives]
 
 
 def _bandwidth(name: str, bytes_per_s: float, path: str) -> Number:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from shardwise.measure.reconcile.trace_analysis import LEAST_SHARE
 from shardwise.present.charts.step_charts import title_of
 from shardwise.present.rendering.numbers import num_bytes, percent, seconds
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
-from shardwise.present.reports.wording import overlap_text
+from shardwise.present.reports.wording import overlap_text, tensor_names
 from shardwise.price import Simulation
 from shardwise.price.simulation.critical_path import CriticalPart, critical_passes
 from shardwise.price.simulation.result import split_by_rank
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 SHOWN_SHARE = 1e-9  # of a step: terms with less are left out
 MAX_PATH_PARTS = 8  # of the critical path, in text
-MAX_TENSORS = 3  # names of an instruction
 
 
 def simulation_report(simulation: Simulation) -> Report:
@@ -171,23 +170,17 @@ def _instruction_words(instruction: PricedInstruction) -> Iterator[str]:
     """Yield what is done, with which tensors."""
     match instruction.kind:
         case "launch":
-            results = _tensor_names(instruction.results)
-            yield f"{instruction.operation} {_tensor_names(instruction.tensors)} -> {results}"
+            results = tensor_names(instruction.results)
+            yield f"{instruction.operation} {tensor_names(instruction.tensors)} -> {results}"
         case "free":
-            yield f"free {_tensor_names(instruction.tensors)}"
+            yield f"free {tensor_names(instruction.tensors)}"
         case "slice":
-            yield f"slice {_tensor_names(instruction.tensors)} over {', '.join(instruction.over)}"
+            yield f"slice {tensor_names(instruction.tensors)} over {', '.join(instruction.over)}"
         case kind:
-            yield f"{kind} {instruction.operation} of {_tensor_names(instruction.tensors)}"
+            yield f"{kind} {instruction.operation} of {tensor_names(instruction.tensors)}"
             yield f"over {', '.join(instruction.over)}"
             if kind == "start" and instruction.count > 1:
                 yield f"in {instruction.count} pieces"
-
-
-def _tensor_names(tensors: Sequence[str]) -> str:
-    """Return names of tensors, and how many more there are."""
-    more = len(tensors) - MAX_TENSORS
-    return ", ".join(tensors[:MAX_TENSORS]) + (f" and {more} more" if more > 0 else "")
 
 
 MAX_LISTED = 5  # bottlenecks and stalls in text, and differences in the short form
@@ -225,9 +218,9 @@ def _bottlenecks(analysis: TraceAnalysis) -> Section:
     lines: list[Block] = []
     for index, bottleneck in enumerate(analysis.bottlenecks[:MAX_LISTED]):
         path = f"bottlenecks.{index}"
-        lost_s, share = seconds(bottleneck.seconds, f"{path}.seconds"), percent(bottleneck.share, f"{path}.share")
+        lost_s, part = seconds(bottleneck.seconds, f"{path}.seconds"), percent(bottleneck.share, f"{path}.share")
         lines += [
-            Line((f"  {index + 1}. {bottleneck.kind}, rank {bottleneck.rank}: ", lost_s, ", ", share, " of the step")),
+            Line((f"  {index + 1}. {bottleneck.kind}, rank {bottleneck.rank}: ", lost_s, ", ", part, " of the step")),
             f"     {bottleneck.what}", _remedy(bottleneck, f"{path}.remedy"),
         ]  # fmt: skip
     lines += _not_listed(len(analysis.bottlenecks))

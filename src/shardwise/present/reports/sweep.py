@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from shardwise.batch_size import LossTarget, NoiseScale
 from shardwise.present.charts.sweep_charts import BILLION, absent, what_is_planned
-from shardwise.present.rendering.numbers import count, num_bytes, percent, seconds, share, usd
+from shardwise.present.rendering.numbers import count, num_bytes, percent, seconds, share, significant, usd
 from shardwise.present.rendering.report import Block, Cell, Number, Report, Row, Section, Status, Table, cell_text
 from shardwise.present.reports.wording import INTERVAL, plan_summary
 from shardwise.price import PRICE_FIELD
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept, grid_points
 from shardwise.search.explain.explanation import critical_batch_text
 from shardwise.search.loss_time import Doubling, LossPoint, LossTime, NoiseSensitivity
-from shardwise.search.plan_sweep import find_knee, step_time_parts, waiting_share
+from shardwise.search.plan_sweep import SweptValues, find_knee, step_time_parts, waiting_share
 from shardwise.search.sweep_values import SweepValue, format_value
 from shardwise.values import (
     format_binary,
@@ -57,11 +57,11 @@ POINT_COLUMNS: Mapping[str, Callable[[SweepPoint, str], Cell]] = {
 
 def sweep_report(swept: Swept) -> Report:
     """Report headline, for a grid its MFUs, the table, what bounds scaling, the layouts, what has no plan, notes."""
-    what, job = what_is_planned(swept)
+    subject, job = what_is_planned(swept)
     names = " and ".join(f"{sweep.name} over {pluralize(len(sweep.values), 'value')}" for sweep in swept.sweeps)
     unplanned = list(_unplanned(swept))
     return [
-        Section([f"  {names}", *_interval(swept)], title=f"{what}, {job}"),
+        Section([f"  {names}", *_interval(swept)], title=f"{subject}, {job}"),
         *([Section([_mfus(swept)])] if len(swept.sweeps) > 1 else []),
         Section([sweep_table(swept)]),
         Section(list(_knees(swept))),
@@ -106,9 +106,9 @@ def sweep_table(swept: Swept) -> Table:
         (name, [cell(point, path) for point, path in zip(points, paths, strict=True)])
         for name, cell in POINT_COLUMNS.items()
     ]
-    known = [(name, cells) for name, cells in columns if name in names or set(map(cell_text, cells)) != {NO_PLAN}]
-    rows: list[Row] = [tuple(name for name, _ in known), *zip(*(cells for _, cells in known), strict=True)]
-    right = [number for number, (name, _) in enumerate(known) if name not in ("bound by", "model")]
+    columns = [(name, cells) for name, cells in columns if name in names or set(map(cell_text, cells)) != {NO_PLAN}]
+    rows: list[Row] = [tuple(name for name, _ in columns), *zip(*(cells for _, cells in columns), strict=True)]
+    right = [number for number, (name, _) in enumerate(columns) if name not in ("bound by", "model")]
     return Table(rows=tuple(rows), right=right)
 
 
@@ -134,7 +134,7 @@ def _mfus(swept: Swept) -> Table:
     places = {tuple(point.at.values()): number for number, point in enumerate(swept.points)}
     rows: list[Row] = [(f"MFU by {first.name} and {second.name}", *map(format_value, second.values))]
     for value in first.values:
-        cells = [_mfu(swept, places.get((value, other))) for other in second.values]
+        cells = [_mfu(swept, places.get((value, second_value))) for second_value in second.values]
         rows.append((format_value(value), *cells))
     return Table(rows=tuple(rows), right=range(1, len(rows[0])))
 
@@ -148,29 +148,30 @@ def _knees(swept: Swept) -> Iterator[str]:
     """Yield where each series stops to scale, and where compute takes most throughput; from where on efficiency is lost."""
     name = swept.along.name
     efficiencies = _efficiencies(swept) if name == "gpus" else {}
-    for at, points in swept.series() if swept.along.is_ordered else ():
+    for fixed_values, points in swept.series() if swept.along.is_ordered else ():
         planned = [point for point in points if point.plan]
         if len(planned) < 2:
             continue
         knee = find_knee(points)
         text = f"knee at {name}={format_value(knee.point.at[name])}: {knee.reason}" if knee else _no_knee(planned, name)
-        where = ", ".join(f"{other}={format_value(value)}" for other, value in at.items())
+        series_name = _values_text(fixed_values)
         falls = [
             f"below {part:.0%} at {name}={format_value(first.at[name])}"
             for part in EFFICIENCIES
             for first in [point for point in planned if efficiencies.get(point.name, 1.0) < part][:1]
         ]
-        yield (f"{where}: " if where else "") + text + (f"; efficiency falls {', '.join(falls)}" if falls else "")
+        text += f"; efficiency falls {', '.join(falls)}" if falls else ""
+        yield f"{series_name}: {text}" if series_name else text
 
 
 def _no_knee(planned: Sequence[SweepPoint], name: str) -> str:
     """Return what bounds all of the steps, and how much of them devices wait at most."""
     shares = [(waiting_share(point.plan.estimate), point) for point in planned if point.plan]
-    most, where = max(shares, key=lambda pair: pair[0])
-    assert where.plan
+    largest_share, point = max(shares, key=lambda pair: pair[0])
+    assert point.plan
     return (
-        f"no knee: every step is bound by {where.plan.estimate.bound}; exposed communication and bubble are at most "
-        f"{most:.0%} of it, at {name}={format_value(where.at[name])}"
+        f"no knee: every step is bound by {point.plan.estimate.bound}; exposed communication and bubble are at most "
+        f"{largest_share:.0%} of it, at {name}={format_value(point.at[name])}"
     )
 
 
@@ -178,17 +179,21 @@ def _layouts(swept: Swept) -> Table:
     """Return the layout of each point, or why it has none."""
     rows: list[Row] = []
     for point in swept.points:
-        first, *others = (str(point.plan.layout) if point.plan else str(point.error)).split("\n")
-        rows += [(point.name, first), *(("", other) for other in others)]
+        lines = (str(point.plan.layout) if point.plan else str(point.error)).split("\n")
+        rows += zip([point.name, *[""] * (len(lines) - 1)], lines, strict=True)
     return Table(rows=tuple(rows), head=False, indent=2)
 
 
 def _unplanned(swept: Swept) -> Iterator[str]:
     """Yield what was not planned where the sweep was stopped."""
     planned = [dict(point.at) for point in swept.points]
-    for at in grid_points(swept.sweeps):
-        if dict(at) not in planned:
-            yield f"  {', '.join(f'{name}={format_value(value)}' for name, value in at.items())}"
+    for swept_values in grid_points(swept.sweeps):
+        if dict(swept_values) not in planned:
+            yield f"  {_values_text(swept_values)}"
+
+
+def _values_text(swept_values: SweptValues) -> str:
+    return ", ".join(f"{name}={format_value(value)}" for name, value in swept_values.items())
 
 
 def _notes(points: Sequence[SweepPoint]) -> Iterator[str]:
@@ -210,7 +215,6 @@ def _prices(points: Sequence[SweepPoint]) -> Iterator[str]:
         yield f"  note: no sourced {PRICE_FIELD} of {unpriced}: dollars are left out (--set chip.{PRICE_FIELD}=VALUE)"
 
 
-NO_POINT = "-"
 HEAD = ("batch", "of B_crit", "step", "MFU", "token time", "tokens to loss", "loss time", "chip-hours", "cost")
 
 
@@ -258,12 +262,12 @@ def _head(search: LossSearch) -> Iterator[Block]:
 
 def noise_text(noise: NoiseScale) -> str:
     """Return the noise scale with its interval and source, in a line."""
-    around = (
+    interval = (
         f", 90% interval {format_count(noise.interval90[0])} to {format_count(noise.interval90[1])}"
         if noise.interval90
         else ""
     )
-    return f"noise scale {format_count(noise.tokens)} tokens{around}: {noise.source}; taken to stay as it is during the run"
+    return f"noise scale {format_count(noise.tokens)} tokens{interval}: {noise.source}; taken to stay as it is during the run"
 
 
 def tokens_text(target: LossTarget) -> str:
@@ -286,13 +290,13 @@ def _points(search: LossSearch, numbers: Iterable[int]) -> Table:
 def _cells(point: LossPoint, path: str) -> Sequence[Cell]:
     batch = _batch(point.batch_tokens, f"{path}.batch_tokens")
     if point.plan is None or point.time is None:
-        return (batch, NO_POINT, "no plan", *[NO_POINT] * (len(HEAD) - 3))
-    time, of_time = point.time, f"{path}.time"
+        return (batch, NO_PLAN, "no plan", *[NO_PLAN] * (len(HEAD) - 3))
+    time, time_path = point.time, f"{path}.time"
     return (
-        batch, _noise_ratio(time, of_time), seconds(time.step_time_s, f"{of_time}.step_time_s"),
-        share(point.plan.estimate.mfu, f"{path}.mfu"), seconds(time.token_s, f"{of_time}.token_s"),
-        Number(format_count(time.tokens), time.tokens, "tokens", f"{of_time}.tokens"),
-        seconds(time.loss_s, f"{of_time}.loss_s"), _chip_hours(time, of_time), usd(time.usd, f"{of_time}.usd"),
+        batch, _noise_ratio(time, time_path), seconds(time.step_time_s, f"{time_path}.step_time_s"),
+        share(point.plan.estimate.mfu, f"{path}.mfu"), seconds(time.token_s, f"{time_path}.token_s"),
+        Number(format_count(time.tokens), time.tokens, "tokens", f"{time_path}.tokens"),
+        seconds(time.loss_s, f"{time_path}.loss_s"), _chip_hours(time, time_path), usd(time.usd, f"{time_path}.usd"),
     )  # fmt: skip
 
 
@@ -301,7 +305,7 @@ def _batch(tokens: int, path: str) -> Number:
 
 
 def _noise_ratio(time: LossTime, path: str) -> Number:
-    return Number(f"{time.batch_over_noise:.2g}", time.batch_over_noise, "", f"{path}.batch_over_noise")
+    return significant(time.batch_over_noise, f"{path}.batch_over_noise", digits=2)
 
 
 def _chip_hours(time: LossTime, path: str) -> Number:
@@ -342,7 +346,7 @@ def doublings_table(doublings: Sequence[Doubling], path: str) -> Table:
     for index, doubling in enumerate(doublings):
         place = f"{path}.{index}"
         ratios = [
-            Number(NO_POINT if ratio is None else f"×{ratio:.2f}", ratio, "", f"{place}.{name}")
+            Number(NO_PLAN if ratio is None else f"×{ratio:.2f}", ratio, "", f"{place}.{name}")
             for name in ("token_ratio", "loss_ratio", "usd_ratio")
             for ratio in [getattr(doubling, name)]
         ]
@@ -358,21 +362,21 @@ def _sensitivity(search: LossSearch) -> Iterator[str]:
     ends = "the interval's ends" if search.target.noise.interval90 else "half and twice the noise scale"
     if search.sensitivity:
         yield f"the choice at {ends}:"
-        yield from (f"  {_other_choice(other, chosen, search.goal)}" for other in search.sensitivity)
+        yield from (f"  {_choice_text(choice, chosen, search.goal)}" for choice in search.sensitivity)
 
 
-def _other_choice(other: NoiseSensitivity, chosen: LossPoint, goal: str) -> str:
-    tokens = format_count(other.noise_tokens)
-    if other.cluster is None or other.batch_tokens is None:
+def _choice_text(choice: NoiseSensitivity, chosen: LossPoint, goal: str) -> str:
+    tokens = format_count(choice.noise_tokens)
+    if choice.cluster is None or choice.batch_tokens is None:
         return f"{tokens}: nothing meets the limits"
-    if (other.cluster, other.batch_tokens) == (chosen.cluster, chosen.batch_tokens):
+    if (choice.cluster, choice.batch_tokens) == (chosen.cluster, chosen.batch_tokens):
         return f"{tokens}: the same"
     worse = (
         ""
-        if other.regret is None
-        else f"; the chosen plan takes {other.regret:.0%} more {'time' if goal == 'time' else 'dollars'}"
+        if choice.regret is None
+        else f"; the chosen plan takes {choice.regret:.0%} more {'time' if goal == 'time' else 'dollars'}"
     )
-    return f"{tokens}: {other.cluster} with batches of {format_binary(other.batch_tokens)}{worse}"
+    return f"{tokens}: {choice.cluster} with batches of {format_binary(choice.batch_tokens)}{worse}"
 
 
 def _problems(search: LossSearch) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.published_runs.run_table import instrument_reading
-from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
+from shardwise.present.rendering.numbers import count, num_bytes, quantity, seconds, share
 from shardwise.present.rendering.report import (
     BAR_STEPS,
     Block,
@@ -23,7 +23,7 @@ from shardwise.present.rendering.report import (
 from shardwise.present.reports.wording import format_step
 from shardwise.price import loss_kind
 from shardwise.records.logs.training_log import RULE
-from shardwise.values import format_bytes, format_quantity, format_seconds, pluralize
+from shardwise.values import format_bytes, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import MeasuredStep, UtilisationReport
@@ -90,16 +90,14 @@ def _utilisation(report: UtilisationReport) -> Iterator[Line]:
     )  # fmt: skip
     yield Line(
         (
-            "  MFU = ", _rate(used.flops_per_token, "FLOP", "utilisation.flops_per_token"),
-            "/token x tokens/s of a device / ", _rate(used.peak_flops_per_s, "FLOP/s", "utilisation.peak_flops_per_s"),
+            "  MFU = ", quantity(used.flops_per_token, "FLOP", "utilisation.flops_per_token", digits=4),
+            "/token x tokens/s of a device / ",
+            quantity(used.peak_flops_per_s, "FLOP/s", "utilisation.peak_flops_per_s", digits=4),
             f", the dense {used.peak_format} peak of {report.setup.cluster.chip.name}; ",
-            _rate(used.flops_per_token_full, "FLOP", "utilisation.flops_per_token_full"), "/token with full attention",
+            quantity(used.flops_per_token_full, "FLOP", "utilisation.flops_per_token_full", digits=4),
+            "/token with full attention",
         )
     )  # fmt: skip
-
-
-def _rate(value: float, unit: str, path: str = "") -> Number:
-    return Number(format_quantity(value, unit, digits=4), value, unit, path)
 
 
 def _log(measured: MeasuredStep) -> Iterator[Block]:
@@ -138,10 +136,10 @@ def _framework_counts(log: TrainingLog, steady: SteadyState) -> Iterator[Line]:
     if steady.mfu is not None:
         counts.append(("MFU ", share(steady.mfu, "log.mfu")))
     if steady.tflops is not None:
-        counts.append((_rate(steady.tflops * 1e12, "FLOP/s"), " per device"))
+        counts.append((quantity(steady.tflops * 1e12, "FLOP/s", digits=4), " per device"))
     if counts:
-        first, *others = counts
-        yield Line(("  by its own count: ", *first, *(cell for cells in others for cell in (", ", *cells))))
+        first_count, *more_counts = counts
+        yield Line(("  by its own count: ", *first_count, *(cell for cells in more_counts for cell in (", ", *cells))))
     first_loss, last_loss = log.first.loss, log.steps[-1].loss
     if first_loss is not None and last_loss is not None:
         yield Line(

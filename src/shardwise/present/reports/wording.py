@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -31,12 +31,13 @@ if TYPE_CHECKING:
     from shardwise.search.explain.playbook_steps import StepThroughput
 
 INTERVAL = "90% prediction interval"
+MAX_NAMED_TENSORS = 3  # of a kernel or an instruction
 
 
 def format_step(step_time_s: float, interval90: tuple[float, float] | None) -> str:
     """Return a step's time, with its interval where it is a prediction."""
-    around = f" ({INTERVAL} {format_interval(interval90)})" if interval90 else ""
-    return format_seconds(step_time_s) + around
+    interval = f" ({INTERVAL} {format_interval(interval90)})" if interval90 else ""
+    return format_seconds(step_time_s) + interval
 
 
 def format_interval(interval90: tuple[float, float]) -> str:
@@ -66,13 +67,13 @@ def layout_words(layout: Layout) -> str:
     >>> layout_words(Layout.parse("tp=8 pp=4 fsdp=16 zero_stage=1 num_virtual_stages=5"))
     'TP 8 with sequence parallelism, PP 4 (interleaved, VPP 5), DP 16, distributed optimizer (ZeRO-1), no recomputation'
     """
-    return ", ".join(_words(layout))
+    return ", ".join(_layout_parts(layout))
 
 
-def _words(layout: Layout) -> Iterator[str]:
+def _layout_parts(layout: Layout) -> Iterator[str]:
     if layout.tp > 1:
-        beside = " with sequence parallelism" * layout.sequence_parallel + ", overlapped" * layout.async_tp
-        yield f"TP {layout.tp}{beside}"
+        variants = " with sequence parallelism" * layout.sequence_parallel + ", overlapped" * layout.async_tp
+        yield f"TP {layout.tp}{variants}"
     if layout.cp > 1:
         yield f"CP {layout.cp}"
     if layout.pp > 1:
@@ -84,8 +85,14 @@ def _words(layout: Layout) -> Iterator[str]:
     yield f"DP {layout.num_replicas}{copies}"
     if layout.num_replicas > 1 or layout.zero_stage:
         yield SHARDED[layout.zero_stage]
-    some = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
-    yield "no recomputation" if layout.recompute == "none" else f"recompute {layout.recompute}{some}"
+    layers = f" of {layout.recompute_layers} layers of each stage" if layout.recompute_layers is not None else ""
+    yield "no recomputation" if layout.recompute == "none" else f"recompute {layout.recompute}{layers}"
+
+
+def tensor_names(names: Sequence[str]) -> str:
+    """Return the first names of tensors, and how many more there are."""
+    more = len(names) - MAX_NAMED_TENSORS
+    return ", ".join(names[:MAX_NAMED_TENSORS]) + (f" and {more} more" if more > 0 else "")
 
 
 def run_line(run: Run, path: str) -> Line:

@@ -192,7 +192,7 @@ def batch_branch(
         run_arguments = {
             "batches": batches, "data": data, "out": out, "processes": processes, "tokens": tokens, "step": step,
         }  # fmt: skip
-        _refuse_for_made_branches(source, [name for name, value in run_arguments.items() if value])
+        _refuse_run_arguments(source, [name for name, value in run_arguments.items() if value])
         return batch_size.read_branch_outcome(source, nats)
     require_packages("batch branch", EXPERIMENTS_REQUIRE)
     request = measure.BranchRequest(
@@ -208,7 +208,8 @@ def batch_branch(
     return measure.run_checkpoint_branches(request, report, nats)
 
 
-def _refuse_for_made_branches(folder: PathLike, names: Sequence[str]) -> None:
+def _refuse_run_arguments(folder: PathLike, names: Sequence[str]) -> None:
+    """Raise `InputError` for arguments that branches which have been run leave no room for."""
     if names:
         labels = ", ".join(map(argument_label, names))
         raise InputError(
@@ -239,9 +240,9 @@ def _mode(kind: Kind) -> Mode:
     def check(arguments: Mapping[str, Any]) -> None:
         problems: dict[str, list[str]] = {}
         for name in arguments:
-            kinds = [other for other, function in EXPERIMENTS.items() if name in read_arguments(function)]
+            kinds = [key for key, function in EXPERIMENTS.items() if name in read_arguments(function)]
             if kinds and kind not in kinds:
-                verbs = " or ".join(f"`shardwise batch {other}`" for other in kinds)
+                verbs = " or ".join(f"`shardwise batch {key}`" for key in kinds)
                 problems.setdefault(verbs, []).append(argument_label(name))
         raise_problems(
             [
@@ -252,7 +253,7 @@ def _mode(kind: Kind) -> Mode:
         if "plot" in arguments and kind not in PICTURES:
             raise InputError(f"--plot: `batch {kind}` draws nothing; leave it out")
 
-    return Mode(function=EXPERIMENTS[kind], applies=lambda arguments: arguments["what"] == kind, check=check)
+    return Mode(function=EXPERIMENTS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
 
 
 def _draw(result: Any) -> LineChart:
@@ -286,7 +287,7 @@ runs.jsonl, or a CSV file with the columns batch_tokens, steps and seed.""",
     group_order=("batch", RUNS, SWEEP, BRANCH, "output"),
 )
 def batch(
-    what: Annotated[Kind, Argument(group="batch", metavar="WHAT", choices=KINDS, help=" or ".join(KINDS))],
+    kind: Annotated[Kind, Argument(group="batch", metavar="WHAT", choices=KINDS, help=" or ".join(KINDS))],
     source: Source,
     **arguments: Any,
 ) -> BatchResult:
@@ -300,4 +301,4 @@ def batch(
     ...
     shardwise.values.errors.InputError: none.csv: cannot read it...
     """
-    return EXPERIMENTS[what](source, **arguments)
+    return EXPERIMENTS[kind](source, **arguments)

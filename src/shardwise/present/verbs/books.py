@@ -264,10 +264,11 @@ def parse_sizes(text: str) -> dict[str, int]:
     return sizes
 
 
-def _missing_rule_keys(words: Sequence[str]) -> list[str]:
+def _missing_rule_keys(command_words: Sequence[str]) -> list[str]:
     """Return the keys that the rule of a command line lacks, each with its sign of equality."""
-    rule, known = book_formulas.rules_by_name().get(words[0]), {word.partition("=")[0] for word in words[1:]}
-    return [f"{parameter.name}=" for parameter in rule.parameters if parameter.name not in known] if rule else []
+    name, *key_values = command_words
+    rule, keys = book_formulas.rules_by_name().get(name), {text.partition("=")[0] for text in key_values}
+    return [f"{parameter.name}=" for parameter in rule.parameters if parameter.name not in keys] if rule else []
 
 
 RuleName = Annotated[
@@ -323,18 +324,18 @@ def rule(
     return book_formulas.evaluate_rule(named_rule, {**parse_key_values(key_values), **values})
 
 
-def parse_key_values(words: Sequence[str]) -> dict[str, str]:
+def parse_key_values(key_values: Sequence[str]) -> dict[str, str]:
     """Parse values by their keys. Raises `InputError` with every word that is no KEY=VALUE, and every key that is repeated.
 
     >>> parse_key_values(["alpha=2550", "num_axes=3"])
     {'alpha': '2550', 'num_axes': '3'}
     """
-    pairs = [word.partition("=") for word in words]
+    pairs = [text.partition("=") for text in key_values]
     keys = [key.strip() for key, _, _ in pairs]
-    incomplete = [word for word in words if not all(word.partition("="))]
+    incomplete = [text for text in key_values if not all(text.partition("="))]
     repeated = sorted({key for key in keys if keys.count(key) > 1})
     raise_problems([
-        *(f"KEY=VALUE: found {word!r}; such as tokens=4Ki is required" for word in incomplete),
+        *(f"KEY=VALUE: found {text!r}; such as tokens=4Ki is required" for text in incomplete),
         *(f"KEY=VALUE: found {key} {keys.count(key)} times; once is required" for key in repeated),
     ])  # fmt: skip
     return {key: value.strip() for key, (_, _, value) in zip(keys, pairs, strict=True)}

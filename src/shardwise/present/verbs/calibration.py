@@ -77,12 +77,12 @@ cluster file: plans for it say what `train` takes on this machine.""",
         "shardwise bench collectives --processes 8 --out machine.jsonl",
         "shardwise bench machine --processes 2 --out machine.toml",
     ),
-    modes=(Mode(function=bench_machine, applies=lambda arguments: arguments["what"] == "machine"),),
+    modes=(Mode(function=bench_machine, applies=lambda arguments: arguments["kind"] == "machine"),),
     group_order=("measurement", "output"),
     requires=("torch",),
 )
 def bench(
-    what: Annotated[
+    kind: Annotated[
         BenchmarkKind,
         Argument(
             group="measurement", metavar="WHAT", choices=("matmul", "memory", "attention", "collectives", "all", "machine"),
@@ -100,7 +100,7 @@ def bench(
     Raises `InputError` for wrong settings and where PyTorch is not installed.
     """
     settings = measure.BenchmarkSettings(device=device, dtypes=dtypes, processes=processes, out=out)
-    return measure.run_benchmarks(what, settings, progress)
+    return measure.run_benchmarks(kind, settings, progress)
 
 
 @verb(

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from shardwise.present.figures.figure import FigureSet
 
 
-def _names_of_kind(words: Sequence[str]) -> tuple[str, ...]:
+def _names_of_kind(command_words: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the catalogue that the first word is."""
-    return names_of(words[0])
+    return names_of(command_words[0])
 
 
 @verb(
@@ -128,9 +128,9 @@ def figures(
 )
 def completion(
     shell: Annotated[str, Argument(group="shell", choices=tuple(SCRIPTS), help="the shell")],
-    words: Annotated[
+    command_words: Annotated[
         Sequence[str], Argument(group="shell", many=True, optional=True, parse=str, help=argparse.SUPPRESS)
     ] = (),
 ) -> ShellCompletion:
     """Return the script of a shell, and for the words of a command line, which only the scripts give, what may end it."""
-    return complete_for_shell(shell, words)
+    return complete_for_shell(shell, command_words)

@@ -67,12 +67,12 @@ def estimate(
     `MissingValueError` for a rate without a source.
 
     >>> import shardwise as sw
-    >>> found = sw.estimate(
+    >>> estimate = sw.estimate(
     ...     "llama-3-8b", "h100:8", layout="fsdp=8 recompute=full", global_batch_tokens="512Ki", seq_len="8Ki"
     ... )
-    >>> found.fits, found.bound
+    >>> estimate.fits, estimate.bound
     (True, 'compute')
-    >>> abs(sum(found.time.values()) / found.step_time_s - 1) < 1e-12
+    >>> abs(sum(estimate.time.values()) / estimate.step_time_s - 1) < 1e-12
     True
     """
     inputs = _resolve_inputs(model, cluster, job, fields, layout, assume_stack=False)

@@ -89,19 +89,19 @@ def explain(
     Raises `InputError` for a layout that breaks a rule and for an unknown term.
 
     >>> import shardwise as sw
-    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
-    >>> explanation = sw.explain(found, "tp=8", term="time.tp")
+    >>> plan = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> explanation = sw.explain(plan, "tp=8", term="time.tp")
     >>> explanation.fit.fits, explanation.throughput.bound, explanation.against.lead > 0.1
     (True, 'compute', True)
-    >>> [term.layout for term in explanation.terms] == [str(found.layout), explanation.against.layout]
+    >>> [term.layout for term in explanation.terms] == [str(plan.layout), explanation.against.layout]
     True
     """
-    explained = _with_noise_scale(_load_or_make_plan(plan, cluster, fields, progress), noise_scale)
+    loaded = _with_noise_scale(_load_or_make_plan(plan, cluster, fields, progress), noise_scale)
     layout, added_fields = against, ""
     if isinstance(layout, str):
-        layout, added_fields = search.parse_partial_layout(explained.problem, layout, argument_label("against"))
+        layout, added_fields = search.parse_partial_layout(loaded.problem, layout, argument_label("against"))
     return search.explain_plan(
-        explained, partial(search.find_nearest_fitting, explained.problem, progress=progress),
+        loaded, partial(search.find_nearest_fitting, loaded.problem, progress=progress),
         other_layout=layout, filled=added_fields, term_name=term,
         plan_doublings=lambda repriced: (
             search.plan_doublings(repriced, repriced.to_loss, progress=progress) if repriced.to_loss else ()

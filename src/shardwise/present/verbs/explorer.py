@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated
 
-from shardwise import search
-from shardwise.present.arguments import PLAN_HELP
+from shardwise.present.arguments import PLAN_HELP, read_plan
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import Progress, ignore_progress
 
@@ -70,7 +69,7 @@ def explore(
             help="the folder of a run of the plan, which `shardwise train --out` named",
         ),
     ] = None,
-    at: Annotated[
+    query: Annotated[
         str | None,
         Argument(
             flag="--at", group="plan", metavar="QUERY",
@@ -101,5 +100,5 @@ def explore(
     """
     from shardwise.present.explorer.session import open_session  # the explorer's views load for it alone
 
-    loaded = search.load_plan(os.fspath(plan)) if isinstance(plan, (str, os.PathLike)) else plan
-    return open_session(loaded, run_folder, at or "", host=host, port=port, opens_browser=not no_browser)
+    loaded = None if plan is None else read_plan(plan)
+    return open_session(loaded, run_folder, query or "", host=host, port=port, opens_browser=not no_browser)

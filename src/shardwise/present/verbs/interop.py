@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from shardwise import interop, search
 from shardwise.hardware import load_cluster
 from shardwise.model import load_model
-from shardwise.present.arguments import PLAN_HELP
+from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.verb import Argument, Export, verb
 from shardwise.values import InputError, parse_count, require_writable
 from shardwise.values.argument_labels import argument_label
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from shardwise.hardware import Cluster
     from shardwise.interop import ConvertedModel, ConvertOptions, ExportedLaunch, PricedLaunch
     from shardwise.model import Architecture
-    from shardwise.search import Plan
 
 MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degrees
 
@@ -35,7 +34,7 @@ MEGATRON_RANKS = "megatron-ranks"  # the format of `convert` that is one of degr
     group_order=("plan", "output"),
 )
 def export_plan(
-    plan: Annotated[str | os.PathLike[str] | Plan, Argument(group="plan", metavar="PLAN", help=PLAN_HELP)],
+    plan: PlanOrFile,
     target: Annotated[
         str,
         Argument(
@@ -63,8 +62,7 @@ def export_plan(
     >>> launch.command, list(launch.files), launch.not_expressible
     ('bash launch.sh', ['launch.sh', 'launch.slurm', 'README.md'], ())
     """
-    loaded = search.load_plan(os.fspath(plan)) if isinstance(plan, (str, os.PathLike)) else plan
-    launch = interop.export(loaded, interop.get_target(target))
+    launch = interop.export(read_plan(plan), interop.get_target(target))
     return launch if out is None else interop.write_launch(launch, os.fspath(out), argument_label("out"))
 
 
@@ -132,14 +130,14 @@ def read_launch(
         ),
     ] = None,
     stack: str | None = None,
-    beside: Mapping[str, int] | None = None,
+    user_fields: Mapping[str, int] | None = None,
 ) -> PricedLaunch:  # fmt: skip
     """Read the launch of a framework from its files: what it costs on a cluster, and which of its options would make it faster.
 
     It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` names the
     framework if its options are ambiguous, `model` the model if the launch does not say it, and `seq_len`, `batch_seqs` and
-    `micro_batch_seqs` what the launch leaves to the training script; `beside` has the same by field ({"job.seq_len": 4096}). The
-    files are read, never run.
+    `micro_batch_seqs` what the launch leaves to the training script; `user_fields` has the same by field
+    ({"job.seq_len": 4096}). The files are read, never run.
 
     Raises `InputError` for files that cannot be read or are not a launch, and for a layout that the cluster does not allow.
 
@@ -159,15 +157,15 @@ def read_launch(
     architecture = load_model(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = interop.read_files([os.fspath(path) for path in paths])
-    sizes = {"job.seq_len": ("seq_len", seq_len), "job.global_batch_seqs": ("batch_seqs", batch_seqs),
-             "layout.micro_batch_seqs": ("micro_batch_seqs", micro_batch_seqs)}  # fmt: skip
-    user_fields = {
+    arguments = {"job.seq_len": ("seq_len", seq_len), "job.global_batch_seqs": ("batch_seqs", batch_seqs),
+                 "layout.micro_batch_seqs": ("micro_batch_seqs", micro_batch_seqs)}  # fmt: skip
+    sizes = {
         field: parse_count(value, label=argument_label(name))
-        for field, (name, value) in sizes.items()
+        for field, (name, value) in arguments.items()
         if value is not None
     }
     return interop.price_launch(
-        texts, loaded_cluster, target=target, model=architecture, user_fields={**(beside or {}), **user_fields}
+        texts, loaded_cluster, target=target, model=architecture, user_fields={**(user_fields or {}), **sizes}
     )
 
 

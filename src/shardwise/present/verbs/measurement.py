@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from shardwise import measure, search
-from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, overrides_argument
+from shardwise import measure
+from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, overrides_argument, read_plan
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Argument, verb
 from shardwise.records import RunFolder
@@ -75,11 +75,7 @@ def reconcile(
     ...
     shardwise.values.errors.InputError: reconcile: no/run holds no run; the folder that `shardwise train --out` named is required
     """
-    return measure.reconcile_run(_read_plan(plan), Path(folder))
-
-
-def _read_plan(plan: str | os.PathLike[str] | Plan) -> Plan:
-    return search.load_plan(Path(plan)) if isinstance(plan, (str, os.PathLike)) else plan
+    return measure.reconcile_run(read_plan(plan), Path(folder))
 
 
 def _draw_memory(analysis: TraceAnalysis) -> Drawing:

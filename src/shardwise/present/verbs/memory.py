@@ -13,7 +13,7 @@ from shardwise.book_formulas.kv_cache import KvCache, KvCacheSizes, size_kv_cach
 from shardwise.hardware import load_cluster
 from shardwise.layout import Layout, parse_layout_shape, parse_layout_text
 from shardwise.model import Architecture, Job, load_model
-from shardwise.present.arguments import MODEL_HELP, ClusterName, JobFields, Layouts, Model, overrides_argument
+from shardwise.present.arguments import ClusterName, JobFields, Layouts, Model, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems, run_all
@@ -86,12 +86,12 @@ def memory(
     for an unknown model or cluster, and with every rule that the layouts break.
 
     >>> import shardwise as sw
-    >>> found = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
-    >>> found.job.global_batch_tokens, found.fits, len(found.stages)
+    >>> memory = sw.memory("llama-3-8b", "h100:8", "fsdp=8 micro_batch_seqs=2")
+    >>> memory.job.global_batch_tokens, memory.fits, len(memory.stages)
     (65536, True, 1)
-    >>> round(found.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
+    >>> round(memory.stages[0]["parameters"] / 1e9, 2)  # 8.03B parameters of 2 bytes over 8 devices, in GB
     2.01
-    >>> [memory.fits for memory in sw.memory("llama-3-8b", "h100:8", ["tp=8", "fsdp=8"]).layouts]
+    >>> [layout.fits for layout in sw.memory("llama-3-8b", "h100:8", ["tp=8", "fsdp=8"]).layouts]
     [True, True]
     """
     layouts = [] if layout is None else [layout] if isinstance(layout, (str, Layout)) else list(layout)
@@ -110,15 +110,15 @@ def memory(
 
 def _layouts_with_jobs(layouts: Sequence[str | Layout], inputs: ProblemInputs) -> list[tuple[Job, Layout]]:
     """Return every layout with its job. Raises `InputError` with the problems of all."""
-    found: list[tuple[Job, Layout]] = []
+    pairs: list[tuple[Job, Layout]] = []
     problems: list[str] = []
     for layout in layouts:
         try:
-            found.append(_layout_with_job(layout, inputs))
+            pairs.append(_layout_with_job(layout, inputs))
         except InputError as error:
             problems += error.problems
     raise_problems(problems)
-    return found
+    return pairs
 
 
 def _layout_with_job(layout: str | Layout, inputs: ProblemInputs) -> tuple[Job, Layout]:
@@ -142,7 +142,7 @@ def _layout_with_job(layout: str | Layout, inputs: ProblemInputs) -> tuple[Job, 
     group_order=("job", "cluster", "output"),
 )
 def kv_cache(
-    model: Annotated[str | os.PathLike[str] | Architecture, Argument(completes="models", help=MODEL_HELP)],
+    model: Model,
     context: Annotated[
         int | str,
         Argument(flag="--context", required=True, metavar="N", help="tokens of each sequence, such as 8Ki"),
@@ -199,8 +199,9 @@ def kv_cache(
             f"{argument_label('context')} and {argument_label('batch')}: found {num_tokens:.3g} and {num_seqs:.3g}; "
             f"at most {MAX_TOKENS:.0e} is required"
         )
-    where = load_cluster(os.fspath(cluster)) if isinstance(cluster, (str, os.PathLike)) else cluster
-    if where:
-        where = replace(where, chip=apply_overrides(where.chip, changes["chip"], "chip"))
+    loaded_cluster = load_cluster(os.fspath(cluster)) if isinstance(cluster, (str, os.PathLike)) else cluster
+    if loaded_cluster:
+        chip = apply_overrides(loaded_cluster.chip, changes["chip"], "chip")
+        loaded_cluster = replace(loaded_cluster, chip=chip)
     cache = KvCache(architecture=architecture, dtype=dtype)
-    return size_kv_cache(cache, num_tokens, num_seqs, where, weights, runtime=not without_runtime)
+    return size_kv_cache(cache, num_tokens, num_seqs, loaded_cluster, weights, runtime=not without_runtime)

@@ -163,13 +163,13 @@ def schedule(
         }  # fmt: skip
         timeline = _play_file(name, sizes, parse_times(times), _parse_limit(memory_limit))
     else:
-        num_stages, (number, *others) = _parse_sizes(stages, micro_batches)
-        if others:
+        num_stages, (num_micro_batches, *more_numbers) = _parse_sizes(stages, micro_batches)
+        if more_numbers:
             raise InputError(
                 f"{argument_label('micro_batches')}: found {micro_batches!r}; one number, or `schedule compare`, is required"
             )
         timeline = pipeline.play_schedule(
-            name, num_stages, number, _parse_optional_count("virtual_stages", virtual_stages), parse_times(times),
+            name, num_stages, num_micro_batches, _parse_optional_count("virtual_stages", virtual_stages), parse_times(times),
             pipeline.OrderOptions(_parse_limit(memory_limit), _parse_optional_count("round_size", round_size)),
         )  # fmt: skip
     return replace(timeline, has_default_times=times is None)

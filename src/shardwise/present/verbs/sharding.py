@@ -36,7 +36,7 @@ XLA_BACKENDS: Mapping[str, Backend] = {"xla": "cpu", "xla-gpu": "gpu", "xla-tpu"
 
 
 class ProductFields(TypedDict, total=False):
-    """What `matmul` and `reshard` take beside the expression: the mesh, sizes, chips, and what to do with the program."""
+    """Arguments of `matmul` and `reshard` beside the expression: the mesh, sizes, chips, and what to do with the program."""
 
     mesh: Annotated[
         Required[str | Mapping[str, int]],

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from shardwise import price, search
-from shardwise.present.arguments import PLAN_HELP
+from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, verb
 from shardwise.values import parse_at_least
@@ -16,16 +15,11 @@ from shardwise.values.argument_labels import argument_label
 if TYPE_CHECKING:
     from shardwise.present.charts.timeline import TimelineChart
     from shardwise.price import Simulation
-    from shardwise.search import InstructionListing, Plan
+    from shardwise.search import InstructionListing
 
 OVERLAP_CHOICES = ("list", "sum", "max", "per_axis", "none")
 PASSES = ("forward", "backward", "update")
 EXAMPLE_PLAN = "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json"
-PlanOrFile = Annotated["str | os.PathLike[str] | Plan", Argument(group="plan", metavar="PLAN", help=PLAN_HELP)]
-
-
-def _load(plan: str | os.PathLike[str] | Plan) -> Plan:
-    return plan if isinstance(plan, search.Plan) else search.load_plan(os.fspath(plan))
 
 
 def _step_chart(simulation: Simulation) -> TimelineChart:
@@ -93,7 +87,7 @@ def simulation(
     >>> abs(sum(part.seconds for part in step.critical_path) / step.step_time_s - 1) < 1e-9
     True
     """
-    loaded = _load(plan)
+    loaded = read_plan(plan)
     return price.simulate(
         loaded.problem, loaded.layout, overlap=overlap,
         contention=parse_at_least(contention, label=argument_label("contention"), minimum=1.0), estimate=loaded.estimate,
@@ -132,6 +126,6 @@ def instructions(
     >>> [(segment.unit, segment.name) for segment in sw.instructions(plan, unit="block").segments]
     [('block', 'forward'), ('block', 'backward'), ('block', 'update')]
     """
-    loaded = _load(plan)
+    loaded = read_plan(plan)
     segments = search.list_instructions(loaded, stage=stage, passes=passes, unit=unit)
     return search.InstructionListing(plan=loaded, stage=stage, segments=segments, shows_all=shows_all)

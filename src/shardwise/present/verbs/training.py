@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, TypedDict, Unpack
 
-from shardwise import measure, run, search
+from shardwise import measure, run
 from shardwise import verify as verify_room
-from shardwise.present.arguments import PLAN_HELP
+from shardwise.present.arguments import PLAN_HELP, PlanOrFile, read_plan
 from shardwise.present.verb import Argument, verb
 from shardwise.records.run_summary import RunSummary
 from shardwise.run.trainer.flags import (
@@ -26,10 +25,9 @@ from shardwise.values.progress import Progress, ignore_progress
 if TYPE_CHECKING:
     from shardwise.measure import Rehearsal
     from shardwise.run import TokenizedCorpus
-    from shardwise.search import Plan
     from shardwise.verify import PlanVerification
 
-EXIT_NOT_AS_PLANNED = 3  # the exit code of a limit that is missed
+EXIT_NOT_AS_PLANNED = 3  # the exit code of a check that fails
 
 
 @verb(
@@ -118,13 +116,6 @@ def tokenize(
     return run.tokenize_text(text, choice, out, held_out=held_out, force=force, progress=progress)
 
 
-PlanArgument = Annotated["str | os.PathLike[str] | Plan", Argument(group="plan", metavar="PLAN", help=PLAN_HELP)]
-
-
-def _read_plan(plan: str | os.PathLike[str] | Plan) -> Plan:
-    return search.load_plan(Path(plan)) if isinstance(plan, (str, os.PathLike)) else plan
-
-
 @verb(
     description="""Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
 on meshes of at most 8 ranks that have all axes and variants of the plan's layout, in float64 on this machine's CPU, and on one
@@ -140,7 +131,7 @@ rank: loss, norm, every gradient and every weight are compared, and the collecti
     exit_code=lambda verification: 0 if verification.ok else EXIT_NOT_AS_PLANNED,
 )
 def verify(
-    plan: PlanArgument,
+    plan: PlanOrFile,
     steps: Annotated[
         int | str, Argument(flag="--steps", group="training", metavar="N", help="optimizer steps (default: 3)")
     ] = 3,
@@ -161,8 +152,8 @@ def verify(
 
     `plan` is a plan or the path of its file. Raises `InputError` for a layout that does not run, and if a rank fails.
     """
-    checked = _read_plan(plan)
-    return verify_room.verify_plan(checked, verify_room.small_recipe(checked, steps, seed, overrides), progress)
+    loaded = read_plan(plan)
+    return verify_room.verify_plan(loaded, verify_room.small_recipe(loaded, steps, seed, overrides), progress)
 
 
 @verb(
@@ -178,7 +169,7 @@ and its memory with the plan's, term by term. Exit code 3 where either is not as
     exit_code=lambda rehearsal: 0 if rehearsal.ok else EXIT_NOT_AS_PLANNED,
 )
 def rehearse(
-    plan: PlanArgument,
+    plan: PlanOrFile,
     rank: Annotated[
         int,
         Argument(flag="--rank", group="plan", parse=int, metavar="N", help="which of the plan's ranks (default: 0)"),
@@ -201,7 +192,7 @@ def rehearse(
     ...
     shardwise.values.errors.InputError: plan file: cannot read no/plan.json: No such file or directory
     """
-    return measure.rehearse_plan(_read_plan(plan), rank, overrides)
+    return measure.rehearse_plan(read_plan(plan), rank, overrides)
 
 
 def _flag_of_run(flag: str) -> Argument:

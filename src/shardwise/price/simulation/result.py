@@ -200,7 +200,7 @@ def simulate(
 
 
 class StepShare(TypedDict):
-    """Of the step's time."""
+    """Share of the step's time."""
 
     share: float
 

@@ -68,14 +68,14 @@ class SimulatedStep:
 
     @cached_property
     def gradients_ready_s(self) -> tuple[float, ...]:
-        """When the gradients of each rank are complete."""
+        """Seconds at which the gradients of each rank are complete."""
         ends = (ends[-1] for ends in self.clock.ends)
         pairs = zip(ends, self.trailing, strict=True)
         return tuple(max(end, *(transfer.end for transfer in transfers), 0.0) for end, transfers in pairs)
 
     @cached_property
     def passes_s(self) -> float:
-        """When the gradients of all ranks are complete."""
+        """Seconds at which the gradients of all ranks are complete."""
         return max(self.gradients_ready_s)
 
     @cached_property

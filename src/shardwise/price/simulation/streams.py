@@ -116,7 +116,7 @@ class StreamEvent(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamTimeline:
-    """What the streams did in a pass.
+    """Timeline of the streams in a pass.
 
     `events` are in the order in which they were decided; `seconds` until all that is waited for is done; `exposed`
     seconds that the compute stream waited, by the axis that it waited for; `last`: the index of the event that ends it;

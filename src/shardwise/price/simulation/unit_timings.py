@@ -106,7 +106,7 @@ def _started_collectives(instructions: Iterable[SingleInstruction]) -> Iterator[
 
 
 class _LaunchOverhead:
-    """What a unit's pass takes beside its kernels: casts of product operands, and the host's launches.
+    """Overhead of a unit's pass beside its kernels: casts of product operands, and the host's launches.
 
     Launch seconds are shared out over the kernels of a phase. Operands of a W pass have been cast before it.
     """

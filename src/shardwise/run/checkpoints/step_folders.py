@@ -65,7 +65,7 @@ def create_draft(folder: Path, step: int) -> None:
 
 
 class Retention(NamedTuple):
-    """Which checkpoints are kept: the `keep` newest, and those whose step is a multiple of `keep_every` (0: no others)."""
+    """Checkpoints to keep: the `keep` newest, and those whose step is a multiple of `keep_every` (0: no others)."""
 
     keep: int
     keep_every: int

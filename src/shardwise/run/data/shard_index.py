@@ -218,7 +218,7 @@ def index_payload(index: ShardIndex) -> dict[str, Any]:
 
 
 class Sums(TypedDict):
-    """Over the shards of a split."""
+    """Sums over the shards of a split."""
 
     num_tokens: int
     num_documents: int

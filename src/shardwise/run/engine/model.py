@@ -29,7 +29,7 @@ Timer = Callable[[], AbstractContextManager[None]]
 
 
 class WeightMovement(Protocol):
-    """What happens to weights around each unit's pass: they are gathered and freed.
+    """Movement of weights around each unit's pass: they are gathered and freed.
 
     Units are known by their index in the forward pass. `next_unit` runs next, `previous_unit` has run before; None: no
     such unit.
@@ -132,7 +132,7 @@ class InFlightPass:
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """What happens around a model's units.
+    """Options of what happens around a model's units.
 
     `movement` gathers and frees weights; `recomputing` is entered around recomputation. `prediction_weight` multiplies
     the mean loss of the modules of multi-token prediction, which run in training only. `compiled`: torch.compile joins

@@ -1,4 +1,4 @@
-"""How a rank ends that cannot go on: another rank is lost, a disk is full, or it has an error of its own.
+"""Exit of a rank that cannot go on: another rank is lost, a disk is full, or it has an error of its own.
 
 The first rank that ends reports why; others, which lose it, end quietly.
 """

@@ -1,4 +1,4 @@
-"""Who a rank is, what it does or waits for, and who started it.
+"""Status of a rank: its identity, what it does or waits for, and what started it.
 
 An `Activity` describes what a rank does, for ranks that wait for it; a `HeartbeatMessage` is what they receive.
 `LostRankError` is raised when a wait for other ranks fails. A rank ends with the process that started it, however that
@@ -39,7 +39,7 @@ class LostRankError(ShardwiseError):
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What the main thread of this rank does. `stage`: the stage of the run ("step 13"); `awaits`: what it waits for,
+    """Activity of this rank's main thread. `stage`: the stage of the run ("step 13"); `awaits`: what it waits for,
     "" if it does not wait; `since`: seconds on this process's monotonic clock."""
 
     stage: str

@@ -30,7 +30,7 @@ class QueryBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionMask:
-    """Which keys up to its own position each query sees.
+    """Mask of attention: which keys up to its own position each query sees.
 
     Those less than `window` positions away (None: all), in the same document by `documents` [B, full sequence] (None:
     all). `queries` and `keys` are their position ranges (None: the full sequence, in order).

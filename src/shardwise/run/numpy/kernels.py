@@ -190,7 +190,7 @@ def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tupl
 
 
 class AttentionOperands(NamedTuple):
-    """What attention reads: q [B,T,K,G,H], k [B,S,K,H], v [B,S,K,U], and the positions of queries [T] and keys [S]."""
+    """Operands of attention: q [B,T,K,G,H], k [B,S,K,H], v [B,S,K,U], and the positions of queries [T] and keys [S]."""
 
     q: Array
     k: Array
@@ -225,7 +225,7 @@ def add_sinks(part: tuple[Array, Array], sinks: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How experts are scored and chosen (`gating`), and whether the gates of a token are divided by their sum."""
+    """Router: how experts are scored and chosen (`gating`), and whether the gates of a token are divided by their sum."""
 
     gating: Gating = DEFAULT_NUMERICS.gating
     normalised: bool = DEFAULT_NUMERICS.normalised_gates

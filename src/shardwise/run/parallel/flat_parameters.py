@@ -38,7 +38,7 @@ class ParameterShard(NamedTuple):
 
     @property
     def rows(self) -> slice:
-        """Its elements in the rank's flat shard."""
+        """The parameter's elements in the rank's flat shard."""
         return slice(self.start, self.start + self.size)
 
     @property

@@ -36,7 +36,7 @@ from shardwise.values import InputError, pluralize
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended: its exit code (0, or 128 plus the signal that stopped it), and on the first rank its summary."""
+    """End of a run: its exit code (0, or 128 plus the signal that stopped it), and on the first rank its summary."""
 
     code: int
     summary: Mapping[str, Any]
@@ -255,7 +255,7 @@ class TrainingLoop:
 
 @dataclass
 class LossTargetCheck:
-    """Whether a run has reached its target loss; without a target it never does. The first rank, which has the log,
+    """Check of whether a run has reached its target loss; without a target it never does. The first rank, which has the log,
     decides; all ranks call each method together."""
 
     settings: RunSettings

@@ -1,4 +1,4 @@
-"""What a run measures besides its log, in measured.json: memory and collectives of an inspected step, and short timings
+"""Measurements of a run besides its log, in measured.json: memory and collectives of an inspected step, and short timings
 before and after the run, which show whether the machine changed.
 
 The timings are no calibration: a product and a copy on each device at once, and an AllReduce over all, at some of a

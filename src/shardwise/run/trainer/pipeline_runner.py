@@ -53,7 +53,7 @@ class StepObserver:
 
 @dataclass(frozen=True, slots=True)
 class PassContext:
-    """What the passes use."""
+    """Context that the passes use."""
 
     instance: RankProgram
     model: TorchModel

@@ -34,7 +34,7 @@ NAMES = {
 
 
 class StreamActivity(NamedTuple):
-    """What the compute stream does, and for which unit and action."""
+    """Activity of the compute stream, with its unit and action."""
 
     kind: TraceEventKind
     name: str
@@ -92,7 +92,7 @@ class RecordedCollective:
 
     @property
     def end(self) -> Timestamp | None:
-        """When it was done at the latest."""
+        """Seconds at which it was done at the latest."""
         return self.done or self.waited_for
 
 

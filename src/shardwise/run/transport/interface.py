@@ -84,7 +84,7 @@ Observer = Callable[[CollectiveKind, Sequence[Tensor], CollectiveGroup], None]
 
 
 class Transport(Protocol):
-    """How a rank reaches the others: its number, how many there are, and their groups."""
+    """Transport between a rank and the others: its number, how many there are, and their groups."""
 
     @property
     def rank(self) -> int: ...

@@ -65,7 +65,7 @@ class SharedMessage:
 
 @dataclass
 class SharedGroup:
-    """What the ranks of a group have in common: its calls by number, and its messages by their ends and number."""
+    """State that the ranks of a group have in common: its calls by number, and its messages by their ends and number."""
 
     name: str
     ranks: tuple[int, ...]

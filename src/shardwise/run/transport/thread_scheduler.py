@@ -19,7 +19,7 @@ class DeadlockError(RuntimeError):
 
 
 class ThreadState(Enum):
-    """What the thread of a rank does."""
+    """State of a rank's thread."""
 
     NEW = "new"
     RUNNING = "running"

@@ -1,4 +1,4 @@
-"""Why a plan is what it is: does it fit, does it reach the batch, what bounds its throughput, what was left out and by how
+"""Explanations of a plan: does it fit, does it reach the batch, what bounds its throughput, what was left out and by how
 much.
 
 Entry point: `explanation.explain_plan`, which returns an `Explanation`. `playbook_steps` has the three steps of the playbook's

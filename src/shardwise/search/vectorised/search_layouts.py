@@ -53,7 +53,7 @@ WEIGHTLESS = _WeightlessState()
 
 
 class SearchChecks(NamedTuple):
-    """What a check of the search asks of it.
+    """Options of a search that is checked.
 
     `exhaustive` prices the time of all layouts, with the same result. About `num_samples` rows are kept at random, in an order
     that `seed` decides, so that they can be compared with the scalar price.

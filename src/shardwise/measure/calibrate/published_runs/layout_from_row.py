@@ -1,4 +1,4 @@
-"""From a row's batch, number format and degrees to a `Job` and a `Layout`.
+"""Parser of a row's batch, number format and degrees into a `Job` and a `Layout`.
 
 What sources leave out is filled by a stated prior, each with its reason:
 

@@ -236,7 +236,7 @@ PROCESS_BYTES = 7e9
 
 
 class MemoryInstrument(NamedTuple):
-    """What an instrument reads besides tensors: a share of them (`slack`), and fixed bytes (None: the runtime's)."""
+    """Memory instrument, with what it reads besides tensors: a share of them (`slack`), and fixed bytes (None: the runtime's)."""
 
     name: str
     pattern: str  # of a row's note on its memory column
