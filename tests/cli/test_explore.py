@@ -8,7 +8,7 @@ import json
 import pytest
 
 from shardwise.present.command_line import main
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.session import ExplorerSession
 
 
@@ -43,7 +43,7 @@ def test_the_page_is_served_and_json_does_without(
     monkeypatch.setattr("shardwise.present.explorer.session.serve_session", sessions.append)
     code, out, _ = run(capsys, "--at", "view=memory", "--port", "0", "--no-browser")
     assert (code, out) == (0, "stopped\n")
-    assert sessions == [ExplorerSession(opened=Known(), query="view=memory", port=0, opens_browser=False)]
+    assert sessions == [ExplorerSession(resolver=NameResolver(), query="view=memory", port=0, opens_browser=False)]
     code, out, _ = run(capsys, "--json")
     assert (code, json.loads(out)["schema"], len(sessions)) == (0, "shardwise.explore/1", 1)
 

@@ -6,7 +6,7 @@ import pytest
 
 from shardwise.present.explorer.control_values import PRESETS, Preset
 from shardwise.present.explorer.controls import controls
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.request import ViewRequest, resolve_request
 from shardwise.present.explorer.state import parse_query, write_query
 
@@ -21,13 +21,13 @@ CASES = [
 
 
 def at(model: str, cluster: str, layout: str) -> ViewRequest:
-    return resolve_request(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), Known())
+    return resolve_request(parse_query(QUERY.format(model=model, cluster=cluster, layout=layout)), NameResolver())
 
 
 def edited(of: ViewRequest, edit: dict[str, str | None]) -> ViewRequest:
     query = dict(part.split("=", 1) for part in write_query(of.state).split("&"))
     query = {key: value for key, value in {**query, **edit}.items() if value is not None}
-    return resolve_request(parse_query("&".join(f"{key}={value}" for key, value in query.items())), Known())
+    return resolve_request(parse_query("&".join(f"{key}={value}" for key, value in query.items())), NameResolver())
 
 
 @pytest.mark.parametrize("free", [False, True])

@@ -13,7 +13,7 @@ import pytest
 from shardwise.present.charts.palette import palette_payload, stylesheet
 from shardwise.present.command_line import main
 from shardwise.present.explorer.html_report import report
-from shardwise.present.explorer.page_files import EXPORT, IMPORT, bundled, pages
+from shardwise.present.explorer.page_files import EXPORT, IMPORT, bundle_modules, pages
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 PLAN = ["plan", "llama-3.2-1b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "4096"]
@@ -90,7 +90,7 @@ def test_every_module_is_written_in_the_style_that_is_bundled() -> None:
     for name, text in MODULES.items():
         assert len(IMPORT.findall(text)) == len(re.findall(r"^import\b", text, re.MULTILINE)), name
         assert len(EXPORT.findall(text)) == len(re.findall(r"^export\b", text, re.MULTILINE)), name
-    script = bundled(MODULES, "report")
+    script = bundle_modules(MODULES, "report")
     assert not re.search(r"^(?:import|export)\b", script, re.MULTILINE)
     assert not re.search(r"^const \$main\b", script, re.MULTILINE)
 

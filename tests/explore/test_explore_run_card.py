@@ -9,14 +9,14 @@ import pytest
 
 from shardwise.present.command_line import main
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 
 STATE = "model=llama-3-8b&cluster={cluster}&batch_tokens=1Mi&seq_len=8192&layout={layout}"
 NUMBERS = ("tokens", "num_steps", "ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh", "price_date")
 
 
 def card(more: str = "", cluster: str = "h100:64", layout: str = "tp=2+pp=4+fsdp=8+zero_stage=1") -> dict[str, Any]:
-    payload = Explorer(Known()).answer("overview", STATE.format(cluster=cluster, layout=layout) + more)
+    payload = Explorer(NameResolver()).answer("overview", STATE.format(cluster=cluster, layout=layout) + more)
     run: dict[str, Any] = payload["training_run"] | {"fields": payload["fields"], "estimate": payload["estimate"]}
     return run
 

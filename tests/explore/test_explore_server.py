@@ -15,12 +15,12 @@ import pytest
 from starlette.testclient import TestClient
 
 import shardwise as sw
-from shardwise.present.explorer.background_search import MOST_KEPT, Searches
+from shardwise.present.explorer.background_search import MAX_REPORTS, Searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.request_guard import COOKIE, allowed_hosts
 from shardwise.present.explorer.state import KEYS, State
-from shardwise.present.explorer.web_server import application, bound
+from shardwise.present.explorer.web_server import application, bind_address
 from shardwise.values.errors import InputError
 
 HOST = "127.0.0.1:8631"
@@ -30,7 +30,7 @@ MOST_S = 20.0  # of any one of them
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    app = application(Explorer(Known()), allowed_hosts("127.0.0.1", 8631))
+    app = application(Explorer(NameResolver()), allowed_hosts("127.0.0.1", 8631))
     with TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True) as connected:
         yield connected
 
@@ -176,7 +176,7 @@ def test_every_answer_has_the_security_headers(client: TestClient) -> None:
 
 
 def test_off_loopback_a_token_is_required() -> None:
-    app = application(Explorer(Known()), allowed_hosts("10.0.0.5", 8631), token="secret")
+    app = application(Explorer(NameResolver()), allowed_hosts("10.0.0.5", 8631), token="secret")
     with TestClient(app, base_url="http://10.0.0.5:8631", follow_redirects=False) as client:
         assert client.get("/ask/overview").status_code == 401
         assert client.get("/?token=wrong").status_code == 401
@@ -188,17 +188,17 @@ def test_off_loopback_a_token_is_required() -> None:
 
 
 def test_a_port_that_is_taken_says_so() -> None:
-    first = bound("127.0.0.1", 0)
+    first = bind_address("127.0.0.1", 0)
     first.socket.listen()
     port = first.socket.getsockname()[1]
     assert first.token is None
     with pytest.raises(InputError, match="--port 0"):
-        bound("127.0.0.1", port)
+        bind_address("127.0.0.1", port)
     first.socket.close()
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement() -> None:
-    address = bound("127.0.0.1", 0)
+    address = bind_address("127.0.0.1", 0)
 
     async def nodelay() -> int:
         accepted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -230,14 +230,14 @@ def test_a_search_runs_once_in_a_process_of_its_own() -> None:
         assert report["state"] == "done"
         assert report["front"]
         assert searches.ask(setting, small()) is report
-        assert searches.wanted is None
+        assert searches.next_search is None
     finally:
         searches.close()
     assert searches.child is None
 
 
 def test_a_search_that_takes_too_long_is_ended() -> None:
-    searches = Searches(most_s=0.01)
+    searches = Searches(max_search_s=0.01)
     try:
         report = searches.wait(State(), small(), 60)
         assert "took more than" in report["problems"][0]
@@ -249,8 +249,8 @@ def test_a_state_that_cannot_be_is_not_searched() -> None:
     searches = Searches()
     try:
         with pytest.raises(InputError):
-            Explorer(Known(), searches).answer("overview", "model=nothing")
-        assert searches.wanted is None
+            Explorer(NameResolver(), searches).answer("overview", "model=nothing")
+        assert searches.next_search is None
         assert not searches.results
     finally:
         searches.close()
@@ -259,8 +259,8 @@ def test_a_state_that_cannot_be_is_not_searched() -> None:
 def test_results_are_kept_within_a_limit() -> None:
     searches = Searches()
     with searches.changed:
-        for number in range(2 * MOST_KEPT):
+        for number in range(2 * MAX_REPORTS):
             searches._keep(State(batch_tokens=number + 1), {"state": "done"})
-        assert len(searches.results) == MOST_KEPT
+        assert len(searches.results) == MAX_REPORTS
     searches.close()
     assert not searches.thread.is_alive()

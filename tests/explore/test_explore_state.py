@@ -12,7 +12,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.explorer.opened_plan import Known, known_of
+from shardwise.present.explorer.opened_plan import NameResolver, resolver_of_plan
 from shardwise.present.explorer.request import resolve_request
 from shardwise.present.explorer.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
 from shardwise.price import Problem
@@ -70,15 +70,15 @@ def test_what_is_no_state_is_refused_with_its_reason(query: str, expected_text: 
 )  # fmt: skip
 def test_names_of_the_network_are_names_and_never_paths(query: str) -> None:
     with pytest.raises(ShardwiseError):
-        resolve_request(parse_query(query), Known())
+        resolve_request(parse_query(query), NameResolver())
 
 
 def test_a_plan_opens_at_its_own_state() -> None:
     job = Job(global_batch_tokens=1 << 19, seq_len=4096)
     plan = make_plan(Problem(load_model("llama-3.2-1b"), load_cluster("h100:8"), job))
-    known = known_of(plan)
-    assert (known.start.model, known.start.cluster, known.start.stack) == ("llama-3.2-1b", "h100:8", None)
-    assert resolve_request(known.start, known).plan.estimate == plan.estimate
+    resolver = resolver_of_plan(plan)
+    assert (resolver.start.model, resolver.start.cluster, resolver.start.stack) == ("llama-3.2-1b", "h100:8", None)
+    assert resolve_request(resolver.start, resolver).plan.estimate == plan.estimate
 
 
 def test_a_plan_of_another_model_keeps_it_under_a_name_of_its_own() -> None:
@@ -86,15 +86,15 @@ def test_a_plan_of_another_model_keeps_it_under_a_name_of_its_own() -> None:
     plan = make_plan(
         Problem(model, load_cluster("h100:8", stack="nemo-25"), Job(global_batch_tokens=1 << 19, seq_len=4096))
     )
-    known = known_of(plan)
-    assert (known.start.model, known.start.stack) == ("llama-3.2-1b@plan", "nemo-25")
-    again = resolve_request(parse_query(write_query(known.start)), known)
+    resolver = resolver_of_plan(plan)
+    assert (resolver.start.model, resolver.start.stack) == ("llama-3.2-1b@plan", "nemo-25")
+    again = resolve_request(parse_query(write_query(resolver.start)), resolver)
     assert again.model.num_layers == 20
     assert again.plan.estimate.step_time_s == plan.estimate.step_time_s
 
 
 def test_a_state_without_a_batch_has_the_usual_job_of_its_model() -> None:
-    request = resolve_request(parse_query("model=gpt-2&cluster=h100:8"), Known())
+    request = resolve_request(parse_query("model=gpt-2&cluster=h100:8"), NameResolver())
     assert (request.job.global_batch_tokens, request.job.seq_len) == (1 << 19, 1024)
     assert "batch_tokens=512Ki&seq_len=1024" in write_query(request.state)
     assert request.layout_source == "fallback"
@@ -103,12 +103,12 @@ def test_a_state_without_a_batch_has_the_usual_job_of_its_model() -> None:
 def test_the_layout_is_the_one_of_the_address_or_the_best_that_was_found() -> None:
     state = parse_query("model=gpt-2&cluster=h100:8")
     search = {"state": "done", "best": {"layout": "dp=8"}, "problems": []}
-    best = resolve_request(state, Known(), search)
+    best = resolve_request(state, NameResolver(), search)
     assert (best.layout, best.layout_source) == (Layout.parse("dp=8"), "search")
-    chosen = resolve_request(replace(state, layout=Layout.parse("fsdp=8")), Known(), search)
+    chosen = resolve_request(replace(state, layout=Layout.parse("fsdp=8")), NameResolver(), search)
     assert (chosen.layout, chosen.layout_source) == (Layout.parse("fsdp=8"), "address")
 
 
 def test_the_usual_batch_is_a_whole_number_of_sequences() -> None:
-    job = resolve_request(parse_query("model=opt-175b&cluster=h100:512"), Known()).job
+    job = resolve_request(parse_query("model=opt-175b&cluster=h100:512"), NameResolver()).job
     assert (job.seq_len, job.global_batch_tokens) == (2050, 2047 * 2050)

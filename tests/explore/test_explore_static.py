@@ -15,10 +15,10 @@ import shardwise as sw
 from shardwise.present.explorer import static_build
 from shardwise.present.explorer.background_search import report_searches
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.state import parse_query
 from shardwise.present.explorer.static_build import EXAMPLES, Example, canonical, edit_query, write_static_build
-from shardwise.present.explorer.web_server import dumped
+from shardwise.present.explorer.web_server import dump_payload
 from shardwise.values.errors import InputError
 
 SMALL = (Example("tiny-llama-15m", "h100:8", 1 << 16, 1024), Example("gpt-2", "h100:2", 1 << 16, 1024))
@@ -73,12 +73,12 @@ def test_the_page_says_what_is_not_in_the_build(build: Path) -> None:
 
 def test_answers_are_those_of_the_explorer(answers: dict[str, dict[str, Any]]) -> None:
     query = best_query(answers)
-    values = Known()
+    values = NameResolver()
     state = parse_query(query)
     *_, report = report_searches(values.model(state), values.cluster(state), values.job(state))
-    explorer = Explorer(Known(), static_build._KnownSearch(report))
+    explorer = Explorer(NameResolver(), static_build._FinishedSearch(report))
     for question in ("overview", "timeline", "roofline", "pareto"):
-        expected = json.loads(dumped(explorer.answer(question, query)))
+        expected = json.loads(dump_payload(explorer.answer(question, query)))
         stored = answers[f"{question}?{canonical(query)}"]
         assert {name: value for name, value in stored.items() if name not in ("controls", "tasks")} == {
             name: value for name, value in expected.items() if name not in ("controls", "tasks")
@@ -126,9 +126,9 @@ def test_a_dozen_examples_are_known_and_each_has_a_file_of_its_own() -> None:
     assert len({example.name for example in EXAMPLES}) == 12
     for example in EXAMPLES:
         state = static_build._start_state(example)
-        job = Known().job(state)
+        job = NameResolver().job(state)
         assert job.global_batch_tokens % job.seq_len == 0
-        assert Known().cluster(state).num_devices > 1
+        assert NameResolver().cluster(state).num_devices > 1
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

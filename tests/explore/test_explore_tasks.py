@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.request import resolve_request
 from shardwise.present.explorer.state import parse_query, write_query
 from shardwise.present.explorer.tasks import TASKS, task_payload
@@ -31,7 +31,7 @@ FAILURES = [
 
 
 def progress(name: str, changes: dict[str, str] | None = None) -> dict[str, Any]:
-    explorer = Explorer(Known())
+    explorer = Explorer(NameResolver())
     start = write_query(explorer.state(f"task={name}"))
     fields = dict(part.split("=", 1) for part in start.split("&")) | {
         key: text.replace(" ", "+") for key, text in (changes or {}).items()
@@ -71,12 +71,12 @@ def test_a_layout_that_cannot_run_reaches_nothing() -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_the_check_is_a_pure_function_of_the_state(name: str) -> None:
     state = parse_query(TASKS[name].start)
-    request = resolve_request(state, Known())
-    assert task_payload(TASKS[name], request) == task_payload(TASKS[name], resolve_request(state, Known()))
+    request = resolve_request(state, NameResolver())
+    assert task_payload(TASKS[name], request) == task_payload(TASKS[name], resolve_request(state, NameResolver()))
 
 
 def test_numbers_of_a_task_are_those_of_the_plan() -> None:
-    explorer = Explorer(Known())
+    explorer = Explorer(NameResolver())
     answer = explorer.answer("overview", "task=short-bubble")
     bubble, stages, memory, _ = answer["task"]["requirements"]
     assert bubble["value"] == answer["verdict"]["bubble"]
@@ -89,7 +89,7 @@ def test_numbers_of_a_task_are_those_of_the_plan() -> None:
 
 
 def test_a_task_travels_in_the_address() -> None:
-    explorer = Explorer(Known())
+    explorer = Explorer(NameResolver())
     state = explorer.state("task=fit-70b")
     assert (state.model, state.task) == ("llama-3-70b", "fit-70b")
     assert parse_query(write_query(state)) == state
@@ -99,4 +99,4 @@ def test_a_task_travels_in_the_address() -> None:
 
 def test_an_unknown_task_is_refused() -> None:
     with pytest.raises(InputError, match="fit-70b"):
-        Explorer(Known()).answer("overview", "task=fit-70")
+        Explorer(NameResolver()).answer("overview", "task=fit-70")

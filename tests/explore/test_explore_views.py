@@ -17,8 +17,8 @@ from shardwise.present.command_line import main
 from shardwise.present.explorer.background_search import report_searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
-from shardwise.present.explorer.opened_plan import Known
-from shardwise.present.explorer.web_server import dumped
+from shardwise.present.explorer.opened_plan import NameResolver
+from shardwise.present.explorer.web_server import dump_payload
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
@@ -28,8 +28,8 @@ ARGUMENTS = ["llama-3-8b", "h100:64", "--batch-tokens", "1Mi", "--seq-len", "819
 
 
 def ask(question: str, layout: str, more: str = "") -> dict[str, Any]:
-    answer = Explorer(Known()).answer(question, f"{JOB}&layout={layout.replace(' ', '+')}{more}")
-    payload: dict[str, Any] = json.loads(dumped(answer))
+    answer = Explorer(NameResolver()).answer(question, f"{JOB}&layout={layout.replace(' ', '+')}{more}")
+    payload: dict[str, Any] = json.loads(dump_payload(answer))
     return payload
 
 
@@ -197,7 +197,7 @@ def test_specs_name_the_axes_that_split_something() -> None:
 
 def test_sequences_are_split_over_ep_too() -> None:
     job = JOB.replace("llama-3-8b", "mixtral-8x7b")
-    answer = Explorer(Known()).answer("notation", f"{job}&layout=fsdp=64+ep=8+zero_stage=3")
+    answer = Explorer(NameResolver()).answer("notation", f"{job}&layout=fsdp=64+ep=8+zero_stage=3")
     assert answer["hidden"] == "[B_{fsdp,ep}, T, D]"
 
 
@@ -246,11 +246,11 @@ def test_a_run_is_asked_for_only_where_one_was_opened() -> None:
 def test_a_run_stands_beside_its_plan_and_no_other_layout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    known, words = opened_run(tmp_path, monkeypatch)
+    resolver, words = opened_run(tmp_path, monkeypatch)
     capsys.readouterr()
-    explorer, expected = Explorer(known), printed(capsys, "reconcile", *words)
-    run = json.loads(dumped(explorer.answer("run", "")))
-    overview = json.loads(dumped(explorer.answer("overview", "")))
+    explorer, expected = Explorer(resolver), printed(capsys, "reconcile", *words)
+    run = json.loads(dump_payload(explorer.answer("run", "")))
+    overview = json.loads(dump_payload(explorer.answer("overview", "")))
     assert run["reconcile"] == overview["reconcile"] == expected
     for place, field in run["fields"].items():
         assert placed(run, place.split(".")), place
@@ -262,7 +262,9 @@ def test_a_run_stands_beside_its_plan_and_no_other_layout(
 
 @pytest.mark.parametrize("question", ["timeline", "schedule"])
 def test_pictures_of_many_passes_are_truncated_and_say_so(question: str, capsys: pytest.CaptureFixture[str]) -> None:
-    answer = json.loads(dumped(Explorer(Known()).answer(question, f"{JOB}&layout=tp=8+pp=8".replace("1Mi", "1Gi"))))
+    answer = json.loads(
+        dump_payload(Explorer(NameResolver()).answer(question, f"{JOB}&layout=tp=8+pp=8".replace("1Mi", "1Gi")))
+    )
     shown = answer["shown"]
     assert (shown["micro_batches"], shown["num_micro_batches"]) == (256, 131_072)
     assert (shown["passes"], shown["num_passes"]) == (4096, 2 * 8 * 131_072)
@@ -270,8 +272,10 @@ def test_pictures_of_many_passes_are_truncated_and_say_so(question: str, capsys:
         assert answer["schedule"] == printed(capsys, *shlex.split(answer["command"])[1:])
         assert (answer["compared"]["micro_batches"], answer["compared"]["num_micro_batches"]) == (32, 131_072)
     else:
-        smaller = Explorer(Known()).answer(question, f"{JOB}&layout=tp=8+pp=8".replace("1Mi", "2Mi"))  # 256 sequences
-        assert answer["simulation"] == json.loads(dumped(smaller["simulation"]))
+        smaller = Explorer(NameResolver()).answer(
+            question, f"{JOB}&layout=tp=8+pp=8".replace("1Mi", "2Mi")
+        )  # 256 sequences
+        assert answer["simulation"] == json.loads(dump_payload(smaller["simulation"]))
 
 
 def test_pictures_of_all_ranks_and_passes_show_them() -> None:
@@ -282,17 +286,21 @@ def test_pictures_of_all_ranks_and_passes_show_them() -> None:
 
 def test_ranks_that_are_left_out_are_counted() -> None:
     job = "model=llama-3-70b&cluster=h100:512&batch_tokens=1Mi&seq_len=8192"
-    shown = Explorer(Known()).answer("timeline", f"{job}&layout=pp=20+tp=8+fsdp=3".replace("512", "480"))["shown"]
+    shown = Explorer(NameResolver()).answer("timeline", f"{job}&layout=pp=20+tp=8+fsdp=3".replace("512", "480"))[
+        "shown"
+    ]
     assert (shown["ranks"], shown["num_ranks"]) == (16, 20)
 
 
 def test_more_stages_than_a_picture_shows_are_refused() -> None:
     job = "model=gpt-3-175b&cluster=a100-80gb:1024&batch_tokens=3Mi&seq_len=2048"
-    answer = Explorer(Known()).answer("timeline", f"{job}&layout=pp=48+num_virtual_stages=2".replace("1024", "48"))
+    answer = Explorer(NameResolver()).answer(
+        "timeline", f"{job}&layout=pp=48+num_virtual_stages=2".replace("1024", "48")
+    )
     assert "at most 4,096" in answer["problems"][0]
 
 
 @pytest.mark.parametrize("question", [name for name in QUESTIONS if name not in ("pareto", "run")])
 def test_a_layout_that_cannot_run_is_an_answer_to_every_question(question: str) -> None:
-    answer = Explorer(Known()).answer(question, f"{JOB}&layout=tp=64")
+    answer = Explorer(NameResolver()).answer(question, f"{JOB}&layout=tp=64")
     assert "heads_by_tp" in answer["problems"][0]

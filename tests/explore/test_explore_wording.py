@@ -14,7 +14,7 @@ from shardwise.model.job import Job
 from shardwise.present.explorer.background_search import Searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_wording import page_wording
 from shardwise.present.explorer.request_guard import allowed_hosts
 from shardwise.present.explorer.state import State
@@ -58,7 +58,7 @@ def texts(value: Any) -> Iterator[str]:
 
 @pytest.mark.parametrize("state", STATES)
 def test_no_view_names_a_flag(state: str) -> None:
-    explorer = Explorer(Known())
+    explorer = Explorer(NameResolver())
     for question in QUESTIONS:
         if question in ("copy", "why"):
             continue
@@ -67,7 +67,7 @@ def test_no_view_names_a_flag(state: str) -> None:
 
 
 def test_no_provenance_names_a_flag() -> None:
-    explorer = Explorer(Known())
+    explorer = Explorer(NameResolver())
     priced = explorer.answer("overview", STATES["pipeline"])["estimate"]["estimate"]
     terms = [f"{tree}.{name}" for tree in ("time", "memory") for name in priced[tree]]
     for name in (*NUMBERS, *terms):
@@ -77,7 +77,7 @@ def test_no_provenance_names_a_flag() -> None:
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_no_refusal_names_a_flag(change: str) -> None:
-    app = application(Explorer(Known()), allowed_hosts("127.0.0.1", 8631))
+    app = application(Explorer(NameResolver()), allowed_hosts("127.0.0.1", 8631))
     with TestClient(app, base_url="http://127.0.0.1:8631") as client:
         answer = client.get(f"/ask/batch?cluster=h100:64&layout=fsdp=64&{change}")
     assert not FLAG.search(answer.text), answer.text
@@ -102,6 +102,6 @@ def test_errors_outside_of_the_page_name_their_flags() -> None:
 
 
 def test_notes_have_the_words_of_the_page() -> None:
-    notes = Explorer(Known()).answer("overview", STATES["bound"])["notes"]
+    notes = Explorer(NameResolver()).answer("overview", STATES["bound"])["notes"]
     assert any("a stack, chosen under Job" in note for note in notes)
     assert page_wording("a plain text - with a dash -- and two") == "a plain text - with a dash -- and two"

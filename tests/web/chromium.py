@@ -13,9 +13,9 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from shardwise.present.explorer.background_search import Searches
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.request_guard import allowed_hosts
-from shardwise.present.explorer.web_server import application, bound
+from shardwise.present.explorer.web_server import application, bind_address
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATH = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -48,10 +48,12 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def explorer(known: Known | None = None, searches: Searches | None = None) -> Iterator[str]:
+def explorer(resolver: NameResolver | None = None, searches: Searches | None = None) -> Iterator[str]:
     """The address of an explorer on loopback, with its searches."""
-    address, searches = bound("127.0.0.1", 0), searches or Searches()
-    app = application(Explorer(known or Known(), searches), allowed_hosts("127.0.0.1", address.socket.getsockname()[1]))
+    address, searches = bind_address("127.0.0.1", 0), searches or Searches()
+    app = application(
+        Explorer(resolver or NameResolver(), searches), allowed_hosts("127.0.0.1", address.socket.getsockname()[1])
+    )
     server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [address.socket]}, daemon=True)
     thread.start()

@@ -15,7 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WAIT_MS, WHY, browser, explorer, watched
 
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.values.units import format_bytes, format_seconds
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
@@ -49,7 +49,7 @@ def opened(chromium: Browser, url: str, query: str, **options: Any) -> Page:
 
 
 def payload(query: str, question: str = "overview") -> dict[str, Any]:
-    return Explorer(Known()).answer(question, query)
+    return Explorer(NameResolver()).answer(question, query)
 
 
 @pytest.mark.parametrize("width", [1280, 400])
@@ -334,9 +334,9 @@ def test_labels_and_roles(chromium: Browser, url: str) -> None:
 
 
 def test_a_run_is_drawn_beside_its_plan(chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    known, _ = opened_run(tmp_path, monkeypatch)
-    expected = Explorer(known).answer("overview", "")["reconcile"]["time"]
-    with explorer(known) as url:
+    resolver, _ = opened_run(tmp_path, monkeypatch)
+    expected = Explorer(resolver).answer("overview", "")["reconcile"]["time"]
+    with explorer(resolver) as url:
         page = chromium.new_page()
         activity = watched(page)
         page.goto(url)

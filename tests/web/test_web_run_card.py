@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WHY, browser, explorer
 
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.values.units import format_count, format_days, format_energy, format_usd
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
@@ -40,7 +40,7 @@ def opened(chromium: Browser, url: str, query: str) -> Page:
 
 def test_the_card_has_tokens_days_dollars_and_energy_with_intervals(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, f"{STATE}&tokens=15T")
-    run = Explorer(Known()).answer("overview", f"{STATE}&tokens=15T")["training_run"]
+    run = Explorer(NameResolver()).answer("overview", f"{STATE}&tokens=15T")["training_run"]
     texts = {"tokens": format_count(run["tokens"]), "days": format_days(run["days"]), "usd": format_usd(run["usd"]),
              "energy_mwh": format_energy(run["energy_mwh"])}  # fmt: skip
     for place, text in texts.items():
@@ -66,7 +66,7 @@ def test_tokens_are_a_choice_and_have_a_default_with_a_source(chromium: Browser,
 
 def test_unknown_is_a_dash_with_its_reason(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, UNPRICED)
-    run = Explorer(Known()).answer("overview", UNPRICED)["training_run"]
+    run = Explorer(NameResolver()).answer("overview", UNPRICED)["training_run"]
     for reason in run["missing"].values():
         cell = page.locator(".run dd").filter(has_text=reason)
         expect(cell.locator(".unknown")).to_have_text("-")

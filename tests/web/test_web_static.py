@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WHY, browser, watched
 
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.static_build import Example, write_static_build
 from shardwise.values.units import format_seconds
 
@@ -79,7 +79,7 @@ def test_a_choice_shows_its_layout_with_the_numbers_of_the_explorer(chromium: Br
     page.keyboard.press("End")
     expect(page).to_have_url(re.compile("zero_stage=3"))
     query = page.url.partition("?")[2]
-    priced = Explorer(Known()).answer("overview", query)["estimate"]["estimate"]
+    priced = Explorer(NameResolver()).answer("overview", query)["estimate"]["estimate"]
     expect(page.locator('.verdict .facts [data-why="step_time_s"]')).to_have_text(format_seconds(priced["step_time_s"]))
     expect(page.get_by_role("heading", name="Simulated step")).to_be_visible()
     expect(page.locator("main")).to_contain_text("simulates the best layout alone")

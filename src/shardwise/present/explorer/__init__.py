@@ -1,17 +1,18 @@
-"""The explorer and the reports: Python answers, a page draws.
+"""Explorer and HTML reports: Python answers questions, a page draws the answers.
 
-state             what is shown, as one value, and its address: the query of a URL
-request           a state with the values that its names stand for
-*_view(s)         one pure function for each view: a request -> the payload of `--json`, with where each number is from
-controls          what can be changed: every option with the change that it makes, and why it cannot be taken
-run_card          days, dollars and energy of the whole run
+state             the page's state as one value, and its address: the query of a URL
+opened_plan       names of a state to models, clusters and jobs
+request           a state with the values of its names
+*_view(s)         a pure function for each view: a request -> the payload of `--json`, with the provenance of its numbers
+controls          choices: every option with its edit of the address, and the problem with it
+run_card          days, dollars and energy of the training run
 tasks             tasks from the books: a start, a goal, and a check of the state
 background_search the best layout and the Pareto front of a job, in a process of its own
-explorer          states in, payloads out; what is kept between questions
-page_wording      texts of the domain in the words of the page
-web_server        the routes; `request_guard` what a request must be to reach them
-html_report       the same page and one payload in a single file
-static_build      the page with precomputed answers, for any web host or a disk
+explorer          questions to payloads, and the cache of requests
+page_wording      problems in the page's wording, without flags
+web_server        the routes; `request_guard` refuses requests of other hosts and origins
+html_report       the page's modules and one payload in a single file
+static_build      the page with computed answers, for any web host or a disk
 page/             the page's modules, without a build step: `draw(payload)` of each view, used by the page and by reports
 
 A view has the payload of the command that prints the same numbers with `--json`, under that command's name.

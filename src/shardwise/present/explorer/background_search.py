@@ -18,30 +18,31 @@ from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.state import State, layout_text
 from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
+from shardwise.search.plan import Alternative
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.values import ShardwiseError
 from shardwise.values.argument_labels import label_arguments
 
-MOST_KEPT = 24  # results, some 50 KB each
-MOST_S = 180.0  # of one search: ten times what 16,384 devices take
+MAX_REPORTS = 24  # some 50 KB each
+MAX_SEARCH_S = 180.0  # ten times what 16,384 devices take
 SEARCHING: Mapping[str, Any] = {"state": "searching", "best": None, "problems": []}
 Values = tuple[Any, Any, Any]  # model, cluster and job
 
 
 class SearchReports(Protocol):
-    """What searches of settings have found so far."""
+    """Reports of searches by their setting."""
 
     def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
-        """Return what is known of a setting, and see to it that the rest will be."""
+        """Return the report of a setting so far, and have its search end."""
 
 
 class Searches:
-    """What searches have found so far, by the setting of a state. Only the setting that was asked for last is searched next."""
+    """Reports of searches by the setting of a state. Of the settings that wait only the last one is searched."""
 
-    def __init__(self, most_s: float = MOST_S) -> None:
-        self.most_s = most_s
+    def __init__(self, max_search_s: float = MAX_SEARCH_S) -> None:
+        self.max_search_s = max_search_s
         self.results: OrderedDict[State, Mapping[str, Any]] = OrderedDict()
-        self.wanted: tuple[State, Values] | None = None
+        self.next_search: tuple[State, Values] | None = None
         self.changed = threading.Condition()
         self.closed = False
         self.child: subprocess.Popen[bytes] | None = None
@@ -49,18 +50,18 @@ class Searches:
         self.thread.start()
 
     def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
-        """What is known of a setting; where that is not all of it, its search is the next."""
+        """Return the report of a setting so far; without any, its search is the next."""
         with self.changed:
             report = self.results.get(setting, SEARCHING)
             if setting in self.results:
                 self.results.move_to_end(setting)
             else:
-                self.wanted = (setting, values)
+                self.next_search = (setting, values)
                 self.changed.notify_all()
             return report
 
     def wait(self, setting: State, values: Values, seconds: float) -> Mapping[str, Any]:
-        """The same once its search has come to an end, or after so many seconds."""
+        """Return the report of a setting once its search has ended, or after so many seconds."""
         self.ask(setting, values)
         with self.changed:
             self.changed.wait_for(lambda: self.results.get(setting, SEARCHING)["state"] != "searching", timeout=seconds)
@@ -78,19 +79,19 @@ class Searches:
     def _run(self) -> None:
         while True:
             with self.changed:
-                self.changed.wait_for(lambda: self.closed or self.wanted is not None)
+                self.changed.wait_for(lambda: self.closed or self.next_search is not None)
                 if self.closed:
                     return
-                assert self.wanted is not None
-                setting, values = self.wanted
-                self.wanted = None
+                assert self.next_search is not None
+                setting, values = self.next_search
+                self.next_search = None
                 self._keep(setting, SEARCHING)
             self._search(setting, values)
 
     def _search(self, setting: State, values: Values) -> None:
-        """Have the child search; what it does not end in time is ended."""
-        child = self._started()
-        timer = threading.Timer(self.most_s, self._kill)
+        """Have the child search, and end it after `max_search_s`."""
+        child = self._start_child()
+        timer = threading.Timer(self.max_search_s, self._kill)
         timer.daemon = True
         timer.start()
         try:
@@ -99,14 +100,14 @@ class Searches:
                     self._keep(setting, message)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._drop()
-            problem = f"the search took more than {self.most_s:g} s; `shardwise plan` has no such limit"
+            problem = f"the search took more than {self.max_search_s:g} s; `shardwise plan` has no such limit"
             with self.changed:
                 self._keep(setting, {**self.results.get(setting, SEARCHING), "state": "done", "problems": [problem]})
         finally:
             timer.cancel()
 
     def _messages(self, child: subprocess.Popen[bytes], values: Values) -> Iterator[Mapping[str, Any]]:
-        """The child's reports of a job, until it is done. Raises `EOFError` where it ends before that."""
+        """Yield the child's reports of a job until it is done. Raises `EOFError` if the child ends before."""
         assert child.stdin is not None
         assert child.stdout is not None
         pickle.dump(values, child.stdin)
@@ -117,20 +118,20 @@ class Searches:
             state = message["state"]
             yield message
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start_child(self) -> subprocess.Popen[bytes]:
         if self.child is None:
             command = [sys.executable, "-m", "shardwise.present.explorer.background_search"]
             self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         return self.child
 
     def _kill(self) -> None:
-        """End the process; whoever reads from it finds the end of the stream."""
+        """End the process: its reader gets the end of the stream."""
         child = self.child
         if child is not None:
             child.kill()
 
     def _drop(self) -> None:
-        """Give up a process, so that the next search has a new one."""
+        """Give up the process, so that the next search starts a new one."""
         child, self.child = self.child, None
         if child is not None:
             child.kill()
@@ -140,16 +141,16 @@ class Searches:
     def _keep(self, setting: State, report: Mapping[str, Any]) -> None:
         self.results[setting] = report
         self.results.move_to_end(setting)
-        while len(self.results) > MOST_KEPT:
+        while len(self.results) > MAX_REPORTS:
             self.results.popitem(last=False)
         self.changed.notify_all()
 
 
-MOST_POINTS = 300  # layouts beside the front: more are no picture
+MAX_POINTS = 300  # layouts drawn next to the front
 
 
 def report_searches(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
-    """What searches of a job find, as they find it: the plan that `shardwise plan` takes, then the front."""
+    """Yield reports of a job's searches: the plan that `shardwise plan` chooses, then the Pareto front too."""
     try:
         chosen = make_plan(Problem(model, cluster, job))
     except ShardwiseError as error:
@@ -164,16 +165,21 @@ def report_searches(model: Architecture, cluster: Cluster, job: Job) -> Iterator
 
 
 def report_search_again(chosen: Plan) -> dict[str, Any]:
-    """The same for a plan that is there: its search again, for the front."""
+    """Return the report of a plan: it searches again for the Pareto front."""
     choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
     result = search_layouts(chosen.problem, choices=choices)
     return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
 
 
 def _best(chosen: Plan) -> dict[str, Any]:
-    others = [{**_point(other.layout, other.estimate.step_time_s, other.estimate.memory_bytes), "reason": other.reason}
-              for other in chosen.alternatives]  # fmt: skip
-    return {**_point(chosen.layout, chosen.estimate.step_time_s, chosen.estimate.memory_bytes), "alternatives": others}
+    alternatives = [
+        {**_planned_point(alternative), "reason": alternative.reason} for alternative in chosen.alternatives
+    ]
+    return {**_planned_point(chosen), "alternatives": alternatives}
+
+
+def _planned_point(planned: Plan | Alternative) -> dict[str, Any]:
+    return _point(planned.layout, planned.estimate.step_time_s, planned.estimate.memory_bytes)
 
 
 def _point(layout: Layout, step_time_s: float, memory_bytes: float) -> dict[str, Any]:
@@ -186,21 +192,21 @@ def _point(layout: Layout, step_time_s: float, memory_bytes: float) -> dict[str,
 
 
 def _front(result: SearchResult) -> dict[str, Any]:
-    """The Pareto front of time and memory, and of each way to factor the devices the fastest that fits."""
-    every = sorted(result.by_factorisation, key=lambda priced: priced.step_time_s)
-    some = every[:: max(1, len(every) // MOST_POINTS)][:MOST_POINTS]
+    """Return the Pareto front of time and memory, and the fastest fitting layout of factorisations of the devices."""
+    fastest = sorted(result.by_factorisation, key=lambda priced: priced.step_time_s)
+    sample = fastest[:: max(1, len(fastest) // MAX_POINTS)][:MAX_POINTS]
     return {
-        "front": _points(result.pareto), "points": _points(some), "num_layouts": result.num_layouts,
-        "num_fitting": result.num_fitting, "num_factorisations": len(every),
+        "front": _points(result.pareto), "points": _points(sample), "num_layouts": result.num_layouts,
+        "num_fitting": result.num_fitting, "num_factorisations": len(fastest),
     }  # fmt: skip
 
 
-def _points(rows: Sequence[PricedLayout]) -> list[dict[str, Any]]:
-    return [_point(priced.layout, priced.step_time_s, priced.memory_bytes) for priced in rows]
+def _points(layouts: Sequence[PricedLayout]) -> list[dict[str, Any]]:
+    return [_point(priced.layout, priced.step_time_s, priced.memory_bytes) for priced in layouts]
 
 
 def main() -> None:
-    """Search until the explorer closes the stream; what is wrong with a job is said in the words of the page."""
+    """Search until the explorer closes the stream; problems of a job are in the page's wording."""
     while True:
         try:
             model, cluster, job = pickle.load(sys.stdin.buffer)

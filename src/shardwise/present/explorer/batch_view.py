@@ -1,4 +1,4 @@
-"""The critical batch size: steps and tokens to a loss for each batch, and how long they take on this layout."""
+"""View of the critical batch size: steps and tokens to a loss for each batch, and their days on this layout."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ SMALLEST, LARGEST = 1 << 16, 1 << 26  # tokens of the batches that are compared
 
 
 def batch(request: ViewRequest) -> dict[str, Any]:
-    """Steps S(B) and tokens E(B) to the same loss for batches of B tokens, and the days that they take where the layout runs.
+    """Return steps S(B) and tokens E(B) to the same loss for batches of B tokens, and their days where the layout runs.
 
-    The detail `noise_tokens` is the gradient's noise scale, `min_steps` the fewest steps: without them the former is Kaplan et
-    al.'s at a loss of `LOSS`, the latter what leaves the job's tokens (or Chinchilla's 20 for each parameter) at its own batch.
+    The detail `noise_tokens` is the gradient's noise scale (default: Kaplan et al.'s at a loss of `LOSS`), `min_steps` the fewest
+    steps (default: at the job's batch the run takes the job's tokens, or Chinchilla's 20 for each parameter).
     """
     request.require_legal()
-    noise = _given(request, "noise_tokens") or critical_batch_of_loss(LOSS)
+    noise = _quantity_detail(request, "noise_tokens") or critical_batch_of_loss(LOSS)
     batch = float(request.job.global_batch_tokens)
-    steps = _given(request, "min_steps") or run_tokens(request) / (batch + noise)
+    steps = _quantity_detail(request, "min_steps") or run_tokens(request) / (batch + noise)
     tradeoff = BatchTradeoff(min_steps=steps, noise_tokens=noise)
     sizes = [size for size in doublings(int(batch), SMALLEST, LARGEST) if size % request.job.seq_len == 0]
     return head(request) | {
@@ -39,7 +39,7 @@ def batch(request: ViewRequest) -> dict[str, Any]:
         "times_min_steps": tradeoff.steps(batch) / steps, "times_min_tokens": tradeoff.tokens(batch) / tradeoff.min_tokens,
         "rows": [_row(request, tradeoff, size) for size in sizes], "controls": controls(request),
         "fields": fields_payload(_fields(request)),
-        "noise_options": [_noise(size) for size in doublings(1 << 20, SMALLEST, LARGEST)],
+        "noise_options": [_noise_option(size) for size in doublings(1 << 20, SMALLEST, LARGEST)],
     }  # fmt: skip
 
 
@@ -47,10 +47,10 @@ def _fields(request: ViewRequest) -> Fields:
     source = "McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equations 2.11 and 2.12"
     kind = "a prediction of that model, without an interval"
     row, fewest, noise = "rows.*.", {"S_min": "min_steps"}, {"B_noise": "noise_tokens"}
-    is_given = request.state.detail("noise_tokens") is not None
+    is_measured = request.state.detail("noise_tokens") is not None
     return {
         "noise_tokens": Field("the gradient's noise scale", "B_noise, measured by a run of yours", "tokens", source, "given")
-        if is_given
+        if is_measured
         else Field(
             f"the gradient's noise scale at a loss of {LOSS:g} nats", "2e8 / loss^(1 / 0.21)", "tokens",
             "Kaplan et al., Scaling Laws for Neural Language Models, 2020, equation 5.3", "an assumption: none was given",
@@ -83,7 +83,7 @@ def _fields(request: ViewRequest) -> Fields:
     }  # fmt: skip
 
 
-def _given(request: ViewRequest, name: str) -> float | None:
+def _quantity_detail(request: ViewRequest, name: str) -> float | None:
     text = request.state.detail(name)
     if text is None:
         return None
@@ -93,12 +93,12 @@ def _given(request: ViewRequest, name: str) -> float | None:
     return value
 
 
-def _noise(size: int) -> dict[str, Any]:
+def _noise_option(size: int) -> dict[str, Any]:
     return {"value": format_binary(size), "edit": {"noise_tokens": format_binary(size)}, "problem": ""}
 
 
 def _row(request: ViewRequest, tradeoff: BatchTradeoff, size: int) -> dict[str, Any]:
-    """What a batch takes; seconds are None where the layout does not run it."""
+    """Return the costs of a batch; seconds and days are None where the layout does not run it."""
     row = {
         "batch_tokens": size,
         "steps": tradeoff.steps(size),

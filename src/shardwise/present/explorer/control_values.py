@@ -1,9 +1,9 @@
-"""A control of the page as a value, sizes that it offers, and presets of jobs."""
+"""Values of the page's controls: a control and its options, the sizes that it offers, and presets of jobs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ Edit = Mapping[str, str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A value, what of the address it changes (None: the key goes), why it cannot be taken ("": it can), and where it is from."""
+    """An option of a control: its edit of the address (None removes the key), the problem with it ("": none), its source."""
 
     value: str
     edit: Edit
@@ -26,7 +26,7 @@ class Option:
     note: str = ""
 
     def payload(self) -> dict[str, Any]:
-        """As plain data; most options have no note."""
+        """Return plain data; maximum options have no note."""
         return {
             "value": self.value,
             "edit": self.edit,
@@ -37,7 +37,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A choice of a group: `value` is the one taken. A slider's options have an order, a checkbox's are false and true."""
+    """A choice of a group, with its current value. A slider's options have an order, a checkbox's are false and true."""
 
     name: str
     label: str
@@ -47,7 +47,8 @@ class Control:
     options: tuple[Option, ...]
 
     def payload(self) -> dict[str, Any]:
-        """As plain data; `dataclasses.asdict` copies every edit, which takes longer than pricing a layout."""
+        """Return plain data."""
+        # `dataclasses.asdict` copies every edit, which takes longer than pricing a layout.
         return {
             "name": self.name, "label": self.label, "group": self.group, "value": self.value, "kind": self.kind,
             "options": [option.payload() for option in self.options],
@@ -55,44 +56,49 @@ class Control:
 
 
 def slider(name: str, label: str, group: str, value: object, options: Iterable[Option]) -> Control:
-    """A choice whose options have an order."""
-    return Control(name=name, label=label, group=group, value=shown(value), kind="slider", options=tuple(options))
+    """Return a control whose options have an order."""
+    return Control(name=name, label=label, group=group, value=option_text(value), kind="slider", options=tuple(options))
 
 
 def select(name: str, label: str, group: str, value: object, options: Iterable[Option]) -> Control:
-    """A choice among names."""
-    return Control(name=name, label=label, group=group, value=shown(value), kind="select", options=tuple(options))
+    """Return a control that chooses a name."""
+    return Control(name=name, label=label, group=group, value=option_text(value), kind="select", options=tuple(options))
 
 
 def checkbox(name: str, label: str, group: str, value: bool, options: Iterable[Option]) -> Control:
-    """A choice between no and yes."""
-    return Control(name=name, label=label, group=group, value=shown(value), kind="checkbox", options=tuple(options))
+    """Return a control that is on or off."""
+    return Control(
+        name=name, label=label, group=group, value=option_text(value), kind="checkbox", options=tuple(options)
+    )
 
 
-def shown(value: object) -> str:
-    """A value as an address has it."""
+def option_text(value: object) -> str:
+    """Return a value as an address writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-MOST_OPTIONS = 24  # of a slider
-MOST_SLIDER = 1 << 14  # devices, and what else doubles
+MAX_OPTIONS = 24  # of a slider
+MAX_SIZE = 1 << 14  # devices of a slider, and degrees
 
 
-def divisors(total: int, current: int, most: int) -> list[int]:
-    """The divisors of a number, at most so large; and the one taken."""
-    exact = [number for number in range(1, min(total, most, MOST_SLIDER) + 1) if total % number == 0]
-    return sorted({*exact[:MOST_OPTIONS], current})
+def divisors(total: int, current: int, maximum: int) -> list[int]:
+    """Return the divisors of a number up to a maximum, and the current value."""
+    exact = [number for number in range(1, min(total, maximum, MAX_SIZE) + 1) if total % number == 0]
+    return sorted({*exact[:MAX_OPTIONS], current})
 
 
-def doublings(current: int, least: int, most: int) -> list[int]:
-    """Powers of two between two numbers, the number taken, and its halves and doubles."""
-    powers = {1 << exponent for exponent in range(40) if least <= 1 << exponent <= most}
-    near = {current * 2**step for step in range(3)}
-    near |= {current // 2**step for step in range(3) if current % 2**step == 0}
-    return sorted({*powers, current} | {number for number in near if least <= number <= most})[: 2 * MOST_OPTIONS]
+def doublings(current: int, minimum: int, maximum: int) -> list[int]:
+    """Return the powers of two from a minimum to a maximum, and the current value with its halves and doubles."""
+    powers = {1 << exponent for exponent in range(40) if minimum <= 1 << exponent <= maximum}
+    multiples = {current * 2**step for step in range(3)}
+    multiples |= {current // 2**step for step in range(3) if current % 2**step == 0}
+    return sorted({*powers, current} | {number for number in multiples if minimum <= number <= maximum})[
+        : 2 * MAX_OPTIONS
+    ]
 
 
 def has_shorthand(cluster: str) -> bool:
+    """Return whether a name of a cluster is CHIP:SIZE, of which there are other sizes."""
     try:
         parse_shorthand(cluster)
     except ShardwiseError:
@@ -101,37 +107,38 @@ def has_shorthand(cluster: str) -> bool:
 
 
 def num_devices_of(cluster: str) -> int:
+    """Return the devices of a cluster's shorthand."""
     shorthand = parse_shorthand(cluster)
     return math.prod(shorthand.shape) * (shorthand.num_pods or 1)
 
 
 def other_sizes(cluster: str) -> list[str]:
-    """The cluster in other sizes: counts for switched chips, shapes that double their smallest dim for a torus."""
+    """Return clusters of other sizes: counts for switched chips, shapes that double their smallest dim for a torus."""
     shorthand = parse_shorthand(cluster)
     if len(shorthand.shape) == 1:
-        return [f"{shorthand.chip}:{size}" for size in doublings(shorthand.shape[0], 8, MOST_SLIDER)]
+        return [f"{shorthand.chip}:{size}" for size in doublings(shorthand.shape[0], 8, MAX_SIZE)]
     shapes, shape = [], [4] * len(shorthand.shape)
-    while math.prod(shape) <= MOST_SLIDER:
+    while math.prod(shape) <= MAX_SIZE:
         shapes.append(tuple(shape))
         shape[shape.index(min(shape))] *= 2
     sizes = sorted({*(tuple(sorted(shape)) for shape in shapes), shorthand.shape}, key=math.prod)
     return [f"{shorthand.chip}:{'x'.join(map(str, size))}" for size in sizes]
 
 
-def on_chip(name: str, most: int) -> str:
-    """A cluster of a chip with about so many devices: as many of switched chips, of a torus the largest shape within them."""
+def cluster_of_chip(name: str, num_devices: int) -> str:
+    """Return a cluster of a chip: with so many devices, on a torus the largest shape that they fill."""
     chip_entry = get_catalog_entry(name)
     if "torus" not in chip_entry:
-        return f"{name}:{most}"
+        return f"{name}:{num_devices}"
     smallest = f"{name}:{'x'.join(['4'] * chip_entry['torus']['num_axes'])}"
-    return [smallest, *(size for size in other_sizes(smallest) if num_devices_of(size) <= most)][-1]
+    return [smallest, *(size for size in other_sizes(smallest) if num_devices_of(size) <= num_devices)][-1]
 
 
-OWN = "none"  # the name of a job that is no preset
+NO_PRESET = "none"
 
 
 class Preset(NamedTuple):
-    """A job by the values of an address, and who trained it, or reckons with it."""
+    """A known job by the values of an address, with its source."""
 
     name: str
     model: str
@@ -143,7 +150,7 @@ class Preset(NamedTuple):
 
     @property
     def edit(self) -> Edit:
-        """What of an address it changes."""
+        """Return its edit of the address."""
         return {
             "model": self.model, "cluster": self.cluster, "batch_tokens": format_binary(self.batch_tokens),
             "seq_len": str(self.seq_len), "precision": self.precision, "layout": None, "stack": None, "overlap": None,
@@ -165,19 +172,15 @@ PRESETS = (
 
 
 def preset_control(request: ViewRequest, group: str) -> Control:
-    """The presets as one choice; what an address has of the model's sizes goes with the model."""
-    anew: Edit = {key: None for key, _ in request.state.changes}
-    options = (Option(value=preset.name, edit={**anew, **preset.edit}, note=preset.source) for preset in PRESETS)
-    chosen = next((preset.name for preset in PRESETS if _is(request, preset)), OWN)
-    return select("preset", "preset", group, chosen, [*_own(chosen), *options])
+    """Return the choice of a preset, which removes changed values of the model and the job."""
+    removed: Edit = {key: None for key, _ in request.state.changes}
+    options = (Option(value=preset.name, edit={**removed, **preset.edit}, note=preset.source) for preset in PRESETS)
+    chosen = next((preset.name for preset in PRESETS if _is_preset(request, preset)), NO_PRESET)
+    no_preset = [Option(value=NO_PRESET, edit={})] if chosen == NO_PRESET else []
+    return select("preset", "preset", group, chosen, [*no_preset, *options])
 
 
-def _own(chosen: str) -> Iterator[Option]:
-    if chosen == OWN:
-        yield Option(value=OWN, edit={})
-
-
-def _is(request: ViewRequest, preset: Preset) -> bool:
+def _is_preset(request: ViewRequest, preset: Preset) -> bool:
     state = request.state
     return not state.changes and preset[1:6] == (
         state.model, state.cluster, state.batch_tokens, state.seq_len, state.precision,

@@ -12,22 +12,22 @@ from shardwise.hardware import chip_names, get_stack, stack_names
 from shardwise.layout import OFFLOADS, cp_variant_names, layout_degrees, seqs_per_replica
 from shardwise.model import Architecture, model_names, optimizer_names, policy_names
 from shardwise.pipeline.registry import pipeline_schedule_names
-from shardwise.present.explorer.change_degrees import refilled, with_fields
+from shardwise.present.explorer.change_degrees import fill_devices, with_fields
 from shardwise.present.explorer.control_values import (
-    MOST_SLIDER,
+    MAX_SIZE,
     Control,
     Edit,
     Option,
     checkbox,
+    cluster_of_chip,
     divisors,
     doublings,
     has_shorthand,
     num_devices_of,
-    on_chip,
+    option_text,
     other_sizes,
     preset_control,
     select,
-    shown,
     slider,
 )
 from shardwise.present.explorer.opened_plan import usual_job
@@ -37,14 +37,14 @@ from shardwise.search import smallest_full_job
 from shardwise.values import PRECISIONS, ShardwiseError, format_binary, format_count
 
 MODEL_GROUP = "model"
-TIMES = 8  # a slider goes to so many times what the model has
+MAX_GROWTH = 8  # of a model's size on a slider
 
 
 class Size(NamedTuple):
-    """A size of a model: its label and the least that is offered."""
+    """A size of a model: its label and the smallest that is offered."""
 
     label: str
-    least: int
+    minimum: int
 
 
 SIZES: Mapping[str, Size] = {
@@ -56,12 +56,12 @@ ACTIVATIONS = ("relu", "gelu", "swiglu")
 
 
 def model_controls(request: ViewRequest) -> Iterator[Control]:
-    """Sizes, activation function and optimizer."""
+    """Yield the choices of a model: sizes, activation function and optimizer."""
     model = request.model
     for name, size in SIZES.items():
         current = getattr(model, name)
-        sizes = (_option(request, {f"model.{name}": value, **_follows(model, name, value)}, value)
-                 for value in doublings(current, size.least, TIMES * current))  # fmt: skip
+        sizes = (_option(request, {f"model.{name}": value, **_dependent_sizes(model, name, value)}, value)
+                 for value in doublings(current, size.minimum, MAX_GROWTH * current))  # fmt: skip
         yield slider(name, size.label, MODEL_GROUP, current, sizes)
     kinds = (_option(request, {"model.mlp": kind}, kind) for kind in ACTIVATIONS)
     yield select("mlp", "activation function", MODEL_GROUP, model.mlp, kinds)
@@ -69,26 +69,26 @@ def model_controls(request: ViewRequest) -> Iterator[Control]:
     yield select("optimizer", "optimizer (k)", MODEL_GROUP, request.job.optimizer, optimizers)
 
 
-def _follows(model: Architecture, name: str, value: int) -> dict[str, object]:
-    """What goes with a size: heads are as wide as the model is, and share keys and values as many at a time as now."""
+def _dependent_sizes(model: Architecture, name: str, value: int) -> dict[str, object]:
+    """Return the sizes that a size changes: heads fill the hidden dimension, and as many as now share keys and values."""
     if name == "d_model":
         return {"model.head_dim": max(1, value // model.num_heads)}
     if name == "num_heads":
-        each = model.num_heads // model.num_kv_heads
-        kv_heads = value // each if value % each == 0 else value
+        heads_per_kv_head = model.num_heads // model.num_kv_heads
+        kv_heads = value // heads_per_kv_head if value % heads_per_kv_head == 0 else value
         return {"model.head_dim": max(1, model.d_model // value), "model.num_kv_heads": kv_heads}
     return {}
 
 
 def _option(request: ViewRequest, changes: Mapping[str, object], value: object) -> Option:
-    """Values of the model or the job in place of its own, and why it cannot have them."""
+    """Return the option that changes values of the model or the job."""
     edit: dict[str, str | None] = {key: str(text) for key, text in changes.items()}
     texts = {**dict(request.state.changes), **{key: str(text) for key, text in changes.items()}}
     state = replace(request.state, changes=tuple(sorted(texts.items())))
     problem = f"at most {MOST_CHANGES} values are changed" if len(texts) > MOST_CHANGES else ""
     try:
-        request.known.model(state)
-        request.known.job(state)
+        request.resolver.model(state)
+        request.resolver.job(state)
     except ShardwiseError as error:
         problem = error.problems[0]
     return Option(value=str(value), edit=edit, problem=problem)
@@ -102,7 +102,7 @@ BATCHES, LENGTHS = (1 << 14, 1 << 27), (512, 1 << 20)  # tokens, from and to
 
 
 def job_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
-    """The choices of a job; where the cluster follows the layout (`free`), neither devices nor the batch are among them."""
+    """Yield the choices of a job; if the cluster follows the layout (`free`), without devices and batch."""
     state, job = request.state, request.job
     yield preset_control(request, JOB_GROUP)
     yield select("model", "model", JOB_GROUP, state.model, _models(request))
@@ -123,25 +123,29 @@ def job_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
 
 
 def _models(request: ViewRequest) -> Iterator[Option]:
-    """Every model; another one has its own sizes, its own usual job where this one has its, and no layout yet."""
-    anew: Edit = {"layout": None, **{key: None for key, _ in request.state.changes if key.startswith("model.")}}
+    """Yield every model: with its usual job if the current model has its own, without changed sizes, and no layout yet."""
+    removed: Edit = {"layout": None, **{key: None for key, _ in request.state.changes if key.startswith("model.")}}
     if (request.job.global_batch_tokens, request.job.seq_len) == usual_job(request.model):
-        anew = {**anew, "batch_tokens": None, "seq_len": None}
-    for name in dict.fromkeys((*request.known.models, *model_names())):
-        yield Option(value=name, edit={**anew, "model": name})
+        removed = {**removed, "batch_tokens": None, "seq_len": None}
+    for name in dict.fromkeys((*request.resolver.models, *model_names())):
+        yield Option(value=name, edit={**removed, "model": name})
 
 
 @lru_cache(maxsize=16)
 def _chips(num_devices: int) -> tuple[Option, ...]:
-    """Every chip of the catalogue, with about as many devices."""
-    anew: Edit = {"layout": None, "stack": None}
-    return tuple(Option(value=name, edit={**anew, "cluster": on_chip(name, num_devices)}) for name in chip_names())
+    """Return every chip of the catalogue, with about as many devices."""
+    removed: Edit = {"layout": None, "stack": None}
+    return tuple(
+        Option(value=name, edit={**removed, "cluster": cluster_of_chip(name, num_devices)}) for name in chip_names()
+    )
 
 
 def _devices(request: ViewRequest) -> Iterator[Option]:
     for cluster in other_sizes(request.state.cluster):
         size = num_devices_of(cluster)
-        yield Option(value=str(size), edit={"cluster": cluster, "layout": layout_text(refilled(request.layout, size))})
+        yield Option(
+            value=str(size), edit={"cluster": cluster, "layout": layout_text(fill_devices(request.layout, size))}
+        )
 
 
 def _stacks(platform: str | None) -> Iterator[Option]:
@@ -164,11 +168,11 @@ def _batches(request: ViewRequest) -> Iterator[Option]:
 
 
 def _lengths(request: ViewRequest) -> Iterator[Option]:
-    """Lengths of a sequence; the batch grows to a whole number of them where it is none."""
+    """Yield lengths of a sequence; the batch grows to a multiple of the length."""
     current = request.job.global_batch_tokens
     for size in doublings(request.job.seq_len, *LENGTHS):
-        also = {"batch_tokens": format_binary(math.lcm(size, current))} if current % size else {}
-        yield Option(value=format_binary(size), edit={"seq_len": str(size), **also})
+        batch_edit = {"batch_tokens": format_binary(math.lcm(size, current))} if current % size else {}
+        yield Option(value=format_binary(size), edit={"seq_len": str(size), **batch_edit})
 
 
 def _tokens_text(tokens: float | None) -> str:
@@ -176,47 +180,49 @@ def _tokens_text(tokens: float | None) -> str:
 
 
 def _run_lengths(current: float | None) -> Iterator[Option]:
-    """Tokens of the whole run: the compute-optimal ones, which no job names, and those of published runs."""
+    """Yield tokens of the whole run: the compute-optimal number, which leaves out the job's, and those of published runs."""
     yield Option(value=OPTIMAL, edit={"tokens": None}, note="compute-optimal: Hoffmann et al. 2022, table 3")
     for tokens in sorted({*RUN_TOKENS, *(() if current is None else (current,))}):
         yield Option(value=format_count(tokens), edit={"tokens": f"{tokens:.17g}"})
 
 
-GROUP = "layout"
+LAYOUT_GROUP = "layout"
 AXES = {"tp": "tensor (tp)", "pp": "pipeline (pp)", "cp": "context (cp)", "ep": "expert (ep)"}
 SWITCHES = {"sequence_parallel": "sequence parallelism", "async_tp": "asynchronous tensor parallelism"}
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
-MOST_MICRO_BATCH = 64  # of a slider
+MAX_MICRO_BATCH = 64  # sequences of a slider
 
 
 def layout_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
-    """The choices of a layout; `free`: the cluster follows it."""
+    """Yield the choices of a layout; `free`: the cluster follows it."""
     layout, options = request.layout, _Options(request, free=free)
-    most = MOST_SLIDER if free else request.cluster.num_devices
+    num_devices = MAX_SIZE if free else request.cluster.num_devices
     for axis, label in AXES.items():
         if axis != "ep" or request.model.num_experts:
-            limit = request.model.num_experts if axis == "ep" else MOST_SLIDER
+            limit = request.model.num_experts if axis == "ep" else MAX_SIZE
             yield slider(
                 axis,
                 label,
-                GROUP,
+                LAYOUT_GROUP,
                 getattr(layout, axis),
-                options.of(axis, divisors(most, getattr(layout, axis), limit)),
+                options.of(axis, divisors(num_devices, getattr(layout, axis), limit)),
             )
     if free:
-        yield slider("data", "data (dp, fsdp)", GROUP, layout.num_replicas, options.replicas())
+        yield slider("data", "data (dp, fsdp)", LAYOUT_GROUP, layout.num_replicas, options.replicas())
     elif layout.zero_stage:
-        replicas = divisors(layout.num_replicas, layout.dp, MOST_SLIDER)
-        yield slider("dp", "replicas of ZeRO (dp)", GROUP, layout.dp, options.of("dp", replicas))
-    yield slider("micro_batch_seqs", "micro-batch, sequences", GROUP, layout.micro_batch_seqs, options.micro_batches())
-    yield slider("zero_stage", "ZeRO stage", GROUP, layout.zero_stage, options.of("zero_stage", range(4)))
+        replicas = divisors(layout.num_replicas, layout.dp, MAX_SIZE)
+        yield slider("dp", "replicas of ZeRO (dp)", LAYOUT_GROUP, layout.dp, options.of("dp", replicas))
+    yield slider(
+        "micro_batch_seqs", "micro-batch, sequences", LAYOUT_GROUP, layout.micro_batch_seqs, options.micro_batches()
+    )
+    yield slider("zero_stage", "ZeRO stage", LAYOUT_GROUP, layout.zero_stage, options.of("zero_stage", range(4)))
     if layout.pp > 1:
         virtual = sorted({*VIRTUAL_STAGES, layout.num_virtual_stages})
         yield slider(
             "num_virtual_stages",
             "virtual stages",
-            GROUP,
+            LAYOUT_GROUP,
             layout.num_virtual_stages,
             options.of("num_virtual_stages", virtual),
         )
@@ -227,9 +233,9 @@ def layout_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
     names |= {"cp_variant": ("context variant", cp_variant_names())} if layout.cp > 1 else {}
     names |= {"offload": ("offload", OFFLOADS)}
     for name, (label, values) in names.items():
-        yield select(name, label, GROUP, getattr(layout, name), options.of(name, values))
+        yield select(name, label, LAYOUT_GROUP, getattr(layout, name), options.of(name, values))
     for name, label in SWITCHES.items():
-        yield checkbox(name, label, GROUP, getattr(layout, name), options.of(name, (False, True)))
+        yield checkbox(name, label, LAYOUT_GROUP, getattr(layout, name), options.of(name, (False, True)))
 
 
 class _Options:
@@ -239,24 +245,28 @@ class _Options:
         self.request, self.layout, self.free = request, request.layout, free
 
     def of(self, name: str, values: Sequence[Any]) -> Iterator[Option]:
-        """Those of one field."""
+        """Yield the options of a field."""
         for value in values:
             yield self.option(value, {name: value})
 
     def micro_batches(self) -> Iterator[Option]:
-        """Sizes of a micro-batch up to all sequences of a replica."""
-        most = int(seqs_per_replica(self.request.job, layout_degrees(self.layout)))
-        sizes = {*MICRO_BATCHES, self.layout.micro_batch_seqs, *((most,) if most <= MOST_MICRO_BATCH else ())}
+        """Return sizes of a micro-batch up to all sequences of a replica."""
+        replica_seqs = int(seqs_per_replica(self.request.job, layout_degrees(self.layout)))
+        sizes = {
+            *MICRO_BATCHES,
+            self.layout.micro_batch_seqs,
+            *((replica_seqs,) if replica_seqs <= MAX_MICRO_BATCH else ()),
+        }
         return self.of("micro_batch_seqs", sorted(size for size in sizes if size))
 
     def replicas(self) -> Iterator[Option]:
-        """Degrees of data parallelism, over which ZeRO shards where the layout has it."""
-        name, other = ("fsdp", "dp") if self.layout.zero_stage else ("dp", "fsdp")
-        for value in divisors(MOST_SLIDER, self.layout.num_replicas, MOST_SLIDER):
-            yield self.option(value, {name: value, other: 1})
+        """Yield degrees of data parallelism, over which ZeRO shards if the layout uses it."""
+        name, unused_name = ("fsdp", "dp") if self.layout.zero_stage else ("dp", "fsdp")
+        for value in divisors(MAX_SIZE, self.layout.num_replicas, MAX_SIZE):
+            yield self.option(value, {name: value, unused_name: 1})
 
     def option(self, value: Any, fields: Mapping[str, Any]) -> Option:
-        """The layout with some fields of other values; why no layout has them, or why this one cannot run."""
+        """Return the option of other values of some fields, and the problem with them."""
         try:
             layout = with_fields(self.layout, fields, None if self.free else self.request.cluster.num_devices)
             edit = {"layout": layout_text(layout)}
@@ -265,15 +275,15 @@ class _Options:
                 edit |= {"cluster": f"{request.cluster.chip.name}:{layout.num_devices}"}
                 job = smallest_full_job(request.job, layout)
                 edit |= {"batch_tokens": format_binary(job.global_batch_tokens)}
-                cluster = request.known.cluster(replace(request.state, cluster=edit["cluster"]))
+                cluster = request.resolver.cluster(replace(request.state, cluster=edit["cluster"]))
                 request = replace(request, job=job, cluster=cluster)
         except ShardwiseError as error:
-            return Option(value=shown(value), edit={}, problem=error.problems[0])
-        return Option(value=shown(value), edit=edit, problem=next(iter(request.problems_of(layout)), ""))
+            return Option(value=option_text(value), edit={}, problem=error.problems[0])
+        return Option(value=option_text(value), edit=edit, problem=next(iter(request.problems_of(layout)), ""))
 
 
 def controls(request: ViewRequest, *, free: bool = False) -> list[dict[str, Any]]:
-    """Every choice as plain data; `free`: the cluster follows the degrees, and the sizes of the model are choices too."""
-    every = [*job_controls(request, free=free), *layout_controls(request, free=free)]
-    every += model_controls(request) if free else ()
-    return [control.payload() for control in every]
+    """Return every choice as plain data; `free`: the cluster follows the degrees, and the sizes of the model are choices too."""
+    choices = [*job_controls(request, free=free), *layout_controls(request, free=free)]
+    choices += model_controls(request) if free else ()
+    return [control.payload() for control in choices]

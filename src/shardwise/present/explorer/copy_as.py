@@ -1,4 +1,4 @@
-"""The state as something to paste: a command, Python, or the launch of a framework."""
+"""Text of a state to paste: a command, Python, or the launch of a framework."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXTS = ("command", "python")
 
 
 def copy(request: ViewRequest) -> dict[str, Any]:
-    """The text of the detail `target`: `command`, `python`, or one of the targets of `export`; and the names of all."""
+    """Return the text of the detail `target` (`command`, `python` or a target of `export`), and the names of all targets."""
     request.require_legal()
     name = request.state.detail("target") or TEXTS[0]
     return {"target": name, "targets": [*TEXTS, *TARGETS], **_text(request, name)}
@@ -48,11 +48,11 @@ def _text(request: ViewRequest, name: str) -> dict[str, Any]:
 
 
 def command(request: ViewRequest) -> str:
-    """The command that prices the layout; of a plan with a model or a cluster of its own the one that compares it."""
+    """Return the command that prices the layout, or compares it with a plan whose model or cluster is not in the catalogue."""
     state = request.state
     if OPENED in state.model or OPENED in state.cluster:
         return f"shardwise explain plan.json --against {shlex.quote(layout_text(request.layout))}"
-    words = [
+    command_line = [
         "shardwise",
         "estimate",
         state.model,
@@ -61,7 +61,7 @@ def command(request: ViewRequest) -> str:
         "--layout",
         layout_text(request.layout),
     ]
-    return shlex.join(words)
+    return shlex.join(command_line)
 
 
 def _flags(request: ViewRequest) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _flags(request: ViewRequest) -> Iterator[str]:
 
 
 def python(request: ViewRequest) -> str:
-    """The same in Python."""
+    """Return the Python code that prices the layout."""
     state, text = request.state, layout_text(request.layout)
     if OPENED in state.model or OPENED in state.cluster:
         return f'import shardwise as sw\n\nsw.explain("plan.json", {text!r})\n'

@@ -1,4 +1,4 @@
-"""Where a number is from: its formula, its inputs, its source, and whether it is a bound, a prediction or measured."""
+"""Explanation of a number of a plan: formula, inputs, source, and whether it is a bound, a prediction or measured."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from shardwise.values import InputError, describe_unknown
 
 
 def why(request: ViewRequest) -> dict[str, Any]:
-    """The provenance of the number that the detail `term` names: a term of the estimate, or one of `NUMBERS`."""
+    """Return the provenance of the number in the detail `term`: a term of the estimate, or a key of `NUMBERS`."""
     request.require_legal()
-    return {"why": explained(request, request.state.detail("term") or "step_time_s")}
+    return {"why": provenance_payload(request, request.state.detail("term") or "step_time_s")}
 
 
-def explained(request: ViewRequest, name: str) -> dict[str, Any]:
-    """One number's provenance; of a term what `shardwise explain --term` prints. Raises `InputError` for a name that is none."""
+def provenance_payload(request: ViewRequest, name: str) -> dict[str, Any]:
+    """Return a number's provenance; for a term what `shardwise explain --term` prints.
+
+    Raises `InputError` for an unknown name.
+    """
     priced = request.plan.estimate
     if name in TERM_NAMES:
         kind = kind_of(request, memory=name.startswith("memory"))
@@ -37,14 +40,15 @@ def explained(request: ViewRequest, name: str) -> dict[str, Any]:
         for key, value in number.inputs(request).items()
     ]
     return {
-        "name": name, "layout": str(request.layout), "value": number.of(request), "unit": number.unit, "words": number.words,
-        "formula": number.formula, "source": number.source, "kind": kind_of(request, memory=name in MEMORY), "inputs": inputs,
-        "derived": [], "interval90": priced.interval90 if name == "step_time_s" else None,
+        "name": name, "layout": str(request.layout), "value": number.value_of(request), "unit": number.unit,
+        "words": number.words, "formula": number.formula, "source": number.source,
+        "kind": kind_of(request, memory=name in MEMORY), "inputs": inputs, "derived": [],
+        "interval90": priced.interval90 if name == "step_time_s" else None,
     }  # fmt: skip
 
 
 def _unit(symbol: str) -> str:
-    """The unit of an input: of a term that of its tree, of others what their names end with."""
+    """Return the unit of an input: that of a term's tree, else the end of its name."""
     return {"time": "s", "memory": "B"}.get(
         symbol.partition(".")[0], symbol.rpartition(", ")[2] if ", " in symbol else ""
     )

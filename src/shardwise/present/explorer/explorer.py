@@ -15,7 +15,7 @@ from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.copy_as import copy
 from shardwise.present.explorer.explain_number import why
 from shardwise.present.explorer.notation_view import notation
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.plan_views import memory, overview, pareto, run
 from shardwise.present.explorer.request import ViewRequest, head, resolve_request
@@ -25,9 +25,8 @@ from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_pay
 from shardwise.values import ShardwiseError, lookup
 from shardwise.values.argument_labels import label_arguments
 
-KEPT = 32  # layouts with their plans, some 100 KB each
+MAX_REQUESTS = 32  # of layouts with their plans, some 100 KB each
 
-# By the name that a page asks for.
 QUESTIONS: Mapping[str, Callable[[ViewRequest], dict[str, Any]]] = {
     "overview": overview, "timeline": timeline, "roofline": roofline, "pareto": pareto, "notation": notation,
     "memory": memory, "schedule": schedule, "batch": batch, "run": run, "why": why, "copy": copy,
@@ -35,25 +34,27 @@ QUESTIONS: Mapping[str, Callable[[ViewRequest], dict[str, Any]]] = {
 
 
 class Explorer:
-    """Answers the page's questions about what is known. Without `searches` nothing is searched."""
+    """Answers to the page's questions, with a cache of requests. Without `searches` nothing is searched."""
 
-    def __init__(self, known: Known, searches: SearchReports | None = None) -> None:
-        self.known, self.searches = known, searches
-        self.kept: OrderedDict[State, ViewRequest] = OrderedDict()
+    def __init__(self, resolver: NameResolver, searches: SearchReports | None = None) -> None:
+        self.resolver, self.searches = resolver, searches
+        self.requests: OrderedDict[State, ViewRequest] = OrderedDict()
 
     def state(self, query: str) -> State:
-        """The state of an address; without a query that of the opened plan, with a task alone its start. Raises `InputError`."""
-        state = parse_query(query) if query else self.known.start
+        """Return the state of an address: without a query that of the opened plan, with a task alone its start.
+
+        Raises `InputError`.
+        """
+        state = parse_query(query) if query else self.resolver.start
         if state.task is None:
             return state
         task = lookup(TASKS, state.task, "task")
         return task.start_state() if state == State(task=task.name) else state
 
     def answer(self, question: str, query: str) -> dict[str, Any]:
-        """The payload of a question; of a layout that cannot run, or a view that cannot show it, the problems in its place.
+        """Return the payload of a question; problems in its place if the layout cannot run, or the view cannot show it.
 
-        Raises `ShardwiseError` for a state that cannot be: an address or a name that is none. Problems have the page's words
-        for parameters (`page_wording`).
+        Problems are in the page's wording. Raises `ShardwiseError` for an invalid address and an unknown name.
         """
         with label_arguments(PAGE_LABELS):
             payload = self._answer(lookup(QUESTIONS, question, "question"), question, self.state(query))
@@ -66,33 +67,32 @@ class Explorer:
         try:
             payload = view(request)
         except ShardwiseError as error:
-            shown = head(request) | {"controls": controls(request)} if question in VIEWS else {}
-            payload = shown | {"problems": list(error.problems)}
+            common = head(request) | {"controls": controls(request)} if question in VIEWS else {}
+            payload = common | {"problems": list(error.problems)}
         if question in VIEWS:
             task = None if state.task is None else TASKS[state.task]
             payload |= {"tasks": task_names_payload(), "task": None if task is None else task_payload(task, request)}
         return payload
 
     def resolve(self, state: State) -> ViewRequest:
-        """The values of a state; those of a few layouts are kept, with their plans."""
-        known, search = self.known, None
-        state = known.with_usual_job(
-            state
-        )  # the same search and plan, whether an address leaves the usual job out or not
+        """Return the request of a state, from the cache if its layout was asked about lately."""
+        search = None
+        # The same search and plan, whether an address leaves the usual job out or not.
+        state = self.resolver.with_usual_job(state)
         if self.searches:
             search = self.searches.ask(state.setting, self._values(state))
-        request = resolve_request(state, known, search)
+        request = resolve_request(state, self.resolver, search)
         key = replace(request.state, view="overview", details=(), task=None)
-        kept = self.kept.pop(key, None)
-        if kept is not None:
-            request.take_results(kept)
-        self.kept[key] = request
-        while len(self.kept) > KEPT:
-            self.kept.popitem(last=False)
+        cached = self.requests.pop(key, None)
+        if cached is not None:
+            request.take_results(cached)
+        self.requests[key] = request
+        while len(self.requests) > MAX_REQUESTS:
+            self.requests.popitem(last=False)
         return request
 
     def _values(self, state: State) -> Values:
-        return self.known.model(state), self.known.cluster(state), self.known.job(state)
+        return self.resolver.model(state), self.resolver.cluster(state), self.resolver.job(state)
 
 
 SCHEMA = "shardwise.explore/1"
@@ -113,7 +113,7 @@ ExplorePayload.__doc__ = (
 
 
 def explore_payload(explorer: Explorer, query: str) -> dict[str, Any]:
-    """The versioned payload of a state's view. Raises `ShardwiseError` for a state that cannot be."""
+    """Return the versioned payload of a state's view. Raises `ShardwiseError` for an invalid state."""
     state = explorer.state(query)
     answer = explorer.answer(state.view, write_query(state))
     return {

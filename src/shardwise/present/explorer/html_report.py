@@ -1,4 +1,4 @@
-"""A report: the page's own modules and one payload in a single HTML file, which asks for nothing and runs no other script."""
+"""HTML reports: the page's own modules and one payload in a single file, which requests nothing and runs no other script."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from shardwise.present.explorer.background_search import report_search_again
-from shardwise.present.explorer.explain_number import explained
+from shardwise.present.explorer.explain_number import provenance_payload
 from shardwise.present.explorer.explorer import QUESTIONS
 from shardwise.present.explorer.number_provenance import NUMBERS
-from shardwise.present.explorer.opened_plan import known_of
+from shardwise.present.explorer.opened_plan import resolver_of_plan
 from shardwise.present.explorer.page_files import inline_page
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.request import ViewRequest, resolve_request
@@ -24,22 +24,22 @@ __all__ = ["SCHEMA", "Kind", "plan_report", "report"]
 
 
 def report(kind: Kind, title: str, payload: Mapping[str, Any]) -> str:
-    """A report of what a command prints with `--json`, as the text of an HTML file."""
+    """Return the HTML report of a payload that a command prints with `--json`."""
     return _page(title, {"schema": SCHEMA, "kind": kind, "title": title, "payload": payload})
 
 
 def plan_report(plan: Plan) -> str:
-    """A report of a plan: every view of the explorer, and where each number is from."""
-    known = known_of(plan)
+    """Return the HTML report of a plan: every view of the explorer, with the provenance of each number."""
+    resolver = resolver_of_plan(plan)
     search = report_search_again(plan) if plan.search else None
-    request = resolve_request(known.start, known, search)
+    request = resolve_request(resolver.start, resolver, search)
     title = f"{plan.model.name} on {plan.cluster.name}"
     payload = {"views": {name: _view(request, name) for name in VIEWS}, "why": _provenance(request)}
     return _page(title, {"schema": SCHEMA, "kind": "plan", "title": title, "payload": payload})
 
 
 def _view(request: ViewRequest, name: str) -> dict[str, Any]:
-    """A view without its controls, or why there is none."""
+    """Return a view without its controls, or its problems."""
     if name == "pareto" and request.search is None:
         return {"problems": ["a plan of one layout: nothing was searched"]}
     try:
@@ -51,11 +51,11 @@ def _view(request: ViewRequest, name: str) -> dict[str, Any]:
 
 
 def _provenance(request: ViewRequest) -> dict[str, Any]:
-    """Of each number that a reader may ask about."""
+    """Return the provenance of each number that is not in a view's own fields."""
     priced = request.plan.estimate
-    shown = [f"time.{name}" for name in TIME_TERMS if priced.time[name]]
-    shown += [f"memory.{name}" for name in MEMORY_TERMS if priced.memory[name]]
-    return {name: explained(request, name) for name in (*NUMBERS, *shown)}
+    terms = [f"time.{name}" for name in TIME_TERMS if priced.time[name]]
+    terms += [f"memory.{name}" for name in MEMORY_TERMS if priced.memory[name]]
+    return {name: provenance_payload(request, name) for name in (*NUMBERS, *terms)}
 
 
 def _page(title: str, payload: Mapping[str, Any]) -> str:

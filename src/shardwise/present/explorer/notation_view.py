@@ -1,5 +1,4 @@
-"""Which device holds what: every weight of the model in the named-axis notation, where it rests, where it is used, and who has
-which part."""
+"""View of the sharding: every weight in the named-axis notation, at rest and in use, and the ranks of its shards."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.price import Pricing
 from shardwise.sharding import Mesh, Spec
 
-ATOMS = {"tp": TP_AXES, "fsdp": ("fsdp", "ep")}  # the axes that are ordered groups of others, major first
+ATOMS = {"tp": TP_AXES, "fsdp": ("fsdp", "ep")}  # the axes that are products of atomic ones, major first
 RULE = "Austin et al., How to Scale Your Model, 2025, chapter 3: A[I_X, J_Y] on a mesh; derive/tensor_specs.py"
 FIELDS: Fields = {
     "units.*.weights.*.elements": Field("elements of the weight", "the product of its dims", "", "model/decoder_block.py", EXACT),
@@ -36,19 +35,22 @@ FIELDS: Fields = {
     ),
     "mesh.*.size": Field("degree of the axis", "given by the layout", "", "the layout", EXACT),
 }  # fmt: skip
-MOST_PARTS = 16  # of a dim that are drawn
-MOST_RANKS = 8  # that are named of those that hold a part
+MAX_PARTS = 16  # of a dim that are drawn
+MAX_RANKS = 8  # named of those that hold a part
 
 
 def notation(request: ViewRequest) -> dict[str, Any]:
-    """The mesh as ranks are numbered, and each weight of each kind of unit: specs at rest, in use, of its gradient and of the
-    optimizer's state, the shape of a device's part, and which ranks hold the parts of one."""
+    """Return the mesh in the order of ranks, and the weights of each kind of unit.
+
+    A weight has the specs at rest, in use, of its gradient and of the optimizer's state, the shape of a device's part, and the
+    ranks that hold each part.
+    """
     request.require_legal()
     plan = request.plan
     scheme = Pricing(plan.problem, plan.layout).scheme
     mesh = mesh_of(request, plan.layout)
     stage_mesh = Mesh(tuple(pair for pair in mesh.axes if pair[0] != "pp"))
-    unsplit = [axis for axis, size in mesh.axes if size == 1]  # these split nothing
+    unsplit = [axis for axis, size in mesh.axes if size == 1]
     units = {}
     for kind, times in unit_counts(plan.model).items():
         unit = derived_unit(scheme, kind)
@@ -66,7 +68,7 @@ def notation(request: ViewRequest) -> dict[str, Any]:
 
 
 def _specs(scheme: ShardingScheme, dims: tuple[str, ...], unsplit: Collection[str]) -> dict[str, Spec]:
-    """Where a weight and what belongs to it lie, without the axes that split nothing."""
+    """Return the specs of a weight, its gradient and its optimizer state, without the `unsplit` axes."""
     use = weight_use_spec(scheme, dims)
     specs = {
         "rest": weight_resting_spec(scheme, dims), "use": use, "gradient": gradient_resting_spec(scheme, use),
@@ -79,7 +81,7 @@ def _specs(scheme: ShardingScheme, dims: tuple[str, ...], unsplit: Collection[st
 
 
 def mesh_of(request: ViewRequest, layout: Layout) -> Mesh:
-    """The atomic axes as ranks are numbered, the innermost axis of the placement last."""
+    """Return the atomic axes in the order of ranks, the innermost axis of the placement last."""
     placement = layout.placement or default_placement(request.cluster.topology)
     sizes = atomic_degrees(request.model, layout_degrees(replace(layout, placement=placement)))
     atoms = [atom for axis in reversed(placement.axes) for atom in ATOMS.get(axis, (axis,))]
@@ -98,7 +100,7 @@ def _weight(
 
 
 def _shard(spec: Spec, sizes: dict[str, int], mesh: Mesh) -> dict[str, Any]:
-    """A device's part: its shape, its elements (the fullest), how many devices hold each, and who holds which."""
+    """Return the shape and elements of the fullest device's part, the copies of a part, and the ranks that hold each."""
     parts = [mesh.size(axis for axis in axes if axis in mesh.names) for axes in spec.axes]
     shape = [-(-sizes[dim] // degree) for dim, degree in zip(spec.dims, parts, strict=True)]
     return {"shape": shape, "elements": math.prod(shape), "parts": parts, "copies": mesh.num_devices // max(1, math.prod(parts)),
@@ -106,13 +108,13 @@ def _shard(spec: Spec, sizes: dict[str, int], mesh: Mesh) -> dict[str, Any]:
 
 
 def _holders(spec: Spec, parts: list[int], mesh: Mesh) -> Iterator[dict[str, Any]]:
-    """For the parts along the dims that are split, the first ranks of the first pipeline stage that hold each."""
-    if math.prod(min(number, MOST_PARTS) for number in parts) > MOST_PARTS**2 or mesh.num_devices > 1 << 12:
+    """Yield for each part the first ranks of the first pipeline stage that hold it."""
+    if math.prod(min(number, MAX_PARTS) for number in parts) > MAX_PARTS**2 or mesh.num_devices > 1 << 12:
         return
     ranks: dict[tuple[int, ...], list[int]] = {}
     for rank, coordinate in enumerate(mesh.coordinates()):
         place = tuple(mesh.position(coordinate, [axis for axis in axes if axis in mesh.names]) for axes in spec.axes)
-        if all(index < MOST_PARTS for index in place):
+        if all(index < MAX_PARTS for index in place):
             ranks.setdefault(place, []).append(rank)
-    for place, holding in sorted(ranks.items()):
-        yield {"place": place, "ranks": holding[:MOST_RANKS], "num_ranks": len(holding)}
+    for place, holders in sorted(ranks.items()):
+        yield {"place": place, "ranks": holders[:MAX_RANKS], "num_ranks": len(holders)}

@@ -1,4 +1,4 @@
-"""Numbers of the page that a reader may ask about, and where each is from: formula, inputs, unit and source."""
+"""Provenance of the page's numbers: formula, inputs, unit and source of each."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from shardwise.price import mfu_format
 
 EXACT = "exact: a count that follows from sizes and degrees"
 MEASURED = "measured"
-OWN = "the opened plan"  # the source of what it has in place of the catalogue's
+OPENED_PLAN = "the opened plan"  # the source of values that the catalogue lacks
 
 
 class Field(NamedTuple):
-    """What a number is in words and in symbols, its unit, the source of the formula, and whether it is a bound, a prediction or
-    measured. `inputs` are other numbers of the formula, each at its place in the payload."""
+    """Provenance of a payload's number: meaning, formula, unit, source of the formula, kind (a bound, a prediction, measured).
+
+    `inputs` are other numbers of the formula by symbol, each at its place in the payload.
+    """
 
     words: str
     formula: str
@@ -28,12 +30,12 @@ class Field(NamedTuple):
     inputs: Mapping[str, str] = MappingProxyType({})
 
 
-# By the place of a number: keys and indices from the payload's root, with dots; `*` is any one, the same in the places of inputs.
+# By the place of a number: keys and indices from the payload's root, with dots; `*` is any key, the same in the places of inputs.
 Fields = Mapping[str, Field]
 
 
 def fields_payload(fields: Fields) -> dict[str, dict[str, Any]]:
-    """As plain data, by place.
+    """Return plain data, by place.
 
     >>> fields_payload({"area": Field("of a square", "side²", "m²", "Euclid", EXACT, {"side": "side"})})["area"]["inputs"]
     {'side': 'side'}
@@ -45,16 +47,13 @@ Inputs = Mapping[str, float]
 
 
 class Number(NamedTuple):
-    """A number of a plan: what it is in words and in symbols, its unit, where the formula is from, and its inputs by name.
-
-    `of` gives its value; inputs of the formula are given beside it.
-    """
+    """A number of a plan: its meaning, its formula, its unit, the source of the formula, its value, and its inputs by name."""
 
     words: str
     formula: str
     unit: str
     source: str
-    of: Callable[[ViewRequest], float]
+    value_of: Callable[[ViewRequest], float]
     inputs: Callable[[ViewRequest], Inputs]
 
 
@@ -84,7 +83,7 @@ def _sequences(request: ViewRequest) -> Inputs:
 
 
 def bubble(request: ViewRequest) -> float:
-    """Idle over ideal time."""
+    """Return idle over ideal time."""
     idle_s, step_s = _idle(request).values()
     return idle_s / (step_s - idle_s)
 
@@ -150,4 +149,4 @@ NUMBERS: Mapping[str, Number] = {
         lambda request: float(num_micro_batches(request.job, layout_degrees(request.layout))), _sequences,
     ),
 }  # fmt: skip
-MEMORY = ("memory_bytes", "margin")  # of these the numbers about bytes
+MEMORY = ("memory_bytes", "margin")  # numbers of memory; the rest are of time

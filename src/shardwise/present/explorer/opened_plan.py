@@ -1,4 +1,4 @@
-"""What the names of a state may stand for: the catalogue, and the plan that the command line opened.
+"""Values of a state's names: those of the catalogue, and of the plan that the command line opened.
 
 A name from the network is never a path: no file is read because of it.
 """
@@ -35,18 +35,21 @@ from shardwise.values import (
     raise_problems,
 )
 
-OPENED = "@plan"  # behind the name of a model or a cluster of the opened plan that the catalogue has otherwise
-# What is answered while something is dragged; what is larger belongs on the command line.
-MOST_DEVICES = 1 << 17
-MOST_OF_MODEL: Mapping[str, int] = {"num_layers": 2048, "num_heads": 1024, "num_kv_heads": 1024, "num_experts": 1024}
-MOST_SIZE = 1 << 22  # of any other size of a model
+OPENED = "@plan"  # suffix of a model or a cluster of the opened plan that differs from the catalogue's of that name
+# Limits of what a drag can price in time; larger sizes belong on the command line.
+MAX_DEVICES = 1 << 17
+MAX_OF_MODEL: Mapping[str, int] = {"num_layers": 2048, "num_heads": 1024, "num_kv_heads": 1024, "num_experts": 1024}
+MAX_SIZE = 1 << 22  # of any other size of a model
 Value = TypeVar("Value", Architecture, Job)
-KEPT = 64  # models and clusters that are kept
+CACHED_NAMES = 64  # models, and clusters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
-    """Models and clusters by name beside the catalogue's, the state that an address without a query is, and a run of its plan."""
+class NameResolver:
+    """Resolver of a state's names, with the opened plan's models and clusters, its state and a run of it.
+
+    `start` is the state of an address without a query.
+    """
 
     models: Mapping[str, Architecture] = field(default_factory=dict)
     clusters: Mapping[str, Cluster] = field(default_factory=dict)
@@ -54,23 +57,23 @@ class Known:
     run: Path | None = None
 
     def model(self, state: State) -> Architecture:
-        """The model with its changes. Raises `InputError`."""
+        """Return the model with its changes. Raises `InputError`."""
         architecture = self.models.get(state.model) or _model(state.model)
         return _changed(architecture, state, "model")
 
     def cluster(self, state: State) -> Cluster:
-        """The cluster as it is predicted on. Raises `InputError`, `MissingValueError`."""
+        """Return the cluster with its calibration. Raises `InputError`, `MissingValueError`."""
         return self.clusters.get(state.cluster) or _cluster(state.cluster, state.stack, state.overlap)
 
     def with_usual_job(self, state: State) -> State:
-        """Return the state with the batch and the sequence of its model's usual job in place of those that it leaves out."""
+        """Return the state with batch and sequence; what it leaves out is that of its model's usual job."""
         if state.batch_tokens is not None and state.seq_len is not None:
             return state
         batch_tokens, seq_len = usual_job(self.model(state))
         return replace(state, batch_tokens=state.batch_tokens or batch_tokens, seq_len=state.seq_len or seq_len)
 
     def job(self, state: State) -> Job:
-        """The job with its changes. Raises `InputError`."""
+        """Return the job with its changes. Raises `InputError`."""
         full_state = self.with_usual_job(state)
         assert full_state.batch_tokens is not None
         assert full_state.seq_len is not None
@@ -87,29 +90,31 @@ def usual_job(architecture: Architecture) -> tuple[int, int]:
     return math.ceil(usual_batch_tokens(architecture) / seq_len) * seq_len, seq_len
 
 
-def known_of(plan: Plan, run: Path | None = None) -> Known:
-    """What a plan adds: its model and cluster where the catalogue's of that name are others, and its state."""
+def resolver_of_plan(plan: Plan, run: Path | None = None) -> NameResolver:
+    """Return the resolver of a plan: with its model and cluster if the catalogue's of that name differ, and its state."""
     job, cluster = plan.job, plan.cluster
     stack = cluster.calibration.stack if cluster.calibration else None
     start = State(
         model=plan.model.name, cluster=cluster.name, batch_tokens=job.global_batch_tokens, seq_len=job.seq_len,
         tokens=job.tokens, precision=job.precision, overlap=job.overlap, layout=plan.layout,
-        changes=tuple(sorted((f"job.{name}", str(value)) for name, value in _rest(plan).items())),
+        changes=tuple(sorted((f"job.{name}", str(value)) for name, value in _other_job_values(plan).items())),
         view="run" if run else "overview",
     )  # fmt: skip
     models, clusters = {}, {}
     if _catalogued_model(start) != plan.model:
         start = replace(start, model=plan.model.name + OPENED)
         models[start.model] = plan.model
-    named = next((name for name in (None, stack) if _catalogued_cluster(replace(start, stack=name)) == cluster), "")
-    if named == "":
+    stack_name = next(
+        (name for name in (None, stack) if _catalogued_cluster(replace(start, stack=name)) == cluster), ""
+    )
+    if stack_name == "":
         start = replace(start, cluster=cluster.name + OPENED)
         clusters[start.cluster] = cluster
-    return Known(models=models, clusters=clusters, start=replace(start, stack=named or None), run=run)
+    return NameResolver(models=models, clusters=clusters, start=replace(start, stack=stack_name or None), run=run)
 
 
-def _rest(plan: Plan) -> Mapping[str, object]:
-    """What a job has beyond the fields of a state."""
+def _other_job_values(plan: Plan) -> Mapping[str, object]:
+    """Return a job's values that no field of a state has and that are not the defaults."""
     job = plan.job
     filled = loss_kind(plan.cluster, replace(job, loss=None))
     values = {"loss": None if job.loss == filled else job.loss, "document_tokens": job.document_tokens}
@@ -128,33 +133,33 @@ def _catalogued_cluster(state: State) -> Cluster | None:
         return None
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_NAMES)
 def _model(name: str) -> Architecture:
-    catalog_name = find_model_name(name)  # a path is none
+    catalog_name = find_model_name(name)  # never a path
     if catalog_name is None:
         raise InputError(f"model: {describe_unknown(name[:60], model_names())}")
     return load_model(catalog_name)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_NAMES)
 def _cluster(name: str, stack: str | None, overlap: str | None) -> Cluster:
-    parse_shorthand(name)  # a path is none
+    parse_shorthand(name)  # raises for a path
     if stack is not None and overlap is not None:
         raise InputError(f"stack: found {stack} beside overlap {overlap}, a bound; leave out one of the two")
     cluster = load_cluster(name, stack=stack)
-    if cluster.num_devices > MOST_DEVICES:
-        raise InputError(f"cluster: found {cluster.num_devices:,} devices; at most {MOST_DEVICES:,} are explored")
+    if cluster.num_devices > MAX_DEVICES:
+        raise InputError(f"cluster: found {cluster.num_devices:,} devices; at most {MAX_DEVICES:,} are explored")
     probe = Job(global_batch_tokens=1, seq_len=1, overlap=overlap)  # type: ignore[arg-type]
     return with_problem_defaults(cluster, probe)[0]
 
 
 def _changed(value: Value, state: State, room: str) -> Value:
-    """A model or a job with the values of the address in place of its own."""
+    """Return a model or a job with the changes of the address."""
     texts = parse_overrides((f"{key}={text}" for key, text in state.changes), ROOMS)[room]
     changed: Value = apply_overrides(value, texts, room)
     sizes = {name: getattr(changed, name) for name in texts} if room == "model" else {}
     raise_problems([
-        f"{room}.{name}: found {size}; at most {MOST_OF_MODEL.get(name, MOST_SIZE):,} is explored" for name, size in sizes.items()
-        if isinstance(size, int) and size > MOST_OF_MODEL.get(name, MOST_SIZE)
+        f"{room}.{name}: found {size}; at most {MAX_OF_MODEL.get(name, MAX_SIZE):,} is explored" for name, size in sizes.items()
+        if isinstance(size, int) and size > MAX_OF_MODEL.get(name, MAX_SIZE)
     ])  # fmt: skip
     return changed

@@ -22,7 +22,7 @@ KINDS = {
 
 
 class Page(NamedTuple):
-    """A file: its text and media type."""
+    """A file of the page: its text and media type."""
 
     text: str
     kind: str
@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 @cache
 def pages() -> dict[str, Page]:
-    """Every file by its path; nothing else is served."""
+    """Return every file by its path; nothing else is served."""
     folder = resources.files("shardwise.present.explorer").joinpath("page")
     files = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -54,7 +54,7 @@ def inline_page(
     """
     files = pages()
     modules = {path[1:-3]: file.text for path, file in files.items() if path.endswith(".js")}
-    script = bundled(modules, main)
+    script = bundle_modules(modules, main)
     style = files["/colours.css"].text + files["/style.css"].text
     digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
     allowed = f"'sha256-{digest}' {scripts}".strip()
@@ -71,18 +71,18 @@ def inline_page(
     )
 
 
-def bundled(modules: Mapping[str, str], main: str) -> str:
-    """The script of a main module among modules by name. Raises `KeyError` for a module that is not there.
+def bundle_modules(modules: Mapping[str, str], main: str) -> str:
+    """Return the script of a main module and the modules that it imports. Raises `KeyError` for an unknown module.
 
-    >>> print(bundled({"a": "export const one = 1;\\n", "b": 'import { one } from "./a.js";\\nconsole.log(one);\\n'}, "b"))
+    >>> print(bundle_modules({"a": "export const tp = 1;\\n", "b": 'import { tp } from "./a.js";\\nconsole.log(tp);\\n'}, "b"))
     "use strict";
     const $a = (() => {
-    const one = 1;
-    return { one };
+    const tp = 1;
+    return { tp };
     })();
     const $b = (() => {
-    const { one } = $a;
-    console.log(one);
+    const { tp } = $a;
+    console.log(tp);
     return {  };
     })();
     """
@@ -95,10 +95,10 @@ def bundled(modules: Mapping[str, str], main: str) -> str:
             order.append(name)
 
     visit(main)
-    return "\n".join(['"use strict";', *(_wrapped(name, modules[name]) for name in order)])
+    return "\n".join(['"use strict";', *(_wrap_module(name, modules[name]) for name in order)])
 
 
-def _wrapped(name: str, text: str) -> str:
+def _wrap_module(name: str, text: str) -> str:
     names = [statement["name"] for statement in EXPORT.finditer(text)]
     body = IMPORT.sub(lambda statement: f"const {{ {statement['names']} }} = ${statement['module']};\n", text)
     body = EXPORT.sub(r"\g<kind> \g<name>", body)

@@ -1,4 +1,4 @@
-"""Texts of the domain in the words of the page: a reader of it has controls and an address, and no command line."""
+"""Wording of the page: its readers have controls and an address, and no command line."""
 
 from __future__ import annotations
 

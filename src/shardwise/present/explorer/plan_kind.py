@@ -9,7 +9,7 @@ BOUND = "a bound: kernels and links at the best that micro-benchmarks reach"
 
 
 def kind_of(request: ViewRequest, *, memory: bool = False) -> str:
-    """The kind of a layout's seconds (`memory`: of its bytes) in words."""
+    """Return the kind of a layout's seconds (`memory`: of its bytes) in words."""
     calibration = request.cluster.calibration
     if memory:
         return BYTES

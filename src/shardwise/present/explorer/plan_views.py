@@ -9,7 +9,15 @@ from shardwise.measure.reconcile.reconciliation import reconcile
 from shardwise.present.explorer.background_search import SEARCHING
 from shardwise.present.explorer.control_values import Edit
 from shardwise.present.explorer.controls import controls
-from shardwise.present.explorer.number_provenance import EXACT, MEASURED, OWN, Field, Fields, bubble, fields_payload
+from shardwise.present.explorer.number_provenance import (
+    EXACT,
+    MEASURED,
+    OPENED_PLAN,
+    Field,
+    Fields,
+    bubble,
+    fields_payload,
+)
 from shardwise.present.explorer.page_wording import page_wording
 from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
@@ -22,7 +30,7 @@ from shardwise.values import InputError, ShardwiseError
 
 
 def overview(request: ViewRequest) -> dict[str, Any]:
-    """The payloads of `shardwise estimate` and `shardwise memory`; for a layout that cannot run the reasons in their place."""
+    """Return the payloads of `shardwise estimate` and `shardwise memory`; problems in their place if the layout cannot run."""
     return head(request) | {"controls": controls(request), **_priced(request)}
 
 
@@ -44,7 +52,7 @@ def _priced(request: ViewRequest) -> dict[str, Any]:
 
 
 def _notes(priced: Estimate) -> list[str]:
-    """Return what is to know of an estimate, in the words of the page; waste by its kind first."""
+    """Return the notes of an estimate in the page's wording; waste first."""
     waste = [
         f"a batch without waste: {value:,.0f} tokens"
         if name == "nearest_full_batch_tokens"
@@ -55,12 +63,12 @@ def _notes(priced: Estimate) -> list[str]:
 
 
 def _measured(request: ViewRequest) -> dict[str, Any]:
-    """The opened run beside its plan: the payload of `shardwise reconcile`; nothing of another layout."""
+    """Return the payload of `shardwise reconcile`, if this is the layout of the opened run."""
     return {"reconcile": reconcile_payload(request.measured)} if request.measured else {}
 
 
 def _overview_provenance(request: ViewRequest) -> Fields:
-    """Of the numbers that are no terms; of those `why` tells."""
+    """Return the provenance of the numbers that are no terms; `why` has that of the terms."""
     kind, memory, step = kind_of(request), kind_of(request, memory=True), "estimate.estimate.step_time_s"
     best, chip = "search.best.step_time_s", request.cluster.chip
     source = "hardware/calibration_constants.py: the spread of measured over predicted step times of published runs"
@@ -84,13 +92,13 @@ def _overview_provenance(request: ViewRequest) -> Fields:
             "traffic of the axis behind compute", "seconds of the traffic - the exposed ones", "s", "price/overlap.py", kind,
         ),
         "estimate.estimate.memory_capacity_bytes": Field(
-            "memory of a device", "given", "B", chip.sources.get("memory_bytes", OWN), EXACT,
+            "memory of a device", "given", "B", chip.sources.get("memory_bytes", OPENED_PLAN), EXACT,
         ),
     }  # fmt: skip
 
 
 def _verdict(request: ViewRequest) -> dict[str, Any]:
-    """Whether it fits, how it compares with the best that was found (None: nothing yet), what bounds it."""
+    """Return if the layout fits, its step over that of the best (None: still unknown), and what bounds it."""
     priced = request.plan.estimate
     best = request.search["best"] if request.search else None
     return {
@@ -101,26 +109,26 @@ def _verdict(request: ViewRequest) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# Those of the widget that the catalogue has; the smallest Llama 3.2 in place of a tiny one.
+# Models of the playbook's memory widget; the smallest Llama 3.2 in place of a tiny model.
 PRESETS = ("llama-3.2-1b", "llama-3-8b", "llama-3-70b", "llama-3-405b")
 
 
 def memory(request: ViewRequest) -> dict[str, Any]:
-    """The payload of `shardwise memory`, and what can be changed."""
-    shown = head(request) | {
+    """Return the payload of `shardwise memory`, with controls and presets."""
+    payload = head(request) | {
         "controls": controls(request, free=True),
         "memory": None,
         "presets": _presets(request),
         "problems": list(request.problems),
     }
     if request.problems:
-        return shown
+        return payload
     try:
-        return shown | {
+        return payload | {
             "memory": memory_payload(compare_memory(_problem(request), [(request.job, request.plan.layout)]))
         }
     except ShardwiseError as error:
-        return shown | {"problems": list(error.problems)}
+        return payload | {"problems": list(error.problems)}
 
 
 def _problem(request: ViewRequest) -> Problem:
@@ -128,17 +136,17 @@ def _problem(request: ViewRequest) -> Problem:
 
 
 def _presets(request: ViewRequest) -> list[dict[str, Any]]:
-    """Models to begin with: their own sizes, on the layout at hand."""
+    """Return models in their own sizes, on the current layout."""
     removed: Edit = {key: None for key, _ in request.state.changes if key.startswith("model.")}
     return [{"value": name, "edit": {**removed, "model": name}} for name in PRESETS]
 
 
 def pareto(request: ViewRequest) -> dict[str, Any]:
-    """What the search found so far (see `searching.found_for`), and the time and memory of the layout at hand."""
+    """Return the search's report so far, and the time and memory of the current layout."""
     return {
         "search": dict(request.search or SEARCHING),
         "memory_capacity_bytes": request.cluster.chip.memory_bytes,
-        "own": _own(request),
+        "own": _current_point(request),
         "fields": fields_payload(_pareto_provenance(request)),
     }
 
@@ -153,15 +161,15 @@ def _pareto_provenance(request: ViewRequest) -> Fields:
     )
     memory = Field("bytes of a device of the fullest stage", "the sum of the terms of memory", "B", "price/device_memory.py",
                    kind_of(request, memory=True))  # fmt: skip
-    counted = "search/vectorised/search_layouts.py: every legal layout of the job is priced or bounded"
+    source = "search/vectorised/search_layouts.py: every legal layout of the job is priced or bounded"
     return {
-        "search.num_layouts": Field("legal layouts of the job", "Π choices less those that break a rule", "", counted, EXACT),
-        "search.num_fitting": Field("those that fit a device's memory", "memory ≤ capacity", "", counted, EXACT),
+        "search.num_layouts": Field("legal layouts of the job", "Π choices less those that break a rule", "", source, EXACT),
+        "search.num_fitting": Field("those that fit a device's memory", "memory ≤ capacity", "", source, EXACT),
         "search.front.*.step_time_s": step, "search.front.*.memory_bytes": memory,
     }  # fmt: skip
 
 
-def _own(request: ViewRequest) -> dict[str, Any] | None:
+def _current_point(request: ViewRequest) -> dict[str, Any] | None:
     try:
         request.require_legal()
         priced = request.plan.estimate
@@ -171,11 +179,11 @@ def _own(request: ViewRequest) -> dict[str, Any] | None:
 
 
 def run(request: ViewRequest) -> dict[str, Any]:
-    """The payload of `shardwise reconcile`. Raises `InputError` where no run was opened, and for another layout than it ran."""
-    if request.known.run is None:
+    """Return the payload of `shardwise reconcile`. Raises `InputError` without a run, and for another layout than it ran."""
+    if request.resolver.run is None:
         raise InputError("run: no run was opened; start the explorer with a plan and the folder of its run")
     request.require_legal()
-    reconciliation = request.measured or reconcile(request.plan, read_run(request.plan, request.known.run))
+    reconciliation = request.measured or reconcile(request.plan, read_run(request.plan, request.resolver.run))
     return head(request) | {
         "controls": controls(request), "fields": fields_payload(run_fields(request)),
         "reconcile": reconcile_payload(reconciliation),
@@ -183,7 +191,7 @@ def run(request: ViewRequest) -> dict[str, Any]:
 
 
 def run_fields(request: ViewRequest) -> Fields:
-    """Of the numbers of `reconcile`."""
+    """Return the provenance of the numbers of `reconcile`."""
     time, log, watched = "reconcile.time.", "the run's log", "the run's watched step"
     predicted = Field(
         "seconds that the plan has for this", "a term of the plan", "s", "price/stage_step_time.py", kind_of(request)

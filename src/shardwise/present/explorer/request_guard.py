@@ -1,4 +1,4 @@
-"""What a request must be to be answered: of this host and origin, a GET, short, with the token where there is one.
+"""Checks of a request: this host and origin, a GET, short, with the token if one is required.
 
 A page of another origin, and a name that an attacker points at this machine (DNS rebinding), get nothing: the Host header must
 be an address that the explorer was started on. Source of the rules: OWASP, Cross-Site Request Forgery Prevention; RFC 9110, 15.5.
@@ -31,12 +31,12 @@ SECURITY = {
 
 
 def refusal(status: int, problem: str) -> Response:
-    """A clear answer to what is not answered."""
+    """Return the response to a request that is not answered."""
     return JSONResponse({"schema": SCHEMA, "error": {"problems": [problem], "exit_code": 2}}, status_code=status)
 
 
 class Guard:
-    """Lets through what is of this host and origin, and puts the security headers on every answer."""
+    """ASGI middleware that refuses requests of other hosts and origins, and adds security headers to every response."""
 
     def __init__(self, app: ASGIApp, *, hosts: Collection[str], token: str | None = None) -> None:
         self.app, self.hosts, self.token = app, frozenset(hosts), token
@@ -49,17 +49,17 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def secured(message: Message) -> None:
+        async def send_secured(message: Message) -> None:
             if message["type"] == "http.response.start":
                 security = [(name.encode(), value.encode()) for name, value in SECURITY.items()]
                 message["headers"] = [*message["headers"], *security]
             await send(message)
 
-        refused = self.refused(scope)
-        await (refused or self.app)(scope, receive, secured)
+        response = self.refuse(scope)
+        await (response or self.app)(scope, receive, send_secured)
 
-    def refused(self, scope: Scope) -> Response | None:
-        """The answer to a request that is not let through; None for one that is."""
+    def refuse(self, scope: Scope) -> Response | None:
+        """Return the response to a request that is refused; None for a request that is answered."""
         headers, query = Headers(scope=scope), scope["query_string"]
         host, origin, site = headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site", "none")
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MOST_HEADERS:
@@ -74,18 +74,18 @@ class Guard:
             return refusal(405, f"method: found {scope['method'][:20]!r}; GET is required")
         if len(query) > MOST_CHARACTERS:
             return refusal(414, f"query: found {len(query):,} characters; at most {MOST_CHARACTERS:,} are required")
-        return self._without_token(scope, headers) if self.token else None
+        return self._refuse_without_token(scope, headers) if self.token else None
 
-    def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
-        """Where a token is required: a page's first address has it, and takes it along as a cookie."""
+    def _refuse_without_token(self, scope: Scope, headers: Headers) -> Response | None:
+        """Refuse a request without the token, which is in the page's first address and then in a cookie."""
         assert self.token is not None
         if _same(_cookie(headers.get("cookie", "")), self.token):
             return None
         query = scope["query_string"].decode("latin-1")
         if scope["path"] == "/" and _same(query.partition("token=")[2], self.token):
-            answer = RedirectResponse("/", status_code=303)
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
-            return answer
+            redirect = RedirectResponse("/", status_code=303)
+            redirect.set_cookie(COOKIE, self.token, httponly=True, samesite="strict")
+            return redirect
         return refusal(401, "token: missing or wrong; open the address that `shardwise explore` printed")
 
 
@@ -102,11 +102,11 @@ def _same(offered: str, token: str) -> bool:
 
 
 def allowed_hosts(host: str, port: int) -> tuple[str, ...]:
-    """Host headers of an explorer on an address: the names of this machine's loopback, or the address itself."""
+    """Return the Host headers of an address: the names of this machine's loopback, or the address itself."""
     names = LOOPBACK if is_loopback(host) else (f"[{host}]" if ":" in host else host,)
     return tuple(f"{name}:{port}" for name in names)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return if only this machine reaches an address."""
     return host in ("localhost", "::1") or host.startswith("127.")

@@ -63,7 +63,7 @@ def _checkpoint_seconds(architecture: Architecture, job: Job, num_devices: int) 
 
 
 def _missing(request: ViewRequest) -> dict[str, str]:
-    """Return why a quantity is unknown, by its name."""
+    """Return the reasons why quantities are unknown, by name."""
     chip = request.cluster.chip
     reasons = {
         "usd": chip.price_usd_per_hour is None and f"no sourced price of an hour of {chip.name}",
@@ -73,7 +73,7 @@ def _missing(request: ViewRequest) -> dict[str, str]:
 
 
 def training_run_fields(request: ViewRequest) -> Fields:
-    """Return the provenance of the card's numbers; of those that are unknown there is none."""
+    """Return the provenance of the card's numbers, without the unknown ones."""
     kind, place, chip = kind_of(request), "training_run.", request.cluster.chip
     tokens = Field("tokens of the whole run", "given", "tokens", "the job", "given") if request.job.tokens else Field(
         "compute-optimal tokens of the whole run", "20 · parameters", "tokens", OPTIMAL_SOURCE,

@@ -1,4 +1,4 @@
-"""What `shardwise explore` opens, as a value, and how it is served until Ctrl-C."""
+"""Session of `shardwise explore`: the opened plan and the page's address, served until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwise.present.explorer.background_search import Searches
 from shardwise.present.explorer.explorer import Explorer, explore_payload
-from shardwise.present.explorer.opened_plan import Known, known_of
+from shardwise.present.explorer.opened_plan import NameResolver, resolver_of_plan
 from shardwise.present.explorer.state import parse_query
 from shardwise.present.rendering.report import Report, Section
 from shardwise.search import Plan
@@ -27,7 +27,7 @@ class ExplorerSession:
     A `port` of 0 is any that is free.
     """
 
-    opened: Known = field(default_factory=Known)
+    resolver: NameResolver = field(default_factory=NameResolver)
     query: str = ""
     host: str = "127.0.0.1"
     port: int = 0
@@ -49,25 +49,27 @@ def open_session(
             f"{argument_label('run_folder')}: found without a plan; the plan that was run is required, such as explore plan.json "
             "--run runs/a"
         )
-    opened = Known() if plan is None else known_of(plan, None if run_folder is None else Path(run_folder))
+    resolver = (
+        NameResolver() if plan is None else resolver_of_plan(plan, None if run_folder is None else Path(run_folder))
+    )
     if query:
-        parse_query(query)  # what is wrong with it is said here, not on the page
+        parse_query(query)  # report its problems here, not on the page
     number = parse_count(port, label=argument_label("port"), minimum=0)
     if number > MAX_PORT:
         raise InputError(f"{argument_label('port')}: found {number}; 0 to {MAX_PORT} is required")
-    return ExplorerSession(opened=opened, query=query, host=host, port=number, opens_browser=opens_browser)
+    return ExplorerSession(resolver=resolver, query=query, host=host, port=number, opens_browser=opens_browser)
 
 
 def session_payload(session: ExplorerSession) -> dict[str, Any]:
     """Return what `shardwise explore --json` prints: what the page would get."""
-    return explore_payload(Explorer(session.opened), session.query)
+    return explore_payload(Explorer(session.resolver), session.query)
 
 
 def serve_session(session: ExplorerSession) -> None:
     """Print the address of the page, open it in a browser, and answer its questions until Ctrl-C."""
-    from shardwise.present.explorer.web_server import bound, serve  # of an extra, which `--json` does without
+    from shardwise.present.explorer.web_server import bind_address, serve  # of an extra, which `--json` does without
 
-    address = bound(session.host, session.port)
+    address = bind_address(session.host, session.port)
     query = ("&" if address.token else "?") + session.query if session.query else ""
     url = address.url + query
     write_text(f"{url}\nthe explorer is at this address; stop it with Ctrl-C\n", sys.stdout)
@@ -77,7 +79,7 @@ def serve_session(session: ExplorerSession) -> None:
         webbrowser.open(url)
     searches = Searches()
     try:
-        serve(Explorer(session.opened, searches), address, session.query)
+        serve(Explorer(session.resolver, searches), address, session.query)
     finally:
         searches.close()
 

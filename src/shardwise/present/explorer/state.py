@@ -1,7 +1,7 @@
-"""What the explorer shows, as one value, and its address: the query of a URL.
+"""State of the explorer as one value, and its address: the query of a URL.
 
-`parse_query` and `write_query` are the one codec of both. Names are those of the command line's flags, a layout is the text that
-`--layout` takes, and a key with a dot is what `--set` takes. The page only edits the query.
+`parse_query` and `write_query` are the only codec between them. Names are those of the command line's flags, a layout is the
+text that `--layout` takes, and a key with a dot is what `--set` takes. The page only edits the query.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TEXTS = ("model", "cluster", "stack", "precision", "overlap")
 COUNTS = ("batch_tokens", "seq_len")
 KEYS = ("view", "task", *TEXTS, *COUNTS, "tokens", "layout", *DETAILS)
 ROOMS = ("model", "job")  # whose values a key with a dot replaces
-# The most that an address may hold: a browser sends as much, and no state needs more.
+# Limits of an address: a browser sends as much, and no state needs more.
 MOST_CHARACTERS, MOST_VALUE, MOST_KEYS = 4096, 512, 40
 MOST_CHANGES = 16  # values of the model and the job
 PLAIN = ":=,@"  # characters of values that need no escape in a query (RFC 3986, 3.4)
@@ -64,20 +64,20 @@ class State:
 
     @property
     def setting(self) -> State:
-        """The state without its layout, its view and that view's details: what a search is of."""
+        """Return the state without its layout, its view and that view's details: the setting of a search."""
         return replace(self, view="overview", layout=None, details=(), task=None)
 
     def detail(self, name: str) -> str | None:
-        """One of the details; None where it is not given."""
+        """Return a detail by name; None if the address lacks it."""
         return dict(self.details).get(name)
 
 
 def parse_query(query: str) -> State:
-    """The state of an address; what it leaves out is as in `State()`. Raises `InputError` with what is wrong."""
+    """Return the state of an address; what it leaves out is as in `State()`. Raises `InputError` with all problems."""
     values = _pairs(query)
-    strange = [key for key in values if key not in KEYS and key.partition(".")[0] not in ROOMS]
+    unknown = [key for key in values if key not in KEYS and key.partition(".")[0] not in ROOMS]
     problems = [
-        f"query: found {key[:60]!r}{did_you_mean(key, KEYS)}; one of {', '.join(KEYS)} is required" for key in strange
+        f"query: found {key[:60]!r}{did_you_mean(key, KEYS)}; one of {', '.join(KEYS)} is required" for key in unknown
     ]
     long = {key: value for key, value in values.items() if len(value) > MOST_VALUE or not value.isprintable()}
     problems += [
@@ -103,7 +103,7 @@ def parse_query(query: str) -> State:
 
 
 def _pairs(query: str) -> Mapping[str, str]:
-    """Keys and values of a query. Raises `InputError` for what is too long, no text, or given twice."""
+    """Return keys and values of a query. Raises `InputError` if it is too long, no text, or repeats a key."""
     if len(query) > MOST_CHARACTERS:
         raise InputError(f"query: found {len(query):,} characters; at most {MOST_CHARACTERS:,} are required")
     try:
@@ -111,13 +111,13 @@ def _pairs(query: str) -> Mapping[str, str]:
     except ValueError:
         raise InputError(f"query: not UTF-8, or more than {MOST_KEYS} keys; KEY=VALUE&KEY=VALUE is required") from None
     keys = [key for key, _ in pairs]
-    twice = sorted({key[:60] for key in keys if keys.count(key) > 1})
-    raise_problems([f"query: found {key!r} more than once; each key once is required" for key in twice])
+    repeated = sorted({key[:60] for key in keys if keys.count(key) > 1})
+    raise_problems([f"query: found {key!r} more than once; each key once is required" for key in repeated])
     return dict(pairs)
 
 
 def write_query(state: State) -> str:
-    """The address of a state: its query, without the question mark."""
+    """Return the address of a state: its query, without the question mark."""
     texts: dict[str, str | None] = {
         "task": state.task, "view": state.view if state.view != VIEWS[0] else None, **{key: getattr(state, key) for key in TEXTS},
         "batch_tokens": None if state.batch_tokens is None else format_binary(state.batch_tokens),
@@ -129,5 +129,5 @@ def write_query(state: State) -> str:
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout as an address has it: with its placement, which its own text leaves out."""
+    """Return a layout as an address writes it: with its placement, which `str` leaves out."""
     return f"{layout} placement={layout.placement}" if layout.placement else str(layout)

@@ -1,4 +1,4 @@
-"""A build of the page without a server: answers are computed beforehand, for examples and the neighbours of their best layout.
+"""Static build of the page: computed answers in place of a server, for examples and the neighbours of their best layout.
 
 It opens from any web host and from a disk (file://): answers are scripts, as a page from a disk may fetch nothing.
 
@@ -24,7 +24,7 @@ from shardwise.present.explorer.background_search import Values, report_searches
 from shardwise.present.explorer.copy_as import TEXTS
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
-from shardwise.present.explorer.opened_plan import Known
+from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_files import inline_page
 from shardwise.present.explorer.page_wording import PAGE_LABELS
 from shardwise.present.explorer.state import KEYS, PLAIN, State, write_query
@@ -36,7 +36,7 @@ from shardwise.values.progress import ignore_progress
 
 
 class Example(NamedTuple):
-    """A training job of the build; without a batch and a sequence that of `plan` for the model."""
+    """A training job of the build; batch and sequence default to those of `plan` for the model."""
 
     model: str
     cluster: str
@@ -46,16 +46,16 @@ class Example(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Return the name of its file."""
+        """Return the name of its file, without the suffix."""
         return f"{self.model}-{self.cluster}".replace(":", "-")
 
     @property
     def title(self) -> str:
-        """Return what the page calls it."""
+        """Return its name on the page."""
         return f"{self.model} on {self.cluster}"
 
 
-# Well known models on the clusters that they are trained on, or asked about; the jobs with a batch are the presets of the page.
+# Well-known models on usual clusters; the jobs with a batch are presets of the page.
 EXAMPLES = (
     Example("llama-3-8b", "h100:64"), Example("llama-3-8b", "h100:8"), Example("llama-3.2-1b", "h100:8"),
     Example("llama-3-70b", "h100:64"), Example("llama-3-70b", "h100:512"), Example("llama-3-405b", "h100:16384"),
@@ -63,8 +63,8 @@ EXAMPLES = (
     Example("mixtral-8x7b", "h100:128"), Example("deepseek-v3", "h800:2048", 15360 * 4096, 4096, "fp8_deepseek_v3"),
     Example("gemma-2-9b", "tpu-v5p:4x4x4"), Example("qwen3-32b", "h200:256"),
 )  # fmt: skip
-BEST_ALONE = ("timeline", "schedule")  # pictures of passes
-MOST_FRONT = 12  # layouts of the Pareto front
+BEST_LAYOUT_VIEWS = ("timeline", "schedule")  # pictures of passes, drawn for the best layout alone
+MAX_FRONT = 12  # layouts of the Pareto front
 VIEWS = ("overview", "notation", "schedule", "batch")  # the sizes of the memory view lead out of the build
 OMITTED = (
     "Not in it: other models, clusters, batches, sequences, precisions and stacks; layouts that differ from the best in more "
@@ -73,8 +73,8 @@ OMITTED = (
 )
 
 
-class _KnownSearch:
-    """The report of a search that has ended, in place of searches."""
+class _FinishedSearch:
+    """Searches that answer with a report."""
 
     def __init__(self, report: Mapping[str, Any]) -> None:
         self.report = report
@@ -89,7 +89,7 @@ def write_static_build(
 ) -> list[Path]:
     """Write the build into a folder, which is created; return the files.
 
-    Raises `InputError` where the folder cannot be written, and for an example of which no layout fits.
+    Raises `InputError` if the folder cannot be written, and for an example without a layout that fits.
     """
     target = Path(folder)
     answers = target / "answers"
@@ -120,7 +120,7 @@ def _start_state(example: Example) -> State:
         model=example.model, cluster=example.cluster, batch_tokens=example.batch_tokens, seq_len=example.seq_len,
         precision=example.precision,
     )  # fmt: skip
-    return Known().with_usual_job(state)
+    return NameResolver().with_usual_job(state)
 
 
 def _start_query(example: Example) -> str:
@@ -129,12 +129,12 @@ def _start_query(example: Example) -> str:
 
 def _example_answers(example: Example, examples: Sequence[Example], progress: Progress) -> tuple[Store, str]:
     """Return the answers of an example, and the query of its best layout."""
-    state, known = _start_state(example), Known()
+    state, resolver = _start_state(example), NameResolver()
     with label_arguments(PAGE_LABELS):
-        *_, report = report_searches(known.model(state), known.cluster(state), known.job(state))
+        *_, report = report_searches(resolver.model(state), resolver.cluster(state), resolver.job(state))
     if report["best"] is None:
         raise InputError(f"static build: {example.title}: {report['problems'][0]}")
-    explorer = Explorer(known, _KnownSearch(report))
+    explorer = Explorer(resolver, _FinishedSearch(report))
     best = edit_query(_start_query(example), {"layout": report["best"]["layout"]})
     queries = list(_neighbours(explorer, best, report))
     store, available = Store(), {canonical(query) for query in queries}
@@ -149,12 +149,12 @@ def _example_answers(example: Example, examples: Sequence[Example], progress: Pr
 
 
 def _neighbours(explorer: Explorer, best: str, report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the query of the best layout, then of each that differs in one choice or is on the front, each once."""
+    """Yield the query of the best layout, then once of each layout that differs in one choice or is on the front."""
     yield best
     edits = [option["edit"] for control in explorer.answer("overview", best)["controls"] if control["group"] == "layout"
              for option in control["options"] if option["edit"]]  # fmt: skip
     front = report.get("front", ())
-    edits += [{"layout": point["layout"]} for point in front[:: -(-len(front) // MOST_FRONT) or 1]]
+    edits += [{"layout": point["layout"]} for point in front[:: -(-len(front) // MAX_FRONT) or 1]]
     seen = {canonical(best)}
     for edit in edits:
         query = edit_query(best, edit)
@@ -164,16 +164,19 @@ def _neighbours(explorer: Explorer, best: str, report: Mapping[str, Any]) -> Ite
 
 
 def _questions(query: str, overview: Mapping[str, Any], *, is_best: bool) -> Iterator[tuple[str, str]]:
-    """Yield the other questions of the page about a layout; of the best one also its passes, terms and launches.
+    """Yield the other questions of the page about a layout; for the best one also passes, terms and launches.
 
-    With the passes of every layout a build is ten times as large."""
+    With the passes of every layout a build is ten times as large.
+    """
     yield "copy", edit_query(query, {"target": "command"})
     yield "copy", edit_query(query, {"target": "python"})
     yield "pareto", query
     if overview["problems"]:
         return
     yield "roofline", query
-    yield from ((view, edit_query(query, {"view": view})) for view in VIEWS if view not in ("overview", *BEST_ALONE))
+    yield from (
+        (view, edit_query(query, {"view": view})) for view in VIEWS if view not in ("overview", *BEST_LAYOUT_VIEWS)
+    )
     if not is_best:
         return
     yield "timeline", query
@@ -188,13 +191,12 @@ def _questions(query: str, overview: Mapping[str, Any], *, is_best: bool) -> Ite
 def _without_server(
     payload: dict[str, Any], example: Example, examples: Sequence[Example], available: set[str]
 ) -> dict[str, Any]:
-    """Return an answer with the choices that the build has: other examples, and options whose state is in it."""
+    """Return an answer with the build's choices: other examples, and options with an answer in the build."""
     if "controls" not in payload:
         return payload
-    shown, query = [], edit_query(payload["query"], {"view": None})
-    unchanged = {
-        "layout": dict(parse_qsl(query))["layout"]
-    }  # a drag over the value at hand comes back to the state it began at
+    controls, query = [], edit_query(payload["query"], {"view": None})
+    # A drag back to the current value returns to the state that it began with.
+    unchanged = {"layout": dict(parse_qsl(query))["layout"]}
     for control in payload["controls"]:
         options = [
             {**option, "edit": unchanged} if option["value"] == control["value"] else option
@@ -202,16 +204,16 @@ def _without_server(
             if option["value"] == control["value"] or canonical(edit_query(query, option["edit"])) in available
         ]
         if len(options) > 1:
-            shown.append({**control, "options": options})
-    return {**payload, "controls": [_example_control(example, examples), *shown], "tasks": []}
+            controls.append({**control, "options": options})
+    return {**payload, "controls": [_example_control(example, examples), *controls], "tasks": []}
 
 
 def _example_control(example: Example, examples: Sequence[Example]) -> dict[str, Any]:
-    """Return the choice of an example: its whole state in place of the address."""
-    nothing = dict.fromkeys(KEYS)
+    """Return the choice of an example, which replaces the whole address."""
+    removed = dict.fromkeys(KEYS)
     options = [
-        {"value": other.title, "problem": "", "edit": {**nothing, **dict(parse_qsl(_start_query(other)))}}
-        for other in examples
+        {"value": option.title, "problem": "", "edit": {**removed, **dict(parse_qsl(_start_query(option)))}}
+        for option in examples
     ]
     return {
         "name": "example",
@@ -224,26 +226,27 @@ def _example_control(example: Example, examples: Sequence[Example]) -> dict[str,
 
 
 class Store:
-    """Answers by question and state. What answers have in common is kept once: by its text, whole fields and single controls."""
+    """Answers by question and state. Fields and controls that answers share are stored once."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
-        self.places: dict[str, int] = {}
+        self.indices: dict[str, int] = {}
         self.answers: dict[str, dict[str, Any]] = {}
 
     def add(self, question: str, query: str, payload: Mapping[str, Any]) -> None:
         """Add an answer."""
         self.answers[f"{question}?{canonical(query)}"] = {
-            name: [self._place(control) for control in value] if name == "controls" else self._place(value)
+            name: [self._store(control) for control in value] if name == "controls" else self._store(value)
             for name, value in payload.items()
         }
 
-    def _place(self, value: Any) -> int:
+    def _store(self, value: Any) -> int:
+        """Return the index of a value, which is added if it is new."""
         text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-        if text not in self.places:
-            self.places[text] = len(self.values)
+        if text not in self.indices:
+            self.indices[text] = len(self.values)
             self.values.append(text)
-        return self.places[text]
+        return self.indices[text]
 
     def text(self) -> str:
         """Return the answers as JSON."""
@@ -251,12 +254,12 @@ class Store:
 
 
 def canonical(query: str) -> str:
-    """Return a query with its keys in order, as the page looks answers up."""
+    """Return a query with its keys in order: the key of an answer in the build."""
     return "&".join(sorted(query.split("&")))
 
 
 def edit_query(query: str, edit: Mapping[str, str | None]) -> str:
-    """Return a query with some keys of other values, as the page edits its address; None takes a key away.
+    """Return a query with other values of some keys; None removes a key. The page edits its address alike.
 
     >>> edit_query("model=gpt-2&layout=dp=8", {"layout": "tp=2 dp=4", "view": None})
     'model=gpt-2&layout=tp=2+dp=4'
@@ -266,13 +269,13 @@ def edit_query(query: str, edit: Mapping[str, str | None]) -> str:
 
 
 def _answers_script(name: str, store: Store) -> str:
-    # Without a time in it the same answers are the same bytes.
+    # Without a time stamp equal answers are equal bytes.
     data = base64.b64encode(gzip.compress(store.text().encode(), mtime=0)).decode()
     return f'shardwiseAnswers("{name}","{data}");\n'
 
 
 def _index(examples: Sequence[Example], starts: Sequence[str]) -> str:
-    listed = [
+    example_payloads = [
         {"name": example.name, "model": example.model, "cluster": example.cluster, "query": start}
         for example, start in zip(examples, starts, strict=True)
     ]
@@ -291,12 +294,12 @@ def _index(examples: Sequence[Example], starts: Sequence[str]) -> str:
         '<div id="content" tabindex="-1"><p class="quiet">loading the first example</p></div>\n</main>\n</div>\n'
         '<div id="live" class="unseen" role="status" aria-live="polite"></div>\n'
     )
-    # Answers are scripts next to the page; from a disk they have the scheme of a file.
+    # Answers are scripts next to the page; on a disk their scheme is file.
     return inline_page(
         "shardwise explore",
         body,
         "main",
-        {"examples": listed, "views": VIEWS},
+        {"examples": example_payloads, "views": VIEWS},
         payload_id="build",
         scripts="'self' file:",
     )

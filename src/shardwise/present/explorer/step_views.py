@@ -1,4 +1,4 @@
-"""Views of one step: rooflines of its kernels, its pipeline schedule, its timeline."""
+"""Views of a step: roofline of its kernels, pipeline schedule, timeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.pipeline import PassTimes
 from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
 from shardwise.present.charts.step_charts import events
 from shardwise.present.explorer.controls import controls
-from shardwise.present.explorer.number_provenance import EXACT, OWN, Field, Fields, fields_payload
+from shardwise.present.explorer.number_provenance import EXACT, OPENED_PLAN, Field, Fields, fields_payload
 from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.price import SimulatedStep, TimedKernel, simulate
@@ -32,47 +32,47 @@ BOUND = "a bound: kernels at the vendor's peak and bandwidth, compute and traffi
 
 
 def roofline(request: ViewRequest) -> dict[str, Any]:
-    """The payload of the block's kernels, what memory bounds of them, bytes/s of the chip's other memories and links."""
+    """Return the roofline of a block's kernels, the share that memory bounds, and bytes/s of the chip's memories and links."""
     request.require_legal()
     chip = request.cluster.chip
     result = block_roofline(request.model, chip, request.layout.micro_batch_seqs, request.job.seq_len, request.layout)
-    shown = block_payload(result)
-    phases = shown["phases"]
+    block = block_payload(result)
+    phases = block["phases"]
     memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
     return {
-        "roofline": shown, "memory_bound_share": memory_s / time_s, "bandwidths": link_bandwidths(chip, {}),
+        "roofline": block, "memory_bound_share": memory_s / time_s, "bandwidths": link_bandwidths(chip, {}),
         "fields": fields_payload(_roofline_provenance(chip, tuple(phases))),
     }  # fmt: skip
 
 
 def _roofline_provenance(chip: Chip, phases: tuple[str, ...]) -> Fields:
-    every, peak, rate = "roofline.operations.*.", "roofline.peak_flops_per_s", "roofline.memory_bytes_per_s"
-    both = {f"{what}, {name}": f"roofline.phases.{name}.{key}" for name in phases
-            for what, key in (("bound by memory", "memory_bound_s"), ("all", "time_s"))}  # fmt: skip
+    kernel, peak, rate = "roofline.operations.*.", "roofline.peak_flops_per_s", "roofline.memory_bytes_per_s"
+    seconds = {f"{symbol}, {name}": f"roofline.phases.{name}.{key}" for name in phases
+               for symbol, key in (("bound by memory", "memory_bound_s"), ("all", "time_s"))}  # fmt: skip
     return {
-        every + "flops": Field(
+        kernel + "flops": Field(
             "FLOPs of matrix products and attention; elementwise operations have none", "2 · the sizes of all dims",
             "FLOPs", DERIVED, EXACT,
         ),
-        every + "moved_bytes": Field(
+        kernel + "moved_bytes": Field(
             "bytes between the kernel and the device's memory", "what it reads and writes, each once", "B", DERIVED, EXACT,
         ),
-        every + "intensity": Field(
+        kernel + "intensity": Field(
             "arithmetic intensity", "FLOPs / bytes", "FLOPs/B", SOURCE, EXACT,
-            {"FLOPs": every + "flops", "bytes": every + "moved_bytes"},
+            {"FLOPs": kernel + "flops", "bytes": kernel + "moved_bytes"},
         ),
-        every + "time_s": Field(
+        kernel + "time_s": Field(
             "seconds of the kernel", "max(FLOPs / peak, bytes / bandwidth)", "s", SOURCE, BOUND,
-            {"FLOPs": every + "flops", "bytes": every + "moved_bytes", "peak": peak, "bandwidth": rate},
+            {"FLOPs": kernel + "flops", "bytes": kernel + "moved_bytes", "peak": peak, "bandwidth": rate},
         ),
         "memory_bound_share": Field(
             "share of the block's seconds in kernels that take longer to move bytes than to compute",
-            "Σ seconds bound by memory / Σ seconds", "%", SOURCE, BOUND, both,
+            "Σ seconds bound by memory / Σ seconds", "%", SOURCE, BOUND, seconds,
         ),
         "roofline.phases.*.memory_bound_s": Field("seconds of the kernels that memory binds", "Σ seconds", "s", SOURCE, BOUND),
         "roofline.phases.*.time_s": Field("seconds of a pass through the block", "Σ seconds", "s", SOURCE, BOUND),
-        peak: Field("the chip's dense peak", "given", "FLOP/s", chip.sources.get("peak_flops_per_s", OWN), BOUND),
-        rate: Field("bandwidth of the chip's memory", "given", "B/s", chip.sources.get("memory_bytes_per_s", OWN), BOUND),
+        peak: Field("the chip's dense peak", "given", "FLOP/s", chip.sources.get("peak_flops_per_s", OPENED_PLAN), BOUND),
+        rate: Field("bandwidth of the chip's memory", "given", "B/s", chip.sources.get("memory_bytes_per_s", OPENED_PLAN), BOUND),
         "roofline.critical_intensity": Field(
             "the intensity from which on compute binds", "peak / bandwidth", "FLOPs/B", SOURCE, BOUND,
             {"peak": peak, "bandwidth": rate},
@@ -80,32 +80,32 @@ def _roofline_provenance(chip: Chip, phases: tuple[str, ...]) -> Fields:
     }  # fmt: skip
 
 
-MOST_COMPARED = 256  # slots of a schedule: every schedule is built and played
+MAX_COMPARED = 256  # micro-batches times stages: every schedule is built and played
 
 
 def schedule(request: ViewRequest) -> dict[str, Any]:
-    """The payload of `shardwise schedule` for the layout, the command that prints it, and all schedules side by side.
+    """Return the payload of `shardwise schedule` for the layout, the command that prints it, and a comparison of all schedules.
 
-    Of more passes than a picture shows, the schedule of fewer micro-batches; `shown` has both numbers.
+    With more passes than a picture shows, the schedule is of fewer micro-batches; `shown` has both numbers.
     """
     request.require_legal()
     layout = request.layout
-    drawn = shown_passes(request)
-    times = _times(request, drawn.num_micro_batches)
-    line = play_schedule(layout.schedule, layout.pp, drawn.micro_batches, layout.num_virtual_stages, times)
+    passes = shown_passes(request)
+    times = _times(request, passes.num_micro_batches)
+    played = play_schedule(layout.schedule, layout.pp, passes.micro_batches, layout.num_virtual_stages, times)
     command = (
-        f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {drawn.micro_batches} --virtual-stages "
+        f"shardwise schedule {layout.schedule} --stages {layout.pp} --micro-batches {passes.micro_batches} --virtual-stages "
         f"{layout.num_virtual_stages} --times f={times.forward_s!r},b={times.input_s!r},w={times.weight_s!r}"
     )
     return head(request) | {
-        "schedule": timeline_payload(line), "command": command,
-        "compared": _compared(layout.pp, drawn.num_micro_batches, times), "shown": drawn.payload(),
+        "schedule": timeline_payload(played), "command": command,
+        "compared": _compared(layout.pp, passes.num_micro_batches, times), "shown": passes.payload(),
         "controls": controls(request), "fields": fields_payload(_schedule_provenance(request)),
     }  # fmt: skip
 
 
 def _schedule_provenance(request: ViewRequest) -> Fields:
-    played, kind = "pipeline/timeline.py: every pass as early as its rank and what it takes allow", kind_of(request)
+    source, kind = "pipeline/timeline.py: every pass as early as its rank and what it takes allow", kind_of(request)
     activations = (
         "the most micro-batches whose activations a rank holds at once: 1 is a micro-batch on one of the stages"
     )
@@ -115,9 +115,9 @@ def _schedule_provenance(request: ViewRequest) -> Fields:
     )  # fmt: skip
     return {
         "schedule.bubble": bubble._replace(inputs={"makespan": "schedule.makespan_s"}),
-        "schedule.makespan_s": Field("seconds from the first pass of any rank to the last one", "max(end)", "s", played, kind),
+        "schedule.makespan_s": Field("seconds from the first pass of any rank to the last one", "max(end)", "s", source, kind),
         "schedule.idle_fraction": Field(
-            "idle over whole time, all ranks together", "Σ idle / (ranks · makespan)", "%", played, kind,
+            "idle over whole time, all ranks together", "Σ idle / (ranks · makespan)", "%", source, kind,
             {"makespan": "schedule.makespan_s", "ranks": "schedule.stages"},
         ),
         "schedule.stages": Field("stages, one for each rank", "pp", "", "the layout", EXACT),
@@ -126,10 +126,10 @@ def _schedule_provenance(request: ViewRequest) -> Fields:
                                         "layout/rules/model_and_cluster_rules.py", EXACT),
         "schedule.peak_activations": Field(activations, "max over ranks", "", "pipeline/timeline.py", EXACT),
         "schedule.ranks.*.idle_s": Field(
-            "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", played, kind,
+            "seconds of the step in which the rank runs no pass", "makespan - Σ passes", "s", source, kind,
             {"makespan": "schedule.makespan_s"},
         ),
-        "schedule.ranks.*.wait_s": Field("the part of it between its first and its last pass", "Σ waits", "s", played, kind),
+        "schedule.ranks.*.wait_s": Field("the part of it between its first and its last pass", "Σ waits", "s", source, kind),
         "schedule.ranks.*.peak_activations": Field(activations, "forward passes begun - backward passes ended", "",
                                                    "pipeline/timeline.py", EXACT),
         "compared.rows.*.bubble": bubble,
@@ -139,61 +139,62 @@ def _schedule_provenance(request: ViewRequest) -> Fields:
 
 
 def _times(request: ViewRequest, micro_batches: int) -> PassTimes:
-    """Seconds of a rank's passes of one micro-batch: the estimate's, the backward pass in two halves."""
+    """Return the estimate's seconds of a rank's passes of a micro-batch; the two backward passes are equally long."""
     time = request.plan.estimate.time
     backward = (time["backward"] + time["recompute"]) / micro_batches / 2
     return PassTimes(forward_s=time["forward"] / micro_batches, input_s=backward, weight_s=backward)
 
 
 def _compared(stages: int, num_micro_batches: int, times: PassTimes) -> dict[str, Any]:
-    """Return the row of each schedule, over as many micro-batches as all schedules are played with."""
-    micro_batches = whole_rounds(min(num_micro_batches, MOST_COMPARED // stages), num_micro_batches, stages)
-    shown: dict[str, Any] = {
+    """Return a row for each schedule, all over the same number of micro-batches."""
+    micro_batches = whole_rounds(min(num_micro_batches, MAX_COMPARED // stages), num_micro_batches, stages)
+    comparison: dict[str, Any] = {
         "micro_batches": micro_batches,
         "num_micro_batches": num_micro_batches,
         "rows": [],
         "problem": "",
     }
     if not micro_batches:
-        return shown | {
+        return comparison | {
             "problem": f"{stages} stages: `shardwise schedule compare` compares so many, and takes its time"
         }
     try:
-        return shown | {"rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)]}
+        return comparison | {"rows": [row._asdict() for row in compare_schedules(stages, [micro_batches], None, times)]}
     except (InputError, ShardwiseError) as error:
-        return shown | {"problem": error.problems[0]}
+        return comparison | {"problem": error.problems[0]}
 
 
-MOST_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
-MOST_RANKS = 16  # rows
-FINEST = 4000  # spans of all rows together: what is nearer than a step's part by it is drawn as one
-MOST_LABELS = 600  # passes that a label fits on
-CURVE = 160  # points of a curve
+MAX_PASSES = 4096  # of all ranks: more are no picture, and take seconds to simulate
+MAX_RANKS = 16  # rows
+RESOLUTION = 4000  # spans of all rows together: nearer ones are drawn as one span
+MAX_LABELS = 600  # passes with a label
+CURVE_POINTS = 160
 DIGITS = 5  # of a step's seconds: finer than any screen
 Span = tuple[float, float, str, float]  # start, end, term, busy share
 TERMS = {phase: term for term, phase in PHASES.items()}
 
 
 def timeline(request: ViewRequest) -> dict[str, Any]:
-    """The payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share.
+    """Return the payload of `shardwise simulate --json`, and rows of spans: start and end in seconds, term, busy share.
 
-    Of more passes than a picture shows, the step of a smaller batch; `shown` says how many micro-batches it has of how many.
+    With more passes than a picture shows, the step is that of a smaller batch; `shown` has both numbers of micro-batches.
     """
-    plan, drawn = request.plan, shown_passes(request)
+    plan, passes = request.plan, shown_passes(request)
     problem, priced = plan.problem, plan.estimate
-    if drawn.is_truncated:
-        batch_tokens = drawn.micro_batches * plan.layout.micro_batch_seqs * plan.layout.num_replicas * plan.job.seq_len
+    if passes.is_truncated:
+        batch_tokens = passes.micro_batches * plan.layout.micro_batch_seqs * plan.layout.num_replicas * plan.job.seq_len
         problem = replace(problem, job=replace(plan.job, global_batch_tokens=batch_tokens))
         priced = estimate(problem, plan.layout)
     result = simulate(problem, plan.layout, estimate=priced)
     step = result.step
-    shown = min(len(result.memories), MOST_RANKS)
-    drawn = drawn._replace(ranks=shown, num_ranks=len(result.memories))
+    num_rows = min(len(result.memories), MAX_RANKS)
+    passes = passes._replace(ranks=num_rows, num_ranks=len(result.memories))
     return {
         "simulation": simulation_payload(result), "num_ranks": len(result.memories), "end_s": step.step_time_s,
-        "shown": drawn.payload(),
+        "shown": passes.payload(),
         "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
-        "ranks": [_rank(step, rank, result.memories[rank], step.step_time_s * shown / FINEST) for rank in range(shown)],
+        "ranks": [_rank(step, rank, result.memories[rank], step.step_time_s * num_rows / RESOLUTION)
+                  for rank in range(num_rows)],
         "fields": fields_payload(_timeline_provenance(request)),
     }  # fmt: skip
 
@@ -242,7 +243,7 @@ def _timeline_provenance(request: ViewRequest) -> Fields:
 
 
 class ShownPasses(NamedTuple):
-    """How much of a step a picture shows: micro-batches and ranks of how many, with `stages` (virtual ones) on each rank."""
+    """Part of a step that a picture shows: micro-batches and ranks, each with the step's number; virtual `stages` of a rank."""
 
     micro_batches: int
     num_micro_batches: int
@@ -252,7 +253,7 @@ class ShownPasses(NamedTuple):
 
     @property
     def is_truncated(self) -> bool:
-        """Whether the picture has fewer micro-batches than the step."""
+        """Return if the picture has fewer micro-batches than the step."""
         return self.micro_batches < self.num_micro_batches
 
     def payload(self) -> dict[str, int]:
@@ -266,74 +267,74 @@ class ShownPasses(NamedTuple):
 
 
 def shown_passes(request: ViewRequest) -> ShownPasses:
-    """Return the micro-batches that a picture shows. Raises `InputError` where not even one for each stage are few enough."""
+    """Return the micro-batches that a picture shows. Raises `InputError` if one for each stage is too many."""
     layout = request.layout
     num_micro_batches = int(num_micro_batches_of(request.job, layout_degrees(layout)))
-    most = MOST_PASSES // (2 * layout.pp * layout.num_virtual_stages)
-    micro_batches = whole_rounds(most, num_micro_batches, layout.pp)
+    max_micro_batches = MAX_PASSES // (2 * layout.pp * layout.num_virtual_stages)
+    micro_batches = whole_rounds(max_micro_batches, num_micro_batches, layout.pp)
     if not micro_batches:
         passes = 2 * num_micro_batches * layout.pp * layout.num_virtual_stages
         raise InputError(
             f"timeline: found {passes:,} passes ({num_micro_batches:,} micro-batches through "
-            f"{layout.pp * layout.num_virtual_stages} stages, forward and backward); at most {MOST_PASSES:,} are simulated here: "
+            f"{layout.pp * layout.num_virtual_stages} stages, forward and backward); at most {MAX_PASSES:,} are simulated here: "
             "fewer stages are required"
         )
     return ShownPasses(micro_batches, num_micro_batches, layout.pp, layout.pp, layout.num_virtual_stages)
 
 
-def whole_rounds(most: int, num_micro_batches: int, stages: int) -> int:
-    """Return all micro-batches where they are at most `most`, else a multiple of the stages, as interleaving requires; 0: none.
+def whole_rounds(maximum: int, num_micro_batches: int, stages: int) -> int:
+    """Return all micro-batches up to a maximum, else a multiple of the stages, as interleaving requires; 0: none.
 
     >>> whole_rounds(100, 64, 8), whole_rounds(100, 512, 8), whole_rounds(4, 512, 8)
     (64, 96, 0)
     """
-    return num_micro_batches if num_micro_batches <= most else most - most % stages
+    return num_micro_batches if num_micro_batches <= maximum else maximum - maximum % stages
 
 
-def _rank(result: SimulatedStep, rank: int, memory: MemoryCurve, finest_s: float) -> dict[str, Any]:
+def _rank(result: SimulatedStep, rank: int, memory: MemoryCurve, resolution_s: float) -> dict[str, Any]:
     digits = DIGITS - math.floor(math.log10(result.step_time_s))
     streams: dict[str, list[tuple[float, float, str]]] = {}
     for event, start, end in events(result, rank):
         streams.setdefault(event.stream, []).append((start, end, _term(event)))
     passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in result.slots(rank)]
     return {
-        "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), finest_s), digits),
-        "streams": {name: _rounded(_merged(spans, finest_s), digits) for name, spans in sorted(streams.items())},
-        "passes": passes if len(passes) * result.actions.num_ranks <= MOST_LABELS else [],
+        "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), resolution_s), digits),
+        "streams": {name: _rounded(_merged(spans, resolution_s), digits) for name, spans in sorted(streams.items())},
+        "passes": passes if len(passes) * result.actions.num_ranks <= MAX_LABELS else [],
         "curve": _thinned(memory.curve), "bubble_s": result.ranks[rank].bubble_s,
     }  # fmt: skip
 
 
 def _term(event: StreamEvent) -> str:
-    """The term of an estimate that an event is counted in: its phase, or its axis."""
+    """Return the estimate's term of an event: its phase, or its axis."""
     return TERMS.get(event.work.phase, event.work.phase) if isinstance(event.work, TimedKernel) else event.work.axis
 
 
-def _merged(spans: list[tuple[float, float, str]], finest_s: float) -> Iterator[Span]:
-    """Spans in order, those of one term that a picture does not tell apart as one, with the share of it that is busy."""
+def _merged(spans: list[tuple[float, float, str]], resolution_s: float) -> Iterator[Span]:
+    """Yield spans in order with their busy share; spans of a term that are nearer than the resolution are one span."""
     last: Span | None = None  # start, end, term, busy seconds
     for start, end, term in sorted(spans):
-        if last and term == last[2] and start - last[1] <= finest_s:
+        if last and term == last[2] and start - last[1] <= resolution_s:
             last = (last[0], max(last[1], end), term, last[3] + end - start)
             continue
         if last:
-            yield _shared(*last)
+            yield _with_busy_share(*last)
         last = (start, end, term, end - start)
     if last:
-        yield _shared(*last)
+        yield _with_busy_share(*last)
 
 
 def _rounded(spans: Iterator[Span], digits: int) -> list[Span]:
     return [(round(start, digits), round(end, digits), term, round(busy, 3)) for start, end, term, busy in spans]
 
 
-def _shared(start: float, end: float, term: str, busy_s: float) -> Span:
+def _with_busy_share(start: float, end: float, term: str, busy_s: float) -> Span:
     return start, end, term, min(1.0, busy_s / (end - start)) if end > start else 1.0
 
 
 def _thinned(curve: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:
-    """So many points of a curve, each the highest of those that it stands for."""
-    size = -(-len(curve) // CURVE)
+    """Return at most `CURVE_POINTS` points of a curve, each the highest of those in its place."""
+    size = -(-len(curve) // CURVE_POINTS)
     return [
         (curve[first][0], max(value for _, value in curve[first : first + size]))
         for first in range(0, len(curve), size)

@@ -21,8 +21,8 @@ SCALING_BOOK_URL = "https://jax-ml.github.io/scaling-book/training"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """A number that a task asks for: at most or at least `target`, in a unit of the page. `value` None is not known, as of a
-    layout that cannot run; without a comparison it is a condition that is met or not."""
+    """A goal of a task: a number that is at most or at least `target`, in a unit of the page. `value` is None for a layout that
+    cannot run; without a comparison it is a condition."""
 
     label: str
     is_met: bool
@@ -34,9 +34,9 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A task: its goal in a sentence, the query of the state it starts from, a hint of the book, and what must hold at the end.
+    """A task: its goal in a sentence, the query of its start state, a hint of the book, and its requirements.
 
-    `requirements` is a pure function of the state that is shown; `keeps` are the fields of the start state that may not change.
+    `requirements` is a pure function of a request; `keeps` are the fields of the start state that may not change.
     """
 
     name: str
@@ -65,7 +65,7 @@ def _at_least(label: str, value: float | None, target: float, unit: str) -> Requ
 
 
 def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> float | None:
-    """Return a number of the plan; None of a layout that cannot run."""
+    """Return a number of the plan; None for a layout that cannot run."""
     try:
         request.require_legal()
         return value(request)
@@ -76,7 +76,7 @@ def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> floa
 def _fits(request: ViewRequest) -> Requirement:
     capacity = request.cluster.chip.memory_bytes
     return _at_most(
-        "memory of a device", _priced(request, lambda shown: shown.plan.estimate.memory_bytes), capacity, "B"
+        "memory of a device", _priced(request, lambda priced: priced.plan.estimate.memory_bytes), capacity, "B"
     )
 
 
@@ -88,7 +88,7 @@ def exposed_share(request: ViewRequest) -> float:
 
 def _fit_70b(request: ViewRequest) -> Iterator[Requirement]:
     yield _fits(request)
-    yield _at_least("MFU", _priced(request, lambda shown: shown.plan.estimate.mfu), 0.45, "%")
+    yield _at_least("MFU", _priced(request, lambda priced: priced.plan.estimate.mfu), 0.45, "%")
 
 
 def _hide_communication(request: ViewRequest) -> Iterator[Requirement]:
@@ -103,7 +103,7 @@ def _short_bubble(request: ViewRequest) -> Iterator[Requirement]:
 
 
 def _critical_batch(request: ViewRequest) -> Iterator[Requirement]:
-    # That of the view without a measured noise scale: with a scale of the user's any batch could be past it.
+    # The noise scale is the view's default: with a scale of the user's any batch could be past it.
     tradeoff = BatchTradeoff(min_steps=1.0, noise_tokens=critical_batch_of_loss(LOSS))
     batch = float(request.job.global_batch_tokens)
     yield _at_most("steps over the fewest", tradeoff.steps(batch), 2.0, "×")
@@ -111,8 +111,8 @@ def _critical_batch(request: ViewRequest) -> Iterator[Requirement]:
     yield _fits(request)
 
 
-JOB_KEPT = ("model", "cluster", "batch_tokens", "seq_len", "precision", "stack", "overlap", "changes")
-WITHOUT_BATCH = tuple(name for name in JOB_KEPT if name != "batch_tokens")
+JOB_FIELDS = ("model", "cluster", "batch_tokens", "seq_len", "precision", "stack", "overlap", "changes")
+FIELDS_WITHOUT_BATCH = tuple(name for name in JOB_FIELDS if name != "batch_tokens")
 
 TASKS: Mapping[str, Task] = {task.name: task for task in (
     Task(
@@ -125,7 +125,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
         source="Tazi et al., The Ultra-Scale Playbook, 2025: Finding the best training configuration",
         url=PLAYBOOK_URL,
         start="model=llama-3-70b&cluster=h100:64&batch_tokens=2Mi&seq_len=4096&layout=dp=64",
-        keeps=JOB_KEPT,
+        keeps=JOB_FIELDS,
         requirements=_fit_70b,
     ),
     Task(
@@ -138,7 +138,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
         source="Austin et al., How to Scale Your Model, 2025: How to Parallelize a Transformer for Training",
         url=SCALING_BOOK_URL,
         start="model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192&layout=tp=8+fsdp=8",
-        keeps=JOB_KEPT,
+        keeps=JOB_FIELDS,
         requirements=_hide_communication,
     ),
     Task(
@@ -150,7 +150,7 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
         source="Tazi et al., The Ultra-Scale Playbook, 2025: Pipeline Parallelism",
         url=PLAYBOOK_URL,
         start="model=llama-3-70b&cluster=h100:64&batch_tokens=256Ki&seq_len=4096&layout=tp=8+pp=8+micro_batch_seqs=2",
-        keeps=JOB_KEPT,
+        keeps=JOB_FIELDS,
         requirements=_short_bubble,
     ),
     Task(
@@ -163,18 +163,18 @@ TASKS: Mapping[str, Task] = {task.name: task for task in (
         source="McCandlish et al., An Empirical Model of Large-Batch Training, 2018",
         url="https://arxiv.org/abs/1812.06162",
         start="view=batch&model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192&layout=fsdp=64",
-        keeps=WITHOUT_BATCH,
+        keeps=FIELDS_WITHOUT_BATCH,
         requirements=_critical_batch,
     ),
 )}  # fmt: skip
 
 
 def task_payload(task: Task, request: ViewRequest) -> dict[str, Any]:
-    """Return the task with the progress of a state: which numbers it asks for are reached, and whether all are."""
-    start = request.known.with_usual_job(task.start_state())
+    """Return the task with the progress of a state: each requirement, and if all are met."""
+    start = request.resolver.with_usual_job(task.start_state())
     is_same_job = all(getattr(request.state, name) == getattr(start, name) for name in task.keeps)
-    kept = "model, cluster and sequence" if "batch_tokens" not in task.keeps else "model, cluster and batch"
-    requirements = [*task.requirements(request), Requirement(label=f"{kept} of the task", is_met=is_same_job)]
+    start_values = "model, cluster and sequence" if "batch_tokens" not in task.keeps else "model, cluster and batch"
+    requirements = [*task.requirements(request), Requirement(label=f"{start_values} of the task", is_met=is_same_job)]
     return {
         "name": task.name, "title": task.title, "goal": task.goal, "hint": task.hint, "source": task.source, "url": task.url,
         "start": f"task={task.name}", "done": all(requirement.is_met for requirement in requirements),
