@@ -66,6 +66,7 @@ from .units import format_binary as format_binary
 from .units import format_bytes as format_bytes
 from .units import format_count as format_count
 from .units import format_days as format_days
+from .units import format_energy as format_energy
 from .units import format_percent as format_percent
 from .units import format_quantity as format_quantity
 from .units import format_seconds as format_seconds
