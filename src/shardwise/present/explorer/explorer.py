@@ -16,12 +16,14 @@ from shardwise.present.explorer.copy_as import copy
 from shardwise.present.explorer.explain_number import why
 from shardwise.present.explorer.notation_view import notation
 from shardwise.present.explorer.opened_plan import NameResolver
+from shardwise.present.explorer.page_reports import view_report
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.plan_views import memory, overview, pareto, run
 from shardwise.present.explorer.request import ViewRequest, head, resolve_request
 from shardwise.present.explorer.state import VIEWS, State, parse_query, write_query
 from shardwise.present.explorer.step_views import roofline, schedule, timeline
 from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_payload
+from shardwise.present.rendering.page_report import report_to_json
 from shardwise.values import ShardwiseError, lookup
 from shardwise.values.argument_labels import label_arguments
 
@@ -60,7 +62,8 @@ class Explorer:
             payload = self._answer(lookup(QUESTIONS, question, "question"), question, self.state(query))
         if question != "copy" and payload.get("problems"):  # launches of frameworks have these frameworks' flags
             payload["problems"] = [page_wording(problem) for problem in payload["problems"]]
-        return payload
+        report = view_report(question, payload)
+        return payload | {"report": report_to_json(report)} if report else payload
 
     def _answer(self, view: Callable[[ViewRequest], dict[str, Any]], question: str, state: State) -> dict[str, Any]:
         request = self.resolve(state)

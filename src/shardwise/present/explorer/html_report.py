@@ -11,8 +11,10 @@ from shardwise.present.explorer.explorer import QUESTIONS
 from shardwise.present.explorer.number_provenance import NUMBERS
 from shardwise.present.explorer.opened_plan import resolver_of_plan
 from shardwise.present.explorer.page_files import inline_page
+from shardwise.present.explorer.page_reports import view_report
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
-from shardwise.present.explorer.request import ViewRequest, resolve_request
+from shardwise.present.explorer.request import ViewRequest, head, resolve_request
+from shardwise.present.rendering.page_report import PageReport, report_to_json
 from shardwise.search import Plan
 from shardwise.values import MEMORY_TERMS, TIME_TERMS, ShardwiseError
 from shardwise.values.argument_labels import label_arguments
@@ -23,9 +25,10 @@ VIEWS = ("overview", "timeline", "roofline", "pareto", "schedule", "notation")  
 __all__ = ["SCHEMA", "Kind", "plan_report", "report"]
 
 
-def report(kind: Kind, title: str, payload: Mapping[str, Any]) -> str:
-    """Return the HTML report of a payload that a command prints with `--json`."""
-    return _page(title, {"schema": SCHEMA, "kind": kind, "title": title, "payload": payload})
+def report(kind: Kind, title: str, payload: Mapping[str, Any], sections: PageReport = ()) -> str:
+    """Return the HTML report of a payload that a command prints with `--json`: its sections as the page draws them."""
+    values = {"schema": SCHEMA, "kind": kind, "title": title, "payload": payload, "report": report_to_json(sections)}
+    return _page(title, values)
 
 
 def plan_report(plan: Plan) -> str:
@@ -39,14 +42,19 @@ def plan_report(plan: Plan) -> str:
 
 
 def _view(request: ViewRequest, name: str) -> dict[str, Any]:
-    """Return a view without its controls, or its problems."""
+    """Return a view with its report and without its controls."""
+    payload = _payload(request, name)
+    return {**payload, "report": report_to_json(view_report(name, payload))}
+
+
+def _payload(request: ViewRequest, name: str) -> dict[str, Any]:
     if name == "pareto" and request.search is None:
         return {"problems": ["a plan of one layout: nothing was searched"]}
     try:
         with label_arguments(PAGE_LABELS):
             view = QUESTIONS[name](request)
     except ShardwiseError as error:
-        return {"problems": [page_wording(problem) for problem in error.problems]}
+        return {**head(request), "problems": [page_wording(problem) for problem in error.problems]}
     return {key: value for key, value in view.items() if key != "controls"}
 
 

@@ -43,6 +43,21 @@ def fields_payload(fields: Fields) -> dict[str, dict[str, Any]]:
     return {place: {**field._asdict(), "inputs": dict(field.inputs)} for place, field in fields.items()}
 
 
+def field_path(fields: Fields, path: str) -> str:
+    """Return the path of a number if a field explains it, else "".
+
+    >>> field_path({"rows.*.days": Field("days", "steps · seconds", "days", "", EXACT)}, "rows.3.days")
+    'rows.3.days'
+    """
+    keys = path.split(".")
+    patterns = (place.split(".") for place in fields)
+    is_explained = any(
+        len(pattern) == len(keys) and all(key in ("*", name) for key, name in zip(pattern, keys, strict=True))
+        for pattern in patterns
+    )
+    return path if is_explained else ""
+
+
 Inputs = Mapping[str, float]
 
 

@@ -16,6 +16,7 @@ from shardwise.present.explorer.number_provenance import (
     Field,
     Fields,
     bubble,
+    field_path,
     fields_payload,
 )
 from shardwise.present.explorer.page_wording import page_wording
@@ -23,6 +24,8 @@ from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.present.explorer.run_card import training_run_fields, training_run_payload
 from shardwise.present.explorer.state import layout_text
+from shardwise.present.rendering.page_report import panels, report_to_json
+from shardwise.present.reports.run import reconcile_report
 from shardwise.price import Estimate, Problem
 from shardwise.search import compare_memory, memory_payload
 from shardwise.search.plan_file import plan_payload
@@ -179,14 +182,19 @@ def _current_point(request: ViewRequest) -> dict[str, Any] | None:
 
 
 def run(request: ViewRequest) -> dict[str, Any]:
-    """Return the payload of `shardwise reconcile`. Raises `InputError` without a run, and for another layout than it ran."""
+    """Return the payload of `shardwise reconcile`, and its report.
+
+    Raises `InputError` without a run, and for another layout than it ran.
+    """
     if request.resolver.run is None:
         raise InputError("run: no run was opened; start the explorer with a plan and the folder of its run")
     request.require_legal()
     reconciliation = request.measured or reconcile(request.plan, read_run(request.plan, request.resolver.run))
+    fields = run_fields(request)
+    report = panels(reconcile_report(reconciliation), "Measured against predicted")
     return head(request) | {
-        "controls": controls(request), "fields": fields_payload(run_fields(request)),
-        "reconcile": reconcile_payload(reconciliation),
+        "controls": controls(request), "fields": fields_payload(fields), "reconcile": reconcile_payload(reconciliation),
+        "report": report_to_json(report, lambda path: field_path(fields, f"reconcile.{path}")),
     }  # fmt: skip
 
 

@@ -226,7 +226,7 @@ def _example_control(example: Example, examples: Sequence[Example]) -> dict[str,
 
 
 class Store:
-    """Answers by question and state. Fields and controls that answers share are stored once."""
+    """Answers by question and state. Fields, controls and sections that answers share are stored once."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
@@ -236,7 +236,7 @@ class Store:
     def add(self, question: str, query: str, payload: Mapping[str, Any]) -> None:
         """Add an answer."""
         self.answers[f"{question}?{canonical(query)}"] = {
-            name: [self._store(control) for control in value] if name == "controls" else self._store(value)
+            name: [self._store(part) for part in value] if name in ("controls", "report") else self._store(value)
             for name, value in payload.items()
         }
 

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 def _report_html(explanation: Explanation) -> str:
     from shardwise.present.explorer.html_report import report  # the explorer loads for HTML reports alone
+    from shardwise.present.explorer.result_reports import explanation_report
 
     title = f"{explanation.model} on {explanation.cluster}: why this plan"
-    return report("explain", title, search.explanation_payload(explanation))
+    payload = search.explanation_payload(explanation)
+    return report("explain", title, payload, explanation_report(explanation, payload))
 
 
 @verb(

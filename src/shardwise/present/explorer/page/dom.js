@@ -29,9 +29,15 @@ export function svg(tag, attributes, ...children) {
 export const PANEL = 34; // pixels of a panel's padding and border, left and right together
 
 // The width of what an element holds, in whole pixels.
-export function inside(element) {
+export function innerWidth(element) {
   const style = getComputedStyle(element);
   return Math.round(element.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight));
+}
+
+export function toggleTheme() {
+  const root = document.documentElement;
+  const theme = root.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  root.dataset.theme = theme === "dark" ? "light" : "dark";
 }
 
 // A section with a heading; `id` names it for the reader's list of landmarks.
@@ -39,41 +45,25 @@ export function panel(title, attributes, ...children) {
   const id = `panel-${title.toLowerCase().replaceAll(/[^a-z]+/g, "-")}`;
   return h(
     "section",
-    { ...attributes, "aria-labelledby": id, class: `panel ${attributes?.class ?? ""}` },
+    { "aria-labelledby": id, ...attributes },
     h("h2", { id }, title),
     ...children,
   );
 }
 
-// A table: heads, rows of cells, and which columns are numbers.
-export function table(caption, heads, rows) {
-  const cell = (value, column) => h(column ? "td" : "th", column ? {} : { scope: "row" }, value);
+// A table: rows of cells under a head, if there is one; the columns in `right` end at the same place.
+export function table(caption, head, rows, right = []) {
+  const kind = (column) => (right.includes(column) ? "right" : null);
+  const row = (cells) => cells.map((cell, column) => h(column ? "td" : "th", column ? { class: kind(column) } : { scope: "row" }, cell));
   return h(
     "div",
-    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || "table" },
     h(
       "table",
       {},
-      h("caption", {}, caption),
-      h(
-        "thead",
-        {},
-        h(
-          "tr",
-          {},
-          heads.map((head) => h("th", { scope: "col" }, head)),
-        ),
-      ),
-      h(
-        "tbody",
-        {},
-        rows.map((row) => h("tr", {}, row.map(cell))),
-      ),
+      caption ? h("caption", {}, caption) : null,
+      head.length ? h("thead", {}, h("tr", {}, head.map((cell, column) => h("th", { scope: "col", class: kind(column) }, cell)))) : null,
+      h("tbody", {}, rows.map((cells) => h("tr", {}, row(cells)))),
     ),
   );
-}
-
-// The numbers of a figure as a table, folded away.
-export function numbers(caption, heads, rows) {
-  return h("details", { class: "data" }, h("summary", {}, "as a table"), table(caption, heads, rows));
 }

@@ -1,22 +1,14 @@
 // The explorer's page: an address in, figures out.
 
-import { drawBatch } from "./batch.js";
 import { Controls } from "./controls.js";
 import { Copy } from "./copy.js";
-import { PANEL, h, inside, panel } from "./dom.js";
-import { drawMeasured } from "./measured.js";
-import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict, hidesBest } from "./overview.js";
-import { drawPareto } from "./pareto.js";
-import { drawRoofline } from "./roofline.js";
-import { drawSchedule } from "./schedule.js";
+import { PANEL, h, innerWidth, panel, toggleTheme } from "./dom.js";
 import { edited } from "./query.js";
+import { drawReport, mark } from "./sections.js";
 import { build, isAvailable } from "./static.js";
 import { Store, answer } from "./store.js";
-import { drawTimeline } from "./timeline.js";
 import { drawTask, taskMenu } from "./task.js";
 import { Why } from "./why.js";
-import { drawWidget } from "./widget.js";
 
 const VIEWS = {
   overview: "Overview",
@@ -26,9 +18,7 @@ const VIEWS = {
   batch: "Critical batch",
   run: "Run",
 };
-// The views whose questions have their names; the rest are the overview's.
-const DRAW = { notation: drawNotation, schedule: drawSchedule, batch: drawBatch, run: drawMeasured };
-const FIGURES = { timeline: drawTimeline, roofline: drawRoofline, pareto: drawPareto };
+// Figures of the overview, which have questions of their own.
 const TITLES = { timeline: "Simulated step", roofline: "Roofline of a block", pareto: "Pareto front" };
 const SETTLED = 140; // milliseconds without a drag before figures that take longer are asked for
 const AGAIN = 700; // milliseconds between looks at a search
@@ -63,7 +53,7 @@ let last = null,
   changes = 0; // of the state by the reader
 
 // The room for figures is measured when it changes: asking for it while drawing would lay out the page once more.
-let room = inside(content);
+let room = innerWidth(content);
 let resizing = null;
 new ResizeObserver(([{ contentRect }]) => {
   if (Math.round(contentRect.width) === room) return;
@@ -80,6 +70,7 @@ function context(payload) {
     half: width > 760 ? (width - 50) / 2 : width,
     why: (name) => why.show(name, payload),
     copy: (command) => copy.show("command", command),
+    payload,
     go: (edit, options) => go(edit, { push: true, ...options }),
   };
 }
@@ -164,7 +155,7 @@ function failed(problems, query, view, push) {
     h(
       "section",
       { class: "verdict cannot" },
-      h("h1", {}, h("span", { class: "mark bad", "aria-hidden": "true" }, "✕"), "No answer"),
+      h("h1", {}, mark(false), "No answer"),
       h(
         "ul",
         {},
@@ -185,33 +176,29 @@ function failed(problems, query, view, push) {
 }
 
 function draw(payload) {
-  const here = context(payload);
-  if (payload.view === "overview") {
-    if (content.firstChild !== slots.verdict)
-      content.replaceChildren(
-        slots.verdict,
-        slots.priced,
-        slots.timeline,
-        h("div", { class: "pair" }, slots.roofline, slots.pareto),
-      );
-    slots.verdict.replaceChildren(drawVerdict(payload, here));
-    slots.priced.replaceChildren(...(drawPriced(payload, here) ?? []));
-    for (const name of Object.keys(FIGURES))
-      if (!slots[name].firstChild) slots[name].replaceChildren(panel(TITLES[name], {}, h("p", { class: "quiet" }, WAITING[name])));
-  } else if (payload.problems.length && payload.view !== "memory") {
-    content.replaceChildren(drawVerdict(payload, here));
-  } else if (payload.view === "memory") {
-    content.replaceChildren(...drawWidget(payload, here));
-  } else {
-    content.replaceChildren(...[DRAW[payload.view](payload, here)].flat());
+  const report = drawReport(payload.report, context(payload));
+  if (payload.view !== "overview") {
+    content.replaceChildren(...report);
+    return;
   }
+  if (content.firstChild !== slots.verdict)
+    content.replaceChildren(slots.verdict, slots.priced, slots.timeline, h("div", { class: "pair" }, slots.roofline, slots.pareto));
+  slots.verdict.replaceChildren(report[0]);
+  slots.priced.replaceChildren(...report.slice(1));
+  for (const name of Object.keys(TITLES)) if (!slots[name].firstChild) slots[name].replaceChildren(waiting(name, WAITING[name]));
 }
 
-// A figure's context: all of the room, or half of it.
-function figure(name, payload) {
+const waiting = (name, text) => panel(TITLES[name], { class: "panel" }, h("p", { class: "quiet" }, text));
+
+// A figure with all of the room, or half of it; its answer may fail.
+function drawFigure(name, payload) {
+  if (payload.failed) return waiting(name, payload.failed[0]);
   const here = context(payload);
-  return name === "timeline" ? here : { ...here, width: here.half };
+  return drawReport(payload.report.map((section) => ({ ...section, half: false })), name === "timeline" ? here : { ...here, width: here.half });
 }
+
+// Whether the best layout is the answer to a task that is still worked on.
+const hidesBest = ({ task: progress }) => Boolean(progress && !progress.done);
 
 // Figures that take longer than a drag allows: once it rests.
 function figures(dragging) {
@@ -220,9 +207,9 @@ function figures(dragging) {
     async () => {
       const query = last.query;
       let state = null;
-      for (const [name, drawing] of Object.entries(FIGURES)) {
+      for (const name of Object.keys(TITLES)) {
         if (name === "pareto" && hidesBest(last)) {
-          slots[name].replaceChildren(panel(TITLES[name], {}, h("p", { class: "quiet" }, "hidden until the task is done: it has the answer")));
+          slots[name].replaceChildren(waiting(name, "hidden until the task is done: it has the answer"));
           continue;
         }
         if (last.problems.length && name !== "pareto") {
@@ -233,11 +220,7 @@ function figures(dragging) {
         const payload = await figurePayload(name, query);
         if (payload === null || query !== last?.query) return;
         state = payload.search?.state;
-        slots[name].replaceChildren(
-          payload.failed || payload.problems
-            ? panel(TITLES[name], {}, h("p", { class: "quiet" }, (payload.failed ?? payload.problems)[0]))
-            : drawing(payload, figure(name, payload)),
-        );
+        slots[name].replaceChildren(...[drawFigure(name, payload)].flat());
       }
       look(state === "done" ? 0 : AGAIN);
     },
@@ -294,18 +277,12 @@ function tabs(view) {
         "div",
         { class: "tools" },
         h("button", { type: "button", onclick: () => copy.open() }, "copy as"),
-        h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐"),
+        h("button", { type: "button", onclick: toggleTheme, "aria-label": "light or dark" }, "◐"),
       ),
     );
   const current = document.querySelector("#head nav a[aria-current]");
   if (current && current.textContent !== before) current.scrollIntoView({ inline: "nearest", block: "nearest" });
   if (focused) [...document.querySelectorAll("#head nav a")].find((link) => link.textContent === focused)?.focus();
-}
-
-function theme() {
-  const dark =
-    document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
 }
 
 addEventListener("popstate", () => show(location.search.slice(1)));

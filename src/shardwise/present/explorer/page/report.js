@@ -1,48 +1,33 @@
-// A report: the payload in the page, drawn by the explorer's own modules. It asks for nothing.
+// A report of a command: its payload in the page, drawn by the explorer's own modules. It asks for nothing.
 
-import { PANEL, h, inside, panel } from "./dom.js";
-import { drawExplanation } from "./explained.js";
-import { drawMeasured } from "./measured.js";
-import { drawNotation } from "./notation.js";
-import { drawPriced, drawVerdict } from "./overview.js";
-import { drawPareto } from "./pareto.js";
-import { drawRoofline } from "./roofline.js";
-import { drawSchedule } from "./schedule.js";
-import { drawSweep } from "./swept.js";
-import { drawTimeline } from "./timeline.js";
-import { drawValidation } from "./validated.js";
+import { PANEL, h, innerWidth, toggleTheme } from "./dom.js";
+import { drawReport, mark } from "./sections.js";
 import { Why } from "./why.js";
 
 const SCHEMA = "shardwise.report/1";
-const DRAW = {
-  plan: drawPlan,
-  explain: drawExplanation,
-  reconcile: (found, context) => drawMeasured({ reconcile: found }, context),
-  validate: drawValidation,
-  sweep: drawSweep,
-};
+const KINDS = ["plan", "explain", "reconcile", "validate", "sweep"];
 const content = document.getElementById("content");
 
-function drawPlan({ views, why }, context) {
-  const known = new Why(async (name) => ({ why: why[name] }));
-  const here = (payload) => ({ ...context, why: (name) => known.show(name, payload) });
-  const or = (payload, drawing, title, width = context.width) =>
-    payload.problems?.length
-      ? panel(title, {}, h("p", { class: "quiet" }, payload.problems[0]))
-      : drawing(payload, { ...here(payload), width });
-  return [
-    drawVerdict(views.overview, here(views.overview)),
-    drawPriced(views.overview, here(views.overview)),
-    or(views.timeline, drawTimeline, "Simulated step"),
-    h(
-      "div",
-      { class: "pair" },
-      or(views.roofline, drawRoofline, "Roofline of a block", context.half),
-      or(views.pareto, drawPareto, "Pareto front", context.half),
-    ),
-    or(views.schedule, drawSchedule, "Schedule"),
-    or(views.notation, drawNotation, "The mesh"),
-  ];
+// Sections of a plan's views, each with its payload; of another command those of its report.
+function drawSections({ kind, payload, report }, width) {
+  const context = { width, half: width > 760 ? (width - 50) / 2 : width };
+  if (kind !== "plan") return drawReport(report, { ...context, payload });
+  const why = new Why(async (name) => ({ why: payload.why[name] }));
+  const drawn = Object.values(payload.views).flatMap((view) =>
+    drawReport(view.report, { ...context, payload: view, why: (name) => why.show(name, view) }),
+  );
+  return joinPairs(drawn);
+}
+
+// Figures of neighbouring views stand side by side.
+function joinPairs(elements) {
+  const joined = [];
+  for (const element of elements) {
+    const isHalf = element.className === "pair" && element.childElementCount === 1;
+    if (isHalf && joined.at(-1)?.className === "pair" && joined.at(-1).childElementCount === 1) joined.at(-1).append(...element.children);
+    else joined.push(element);
+  }
+  return joined;
 }
 
 function broken(reason) {
@@ -50,60 +35,46 @@ function broken(reason) {
     h(
       "section",
       { class: "verdict cannot", role: "alert" },
-      h("h1", {}, h("span", { class: "mark bad", "aria-hidden": "true" }, "✕"), "This report cannot be read"),
+      h("h1", {}, mark(false), "This report cannot be read"),
       h("p", {}, `${reason}; write it again with this version of shardwise`),
     ),
   );
 }
 
-// The payload, or null after saying what is wrong with it.
+// The values of the page, or null after saying what is wrong with them.
 function read() {
-  let found = null;
+  let values = null;
   try {
-    found = JSON.parse(document.getElementById("payload").textContent);
+    values = JSON.parse(document.getElementById("payload").textContent);
   } catch (error) {
     broken(`its payload is not JSON (${error.message})`);
     return null;
   }
-  if (found?.schema !== SCHEMA || !DRAW[found.kind]) {
-    broken(`found schema ${found?.schema} of kind ${found?.kind}; ${SCHEMA} is required`);
+  if (values?.schema !== SCHEMA || !KINDS.includes(values.kind)) {
+    broken(`found schema ${values?.schema} of kind ${values?.kind}; ${SCHEMA} is required`);
     return null;
   }
-  return found;
+  return values;
 }
 
-function draw(found) {
-  const width = inside(content) - PANEL;
-  const context = { width, half: width > 760 ? (width - 50) / 2 : width };
+function draw(values) {
   try {
-    content.replaceChildren(
-      h("h1", {}, found.title),
-      ...[DRAW[found.kind](found.payload, context)].flat(Infinity).filter(Boolean),
-    );
+    content.replaceChildren(h("h1", {}, values.title), ...drawSections(values, innerWidth(content) - PANEL));
   } catch (error) {
-    broken(`its payload lacks what a report of a ${found.kind} has (${error.message})`);
+    broken(`its payload lacks what a report of a ${values.kind} has (${error.message})`);
   }
 }
 
-function theme() {
-  const dark =
-    document.documentElement.dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
-  document.documentElement.dataset.theme = dark === "dark" ? "light" : "dark";
-}
-
-const found = read();
+const values = read();
+const theme = h("button", { type: "button", onclick: toggleTheme, "aria-label": "light or dark" }, "◐");
 document
   .getElementById("head")
-  .replaceChildren(
-    h("strong", { class: "name" }, "shardwise"),
-    h("nav", {}, found ? found.kind : "report"),
-    h("div", { class: "tools" }, h("button", { type: "button", onclick: theme, "aria-label": "light or dark" }, "◐")),
-  );
-if (found) {
-  draw(found);
+  .replaceChildren(h("strong", { class: "name" }, "shardwise"), h("nav", {}, values ? values.kind : "report"), h("div", { class: "tools" }, theme));
+if (values) {
+  draw(values);
   let resizing = null;
   addEventListener("resize", () => {
     clearTimeout(resizing);
-    resizing = setTimeout(() => draw(found), 120);
+    resizing = setTimeout(() => draw(values), 120);
   });
 }

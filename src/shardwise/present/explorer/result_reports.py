@@ -1,0 +1,166 @@
+"""Reports of results as the page draws them: a verb's own report as panels, with charts of its payload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+from shardwise.present.charts.page_charts import (
+    Curve,
+    Plot,
+    PlotAxis,
+    PlotPoint,
+    Points,
+    Rows,
+    Span,
+    SpanRow,
+    padded_range,
+)
+from shardwise.present.explorer.page_reports import term_words
+from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph, TermList, panels
+from shardwise.present.rendering.payload_text import Format, Payload, format_share
+from shardwise.values import format_bytes, format_seconds, format_usd
+
+if TYPE_CHECKING:
+    from shardwise.measure import EvaluatedRuns
+    from shardwise.search import Explanation, Swept
+
+PARTS = ("compute", "recompute", "exposed communication", "bubble", "optimizer and host")  # of a sweep's steps
+
+
+def explanation_report(explanation: Explanation, payload: Payload) -> PageReport:
+    """Return the story of a plan, with its terms of memory and time as bars."""
+    from shardwise.present.reports.explanation import explain_report  # the domain loads for its own reports alone
+
+    first, *others = panels(explain_report(explanation))
+    if explanation.terms:
+        return [first, *others]
+    fit, step = payload["fit"], payload["throughput"]
+    bars = [
+        _shares_section("Memory of the fullest device", fit["memory"], format_bytes, fit["memory_capacity_bytes"]),
+        _shares_section("Time of a step", step["time"], format_seconds, step["step_time_s"]),
+    ]
+    return [first, *bars, _constants_section(payload["constants"]), *others]
+
+
+def _shares_section(title: str, shares: Sequence[Payload], form: Format, end: float) -> PageSection:
+    starts = accumulate((share["value"] for share in shares), initial=0.0)
+    spans = [
+        Span(
+            start,
+            start + share["value"],
+            share["term"],
+            f"{term_words(share['term'])} {form(share['value'])}",
+            share["term"],
+        )
+        for share, start in zip(shares, starts, strict=False)
+    ]
+    rows = [
+        (share["term"], term_words(share["term"]), form(share["value"]), format_share(share["share"]))
+        for share in shares
+    ]
+    label = ", ".join(f"{share['term']} {format_share(share['share'])}" for share in shares)
+    end = max(end, sum(share["value"] for share in shares))
+    return PageSection(
+        title=title, blocks=[Rows(label=label, end=end, rows=[SpanRow("", spans)]), TermList(rows)], half=True
+    )
+
+
+MAX_CONSTANTS, LEAST_CHANGE = 12, 1e-4  # constants that are drawn, and their change of a step
+
+
+def _constants_section(constants: Sequence[Payload]) -> PageSection:
+    """Return the constants that move the step most, each made a tenth worse."""
+    moving = [constant for constant in constants if abs(constant["change"]) > LEAST_CHANGE][:MAX_CONSTANTS]
+    rows = [
+        SpanRow(
+            constant["name"], [Span(0.0, abs(constant["change"]), "forward", constant["name"])], height=18,
+            note=format_share(constant["change"]),
+        )
+        for constant in moving
+    ]  # fmt: skip
+    end = max((abs(constant["change"]) for constant in moving), default=1.0)
+    chart = [Rows(label="change of the step for each constant", end=end, rows=rows)] if rows else []
+    return PageSection(title="Which constant moves the answer most", blocks=chart or ["none moves the step"])
+
+
+def sweep_report(swept: Swept, payload: Payload) -> PageReport:
+    """Return a sweep: for each point the step by its parts, and over numbers its lines."""
+    from shardwise.present.reports.sweep import (
+        sweep_report as table_report,
+    )  # the domain loads for its own reports alone
+
+    first, *others = panels(table_report(swept))
+    planned = [point for point in payload["points"] if point["problem"] is None]
+    charts = [_stacks_section(planned)] if planned else []
+    values = [next(iter(point["at"].values())) for point in planned]
+    if len(payload["sweeps"]) == 1 and len(planned) > 1 and all(isinstance(value, int | float) for value in values):
+        name = payload["sweeps"][0]["name"]
+        for title, key, unit in (("Seconds of a step", "step_time_s", "s"), ("MFU", "mfu", "%")):
+            points = [(value, point[key]) for value, point in zip(values, planned, strict=True)]
+            charts.append(PageSection(title=title, blocks=[_line_plot(title, name, points, unit)], half=True))
+    return [*charts, first, *others]
+
+
+def _stacks_section(points: Sequence[Payload]) -> PageSection:
+    """Return the shares of each point's step as bars of the same length."""
+    rows = []
+    for point in points:
+        parts = {part: point["parts"][part] / point["step_time_s"] for part in PARTS if point["parts"][part] > 0}
+        starts = accumulate(parts.values(), initial=0.0)
+        spans = [
+            Span(start, start + share, part, f"{part} {format_seconds(point['parts'][part])}, {format_share(share)}")
+            for (part, share), start in zip(parts.items(), starts, strict=False)
+        ]
+        name = " ".join(
+            f"{key}={value:,}" if isinstance(value, int | float) else f"{key}={value}"
+            for key, value in point["at"].items()
+        )
+        rows.append(SpanRow(name, spans, height=22, note=format_seconds(point["step_time_s"])))
+    legend = Legend([(part, part) for part in PARTS if any(point["parts"][part] > 0 for point in points)])
+    chart = Rows(label="shares of each point's step", end=1.0, rows=rows)
+    return PageSection(title="Where the time goes", blocks=[legend, chart])
+
+
+def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], unit: str) -> Plot:
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    log = min(xs) > 0 and max(xs) / min(xs) > 8
+    forms: Mapping[str, Format] = {"s": format_seconds, "%": format_share, "$": format_usd}
+    marks = [PlotPoint(x, y, f"{name}={x:,}: {forms[unit](y)}") for x, y in points]
+    return Plot(
+        label=f"{title} over {name}", height=250, marks=[Curve("front", points), Points("batch-dot", marks)],
+        x=PlotAxis(name, padded_range(xs, log=log), log=log), y=PlotAxis(title, padded_range(ys, room=0.15), unit),
+    )  # fmt: skip
+
+
+def validation_report(evaluated: EvaluatedRuns, payload: Payload) -> PageReport:
+    """Return published runs: predicted against measured step times, and errors by group."""
+    from shardwise.present.reports.calibration import validate_report  # the domain loads for its own reports alone
+
+    rows = [row for row in payload["rows"] if row["predicted_step_time_s"] and row["measured_step_time_s"]]
+    charts = [_accuracy_section(rows)] if rows else []
+    return [*charts, *panels(validate_report(evaluated))]
+
+
+def _accuracy_section(rows: Sequence[Mapping[str, Any]]) -> PageSection:
+    times = [row[name] for row in rows for name in ("predicted_step_time_s", "measured_step_time_s")]
+    low, high = span = padded_range(times, log=True)
+    points = [
+        PlotPoint(
+            row["measured_step_time_s"], row["predicted_step_time_s"],
+            f"{row['id']}: {format_seconds(row['measured_step_time_s'])} measured, "
+            f"{format_seconds(row['predicted_step_time_s'])} predicted",
+        )
+        for row in rows
+    ]  # fmt: skip
+    lines = [
+        Curve(style, [(low, low * factor), (high, high * factor)])
+        for style, factor in (("roof", 1), ("limit", 1.25), ("limit", 0.8))
+    ]
+    chart = Plot(
+        label="predicted against measured step times", height=460, marks=[*lines, Points("searched run", points, 3)],
+        x=PlotAxis("measured step", span, "s", log=True), y=PlotAxis("predicted step", span, "s", log=True),
+    )  # fmt: skip
+    lead = f"{len(rows):,} published runs; the line is a prediction that is right, dashed lines are 25% off"
+    return PageSection(title="Predicted against measured", blocks=[Paragraph((lead,), "lead"), chart])
