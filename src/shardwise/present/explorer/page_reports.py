@@ -90,10 +90,10 @@ def term_spans(values: Mapping[str, float], unit: str, tree: str = "") -> list[S
     return spans
 
 
-def term_list(values: Mapping[str, float], terms: Iterable[str], unit: str, tree: str) -> TermList:
-    """Return terms with their colour, value and share."""
+def term_list(values: Mapping[str, float], terms: Iterable[str], unit: str, tree: str = "") -> TermList:
+    """Return terms with their colour, value and share; `tree` explains them."""
     total, form = sum(values.values()), FORMATS[unit]
-    numbers = {term: Number(form(values[term]), values[term], path=f"{tree}.{term}") for term in terms}
+    numbers = {term: Number(form(values[term]), values[term], path=tree and f"{tree}.{term}") for term in terms}
     return TermList([(term, term_words(term), numbers[term], format_share(values[term] / total)) for term in numbers])
 
 
@@ -207,7 +207,7 @@ def _run_section(payload: Payload) -> PageSection:
             return title, Number("-", None), [run["missing"][name]]
         interval = text.interval(f"interval90.{name}", unit)
         kind = ["90%: ", *interval] if interval else ["a lower bound"]
-        return title, text.cells(f"{{{name}:{unit}}}")[0], [*kind, f" {note}"]
+        return title, text.cells(f"{{{name}:{unit}}}")[0], [*kind, f", {note}"] if note else kind
 
     assumed = "20 per parameter: the job names none" if run["assumes_optimal_tokens"] else "of the job"
     facts = [

@@ -17,10 +17,10 @@ from shardwise.present.charts.page_charts import (
     SpanRow,
     padded_range,
 )
-from shardwise.present.explorer.page_reports import term_words
-from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph, TermList, panels
+from shardwise.present.explorer.page_reports import term_list, term_spans
+from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph, panels
 from shardwise.present.rendering.payload_text import Format, Payload, format_share
-from shardwise.values import format_bytes, format_seconds, format_usd
+from shardwise.values import format_seconds, format_usd
 
 if TYPE_CHECKING:
     from shardwise.measure import EvaluatedRuns
@@ -38,33 +38,16 @@ def explanation_report(explanation: Explanation, payload: Payload) -> PageReport
         return [first, *others]
     fit, step = payload["fit"], payload["throughput"]
     bars = [
-        _shares_section("Memory of the fullest device", fit["memory"], format_bytes, fit["memory_capacity_bytes"]),
-        _shares_section("Time of a step", step["time"], format_seconds, step["step_time_s"]),
+        _shares_section("Memory of the fullest device", fit["memory"], "B", fit["memory_capacity_bytes"]),
+        _shares_section("Time of a step", step["time"], "s", step["step_time_s"]),
     ]
     return [first, *bars, _constants_section(payload["constants"]), *others]
 
 
-def _shares_section(title: str, shares: Sequence[Payload], form: Format, end: float) -> PageSection:
-    starts = accumulate((share["value"] for share in shares), initial=0.0)
-    spans = [
-        Span(
-            start,
-            start + share["value"],
-            share["term"],
-            f"{term_words(share['term'])} {form(share['value'])}",
-            share["term"],
-        )
-        for share, start in zip(shares, starts, strict=False)
-    ]
-    rows = [
-        (share["term"], term_words(share["term"]), form(share["value"]), format_share(share["share"]))
-        for share in shares
-    ]
-    label = ", ".join(f"{share['term']} {format_share(share['share'])}" for share in shares)
-    end = max(end, sum(share["value"] for share in shares))
-    return PageSection(
-        title=title, blocks=[Rows(label=label, end=end, rows=[SpanRow("", spans)]), TermList(rows)], half=True
-    )
+def _shares_section(title: str, shares: Sequence[Payload], unit: str, end: float) -> PageSection:
+    values = {share["term"]: share["value"] for share in shares}
+    chart = Rows(label=title, end=max(end, sum(values.values())), rows=[SpanRow("", term_spans(values, unit))])
+    return PageSection(title=title, blocks=[chart, term_list(values, values, unit)], half=True)
 
 
 MAX_CONSTANTS, LEAST_CHANGE = 12, 1e-4  # constants that are drawn, and their change of a step

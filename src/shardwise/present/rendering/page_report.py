@@ -218,7 +218,7 @@ def _cell(cell: PageCell, path_of: PathOf) -> Any:
             return _cells(cell.parts, path_of)
 
 
-def _bar_parts(text: str) -> Iterator[tuple[str, float]]:
+def _bar_parts(text: str) -> Iterator[list[str | float]]:
     """Yield the kinds of a bar's parts with their shares: "#" of both, "+" of one alone, "-" of the other."""
     for kind in dict.fromkeys(text):
-        yield kind, text.count(kind) / BAR_STEPS
+        yield [kind, text.count(kind) / BAR_STEPS]

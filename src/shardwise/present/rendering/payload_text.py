@@ -101,6 +101,8 @@ class PayloadText:
         if template.startswith("["):
             return Action(template[1:-1], {"layout": element["layout"]})
         if template.startswith("*"):
-            return Status("".join(map(str, self.cells(template[1:]))), "note")
+            return Status(
+                "".join(cell if isinstance(cell, str) else cell.text for cell in self.cells(template[1:])), "note"
+            )
         cells = self.cells(template)
         return cells[0] if len(cells) == 1 else Line(tuple(cell for cell in cells if not isinstance(cell, Action)))

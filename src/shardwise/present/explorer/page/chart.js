@@ -45,8 +45,10 @@ export function ticks([low, high], log, limit = 6) {
   return values;
 }
 
-const figure = (width, height, label, attributes, ...children) =>
-  svg("svg", { class: "figure", viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label, ...attributes }, children);
+function figure(width, height, label, attributes, ...children) {
+  const size = { viewBox: `0 0 ${width} ${height}`, width, height };
+  return svg("svg", { class: "figure", ...size, role: "img", "aria-label": label, ...attributes }, children);
+}
 
 const upward = (x, y, text) => svg("text", { class: "axis", x, y, "text-anchor": "middle", transform: `rotate(-90 ${x} ${y})` }, text);
 
@@ -87,8 +89,9 @@ function drawPlot({ label, height, x, y, marks }, context) {
       return svg("path", { class: mark.style, fill: "none", d: path });
     }
     if (mark.points) return mark.points.map((point) => drawPoint(point, across(point.x ?? 0), up(point.y ?? 0), mark, context));
-    const at = across(mark.limit);
-    const text = svg("text", { class: "axis", x: at - 4, y: mark.y === null ? EDGE.top + 10 : up(mark.y) - 6, "text-anchor": "end" }, mark.text);
+    const at = across(mark.limit),
+      base = mark.y === null ? EDGE.top + 10 : up(mark.y) - 6;
+    const text = svg("text", { class: "axis", x: at - 4, y: base, "text-anchor": "end" }, mark.text);
     return mark.y === null ? [svg("line", { class: "limit", x1: at, x2: at, y1: EDGE.top, y2: bottom }), text] : text;
   });
   return figure(width, height, label, {}, svg("g", { class: "grid", "aria-hidden": "true" }, grid), svg("g", { class: "marks" }, drawn));
@@ -111,7 +114,8 @@ const labelSize = (text, room) => (room > 7.2 * text.length + 2 ? "" : room > 5.
 
 function label(text, room, height, term) {
   const size = text && height > 12 ? labelSize(text, room) : null;
-  return size !== null && svg("text", { class: size, x: room / 2, y: height / 2 + 4, "text-anchor": "middle", style: { fill: textOn(term) } }, text);
+  const place = { x: room / 2, y: height / 2 + 4, "text-anchor": "middle" };
+  return size !== null && svg("text", { class: size, ...place, style: { fill: textOn(term) } }, text);
 }
 
 const valueAt = (payload, path) => path.split(".").reduce((value, key) => value?.[key], payload);
@@ -142,17 +146,20 @@ function drawRows(chart, context) {
       svg("text", { x: left + value * per, y: top + 14, "text-anchor": "middle" }, tick(value, chart.ticks)),
     ]);
   const high = top + (chart.limit || chart.ticks ? 20 : 0);
-  const group = chart.mark === "segment" ? { role: "group" } : {};
-  return figure(width, high, chart.label, { class: `figure ${chart.style}`, ...group }, svg("g", { class: "grid", "aria-hidden": "true" }, axis), rows, limit);
+  const attributes = { class: `figure ${chart.style}`, role: chart.mark === "segment" ? "group" : "img" };
+  const grid = svg("g", { class: "grid", "aria-hidden": "true" }, axis);
+  return figure(width, high, chart.label, attributes, grid, rows, limit);
 }
 
 function drawRow(row, chart, height, per, left, context) {
   const short = LETTER * row.label.length > left ? `${row.label.slice(0, Math.floor(left / LETTER) - 2)}…` : row.label;
   const thin = height < 20 || row.curve ? "thin" : "";
   const end = Math.max(0, ...row.spans.map((span) => span[1]));
+  const whole = short === row.label ? null : svg("title", {}, row.label);
+  const ground = svg("rect", { class: "empty", width: (chart.limit?.[0] ?? chart.end) * per, height });
   return [
-    short && svg("text", { class: thin, x: -7, y: height / 2 + (thin ? 3 : 4), "text-anchor": "end" }, short, short === row.label ? null : svg("title", {}, row.label)),
-    row.curve ? drawCurve(valueAt(context.payload, row.curve), chart, row, height, per) : svg("rect", { class: "empty", width: (chart.limit?.[0] ?? chart.end) * per, height }),
+    short && svg("text", { class: thin, x: -7, y: height / 2 + (thin ? 3 : 4), "text-anchor": "end" }, short, whole),
+    row.curve ? drawCurve(valueAt(context.payload, row.curve), chart, row, height, per) : ground,
     row.source && valueAt(context.payload, row.source).map((span) => busySpan(span, height, per)),
     row.spans.map((span) => drawSpan(span, chart.mark, height, per, context)),
     row.edges?.map((pass) => drawEdge(pass, height, per)),
@@ -167,7 +174,8 @@ function drawSpan([start, end, term, title, text = "", path = "", lane = 0, lane
   const style = solid ? { fill: fill(term) } : { fill: "none", stroke: fill(term) };
   const rect = svg("rect", { class: mark === "segment" ? null : mark, width, height: high, style });
   const inside = solid && (mark !== "segment" || width > 7.2 * text.length + 8) && label(text, width, high, term);
-  return svg("g", { class: mark === "segment" ? "segment" : null, transform: `translate(${start * per} ${lane * high})`, "aria-label": title, ...act }, svg("title", {}, title), rect, inside);
+  const place = { class: mark === "segment" ? "segment" : null, transform: `translate(${start * per} ${lane * high})` };
+  return svg("g", { ...place, "aria-label": title, ...act }, svg("title", {}, title), rect, inside);
 }
 
 function busySpan([start, end, term, busy], height, per) {
@@ -178,18 +186,22 @@ function busySpan([start, end, term, busy], height, per) {
 
 function drawEdge([start, end, text, title, term], height, per) {
   const line = svg("line", { class: "edge", y2: height });
-  return svg("g", { transform: `translate(${start * per} 0)` }, svg("title", {}, title), line, label(text, (end - start) * per, height, term));
+  const inside = label(text, (end - start) * per, height, term);
+  return svg("g", { transform: `translate(${start * per} 0)` }, svg("title", {}, title), line, inside);
 }
 
 // Bytes over time in steps, on the scale of all rows; the limit where it is within the scale.
 function drawCurve(curve, chart, row, height, per) {
   const y = (value) => height - (value / chart.curve_end) * height;
-  const steps = curve.map(([when, value], index) => `${index ? "H" : "M"}${(when * per).toFixed(1)}${index ? "V" : " "}${y(value).toFixed(1)}`).join("");
+  const steps = curve
+    .map(([when, value], index) => `${index ? "H" : "M"}${(when * per).toFixed(1)}${index ? "V" : " "}${y(value).toFixed(1)}`)
+    .join("");
   const end = chart.end * per,
     limit = y(chart.curve_limit);
+  const title = svg("title", {}, `memory of a device over time, at most ${row.label}`);
   return [
     limit > 0 && svg("line", { class: "limit", x2: end, y1: limit, y2: limit }),
-    svg("path", { class: "held", d: `${steps}H${end.toFixed(1)}V${height}H0Z` }, svg("title", {}, `memory of a device over time, at most ${row.label}`)),
+    svg("path", { class: "held", d: `${steps}H${end.toFixed(1)}V${height}H0Z` }, title),
   ];
 }
 
@@ -208,12 +220,13 @@ function drawCells({ label: name, source, down, across }, { payload, ...context 
     const ranks = `${holder.ranks.join(", ")}${holder.num_ranks > holder.ranks.length ? ", …" : ""}`;
     const fits = Math.floor((cell - 10) / 6.6);
     const hue = (row + column * 5) % 13;
+    const text = ranks.length > fits ? `${ranks.slice(0, Math.max(fits - 1, 1))}…` : ranks;
     return svg(
       "g",
       { transform: `translate(${left + column * cell} ${20 + row * CELL})` },
       svg("title", {}, `ranks ${ranks} (${holder.num_ranks})`),
       svg("rect", { class: "part", width: cell - 2, height: CELL - 2, style: { fill: `var(--series-${hue})` } }),
-      svg("text", { x: 6, y: CELL / 2 + 3, style: { fill: `var(--on-series-${hue})` } }, ranks.length > fits ? `${ranks.slice(0, Math.max(fits - 1, 1))}…` : ranks),
+      svg("text", { x: 6, y: CELL / 2 + 3, style: { fill: `var(--on-series-${hue})` } }, text),
     );
   });
   const heading = svg("text", { class: "axis", x: left, y: 12 }, across?.[1] ?? "");

@@ -7,27 +7,27 @@ const GROUPS = { job: "Job", layout: "Layout", model: "Sizes of the model" };
 // The form of all choices, updated in place so that a slider keeps the pointer and the focus.
 export class Controls {
   constructor(form, go) {
-    Object.assign(this, { form, go, known: new Map(), dragged: null, order: "" });
+    Object.assign(this, { form, go, byName: new Map(), dragged: null, order: "" });
     form.addEventListener("submit", (event) => event.preventDefault());
   }
 
   update(controls) {
-    const order = controls.map((one) => one.name).join();
+    const order = controls.map((control) => control.name).join();
     if (order !== this.order) this.build(controls);
     this.order = order;
-    for (const one of controls) if (one.name !== this.dragged) this.known.get(one.name).update(one);
+    for (const control of controls) if (control.name !== this.dragged) this.byName.get(control.name).update(control);
   }
 
   build(controls) {
     const focused = document.activeElement?.id;
-    const before = this.known;
-    this.known = new Map(
-      controls.map((one) => [
-        one.name,
-        reused(before.get(one.name), one) ?? new KINDS[one.kind](one, this),
+    const before = this.byName;
+    this.byName = new Map(
+      controls.map((control) => [
+        control.name,
+        reused(before.get(control.name), control) ?? new KINDS[control.kind](control, this),
       ]),
     );
-    const groups = [...new Set(controls.map((one) => one.group))];
+    const groups = [...new Set(controls.map((control) => control.group))];
     const drawer = this.form.querySelector("details");
     const open = drawer ? drawer.open : matchMedia("(min-width: 861px)").matches;
     this.form.replaceChildren(
@@ -40,7 +40,7 @@ export class Controls {
             "fieldset",
             {},
             h("legend", {}, GROUPS[group] ?? group),
-            controls.filter((one) => one.group === group).map((one) => this.known.get(one.name).element),
+            controls.filter((control) => control.group === group).map((control) => this.byName.get(control.name).element),
           ),
         ),
       ),
@@ -50,24 +50,24 @@ export class Controls {
 }
 
 // Why a choice cannot run, where another option of it could: what all options share is some other choice's to mend.
-const blamed = (option, options) => (option?.problem && options.some((other) => !other.problem) ? option.problem : "");
-const reused = (before, one) => (before && before.kind === one.kind ? before : null);
+const problemToShow = (option, options) => (option?.problem && options.some((other) => !other.problem) ? option.problem : "");
+const reused = (before, control) => (before && before.kind === control.kind ? before : null);
 
 class Slider {
   kind = "slider";
 
-  constructor(one, controls) {
-    const id = `control-${one.name}`;
+  constructor(control, controls) {
+    const id = `control-${control.name}`;
     this.controls = controls;
     this.shown = h("output", { for: id });
     this.input = h("input", {
       id,
-      name: one.name,
+      name: control.name,
       type: "range",
       min: 0,
       step: 1,
-      oninput: () => this.moved(),
-      onchange: () => this.left(),
+      oninput: () => this.dragged(),
+      onchange: () => this.released(),
       "aria-describedby": `${id}-why`,
     });
     this.ticks = h("span", { class: "ticks", "aria-hidden": "true" });
@@ -75,7 +75,7 @@ class Slider {
     this.element = h(
       "div",
       { class: "control" },
-      h("label", { for: id }, one.label),
+      h("label", { for: id }, control.label),
       this.shown,
       this.input,
       this.ticks,
@@ -83,13 +83,13 @@ class Slider {
     );
   }
 
-  update(one) {
-    this.one = one;
-    this.options = one.options;
+  update(control) {
+    this.control = control;
+    this.options = control.options;
     this.input.max = this.options.length - 1;
     this.input.value = Math.max(
       0,
-      this.options.findIndex((option) => option.value === one.value),
+      this.options.findIndex((option) => option.value === control.value),
     );
     this.ticks.replaceChildren(...this.options.map((option) => h("i", { class: option.problem ? "cannot" : "" })));
     this.say();
@@ -98,7 +98,7 @@ class Slider {
   say() {
     const option = this.options[this.input.value];
     this.shown.value = option.value;
-    this.why.textContent = blamed(option, this.options);
+    this.why.textContent = problemToShow(option, this.options);
     this.element.classList.toggle("illegal", this.why.textContent !== "");
     this.input.setAttribute(
       "aria-valuetext",
@@ -107,13 +107,13 @@ class Slider {
   }
 
   // While it is dragged the options stay as they were: each is a change of the state that the drag began with.
-  moved() {
-    this.controls.dragged = this.one.name;
+  dragged() {
+    this.controls.dragged = this.control.name;
     this.say();
     this.controls.go(this.options[this.input.value].edit, { dragging: true });
   }
 
-  left() {
+  released() {
     this.controls.dragged = null;
     this.controls.go(this.options[this.input.value].edit, { push: true });
   }
@@ -122,22 +122,22 @@ class Slider {
 class Select {
   kind = "select";
 
-  constructor(one, controls) {
-    const id = `control-${one.name}`;
+  constructor(control, controls) {
+    const id = `control-${control.name}`;
     this.input = h("select", {
       id,
-      name: one.name,
+      name: control.name,
       onchange: () => controls.go(this.options[this.input.selectedIndex].edit, { push: true }),
       "aria-describedby": `${id}-why`,
     });
     this.why = h("span", { class: "why", id: `${id}-why` });
-    this.element = h("div", { class: "control" }, h("label", { for: id }, one.label), this.input, this.why);
+    this.element = h("div", { class: "control" }, h("label", { for: id }, control.label), this.input, this.why);
   }
 
-  update(one) {
-    const options = one.options.some((option) => option.value === one.value)
-      ? one.options
-      : [{ value: one.value, edit: {}, problem: "" }, ...one.options];
+  update(control) {
+    const options = control.options.some((option) => option.value === control.value)
+      ? control.options
+      : [{ value: control.value, edit: {}, problem: "" }, ...control.options];
     const signature = options.map((option) => option.value + Boolean(option.problem)).join();
     if (signature !== this.signature) {
       this.input.replaceChildren(
@@ -151,9 +151,9 @@ class Select {
       );
     }
     Object.assign(this, { options, signature });
-    this.input.value = one.value;
-    const chosen = options.find((option) => option.value === one.value);
-    this.why.textContent = blamed(chosen, options);
+    this.input.value = control.value;
+    const chosen = options.find((option) => option.value === control.value);
+    this.why.textContent = problemToShow(chosen, options);
     this.element.classList.toggle("illegal", this.why.textContent !== "");
   }
 }
@@ -161,17 +161,17 @@ class Select {
 class Checkbox {
   kind = "checkbox";
 
-  constructor(one, controls) {
-    const id = `control-${one.name}`;
+  constructor(control, controls) {
+    const id = `control-${control.name}`;
     this.input = h("input", {
       id,
-      name: one.name,
+      name: control.name,
       type: "checkbox",
       onchange: () => controls.go(this.option(this.input.checked).edit, { push: true }),
       "aria-describedby": `${id}-why`,
     });
     this.why = h("span", { class: "why", id: `${id}-why` });
-    this.element = h("div", { class: "control" }, h("label", { for: id }, one.label), this.input, this.why);
+    this.element = h("div", { class: "control" }, h("label", { for: id }, control.label), this.input, this.why);
   }
 
   option(checked) {
@@ -179,13 +179,14 @@ class Checkbox {
   }
 
   // An answer that cannot be taken stays where it is, and says why.
-  update(one) {
-    this.options = one.options;
-    this.input.checked = one.value === "true";
-    const [own, other] = [this.option(this.input.checked), this.option(!this.input.checked)];
-    this.why.textContent = blamed(own, this.options) || (other.problem && !own.problem ? `cannot be ${other.value === "true" ? "on" : "off"}: ${other.problem}` : "");
-    this.element.classList.toggle("illegal", Boolean(blamed(own, this.options)));
-    this.element.classList.toggle("fixed", this.why.textContent !== "" && !own.problem);
+  update(control) {
+    this.options = control.options;
+    this.input.checked = control.value === "true";
+    const [current, other] = [this.option(this.input.checked), this.option(!this.input.checked)];
+    const fixed = other.problem && !current.problem ? `cannot be ${other.value === "true" ? "on" : "off"}: ${other.problem}` : "";
+    this.why.textContent = problemToShow(current, this.options) || fixed;
+    this.element.classList.toggle("illegal", Boolean(problemToShow(current, this.options)));
+    this.element.classList.toggle("fixed", this.why.textContent !== "" && !current.problem);
   }
 }
 

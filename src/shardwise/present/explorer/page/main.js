@@ -89,7 +89,8 @@ async function leavesBuild(query) {
   const isMissing = !(await isAvailable(view, query));
   const note = document.getElementById("unavailable");
   note.hidden = !isMissing;
-  note.textContent = isMissing ? "That is not in the static build: `shardwise explore` on your machine has every view of every layout." : "";
+  const text = "That is not in the static build: `shardwise explore` on your machine has every view of every layout.";
+  note.textContent = isMissing ? text : "";
   return isMissing;
 }
 
@@ -193,8 +194,9 @@ const waiting = (name, text) => panel(TITLES[name], { class: "panel" }, h("p", {
 // A figure with all of the room, or half of it; its answer may fail.
 function drawFigure(name, payload) {
   if (payload.failed) return waiting(name, payload.failed[0]);
-  const here = context(payload);
-  return drawReport(payload.report.map((section) => ({ ...section, half: false })), name === "timeline" ? here : { ...here, width: here.half });
+  const figureContext = context(payload);
+  const report = payload.report.map((section) => ({ ...section, half: false })); // its slot has half of the width already
+  return drawReport(report, name === "timeline" ? figureContext : { ...figureContext, width: figureContext.half });
 }
 
 // Whether the best layout is the answer to a task that is still worked on.
@@ -230,8 +232,8 @@ function figures(dragging) {
 
 // The payload of a figure, which is asked for once for each state; that of a search until it has ended.
 async function figurePayload(name, query) {
-  const known = drawn.get(name);
-  if (known?.query === query && known.payload.search?.state !== "searching") return known.payload;
+  const cached = drawn.get(name);
+  if (cached?.query === query && cached.payload.search?.state !== "searching") return cached.payload;
   const payload = await store.ask(name, query);
   if (payload !== null) drawn.set(name, { query, payload });
   return payload;

@@ -1,6 +1,6 @@
 // Where a number of a payload is from: the entry of `fields` for its place, with the values of its inputs in the same payload.
 
-const at = (payload, keys) => keys.reduce((found, key) => found?.[key], payload);
+const at = (payload, keys) => keys.reduce((value, key) => value?.[key], payload);
 
 // What stands for each star of a pattern at a place; null where the place is no such one.
 function stars(pattern, keys) {
@@ -19,9 +19,9 @@ function fieldOf(payload, keys) {
 // The provenance of the number at a place such as `roofline.operations.3.intensity`; null where the payload has none.
 export function provenance(payload, place) {
   const keys = place.split(".");
-  const found = fieldOf(payload, keys);
-  if (!found) return null;
-  const { field, standing } = found;
+  const match = fieldOf(payload, keys);
+  if (!match) return null;
+  const { field, standing } = match;
   const inputs = Object.entries(field.inputs).map(([symbol, pattern]) => {
     const left = [...standing];
     const input = pattern.split(".").map((key) => (key === "*" ? left.shift() : key));

@@ -67,9 +67,9 @@ function draw(values) {
 
 const values = read();
 const theme = h("button", { type: "button", onclick: toggleTheme, "aria-label": "light or dark" }, "◐");
-document
-  .getElementById("head")
-  .replaceChildren(h("strong", { class: "name" }, "shardwise"), h("nav", {}, values ? values.kind : "report"), h("div", { class: "tools" }, theme));
+const name = h("strong", { class: "name" }, "shardwise"),
+  kind = h("nav", {}, values ? values.kind : "report");
+document.getElementById("head").replaceChildren(name, kind, h("div", { class: "tools" }, theme));
 if (values) {
   draw(values);
   let resizing = null;

@@ -24,8 +24,8 @@ function cell(value, context) {
 // A number that opens its provenance; plain text where a report has none of it.
 function number({ number: text, path }, { why }) {
   if (!why) return h("span", { class: "number" }, text);
-  const attributes = { type: "button", class: "number", "data-why": path, onclick: () => why(path), title: "formula, inputs and source" };
-  return h("button", attributes, text);
+  const title = "formula, inputs and source";
+  return h("button", { type: "button", class: "number", "data-why": path, title, onclick: () => why(path) }, text);
 }
 
 function action({ action: text, edit, command }, { go, copy }) {
@@ -45,14 +45,15 @@ function bar({ bar: parts, term }) {
 }
 
 const BLOCKS = {
-  text: ({ text, style, indent }, context) => h("p", { class: style || null, style: indent ? { marginLeft: `${indent}ch` } : null }, cell(text, context)),
+  text: ({ text, style, indent }, context) => {
+    const margin = indent ? { marginLeft: `${indent}ch` } : null;
+    return h("p", { class: style || null, style: margin }, cell(text, context));
+  },
   bullets: (block, context) => h("ul", {}, block.bullets.map((line) => h("li", {}, cell(line, context)))),
-  facts: (block, context) =>
-    h(
-      "dl",
-      { class: "facts" },
-      block.facts.map(([name, value, note]) => h("div", {}, h("dt", {}, name), h("dd", {}, cell(value, context), h("small", {}, cell(note, context))))),
-    ),
+  facts: (block, context) => {
+    const fact = ([name, value, note]) => [h("dt", {}, name), h("dd", {}, cell(value, context), h("small", {}, cell(note, context)))];
+    return h("dl", { class: "facts" }, block.facts.map((row) => h("div", {}, fact(row))));
+  },
   terms: (block, context) =>
     h(
       "ul",
@@ -62,14 +63,14 @@ const BLOCKS = {
         h("li", {}, swatch(term), h("span", { class: "name" }, words), cell(value, context), h("span", { class: "share" }, note)),
       ),
     ),
-  legend: (block) =>
-    h(
-      "ul",
-      { class: "legend", "aria-label": "colours" },
-      block.legend.map(([key, words]) => h("li", {}, key.startsWith(".") ? h("span", { class: `key ${key.slice(1)}` }) : swatch(key), words)),
-    ),
+  legend: (block) => {
+    const sample = (key) => (key.startsWith(".") ? h("span", { class: `key ${key.slice(1)}` }) : swatch(key));
+    const entries = block.legend.map(([key, words]) => h("li", {}, sample(key), words));
+    return h("ul", { class: "legend", "aria-label": "colours" }, entries);
+  },
   rows: (block, context) => {
-    const drawn = table(block.caption ?? "", cell(block.head, context), block.rows.map((row) => row.map((value) => cell(value, context))), block.right);
+    const rows = block.rows.map((row) => row.map((value) => cell(value, context)));
+    const drawn = table(block.caption ?? "", cell(block.head, context), rows, block.right);
     return block.folded ? h("details", { class: "data" }, h("summary", {}, "as a table"), drawn) : drawn;
   },
   slider: drawSlider,
@@ -119,7 +120,9 @@ function drawSection(section, context) {
   const blocks = section.blocks?.map((block) => drawBlock(block, context)) ?? [];
   const style = section.style ?? "panel";
   if (section.fold) return h("details", { class: "panel folded" }, h("summary", {}, section.fold), blocks);
-  if (!style.includes("verdict")) return section.title ? panel(section.title, { class: style }, blocks) : h("section", { class: style }, blocks);
+  if (!style.includes("verdict")) {
+    return section.title ? panel(section.title, { class: style }, blocks) : h("section", { class: style }, blocks);
+  }
   const title = section.mark ? [mark(section.mark === "good"), section.title ?? ""] : (section.title ?? "");
   const claims = section.claims?.map((claim) => h("span", { class: "claim" }, cell(claim, context)));
   return h("section", { class: style, "aria-label": "verdict" }, h("h1", {}, title, claims ?? []), blocks);

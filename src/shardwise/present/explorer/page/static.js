@@ -11,7 +11,7 @@ const BEST_ALONE = "the static build simulates the best layout alone; `shardwise
 const files = new Map(); // promises of an example's answers
 const arrived = new Map(); // what a script calls with its answers
 
-if (build) globalThis.shardwiseAnswers = (name, data) => arrived.get(name)?.(data);
+if (build) globalThis.shardwiseAnswers = (name, text) => arrived.get(name)?.(text);
 
 const canonical = (query) => query.split("&").sort().join("&");
 
@@ -27,7 +27,7 @@ function load(name) {
     files.set(
       name,
       new Promise((resolve, reject) => {
-        arrived.set(name, (data) => resolve(unpacked(data)));
+        arrived.set(name, (text) => resolve(unpacked(text)));
         const script = document.createElement("script");
         script.src = `answers/${name}.js`;
         script.addEventListener("error", () => reject(new Error(`answers/${name}.js is missing`)));
@@ -37,24 +37,24 @@ function load(name) {
   return files.get(name);
 }
 
-async function unpacked(data) {
-  const bytes = Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
+async function unpacked(text) {
+  const bytes = Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
   return JSON.parse(await new Response(stream).text());
 }
 
 // A state as the build has it: without an example the first one, without a layout the best one.
-function known(query) {
+function stateOf(query) {
   const example = query ? exampleOf(query) : build.examples[0];
   if (!example) return null;
   const parameters = new URLSearchParams(query);
   if (parameters.get("layout")) return { example, query };
-  const kept = Object.fromEntries([...parameters].filter(([key]) => ["view", "term", "target"].includes(key)));
-  return { example, query: edited(example.query, kept) };
+  const details = Object.fromEntries([...parameters].filter(([key]) => ["view", "term", "target"].includes(key)));
+  return { example, query: edited(example.query, details) };
 }
 
 async function find(question, query) {
-  const state = known(query);
+  const state = stateOf(query);
   if (!state) return null;
   const { values, answers } = await load(state.example.name);
   const fields = answers[`${question}?${canonical(state.query)}`];

@@ -58,7 +58,8 @@ export function drawTask(task, go) {
 
 function requirementRow({ label, value, comparison, target, unit, met }) {
   const number = value === null ? "-" : inUnit(value, unit);
-  const text = comparison ? [h("span", { class: "number" }, number), ` ${comparison} ${unit === "%" ? percent(target, 0) : inUnit(target, unit)}`] : met ? "yes" : "changed";
+  const aim = ` ${comparison} ${unit === "%" ? percent(target, 0) : inUnit(target, unit)}`;
+  const text = comparison ? [h("span", { class: "number" }, number), aim] : met ? "yes" : "changed";
   return h(
     "li",
     { class: met ? "met" : "" },

@@ -5,9 +5,9 @@ import { inUnit } from "./format.js";
 import { provenance } from "./provenance.js";
 
 export function drawWhy(why, close) {
-  const inputs = why.inputs.map((one) => [one.symbol, inUnit(one.value, one.unit), one.meaning]);
-  const meanings = why.inputs.some((one) => one.meaning);
-  const derived = why.derived.map((one) => [one.what, one.expression, inUnit(one.value, "")]);
+  const inputs = why.inputs.map((input) => [input.symbol, inUnit(input.value, input.unit), input.meaning]);
+  const meanings = why.inputs.some((input) => input.meaning);
+  const derived = why.derived.map((part) => [part.what, part.expression, inUnit(part.value, "")]);
   const interval = why.interval90
     ? ` (90%: ${inUnit(why.interval90[0], why.unit)} to ${inUnit(why.interval90[1], why.unit)})`
     : "";
@@ -64,11 +64,11 @@ export class Why {
   }
 
   async show(name, payload) {
-    const own = payload && provenance(payload, name);
-    const found = own ? { why: own } : await this.find(name);
-    const body = found?.why
-      ? drawWhy(found.why, () => this.dialog.close())
-      : h("p", {}, (found?.failed ?? found?.problems)?.join("; ") ?? "nothing is known of this number");
+    const explanation = payload && provenance(payload, name);
+    const answer = explanation ? { why: explanation } : await this.find(name);
+    const body = answer?.why
+      ? drawWhy(answer.why, () => this.dialog.close())
+      : h("p", {}, (answer?.failed ?? answer?.problems)?.join("; ") ?? "nothing is known of this number");
     this.dialog.replaceChildren(body);
     if (!this.dialog.open) this.dialog.showModal();
   }
