@@ -74,13 +74,13 @@ def test_a_text_reads_its_numbers_from_the_payload() -> None:
 
 def test_sections_of_a_verb_become_panels() -> None:
     report = [
-        Section(["  first"], title="head"), Section([Line(("second ", Number("1 s", 1.0, "s", "step")))]),
+        Section(["    first"], title="head"), Section([Line(("second ", Number("1 s", 1.0, "s", "step")))]),
         Section([Table(rows=(("term", "s"), ("tp", ShareBar("##--", "tp"))), right=(1,))], detail=True, name="terms"),
         Section([Preformatted(lambda width: ["|>>|"])]),
     ]  # fmt: skip
     first, folded, last = report_to_json(panels(report, "Title"), lambda path: f"run.{path}")
     assert first["title"] == "Title"
-    assert first["blocks"][1] == {"text": "  first", "style": "line", "indent": 2}
+    assert first["blocks"][1] == {"text": "    first", "style": "line", "indent": 2}
     assert first["blocks"][2]["text"] == ["second ", {"number": "1 s", "path": "run.step"}]
     assert folded["fold"] == "terms"
     assert folded["blocks"][0]["rows"] == [["tp", {"bar": [["#", 2 / 28], ["-", 2 / 28]], "term": "tp"}]]

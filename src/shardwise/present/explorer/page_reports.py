@@ -285,10 +285,14 @@ def _measured_terms(payload: Payload, run: Payload) -> TermList:
     for index, term in enumerate(run["time"]["terms"]):
         if term["measured_s"] > 0:
             times = term["measured_s"] / term["predicted_s"] if term["predicted_s"] else None
-            change = "" if times is None else f"{times - 1:+.0%}" if 0.5 <= times <= 2 else f"{times:.3g}×"
+            change = "" if times is None else f"{times - 1:+.0%}" if 0.5 <= times <= 2 else _times_text(times)
             (number,) = text.cells(f"{{{index}.measured_s:s}}")
             rows.append((term["name"], term_words(term["name"]), number, change.replace("-", "−")))
     return TermList(rows, f"measured on {run['machine']}")
+
+
+def _times_text(times: float) -> str:
+    return f"{times:.3g}×" if times < 100 else f"{times:,.0f}×"
 
 
 def memory_report(payload: Payload) -> PageReport:

@@ -25,6 +25,7 @@ from shardwise.present.rendering.report import (
     cell_text,
 )
 
+INDENT = 2  # columns of a line under a title
 PathOf = Callable[[str], str]  # path in a report -> path in the answer; "" where nothing explains the number
 
 
@@ -163,7 +164,8 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
     match block:
         case str() | Status() | Line():
             text = cell_text(block)
-            return {"text": _cell(block, path_of), "style": "line", "indent": len(text) - len(text.lstrip())}
+            indent = max(0, len(text) - len(text.lstrip()) - INDENT)
+            return {"text": _cell(block, path_of), "style": "line", "indent": indent}
         case Paragraph():
             return {"text": _cells(block.parts, path_of), "style": block.style}
         case Bullets():

@@ -60,7 +60,7 @@ export function table(caption, head, rows, right = []) {
     { class: "scroll", tabindex: 0, role: "region", "aria-label": caption || "table" },
     h(
       "table",
-      {},
+      { class: head.length ? null : "narrow" },
       caption ? h("caption", {}, caption) : null,
       head.length ? h("thead", {}, h("tr", {}, head.map((cell, column) => h("th", { scope: "col", class: kind(column) }, cell)))) : null,
       h("tbody", {}, rows.map((cells) => h("tr", {}, row(cells)))),
