@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from shardwise.present.explorer.background_search import report_search_again
 from shardwise.present.explorer.explain_number import provenance_payload
@@ -14,7 +14,10 @@ from shardwise.present.explorer.page_files import inline_page
 from shardwise.present.explorer.page_reports import view_report
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.request import ViewRequest, head, resolve_request
-from shardwise.present.rendering.page_report import PageReport, report_to_json
+from shardwise.present.explorer.result_charts import add_charts
+from shardwise.present.registry import payload_of, report_of
+from shardwise.present.rendering.page_report import PageReport, panels, report_to_json
+from shardwise.present.rendering.report import Report
 from shardwise.search import Plan
 from shardwise.values import MEMORY_TERMS, TIME_TERMS, ShardwiseError
 from shardwise.values.argument_labels import label_arguments
@@ -22,13 +25,20 @@ from shardwise.values.argument_labels import label_arguments
 SCHEMA = "shardwise.report/1"
 Kind = Literal["plan", "explain", "reconcile", "validate", "sweep"]
 VIEWS = ("overview", "timeline", "roofline", "pareto", "schedule", "notation")  # of a plan, in this order
-__all__ = ["SCHEMA", "Kind", "plan_report", "report"]
+PANEL_TITLES = {"reconcile": "Measured against predicted"}  # of the first panel
+__all__ = ["SCHEMA", "Kind", "plan_report", "report", "result_report"]
 
 
 def report(kind: Kind, title: str, payload: Mapping[str, Any], sections: PageReport = ()) -> str:
     """Return the HTML report of a payload that a command prints with `--json`: its sections as the page draws them."""
     values = {"schema": SCHEMA, "kind": kind, "title": title, "payload": payload, "report": report_to_json(sections)}
     return _page(title, values)
+
+
+def result_report(kind: Kind, title: str, result: Any) -> str:
+    """Return the HTML report of a verb's result: its payload, and its report as panels, with charts of the payload."""
+    payload, sections = payload_of(result), panels(cast(Report, report_of(result)), PANEL_TITLES.get(kind, ""))
+    return report(kind, title, payload, add_charts(kind, payload, sections))
 
 
 def plan_report(plan: Plan) -> str:

@@ -246,11 +246,9 @@ def _draw_accuracy(evaluated: EvaluatedRuns) -> Drawing:
 
 
 def _validation_html(evaluated: EvaluatedRuns) -> str:
-    from shardwise.present.explorer.html_report import report  # the page loads for reports alone
-    from shardwise.present.explorer.result_reports import validation_report
+    from shardwise.present.explorer.html_report import result_report  # the page loads for reports alone
 
-    payload = measure.validate_payload(evaluated)
-    return report("validate", "Predictions of published runs", payload, validation_report(evaluated, payload))
+    return result_report("validate", "Predictions of published runs", evaluated)
 
 
 @verb(

@@ -26,12 +26,10 @@ if TYPE_CHECKING:
 
 
 def _report_html(explanation: Explanation) -> str:
-    from shardwise.present.explorer.html_report import report  # the explorer loads for HTML reports alone
-    from shardwise.present.explorer.result_reports import explanation_report
+    from shardwise.present.explorer.html_report import result_report  # the explorer loads for HTML reports alone
 
     title = f"{explanation.model} on {explanation.cluster}: why this plan"
-    payload = search.explanation_payload(explanation)
-    return report("explain", title, payload, explanation_report(explanation, payload))
+    return result_report("explain", title, explanation)
 
 
 @verb(

@@ -33,13 +33,10 @@ def _draw_reconciliation(reconciliation: Reconciliation) -> Drawing:
 
 
 def _reconciliation_html(reconciliation: Reconciliation) -> str:
-    from shardwise.present.explorer.html_report import report  # the page loads for reports alone
-    from shardwise.present.rendering.page_report import panels
-    from shardwise.present.reports.run import reconcile_report
+    from shardwise.present.explorer.html_report import result_report  # the page loads for reports alone
 
     title = f"{reconciliation.plan.model.name}: {reconciliation.path.name} against its plan"
-    sections = panels(reconcile_report(reconciliation), "Measured against predicted")
-    return report("reconcile", title, measure.reconcile_payload(reconciliation), sections)
+    return result_report("reconcile", title, reconciliation)
 
 
 @verb(

@@ -162,14 +162,12 @@ def _write_launch(result: Plan | Comparison, folder: str) -> None:
 
 def _report_html(result: Plan | Comparison | LossSearch | Swept) -> str:
     from shardwise.present.charts.sweep_charts import what_is_planned  # the explorer loads for HTML reports alone
-    from shardwise.present.explorer.html_report import plan_report, report
-    from shardwise.present.explorer.result_reports import sweep_report
+    from shardwise.present.explorer.html_report import plan_report, result_report
 
     if not isinstance(result, search.Swept):
         return plan_report(_chosen_plan(result))
     subject, names = what_is_planned(result)[0], " and ".join(sweep.name for sweep in result.sweeps)
-    payload = search.sweep_payload(result)
-    return report("sweep", f"{subject} over {names}", payload, sweep_report(result, payload))
+    return result_report("sweep", f"{subject} over {names}", result)
 
 
 def _draw(result: Swept | LossSearch) -> Chart:

@@ -1,10 +1,9 @@
-"""Reports of results as the page draws them: a verb's own report as panels, with charts of its payload."""
+"""Charts of the payloads of `explain`, `validate` and sweeps in HTML reports."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
 
 from shardwise.present.charts.page_charts import (
     Curve,
@@ -18,30 +17,29 @@ from shardwise.present.charts.page_charts import (
     padded_range,
 )
 from shardwise.present.explorer.page_reports import term_list, term_spans
-from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph, panels
+from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph
 from shardwise.present.rendering.payload_text import Format, Payload, format_share
 from shardwise.values import format_seconds, format_usd
-
-if TYPE_CHECKING:
-    from shardwise.measure import EvaluatedRuns
-    from shardwise.search import Explanation, Swept
 
 PARTS = ("compute", "recompute", "exposed communication", "bubble", "optimizer and host")  # of a sweep's steps
 
 
-def explanation_report(explanation: Explanation, payload: Payload) -> PageReport:
-    """Return the story of a plan, with its terms of memory and time as bars."""
-    from shardwise.present.reports.explanation import explain_report  # the domain loads for its own reports alone
+def add_charts(kind: str, payload: Payload, sections: Sequence[PageSection]) -> PageReport:
+    """Return the panels of a verb's report with charts of its payload, by the kind of the report."""
+    if kind == "explain":
+        return [*sections[:1], *_explanation_charts(payload), *sections[1:]]
+    charts = {"sweep": _sweep_charts, "validate": _validation_charts}
+    return [*charts[kind](payload), *sections] if kind in charts else sections
 
-    first, *others = panels(explain_report(explanation))
-    if explanation.terms:
-        return [first, *others]
+
+def _explanation_charts(payload: Payload) -> Sequence[PageSection]:
+    """Return the terms of memory and time as bars, and the constants that move the step."""
     fit, step = payload["fit"], payload["throughput"]
-    bars = [
+    return [
         _shares_section("Memory of the fullest device", fit["memory"], "B", fit["memory_capacity_bytes"]),
         _shares_section("Time of a step", step["time"], "s", step["step_time_s"]),
+        _constants_section(payload["constants"]),
     ]
-    return [first, *bars, _constants_section(payload["constants"]), *others]
 
 
 def _shares_section(title: str, shares: Sequence[Payload], unit: str, end: float) -> PageSection:
@@ -68,13 +66,8 @@ def _constants_section(constants: Sequence[Payload]) -> PageSection:
     return PageSection(title="Which constant moves the answer most", blocks=chart or ["none moves the step"])
 
 
-def sweep_report(swept: Swept, payload: Payload) -> PageReport:
-    """Return a sweep: for each point the step by its parts, and over numbers its lines."""
-    from shardwise.present.reports.sweep import (
-        sweep_report as table_report,
-    )  # the domain loads for its own reports alone
-
-    first, *others = panels(table_report(swept))
+def _sweep_charts(payload: Payload) -> Sequence[PageSection]:
+    """Return for each point the step by its parts, and over numbers lines of the step and the MFU."""
     planned = [point for point in payload["points"] if point["problem"] is None]
     charts = [_stacks_section(planned)] if planned else []
     values = [next(iter(point["at"].values())) for point in planned]
@@ -83,7 +76,7 @@ def sweep_report(swept: Swept, payload: Payload) -> PageReport:
         for title, key, unit in (("Seconds of a step", "step_time_s", "s"), ("MFU", "mfu", "%")):
             points = [(value, point[key]) for value, point in zip(values, planned, strict=True)]
             charts.append(PageSection(title=title, blocks=[_line_plot(title, name, points, unit)], half=True))
-    return [*charts, first, *others]
+    return charts
 
 
 def _stacks_section(points: Sequence[Payload]) -> PageSection:
@@ -117,16 +110,11 @@ def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], uni
     )  # fmt: skip
 
 
-def validation_report(evaluated: EvaluatedRuns, payload: Payload) -> PageReport:
-    """Return published runs: predicted against measured step times, and errors by group."""
-    from shardwise.present.reports.calibration import validate_report  # the domain loads for its own reports alone
-
+def _validation_charts(payload: Payload) -> Sequence[PageSection]:
+    """Return predicted against measured step times."""
     rows = [row for row in payload["rows"] if row["predicted_step_time_s"] and row["measured_step_time_s"]]
-    charts = [_accuracy_section(rows)] if rows else []
-    return [*charts, *panels(validate_report(evaluated))]
-
-
-def _accuracy_section(rows: Sequence[Mapping[str, Any]]) -> PageSection:
+    if not rows:
+        return []
     times = [row[name] for row in rows for name in ("predicted_step_time_s", "measured_step_time_s")]
     low, high = span = padded_range(times, log=True)
     points = [
@@ -146,4 +134,4 @@ def _accuracy_section(rows: Sequence[Mapping[str, Any]]) -> PageSection:
         x=PlotAxis("measured step", span, "s", log=True), y=PlotAxis("predicted step", span, "s", log=True),
     )  # fmt: skip
     lead = f"{len(rows):,} published runs; the line is a prediction that is right, dashed lines are 25% off"
-    return PageSection(title="Predicted against measured", blocks=[Paragraph((lead,), "lead"), chart])
+    return [PageSection(title="Predicted against measured", blocks=[Paragraph((lead,), "lead"), chart])]
