@@ -197,35 +197,23 @@ MAX_MICRO_BATCH = 64  # sequences of a slider
 def layout_controls(request: ViewRequest, *, free: bool) -> Iterator[Control]:
     """Yield the choices of a layout; `free`: the cluster follows it."""
     layout, options = request.layout, _Options(request, free=free)
+
+    def degree(name: str, label: str, values: Sequence[int]) -> Control:
+        return slider(name, label, LAYOUT_GROUP, getattr(layout, name), options.of(name, values))
+
     num_devices = MAX_SIZE if free else request.cluster.num_devices
     for axis, label in AXES.items():
         if axis != "ep" or request.model.num_experts:
             limit = request.model.num_experts if axis == "ep" else MAX_SIZE
-            yield slider(
-                axis,
-                label,
-                LAYOUT_GROUP,
-                getattr(layout, axis),
-                options.of(axis, divisors(num_devices, getattr(layout, axis), limit)),
-            )
+            yield degree(axis, label, divisors(num_devices, getattr(layout, axis), limit))
     if free:
         yield slider("data", "data (dp, fsdp)", LAYOUT_GROUP, layout.num_replicas, options.replicas())
     elif layout.zero_stage:
-        replicas = divisors(layout.num_replicas, layout.dp, MAX_SIZE)
-        yield slider("dp", "replicas of ZeRO (dp)", LAYOUT_GROUP, layout.dp, options.of("dp", replicas))
-    yield slider(
-        "micro_batch_seqs", "micro-batch, sequences", LAYOUT_GROUP, layout.micro_batch_seqs, options.micro_batches()
-    )
-    yield slider("zero_stage", "ZeRO stage", LAYOUT_GROUP, layout.zero_stage, options.of("zero_stage", range(4)))
+        yield degree("dp", "replicas of ZeRO (dp)", divisors(layout.num_replicas, layout.dp, MAX_SIZE))
+    yield degree("micro_batch_seqs", "micro-batch, sequences", options.micro_batch_sizes())
+    yield degree("zero_stage", "ZeRO stage", range(4))
     if layout.pp > 1:
-        virtual = sorted({*VIRTUAL_STAGES, layout.num_virtual_stages})
-        yield slider(
-            "num_virtual_stages",
-            "virtual stages",
-            LAYOUT_GROUP,
-            layout.num_virtual_stages,
-            options.of("num_virtual_stages", virtual),
-        )
+        yield degree("num_virtual_stages", "virtual stages", sorted({*VIRTUAL_STAGES, layout.num_virtual_stages}))
     names: dict[str, tuple[str, Sequence[Any]]] = {
         "recompute": ("recompute", tuple(dict.fromkeys((*policy_names(), layout.recompute))))
     }
@@ -249,15 +237,11 @@ class _Options:
         for value in values:
             yield self.option(value, {name: value})
 
-    def micro_batches(self) -> Iterator[Option]:
+    def micro_batch_sizes(self) -> list[int]:
         """Return sizes of a micro-batch up to all sequences of a replica."""
         replica_seqs = int(seqs_per_replica(self.request.job, layout_degrees(self.layout)))
-        sizes = {
-            *MICRO_BATCHES,
-            self.layout.micro_batch_seqs,
-            *((replica_seqs,) if replica_seqs <= MAX_MICRO_BATCH else ()),
-        }
-        return self.of("micro_batch_seqs", sorted(size for size in sizes if size))
+        largest = (replica_seqs,) if replica_seqs <= MAX_MICRO_BATCH else ()
+        return sorted(size for size in {*MICRO_BATCHES, self.layout.micro_batch_seqs, *largest} if size)
 
     def replicas(self) -> Iterator[Option]:
         """Yield degrees of data parallelism, over which ZeRO shards if the layout uses it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.hardware import default_precision
@@ -27,24 +27,20 @@ def copy(request: ViewRequest) -> dict[str, Any]:
 
 def _text(request: ViewRequest, name: str) -> dict[str, Any]:
     if name in TEXTS:
-        return {
-            "files": {name: command(request) if name == "command" else python(request)},
-            "problems": [],
-            "notes": [],
-        }
+        return _files({name: command(request) if name == "command" else python(request)})
     target, plan = get_target(name), request.plan
     try:
         reasons = refusals(choose_precision(launch_from_plan(plan), target), target)
         if reasons:
-            return {
-                "files": {},
-                "problems": [f"{target.title} {target.version} cannot run this layout", *reasons],
-                "notes": [],
-            }
+            return _files({}, problems=[f"{target.title} {target.version} cannot run this layout", *reasons])
         exported = export(plan, target)
     except ShardwiseError as error:
-        return {"files": {}, "problems": list(error.problems), "notes": []}
-    return {"files": dict(exported.files), "problems": [], "notes": [*exported.not_expressible, *exported.warnings]}
+        return _files({}, problems=error.problems)
+    return _files(exported.files, notes=[*exported.not_expressible, *exported.warnings])
+
+
+def _files(files: Mapping[str, str], problems: Sequence[str] = (), notes: Sequence[str] = ()) -> dict[str, Any]:
+    return {"files": dict(files), "problems": list(problems), "notes": list(notes)}
 
 
 def command(request: ViewRequest) -> str:
@@ -52,16 +48,8 @@ def command(request: ViewRequest) -> str:
     state = request.state
     if OPENED in state.model or OPENED in state.cluster:
         return f"shardwise explain plan.json --against {shlex.quote(layout_text(request.layout))}"
-    command_line = [
-        "shardwise",
-        "estimate",
-        state.model,
-        state.cluster,
-        *_flags(request),
-        "--layout",
-        layout_text(request.layout),
-    ]
-    return shlex.join(command_line)
+    layout = layout_text(request.layout)
+    return shlex.join(["shardwise", "estimate", state.model, state.cluster, *_flags(request), "--layout", layout])
 
 
 def _flags(request: ViewRequest) -> Iterator[str]:
