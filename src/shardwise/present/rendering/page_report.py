@@ -130,19 +130,19 @@ PageReport = Sequence[PageSection]
 
 def panels(report: Report, title: str = "") -> list[PageSection]:
     """Return a verb's report as panels: a title begins one, details are folded; `title` is that of the first panel."""
-    found: list[PageSection] = []
+    drawn: list[PageSection] = []
     for section in report:
         blocks = list(section.blocks)
         if section.detail:
-            found.append(PageSection(blocks=blocks, fold=section.title or section.name))
-        elif section.title or not found or found[-1].fold:
-            found.append(PageSection(title=section.title, blocks=blocks))
+            drawn.append(PageSection(blocks=blocks, fold=section.title or section.name))
+        elif section.title or not drawn or drawn[-1].fold:
+            drawn.append(PageSection(title=section.title, blocks=blocks))
         else:
-            found[-1] = replace(found[-1], blocks=[*found[-1].blocks, *blocks])
-    if title and found:
-        head = [Paragraph((found[0].title,), "quiet")] if found[0].title else []
-        found[0] = replace(found[0], title=title, blocks=[*head, *found[0].blocks])
-    return [panel for panel in found if panel.blocks or panel.title]
+            drawn[-1] = replace(drawn[-1], blocks=[*drawn[-1].blocks, *blocks])
+    if title and drawn:
+        head = [Paragraph((drawn[0].title,), "quiet")] if drawn[0].title else []
+        drawn[0] = replace(drawn[0], title=title, blocks=[*head, *drawn[0].blocks])
+    return [panel for panel in drawn if panel.blocks or panel.title]
 
 
 def report_to_json(report: PageReport, path_of: PathOf = str) -> list[dict[str, Any]]:

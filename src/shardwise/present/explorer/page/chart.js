@@ -155,10 +155,10 @@ function drawRow(row, chart, height, per, left, context) {
   const short = LETTER * row.label.length > left ? `${row.label.slice(0, Math.floor(left / LETTER) - 2)}…` : row.label;
   const thin = height < 20 || row.curve ? "thin" : "";
   const end = Math.max(0, ...row.spans.map((span) => span[1]));
-  const whole = short === row.label ? null : svg("title", {}, row.label);
+  const fullName = short === row.label ? null : svg("title", {}, row.label);
   const ground = svg("rect", { class: "empty", width: (chart.limit?.[0] ?? chart.end) * per, height });
   return [
-    short && svg("text", { class: thin, x: -7, y: height / 2 + (thin ? 3 : 4), "text-anchor": "end" }, short, whole),
+    short && svg("text", { class: thin, x: -7, y: height / 2 + (thin ? 3 : 4), "text-anchor": "end" }, short, fullName),
     row.curve ? drawCurve(valueAt(context.payload, row.curve), chart, row, height, per) : ground,
     row.source && valueAt(context.payload, row.source).map((span) => busySpan(span, height, per)),
     row.spans.map((span) => drawSpan(span, chart.mark, height, per, context)),
