@@ -16,8 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.present.charts.axis_scale import Axis
-from shardwise.present.charts.curves import Cloud, Curve, LineChart, draw_lines
+from shardwise.present.charts.chart import Axis, Curve, Points, curve_chart
+from shardwise.present.charts.render import draw
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--svg", type=Path)
     asked = parser.parse_args()
     lines: list[Curve] = []
-    marks: list[Cloud] = []
+    marks: list[Points] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shardwise(
@@ -91,7 +91,7 @@ def main() -> None:
             print(f"{model}, {pins}: loss {losses[0]:.4f} to {losses[-1]:.4f} in {len(losses)} steps")
             print(f"  largest relative differences: {differences}", flush=True)
             lines.append(Curve(label=f"{model}, {pins}", points=_points(eight)))
-            marks.append(Cloud(label=f"{model}, one process", points=_points(one)[:: asked.steps // MARKS]))
+            marks.append(Points(label=f"{model}, one process", points=_points(one)[:: asked.steps // MARKS]))
     if asked.svg:
         asked.svg.parent.mkdir(parents=True, exist_ok=True)
         asked.svg.write_text(picture(lines, marks), encoding="utf-8")
@@ -101,13 +101,11 @@ def _points(records: Sequence[dict[str, float]]) -> tuple[tuple[float, float], .
     return tuple((float(record["step"]), record[LOSS]) for record in records)
 
 
-def picture(lines: Sequence[Curve], marks: Sequence[Cloud]) -> str:
+def picture(lines: Sequence[Curve], marks: Sequence[Points]) -> str:
     """Losses over steps: lines of eight processes, marks of one."""
-    chart = LineChart(
-        title="Eight processes train as one does", subtitle="loss in fp32; lines: eight processes, marks: one",
-        x=Axis(title="step", linear=True), y=Axis(title="nats per token"), lines=tuple(lines), clouds=tuple(marks),
-    )  # fmt: skip
-    return draw_lines(chart).svg()
+    title, subtitle = "Eight processes train as one does", "loss in fp32; lines: eight processes, marks: one"
+    chart = curve_chart(title, subtitle, Axis(title="step"), Axis(title="nats per token", log=True), (*lines, *marks))
+    return draw(chart).svg()
 
 
 if __name__ == "__main__":

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from json_schemas import require_valid
-from unit.draw.page import check_texts, texts
+from unit.draw.page import check_texts, marks_of, texts
 
 import shardwise as sw
+from shardwise.present.charts.chart import RuleLine
 from shardwise.present.charts.draw_chart import draw_chart
 from shardwise.present.command_line import main
 from shardwise.present.figures.by_name import FIGURES
@@ -49,9 +50,9 @@ def test_a_map_of_the_best_layouts() -> None:
 def test_what_figures_say_of_crossings_is_drawn() -> None:
     """The texts beside the plots have numbers; the charts have the same."""
     (ratios,), (times,) = sw.figure("strategies-4x4x4").charts(), sw.figure("strategies-16x16x16").charts()
-    assert [round(marker.x) for marker in ratios.markers] == [434, 850]  # type: ignore[union-attr]
+    assert [round(rule.at) for rule in marks_of(ratios, RuleLine)] == [434, 850]
     assert "434 and 850" in FIGURES["strategies-4x4x4"].here
-    assert 1.6e6 < times.markers[0].x < 1.65e6  # type: ignore[union-attr]
+    assert 1.6e6 < marks_of(times, RuleLine)[0].at < 1.65e6
     (zero,) = sw.figure("zero-stages").charts()
     said = re.findall(r"[\d.]+\d", FIGURES["zero-stages"].here.partition(": ")[2])
     assert [f"{bar.total / 1e9:.3g}" for bar in zero.bars] == said  # type: ignore[union-attr]
@@ -91,7 +92,7 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
     _, out, _ = run(capsys, "zero-stages", "--json")
     found = json.loads(out)
     assert found.keys() == {"schema", "name", "book", "section", "url", "original", "here", "command", "charts"}
-    assert found["schema"] == "shardwise.figure/1"
+    assert found["schema"] == "shardwise.figure/2"
     assert sum(found["charts"][0]["bars"][0]["parts"].values()) == 120e9
     _, out, _ = run(capsys, "--json")
     found = json.loads(out)

@@ -55,7 +55,7 @@ def test_the_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [("bf16", ml_dtypes.bfloat16), ("e4m3", ml_dtypes.float8_e4m3fn), ("e5m2", ml_dtypes.float8_e5m2)],
 )
 def test_the_corners_drawn_are_where_the_rounded_points_change(name: str, dtype: type) -> None:
-    (line,) = format_charts([NUMBER_FORMATS[name]])[1].lines
+    (line,) = format_charts([NUMBER_FORMATS[name]])[1].panels[0].marks
     x = np.linspace(1.0, 2.0, NUM_POINTS).astype(np.float32)
     assert {y + 1 for _, y in line.points} == set(x.astype(dtype).astype(float).tolist())
     expected = (np.array([x for x, _ in line.points]) + 1).astype(np.float32).astype(dtype).astype(float)
@@ -66,7 +66,7 @@ def test_the_corners_drawn_are_where_the_rounded_points_change(name: str, dtype:
 def test_distances_drawn_are_those_to_the_next_number(name: str) -> None:
     dtypes = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16, "e4m3": ml_dtypes.float8_e4m3fn}
     dtype = dtypes.get(name, ml_dtypes.float8_e5m2)
-    (line,) = format_charts([NUMBER_FORMATS[name]])[0].lines
+    (line,) = format_charts([NUMBER_FORMATS[name]])[0].panels[0].marks
     for x, distance in line.points[:-1]:
         following = float(np.nextafter(dtype(x), dtype(NUMBER_FORMATS[name].max)))
         assert distance == (following - x) / x

@@ -128,7 +128,7 @@ SESSIONS = {
     "figures":
         "shardwise.figures/1",
     "figures zero-stages":
-        "shardwise.figure/1",
+        "shardwise.figure/2",
     "validate --source torchtitan":
         "shardwise.validate/2",
     "bench memory --device cpu":

@@ -11,11 +11,11 @@ from shardwise.present.verb import Export
 from shardwise.values import InputError
 from shardwise.values.argument_parser import non_empty_text
 
-DrawingOf = Callable[[Any], Any]  # result -> chart, or drawing
+DrawingOf = Callable[[Any], Any]  # result -> chart, or charts
 
 
 def picture(flag: str, help_text: str, draw: DrawingOf) -> Export:
-    """Return the export of a picture: `draw` returns a chart or a drawing of the result; the file's ending decides its form."""
+    """Return the export of a picture: `draw` returns a chart of the result, or several; the file's ending decides its form."""
 
     def write(result: Any, target: str) -> None:
         write_picture(flag, target, draw(result))
@@ -79,13 +79,18 @@ def ending_of(name: str) -> str:
     return PurePath(name.strip()).suffix.lower()
 
 
-def write_picture(flag: str, target: str, chart: Any) -> None:
-    """Write a chart or a drawing in the form of the file's ending. Raises `InputError` if the file cannot be written."""
-    from shardwise.present.charts.draw_chart import to_drawing  # drawing loads for pictures alone
+def write_picture(flag: str, target: str, charts: Any) -> None:
+    """Write a chart, or several one under the other, in the form of the file's ending.
+
+    Raises `InputError` if the file cannot be written.
+    """
+    from shardwise.present.charts.draw_chart import draw_charts  # drawing loads for pictures alone
     from shardwise.present.charts.matplotlib_export import encoded
 
     try:
-        Path(target).write_bytes(encoded(to_drawing(chart), ending_of(target)))
+        Path(target).write_bytes(
+            encoded(draw_charts(charts if isinstance(charts, tuple) else (charts,)), ending_of(target))
+        )
     except OSError as error:
         raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable path") from None
 

@@ -7,24 +7,25 @@ import pytest
 import shardwise as sw
 from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_links
 from shardwise.book_formulas.rules import mixed_math_over_comms
-from shardwise.present.charts.curves import CurvePoint, LineChart, draw_lines
+from shardwise.present.charts.chart import Chart, Curve, Points, RuleLine
+from shardwise.present.charts.render import draw
 from shardwise.present.figures.communication_charts import Strategies, strategy_ratios, strategy_times
 from shardwise.present.figures.memory_charts import memory_chart
 from shardwise.present.figures.roofline_charts import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values.errors import InputError
-from unit.draw.page import check_texts
+from unit.draw.page import check_texts, marks_of
 
 
-def line(chart: LineChart, start: str) -> dict[float, float]:
-    (found,) = [line for line in chart.lines if line.label.startswith(start)]
+def line(chart: Chart, start: str) -> dict[float, float]:
+    (found,) = [line for line in marks_of(chart, Curve) if line.label.startswith(start)]
     return dict(found.points)
 
 
 def test_the_knee_is_at_peak_over_bandwidth() -> None:
     chip, links = load_chip_and_links("tpu-v5e")
-    chart = roofline_chart(chip, links, [CurvePoint(label="kernel", x=100.0, y=81e12)])
+    chart = roofline_chart(chip, links, [Points(label="kernel", points=((100.0, 81e12),))])
     for start, peak, rate in (
         ("bf16 from memory", 197e12, 810e9), ("int8 from memory", 394e12, 810e9), ("bf16 from torus", 197e12, 90e9),
     ):  # fmt: skip
@@ -33,15 +34,17 @@ def test_the_knee_is_at_peak_over_bandwidth() -> None:
         assert line(chart, start)[knee] == pytest.approx(peak, rel=1e-12)
         assert line(chart, start)[high] == peak
         assert line(chart, start)[low] == pytest.approx(rate * low)
-    assert chart.markers[0].x == 197e12 / 810e9
+    assert marks_of(chart, RuleLine)[0].at == 197e12 / 810e9
 
 
 def test_one_line_for_each_peak() -> None:
     """Formats with nearly the same peak share a line."""
     chip, links = load_chip_and_links("mi300x")
-    assert [line.label for line in roofline_chart(chip, links, []).lines][1] == "fp8, int8 from memory, 5.3 TB/s"
+    assert [line.label for line in marks_of(roofline_chart(chip, links, []), Curve)][
+        1
+    ] == "fp8, int8 from memory, 5.3 TB/s"
     chip, links = load_chip_and_links("h100")
-    labels = [line.label for line in roofline_chart(chip, links, []).lines]
+    labels = [line.label for line in marks_of(roofline_chart(chip, links, []), Curve)]
     assert labels[0] == "bf16, fp16 from memory, 3.35 TB/s"
     assert len(labels) == 5
 
@@ -49,14 +52,14 @@ def test_one_line_for_each_peak() -> None:
 def test_kernels_in_the_same_place_are_one_point() -> None:
     chip, links = load_chip_and_links("tpu-v5e")
     kernels = [
-        CurvePoint(label=label, x=x, y=y, share=share)
+        Points(label=label, points=((x, y),), share=share)
         for label, x, y, share in (
             ("one", 100.0, 81e12, 0.5),
             ("other", 100.1, 81e12, 0.25),
             ("third", 200.0, 162e12, 0.0),
         )
     ]
-    assert [(p.label, p.x, p.share) for p in roofline_chart(chip, links, kernels).points] == [
+    assert [(p.label, p.points[0][0], p.share) for p in marks_of(roofline_chart(chip, links, kernels), Points)] == [
         ("one, and 1 alike: 75.0% of the time", 100.0, 0.75),
         ("third", 200.0, 0.0),
     ]
@@ -69,18 +72,18 @@ def test_the_kernels_of_a_block_share_its_time() -> None:
     chart = block_chart(found)
     elementwise = sum(one.seconds for one in found.operations if not one.flops)
     total = found.total_s("forward") + found.total_s("backward")
-    assert sum(point.share for point in chart.points) + elementwise / total == pytest.approx(1.0)
+    assert sum(point.share for point in marks_of(chart, Points)) + elementwise / total == pytest.approx(1.0)
     assert f"{elementwise / total:.1%} goes to elementwise" in chart.subtitle
-    check_texts(draw_lines(chart))
+    check_texts(draw(chart))
 
 
 def test_curves_reach_the_peak_at_their_markers() -> None:
     chart = matmul_curves(sw.load_chip("tpu-v5e"), ((1024, 4096), (8192, 28672)), weights="int8")
-    for one, marker in zip(chart.lines, chart.markers, strict=True):
+    for one, marker in zip(marks_of(chart, Curve), marks_of(chart, RuleLine), strict=True):
         points = dict(one.points)
-        assert points[marker.x] == pytest.approx(197e12, rel=1e-12)
-        assert max(points[x] for x in points if x < marker.x) < 197e12 * (1 - 1e-6)
-        assert {points[x] for x in points if x > marker.x * 1.001} == {197e12}
+        assert points[marker.at] == pytest.approx(197e12, rel=1e-12)
+        assert max(points[x] for x in points if x < marker.at) < 197e12 * (1 - 1e-6)
+        assert {points[x] for x in points if x > marker.at * 1.001} == {197e12}
 
 
 def test_attention_beside_the_mlp() -> None:
@@ -102,7 +105,7 @@ def test_ratios_on_a_small_slice() -> None:
     """S0's figure on 4x4x4 with F = 30,000: FSDP crosses 1 at 850, the mix at 4·2550²/(2·30,000), TP nowhere."""
     chart = strategy_ratios(sw.load_cluster("tpu-v5p:4x4x4"))
     mixed, fsdp, tp = (line(chart, start) for start in ("FSDP ×", "FSDP,", "TP,"))
-    at_mixed, at_fsdp = (marker.x for marker in chart.markers)
+    at_mixed, at_fsdp = (marker.at for marker in marks_of(chart, RuleLine))
     assert at_fsdp == pytest.approx(850)
     assert at_mixed == pytest.approx(433.5)
     assert fsdp[at_fsdp] == pytest.approx(1)
@@ -115,14 +118,14 @@ def test_ratios_on_a_small_slice() -> None:
 def test_the_text_beside_the_figure_has_a_wider_layer() -> None:
     """Its "roughly 400" is for F = 32,768."""
     chart = strategy_ratios(sw.load_cluster("tpu-v5p:4x4x4"), d_ff=32_768)
-    assert chart.markers[0].x == pytest.approx(396.9, abs=0.05)
+    assert marks_of(chart, RuleLine)[0].at == pytest.approx(396.9, abs=0.05)
 
 
 def test_times_on_a_large_slice() -> None:
     """S0's figure on 16x16x16: the mix is compute-bound from 1.6e6 tokens, which the book misprints as 1.6e10."""
     chart = strategy_times(sw.load_cluster("tpu-v5p:16x16x16"))
-    compute, mixed, fsdp = (dict(chart.lines[i].points) for i in (0, 1, 4))
-    at_mixed, at_fsdp = (marker.x for marker in chart.markers)
+    compute, mixed, fsdp = (dict(marks_of(chart, Curve)[i].points) for i in (0, 1, 4))
+    at_mixed, at_fsdp = (marker.at for marker in marks_of(chart, RuleLine))
     assert at_mixed == pytest.approx(1.6e6, rel=0.02)
     assert at_fsdp == pytest.approx(4096 * 850)
     slope = 4 * 8192 * 32_768 / (4096 * 459e12)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shardwise.layout.layout import Layout
+from shardwise.present.charts.chart import Curve
 from shardwise.present.charts.panels import PanelChart
 from shardwise.present.figures import memory_charts, scaling_charts
+from unit.draw.page import marks_of
 
 
 def part(chart: PanelChart, panel: int, name: str) -> list[float]:
@@ -111,6 +113,6 @@ def test_memory_of_replicas_does_not_depend_on_their_number() -> None:
 
 def test_bus_bandwidth_stays_below_the_links() -> None:
     """NVLink gives a device 450 GB/s one way."""
-    for line in scaling_charts.collective_bandwidths(num_nodes=(1, 2, 64)).lines:
+    for line in marks_of(scaling_charts.collective_bandwidths(num_nodes=(1, 2, 64)), Curve):
         assert [nodes for nodes, _ in line.points] == [1, 2, 64]
         assert all(0 < rate < 450e9 for _, rate in line.points)

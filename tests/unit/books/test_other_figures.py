@@ -7,9 +7,11 @@ import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
 from shardwise.present.charts.cells import GridChart
+from shardwise.present.charts.chart import Curve
 from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
 from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
+from unit.draw.page import marks_of
 
 
 def test_bubbles_are_the_playbooks() -> None:
@@ -54,7 +56,7 @@ def test_frames_of_an_array_are_its_cycles() -> None:
 
 def test_an_array_is_as_busy_as_it_is_simulated() -> None:
     chart = systolic_use(sides=(4,), rows=(2.0, 8.0))
-    one, many = chart.lines
+    one, many = marks_of(chart, Curve)
     rng = np.random.default_rng(0)
     for line, num_tiles in ((one, 1), (many, 64)):
         rows, busy = line.points[0]

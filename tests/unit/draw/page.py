@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from itertools import combinations
+from typing import TypeVar
 from xml.etree import ElementTree
 
+from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.drawing import Drawing, text_width
 
+Mark = TypeVar("Mark")
 SVG = "{http://www.w3.org/2000/svg}"
+
+
+def marks_of(chart: Chart, kind: type[Mark], panel: int = 0) -> list[Mark]:
+    """The marks of one kind in a panel."""
+    return [mark for mark in chart.panels[panel].marks if isinstance(mark, kind)]
 
 
 def boxes(drawing: Drawing | str) -> list[tuple[str, float, float, float, float]]:

@@ -15,6 +15,7 @@ from shardwise.measure.reconcile.rank_time import (
     measure_lateness,
     measure_occupancy,
 )
+from shardwise.present.charts.chart import Band, RuleLine
 from shardwise.present.charts.step_charts import anatomy_chart
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_memory_and_collectives import (
@@ -36,6 +37,7 @@ from shardwise.records.step_trace import (
     write_trace,
 )
 from shardwise.values.errors import InputError
+from unit.draw.page import marks_of
 
 MS = 1_000_000
 
@@ -170,9 +172,9 @@ def test_the_anatomy_of_steps_stacks_what_the_fullest_rank_held(tmp_path: Path) 
     steps = read_memory_traces(run)
     assert [(one.step, one.rank, one.peak_bytes) for one in steps] == [(1, 1, 16), (2, 1, 16)]
     chart = anatomy_chart(steps, "a model")
-    assert [(band.label, max(high for _, _, high in band.edges)) for band in chart.bands] == [
+    assert [(band.label, max(high for _, _, high in band.edges)) for band in marks_of(chart, Band)] == [
         ("parameters", 10.0),
         ("activations", 16.0),
     ]
-    assert all(low == 10.0 for _, low, _ in chart.bands[1].edges)
-    assert [marker.x for marker in chart.markers] == pytest.approx([0.0, 2.0 + 0.02 * 4.0])
+    assert all(low == 10.0 for _, low, _ in marks_of(chart, Band)[1].edges)
+    assert [rule.at for rule in marks_of(chart, RuleLine)] == pytest.approx([0.0, 2.0 + 0.02 * 4.0])

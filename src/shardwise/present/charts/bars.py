@@ -19,7 +19,7 @@ from shardwise.present.charts.drawing import (
     text_width,
     wrapped,
 )
-from shardwise.present.charts.palette import GRID, INK, PAPER, part_colours, text_on
+from shardwise.present.charts.palette import GRID, INK, PAPER, by_name, part_colours, text_on
 
 BAR_WIDTH, BAR_HEIGHT, LINE = 860.0, 30.0, 18.0  # LINE: of text over a bar
 BEHIND = 90.0  # room behind the longest bar, for its total
@@ -68,7 +68,7 @@ class _BarPlot:
         self.chart = chart
         every = dict.fromkeys(name for bar in chart.bars for name in bar.parts)
         self.names = [name for name in every if any(bar.parts.get(name, 0.0) > 0 for bar in chart.bars)]
-        self.colours = part_colours(every)
+        self.colours = {name: by_name(colour) for name, colour in part_colours(every).items()}
         self.labels = [wrapped(bar.label, BAR_WIDTH) for bar in chart.bars]
         heights = [LINE * len(lines) + BAR_HEIGHT + 14.0 for lines in self.labels]
         self.starts = list(accumulate(heights, initial=HEADING + ROW))

@@ -9,20 +9,19 @@ from shardwise.batch_size.batch_sweep_fit import TradeoffFit
 from shardwise.batch_size.branch_losses import ComparedBranches
 from shardwise.batch_size.noise_estimators import MeasuredNoise
 from shardwise.batch_size.run_noise import RunNoise
-from shardwise.present.charts.axis_scale import Axis
-from shardwise.present.charts.curves import Band, Cloud, Curve, CurvePoint, LineChart, Marker
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, RuleLine, curve_chart
 from shardwise.values import InputError, format_count
 
 NUM_POINTS = 65  # of the curve
 BEYOND = 2.0  # how far the curve goes beyond the runs, and at least beyond the critical batch, as a factor
 
 
-def pareto_chart(found: TradeoffFit) -> LineChart:
+def pareto_chart(found: TradeoffFit) -> Chart:
     """Steps against tokens on logarithmic axes: the fitted law, the runs by seed, and the knee (2·S_min, 2·E_min)."""
     law, seeds = found.tradeoff, sorted({one.run.seed for one in found.runs})
     low, high = min(found.batches[0], law.critical_batch_tokens), max(found.batches[-1], law.critical_batch_tokens)
-    clouds = [
-        Cloud(
+    runs = (
+        Points(
             label=f"seed {seed}" if len(seeds) > 1 else "runs",
             points=tuple(
                 (one.run.steps, one.run.tokens)
@@ -31,15 +30,17 @@ def pareto_chart(found: TradeoffFit) -> LineChart:
             ),
         )
         for seed in seeds
-    ]
+    )
     loss = "the loss" if found.target_loss is None else f"a loss of {found.target_loss:g}"
     front = tuple(_curve(law, low / BEYOND, high * BEYOND))
-    return LineChart(
+    return curve_chart(
         title=f"Steps and tokens to {loss}, by the size of the batch", subtitle=_said(found),
-        x=Axis(title="steps S"), y=Axis(title="tokens E"),
-        lines=(Curve(label="(S/S_min - 1)(E/E_min - 1) = 1", points=front, reference=True),),
-        clouds=tuple(clouds), points=(CurvePoint(label="knee", x=2 * law.min_steps, y=2 * law.min_tokens),),
-        markers=(Marker(label="S_min", x=law.min_steps),),
+        x=Axis(title="steps S", log=True), y=Axis(title="tokens E", log=True),
+        marks=(
+            Curve(label="(S/S_min - 1)(E/E_min - 1) = 1", points=front, reference=True), *runs,
+            Points(label="knee", letter="A", points=((2 * law.min_steps, 2 * law.min_tokens),)),
+            RuleLine(label="S_min", at=law.min_steps),
+        ),
     )  # fmt: skip
 
 
@@ -58,7 +59,7 @@ def _curve(law: BatchTradeoff, low: float, high: float) -> tuple[tuple[float, fl
     return tuple((law.steps(batch), law.tokens(batch)) for batch in batches)
 
 
-def branches_chart(point: BranchPoint, found: ComparedBranches) -> LineChart:
+def branches_chart(point: BranchPoint, found: ComparedBranches) -> Chart:
     """Nats above the lowest loss of all branches, by batch; and what a batch may be above the best of smaller ones."""
     lowest = min(loss for _, loss in _losses(found))
     losses = tuple((batch, loss - lowest) for batch, loss in _losses(found))
@@ -66,14 +67,14 @@ def branches_chart(point: BranchPoint, found: ComparedBranches) -> LineChart:
         (one.branch.batch_tokens, above - one.excess + found.tolerance)
         for one, (_, above) in zip(found.compared[1:], losses[1:], strict=True)
     )
-    return LineChart(
+    return curve_chart(
         title=f"Branches of step {point.step:,}, by the size of the batch", subtitle=said_of_branches(found),
-        x=Axis(title="batch, tokens"), y=Axis(title="nats above the lowest loss", linear=True),
-        lines=(
+        x=Axis(title="batch, tokens", log=True), y=Axis(title="nats above the lowest loss"),
+        marks=(
             Curve(label="loss after the window", points=losses),
             Curve(label=f"best of smaller batches + {found.tolerance:g}", points=limits, reference=True),
+            RuleLine(label="critical batch", at=found.critical_batch_tokens),
         ),
-        markers=(Marker(label="critical batch", x=found.critical_batch_tokens),),
     )  # fmt: skip
 
 
@@ -88,7 +89,7 @@ def _losses(found: ComparedBranches) -> list[tuple[float, float]]:
     return [(one.branch.batch_tokens, one.branch.loss) for one in found.compared if one.branch.loss is not None]
 
 
-def run_noise_chart(found: RunNoise) -> LineChart:
+def run_noise_chart(found: RunNoise) -> Chart:
     """The noise scale over the tokens seen, with its interval, beside the batch. Raises `InputError` where no part has one."""
     parts = [one for one in found.parts if 0 < one.measured.tokens < math.inf]
     if not parts:
@@ -97,19 +98,17 @@ def run_noise_chart(found: RunNoise) -> LineChart:
         )
     bounded = [one for one in parts if one.measured.low > 0 and one.measured.high < math.inf]
     ends = (parts[0].seen_tokens, parts[-1].seen_tokens)
-    return LineChart(
+    band = Band(
+        label="90% interval", edges=tuple((one.seen_tokens, one.measured.low, one.measured.high) for one in bounded)
+    )
+    return curve_chart(
         title="Gradient noise scale of a run", subtitle=f"{found.path.name}: {said(found.late)} over the last half",
-        x=Axis(title="tokens seen", linear=True), y=Axis(title="tokens"),
-        lines=(
+        x=Axis(title="tokens seen"), y=Axis(title="tokens", log=True),
+        marks=(
             Curve(label="noise scale", points=tuple((one.seen_tokens, one.measured.tokens) for one in parts)),
             Curve(label="batch", points=tuple((end, found.batch_tokens) for end in ends), reference=True),
+            *([band] if len(bounded) > 1 else []),
         ),
-        bands=(
-            Band(
-                label="90% interval",
-                edges=tuple((one.seen_tokens, one.measured.low, one.measured.high) for one in bounded),
-            ),
-        ) if len(bounded) > 1 else (),
     )  # fmt: skip
 
 

@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardwise.present.charts.bars import BarChart, draw_bars
 from shardwise.present.charts.cells import GridChart, HeatMap, Strip, draw_grids, draw_heat_map, draw_strip
-from shardwise.present.charts.curves import LineChart, draw_lines
-from shardwise.present.charts.drawing import Drawing
+from shardwise.present.charts.chart import Chart
+from shardwise.present.charts.drawing import Drawing, below
 from shardwise.present.charts.panels import PanelChart, draw_panels
+from shardwise.present.charts.render import draw
 from shardwise.present.charts.timeline import TimelineChart, draw_timeline
 
-Chart = BarChart | GridChart | HeatMap | LineChart | PanelChart | Strip | TimelineChart
+AnyChart = BarChart | Chart | GridChart | HeatMap | PanelChart | Strip | TimelineChart
 
 _DRAWN: Mapping[type, Callable[[Any], Drawing]] = {
     BarChart: draw_bars,
+    Chart: draw,
     GridChart: draw_grids,
     HeatMap: draw_heat_map,
-    LineChart: draw_lines,
     PanelChart: draw_panels,
     Strip: draw_strip,
     TimelineChart: draw_timeline,
 }
 
 
-def draw_chart(chart: Chart) -> Drawing:
+def draw_chart(chart: AnyChart) -> Drawing:
     """The chart as a drawing, by its kind."""
     return _DRAWN[type(chart)](chart)
 
 
-def to_drawing(drawn: Chart | Drawing) -> Drawing:
-    """Return a drawing as it is, and a chart drawn."""
-    return drawn if isinstance(drawn, Drawing) else draw_chart(drawn)
+def draw_charts(charts: Sequence[AnyChart]) -> Drawing:
+    """Return charts as one drawing, one under the other."""
+    return below([draw_chart(chart) for chart in charts])

@@ -22,6 +22,15 @@ SIZE = 13.0  # of text, in pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """A datum that marks show: its text beside the pointer, the path of its number in a payload, and the query of a click."""
+
+    hover: str = ""
+    path: str = ""
+    query: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Rect:
     """A rectangle with its upper left corner at (x, y)."""
 
@@ -33,6 +42,7 @@ class Rect:
     stroke: Colour | None
     stroke_width: float
     radius: float
+    about: About | None = None
 
     def moved(self, x: float, y: float) -> Rect:
         return replace(self, x=self.x + x, y=self.y + y)
@@ -46,6 +56,7 @@ class Path:
     stroke: Colour
     stroke_width: float
     dash: tuple[float, ...]
+    about: About | None = None
 
     def moved(self, x: float, y: float) -> Path:
         return replace(self, points=_moved(self.points, x, y))
@@ -57,6 +68,7 @@ class Area:
 
     points: tuple[Place, ...]
     fill: Colour
+    about: About | None = None
 
     def moved(self, x: float, y: float) -> Area:
         return replace(self, points=_moved(self.points, x, y))
@@ -72,6 +84,7 @@ class Circle:
     fill: Colour
     stroke: Colour
     stroke_width: float
+    about: About | None = None
 
     def moved(self, x: float, y: float) -> Circle:
         return replace(self, x=self.x + x, y=self.y + y)
@@ -89,6 +102,7 @@ class Text:
     anchor: str
     bold: bool
     upward: bool
+    about: About | None = None
 
     def moved(self, x: float, y: float) -> Text:
         return replace(self, x=self.x + x, y=self.y + y)
@@ -107,6 +121,7 @@ class Drawing:
         self.width, self.height, self.title, self.description = width, height, title, description
         self.marks: list[Mark] = []
         self._x, self._y = 0.0, 0.0
+        self._about: About | None = None
 
     def rect(
         self, x: float, y: float, width: float, height: float, *,
@@ -153,6 +168,14 @@ class Drawing:
         yield
         self._x, self._y = before
 
+    @contextmanager
+    def about(self, hover: str = "", path: str = "", query: str = "") -> Iterator[None]:
+        """Everything put inside shows one datum: SVG has its text as a title, and its path and query as attributes."""
+        before, about = self._about, About(hover=hover, path=path, query=query)
+        self._about = about if about != About() else before
+        yield
+        self._about = before
+
     def include(self, other: Drawing, *, x: float = 0.0, y: float = 0.0) -> None:
         """Put all of another drawing with its upper left corner at (x, y)."""
         with self.group(x=x, y=y):
@@ -160,7 +183,8 @@ class Drawing:
                 self._put(mark)
 
     def _put(self, mark: Mark) -> None:
-        self.marks.append(mark.moved(self._x, self._y) if self._x or self._y else mark)
+        mark = mark.moved(self._x, self._y) if self._x or self._y else mark
+        self.marks.append(replace(mark, about=self._about) if self._about else mark)
 
     def svg(self) -> str:
         """The drawing as an SVG document: the same drawing gives the same bytes."""

@@ -6,10 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.bars import BarChart, StackedBar
-from shardwise.present.charts.curves import Band, Cloud, Curve, LineChart, draw_lines
-from shardwise.present.charts.drawing import Drawing, below
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, curve_chart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.records.step_log import MEASURED_TERMS
 from shardwise.values import MEMORY_TERMS, InputError, format_bytes, format_seconds
@@ -83,10 +81,10 @@ def _chart(
 WITHIN = 0.1  # of what was measured: the band that is drawn
 RESIDUAL_HEIGHT = 220.0
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
-MEASURED = Axis(title="measured step time", unit="s")
+MEASURED = Axis(title="measured step time", unit="s", log=True)
 
 
-def draw_accuracy(judged: Sequence[EvaluatedRun]) -> Drawing:
+def accuracy_charts(judged: Sequence[EvaluatedRun]) -> tuple[Chart, Chart]:
     """Predicted against measured step time, and under it their quotient, a mark a row; a band of 10% either way.
 
     Raises `InputError` where no row that counts has both.
@@ -99,7 +97,7 @@ def draw_accuracy(judged: Sequence[EvaluatedRun]) -> Drawing:
         f"{overall.num_rows} runs of quality A and A-: mean error {overall.mean:.1%}, median {overall.median:.1%}, "
         f"bias {overall.bias:+.1%}, weighted by duplicates"
     )
-    return below([draw_lines(accuracy_chart(pairs, said)), draw_lines(residual_chart(pairs), RESIDUAL_HEIGHT)])
+    return accuracy_chart(pairs, said), residual_chart(pairs)
 
 
 def _pairs(judged: Sequence[EvaluatedRun]) -> Pairs:
@@ -113,33 +111,38 @@ def _pairs(judged: Sequence[EvaluatedRun]) -> Pairs:
     return dict(sorted(pairs.items()))
 
 
-def accuracy_chart(pairs: Pairs, subtitle: str) -> LineChart:
+def accuracy_chart(pairs: Pairs, subtitle: str) -> Chart:
     """Predicted against measured; on the diagonal they are equal."""
     points = [point for found in pairs.values() for point in found]
     ends = min(map(min, points)), max(map(max, points))
-    return LineChart(
+    return curve_chart(
         title="Predicted and measured step times of published runs", subtitle=subtitle,
-        x=MEASURED, y=Axis(title="predicted step time", unit="s"),
-        lines=(Curve(label="equal", points=tuple((end, end) for end in ends), reference=True),),
-        bands=(Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(end)) for end in ends)),),
-        clouds=tuple(Cloud(label=f"{chip} ({len(found)})", points=tuple(found)) for chip, found in pairs.items()),
+        x=MEASURED, y=Axis(title="predicted step time", unit="s", log=True),
+        marks=(
+            Curve(label="equal", points=tuple((end, end) for end in ends), reference=True),
+            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(end)) for end in ends)),
+            *(Points(label=f"{chip} ({len(found)})", points=tuple(found)) for chip, found in pairs.items()),
+        ),
     )  # fmt: skip
 
 
-def residual_chart(pairs: Pairs) -> LineChart:
+def residual_chart(pairs: Pairs) -> Chart:
     """Predicted over measured, against measured."""
     clouds = {chip: tuple((x, y / x) for x, y in found) for chip, found in pairs.items()}
     quotients = [y for found in clouds.values() for _, y in found]
     measured = [x for found in clouds.values() for x, _ in found]
     ends = min(measured), max(measured)
     within = sum(abs(quotient - 1.0) <= WITHIN for quotient in quotients)
-    return LineChart(
+    return curve_chart(
         title="Residuals: predicted over measured",
         subtitle=f"{within} of {len(quotients)} runs within {WITHIN:.0%} of what was measured, duplicates counted",
-        x=MEASURED, y=Axis(title="predicted / measured", unit="x"),
-        lines=(Curve(label="equal", points=tuple((end, 1.0) for end in ends), reference=True),),
-        bands=(Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(1.0)) for end in ends)),),
-        clouds=tuple(Cloud(label=chip, points=found) for chip, found in clouds.items()),
+        x=MEASURED, y=Axis(title="predicted / measured", unit="x", log=True),
+        marks=(
+            Curve(label="equal", points=tuple((end, 1.0) for end in ends), reference=True),
+            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(1.0)) for end in ends)),
+            *(Points(label=chip, points=found) for chip, found in clouds.items()),
+        ),
+        height=RESIDUAL_HEIGHT,
     )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ SLATE = Colour("slate", "#2b2d33", "#4f6d7d")
 GREY = Colour("grey", "#8d9699", "#8c929a")
 HUES = (BLUE, ORANGE, GREEN, VIOLET, SKY, GOLD, RED, TEAL, PINK, LIME, BROWN, SLATE, GREY)
 
+_PAGE_COLOURS = {colour.name: colour for colour in (PAPER, INK, FAINT, GRID, EMPTY)}
+
 LEAST_CONTRAST = 3.0  # of a mark with its page; source: WCAG 2.2, 1.4.11
 _BLACK, _WHITE = "#000000", "#ffffff"
 
@@ -125,15 +127,30 @@ TERM_COLOURS: Mapping[str, Colour] = {
 }  # fmt: skip
 
 
-def part_colours(names: Iterable[str]) -> dict[str, Colour]:
-    """Colours of the named parts of a whole: those of terms, and for other names hues that no part has yet.
+def part_colours(names: Iterable[str]) -> dict[str, str]:
+    """Names of the colours of the parts of a sum: those of terms, and for other names hues that no part has yet.
 
-    >>> {name: colour.name for name, colour in part_colours(["bubble", "weights"]).items()}
-    {'bubble': 'grey', 'weights': 'blue'}
+    >>> part_colours(["bubble", "weights"])
+    {'bubble': 'term:bubble', 'weights': 'series:0'}
     """
-    found = {name: TERM_COLOURS.get(name) for name in names}
-    free = cycle([hue for hue in HUES if hue not in found.values()] or HUES)
-    return {name: colour or next(free) for name, colour in found.items()}
+    names = tuple(names)
+    taken = {TERM_COLOURS.get(name) for name in names}
+    free = cycle([number for number, hue in enumerate(HUES) if hue not in taken] or range(len(HUES)))
+    return {name: f"term:{name}" if name in TERM_COLOURS else f"series:{next(free)}" for name in names}
+
+
+def by_name(name: str) -> Colour:
+    """Return a colour by name: "term:fsdp", "series:3", "shade:0.5" of the scale from 0 to 1, or that of a part of the page.
+
+    >>> by_name("term:fsdp").name, by_name("series:1").name, by_name("shade:0.5").name, by_name("ink").name
+    ('green', 'orange', 'shade-16', 'ink')
+    """
+    kind, _, key = name.partition(":")
+    if kind == "term":
+        return TERM_COLOURS[key]
+    if kind == "series":
+        return series(int(key))
+    return shade(float(key)) if kind == "shade" else _PAGE_COLOURS[name]
 
 
 def palette_payload() -> dict[str, Any]:
@@ -151,14 +168,11 @@ def _theme(theme: str) -> dict[str, Any]:
 
     marks = {*HUES, *TERM_COLOURS.values()}
     return {
-        **{colour.name: shown(colour) for colour in (PAPER, INK, FAINT, GRID, EMPTY)},
+        **{colour.name: shown(colour) for colour in _PAGE_COLOURS.values()},
         "series": [shown(colour) for colour in HUES],
         "terms": {name: shown(colour) for name, colour in TERM_COLOURS.items()},
         "text_on": {shown(colour): shown(text_on(colour)) for colour in sorted(marks, key=lambda one: one.name)},
     }
-
-
-PAGE = ("paper", "ink", "faint", "grid", "empty")
 
 
 def stylesheet() -> str:
@@ -174,7 +188,7 @@ def stylesheet() -> str:
 
 def _variables(theme: dict[str, Any]) -> Iterator[str]:
     on = theme["text_on"]
-    yield from (f"--{name}:{theme[name]}" for name in PAGE)
+    yield from (f"--{name}:{theme[name]}" for name in _PAGE_COLOURS)
     for name, colour in theme["terms"].items():
         plain = name.replace(" ", "-")
         yield f"--term-{plain}:{colour};--on-{plain}:{on[colour]}"

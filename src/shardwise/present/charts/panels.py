@@ -13,7 +13,7 @@ from itertools import accumulate, groupby
 
 from shardwise.present.charts.axis_scale import SHOWN, even_ticks, log_place, ticks
 from shardwise.present.charts.drawing import HEADING, LEFT, MARGIN, ROW, SIZE, SMALL, Canvas, Drawing, text_width
-from shardwise.present.charts.palette import BLUE, FAINT, GRID, INK, PAPER, part_colours
+from shardwise.present.charts.palette import BLUE, FAINT, GRID, INK, PAPER, by_name, part_colours
 
 HEIGHT, HEAD = 130.0, 30.0  # of a panel, and of its title
 LEAST_WIDTH, LINE = 84.0, 15.0  # of a column; of a line of text under it
@@ -120,7 +120,7 @@ class _Panels:
             end = start + ENTRY * len(names)
 
     def legend(self, panel: Panel, names: Sequence[str], y: float) -> None:
-        left, colours = self.right + MARGIN, part_colours(panel.parts)
+        left, colours = self.right + MARGIN, {n: by_name(c) for n, c in part_colours(panel.parts).items()}
         for number, name in enumerate(names):
             middle = y + ENTRY * number
             if name == panel.dashed:
@@ -158,7 +158,7 @@ class _Panel:
         values = [value for value in (*self.totals, *panel.reference, panel.limit) if value]
         self.most, self.least = max(values, default=1.0), min(values, default=1.0)
         self.stacked = len(panel.parts) > 1
-        self.colours = part_colours(panel.parts)
+        self.colours = {name: by_name(colour) for name, colour in part_colours(panel.parts).items()}
         self.logarithmic = not self.stacked and self.most >= DECADE * self.least
 
     def y(self, value: float) -> float:

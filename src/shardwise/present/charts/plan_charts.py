@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.layout import Layout
 from shardwise.model import POLICIES
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.bars import BarChart, StackedBar
-from shardwise.present.charts.curves import Curve, CurvePoint, LineChart
+from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, curve_chart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.price import Pricing, Problem
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
@@ -159,7 +158,7 @@ def shown_memory(found: LayoutMemory) -> NotebookDisplay:
     )
 
 
-def kept_chart(problem: Problem, layout: Layout) -> LineChart:
+def kept_chart(problem: Problem, layout: Layout) -> Chart:
     """Seconds of what a layer of each kind computes again over the bytes that it keeps, in one micro-batch on one device.
 
     Lines are the sets of which no other has fewer bytes and fewer seconds, each kernel by itself; points are policies and the
@@ -169,8 +168,8 @@ def kept_chart(problem: Problem, layout: Layout) -> LineChart:
     >>> job = sw.Job(global_batch_tokens=2**19, seq_len=4096)
     >>> layout = sw.Layout.parse("fsdp=8 recompute=keep:q,k,v,attended,lse")
     >>> chart = kept_chart(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:8"), job), layout)
-    >>> [line.label for line in chart.lines], [point.label for point in chart.points]
-    (['block'], ['the layout', 'none', 'selective', 'full'])
+    >>> [mark.label for mark in chart.panels[0].marks]
+    ['block', 'the layout', 'none', 'selective', 'full']
     """
     problem = problem.with_defaults()
 
@@ -185,17 +184,17 @@ def kept_chart(problem: Problem, layout: Layout) -> LineChart:
     most = max(list_layer_recompute(priced("full")), key=lambda one: one.num_layers).layer
     policies = {"the layout": layout.recompute, **{name: name for name in POLICIES if name != layout.recompute}}
     points = (
-        CurvePoint(label=label, x=one.kept_bytes, y=one.seconds)
-        for label, policy in policies.items()
+        Points(label=label, letter=letter, points=((one.kept_bytes, one.seconds),))
+        for letter, (label, policy) in zip(LETTERS, policies.items(), strict=False)
         for one in list_layer_recompute(priced(policy))
         if one.layer == most
     )
-    return LineChart(
+    return curve_chart(
         title=f"What a layer of {problem.architecture.name} keeps and computes again",
         subtitle="Lines: the sets that no other beats, each kernel by itself; points: policies, with kernels fused as they run.",
-        x=Axis(title="bytes that a layer keeps in one micro-batch", unit="B", linear=True),
-        y=Axis(title="seconds that it computes again", unit="s", linear=True),
-        lines=lines, points=tuple(points),
+        x=Axis(title="bytes that a layer keeps in one micro-batch", unit="B"),
+        y=Axis(title="seconds that it computes again", unit="s"),
+        marks=(*lines, *points),
     )  # fmt: skip
 
 

@@ -17,9 +17,8 @@ from shardwise.hardware.network.message_simulation import (
     ShardPiece,
     simulate_placed,
 )
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import Cell, Frame, Grid, GridChart, Strip
-from shardwise.present.charts.curves import Curve, LineChart
+from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
 from shardwise.price import ProductReport
 from shardwise.sharding import CollectiveKind, Mesh, Spec
 from shardwise.sharding.shard_placement import shard_holders
@@ -219,17 +218,17 @@ def _chunk_cells(
 NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed precision training
 
 
-def format_charts(formats: Sequence[NumberFormat]) -> tuple[LineChart, LineChart]:
+def format_charts(formats: Sequence[NumberFormat]) -> tuple[Chart, Chart]:
     """The range and the resolution of formats, a line for each."""
     return _range_chart(formats), _rounding_chart(formats)
 
 
-def _range_chart(formats: Sequence[NumberFormat]) -> LineChart:
-    return LineChart(
+def _range_chart(formats: Sequence[NumberFormat]) -> Chart:
+    return curve_chart(
         title="Range and resolution",
         subtitle="distance to the next number, over the number: from the smallest subnormal to the largest number",
-        x=Axis(title="size of a number", unit="x"), y=Axis(title="relative distance to the next", unit="x"),
-        lines=tuple(Curve(label=one.name, points=tuple(_distances(one))) for one in formats),
+        x=Axis(title="size of a number", unit="x", log=True), y=Axis(title="relative distance to the next", unit="x", log=True),
+        marks=(Curve(label=one.name, points=tuple(_distances(one))) for one in formats),
     )  # fmt: skip
 
 
@@ -242,13 +241,13 @@ def _distances(one: NumberFormat) -> Iterator[tuple[float, float]]:
         yield one.max, 2.0**largest * one.epsilon / one.max
 
 
-def _rounding_chart(formats: Sequence[NumberFormat]) -> LineChart:
+def _rounding_chart(formats: Sequence[NumberFormat]) -> Chart:
     counts = ", ".join(f"{one.name} {one.num_between_1_and_2:,}" for one in formats)
-    return LineChart(
+    return curve_chart(
         title=f"{NUM_POINTS:,} points between 1 and 2, rounded",
         subtitle=f"numbers from 1 up to 2: {counts}",
-        x=Axis(title="x - 1", unit="x", linear=True), y=Axis(title="x rounded, - 1", unit="x", linear=True),
-        lines=tuple(Curve(label=one.name, points=tuple(_steps(one))) for one in formats),
+        x=Axis(title="x - 1", unit="x"), y=Axis(title="x rounded, - 1", unit="x"),
+        marks=(Curve(label=one.name, points=tuple(_steps(one))) for one in formats),
     )  # fmt: skip
 
 

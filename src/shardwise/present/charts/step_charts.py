@@ -18,9 +18,8 @@ from shardwise.pipeline import (
     Timeline,
 )
 from shardwise.pipeline.messages import remote_dependencies
-from shardwise.present.charts.axis_scale import Axis
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, RuleLine, curve_chart
 from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
-from shardwise.present.charts.curves import Band, Curve, LineChart, Marker
 from shardwise.present.charts.palette import INK, TERM_COLOURS, Colour
 from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
@@ -295,7 +294,7 @@ def _others(slot: Slot, action: Action) -> list[str]:
 GAP = 0.02  # between two steps, of the time of all
 
 
-def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> LineChart:
+def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> Chart:
     """What rests at the bottom, what comes and goes above it; steps one behind the other, as long as they took."""
     length = sum(step.samples[-1].seconds for step in steps if step.samples)
     begins, now = [], 0.0
@@ -315,19 +314,21 @@ def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> LineChart:
             for sample in step.samples
         )
         if any(high > low for _, low, high in edges):
-            bands.append(Band(label=term, edges=edges))
+            bands.append(Band(label=term, edges=edges, colour=f"term:{term}"))
     whole = tuple(
         (begin + sample.seconds, float(sum(sample.bytes_by_term)))
         for begin, step in zip(begins, steps, strict=True)
         for sample in step.samples
     )
-    return LineChart(
+    return curve_chart(
         title=f"Memory of the first {len(steps)} steps, by category",
         subtitle=f"{about}, rank {steps[0].rank}; at most {format_bytes(max(step.peak_bytes for step in steps))}",
-        x=Axis(title="seconds, watched from below, which is slower", unit="s", linear=True),
-        y=Axis(title="held by tensors", unit="B", linear=True), lines=(Curve(label="all", points=whole, reference=True),),
-        markers=tuple(Marker(label=f"step {step.step}", x=begin) for begin, step in zip(begins, steps, strict=True)),
-        bands=tuple(bands),
+        x=Axis(title="seconds, watched from below, which is slower", unit="s"),
+        y=Axis(title="held by tensors", unit="B"),
+        marks=(
+            Curve(label="all", points=whole, reference=True), *bands,
+            *(RuleLine(label=f"step {step.step}", at=begin) for begin, step in zip(begins, steps, strict=True)),
+        ),
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ Colours are attributes, for programs that know no style sheets, and classes, whi
 from __future__ import annotations
 
 from html import escape
+from itertools import groupby
 
-from shardwise.present.charts.drawing import Area, Circle, Drawing, Mark, Path, Place, Rect, Text
+from shardwise.present.charts.drawing import About, Area, Circle, Drawing, Mark, Path, Place, Rect, Text
 from shardwise.present.charts.palette import PAPER, Colour
 
 FONT = "Inter, 'DejaVu Sans', Helvetica, Arial, sans-serif"
@@ -22,7 +23,10 @@ def number(value: float) -> str:
 def render(drawing: Drawing) -> str:
     """The SVG document."""
     written = _Writer()
-    body = [written.element("rect", width="100%", height="100%", fill=PAPER), *map(written.mark, drawing.marks)]
+    body = [written.element("rect", width="100%", height="100%", fill=PAPER)]
+    for about, marks in groupby(drawing.marks, key=lambda mark: mark.about):
+        elements = map(written.mark, marks)
+        body += elements if about is None else [_group(about, "".join(elements))]
     size = f'width="{number(drawing.width)}" height="{number(drawing.height)}"'
     box = f'viewBox="0 0 {number(drawing.width)} {number(drawing.height)}" style="max-width:100%;height:auto"'
     said = escape(". ".join(filter(None, (drawing.title, drawing.description))))
@@ -87,6 +91,14 @@ class _Writer:
         known = f"{PREFIX}-{name}-{value.name}"
         self.used[known] = f"{name}:{value.dark}"
         return known
+
+
+def _group(about: About, elements: str) -> str:
+    """The elements of one datum, with its text for the pointer, its path and its query."""
+    shown = "".join(
+        f' data-{name}="{escape(value)}"' for name, value in (("path", about.path), ("query", about.query)) if value
+    )
+    return f"<g{shown}>{f'<title>{escape(about.hover)}</title>' if about.hover else ''}{elements}</g>"
 
 
 def _written(value: str | float | Colour) -> str:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardwise.layout.layout import AXES
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import HeatMap
-from shardwise.present.charts.curves import Curve, LineChart, Marker
+from shardwise.present.charts.chart import Axis, Chart, Curve, RuleLine, curve_chart
 from shardwise.present.charts.panels import Column, Panel, PanelChart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
@@ -191,7 +190,7 @@ def heat_map(swept: Swept) -> HeatMap:
     )  # fmt: skip
 
 
-def search_chart(found: LossSearch) -> LineChart:
+def search_chart(found: LossSearch) -> Chart:
     """Token time and loss time against devices, where batch and devices were doubled together; on one cluster, against batches.
 
     Source: Stratos, Compute-Bound Training, 2026, 2.2.1. Raises `InputError` where only one point has a plan.
@@ -215,26 +214,26 @@ def search_chart(found: LossSearch) -> LineChart:
     )
 
 
-def _chart(found: LossSearch, axis: str, places: Sequence[float], times: Sequence[LossTime], knee: float) -> LineChart:
+def _chart(found: LossSearch, axis: str, places: Sequence[float], times: Sequence[LossTime], knee: float) -> Chart:
     rows = sorted(zip(places, times, strict=True), key=lambda row: row[0])
     of = "the run" if found.target.tokens is not None else "a billion of the fewest tokens"
     point = next(point for point in found.points if point.plan)
     assert point.plan is not None
     first, start = rows[0][0], rows[0][1].loss_s
     inside = rows[0][0] <= knee <= rows[-1][0]
-    return LineChart(
+    return curve_chart(
         title=f"{point.plan.model.name}: time of the tokens, and to the loss, of {of}",
         subtitle=f"Noise scale {format_count(found.target.noise.tokens)} tokens, {found.target.noise.source}.",
-        x=Axis(title=axis), y=Axis(title="time", unit="s"),
-        lines=(
+        x=Axis(title=axis, log=True), y=Axis(title="time", unit="s", log=True),
+        marks=(
             Curve(label="time to the loss", points=tuple((place, time.loss_s) for place, time in rows)),
             Curve(label="time of the tokens", points=tuple((place, time.token_s) for place, time in rows)),
             Curve(
                 label="halved by each doubling", reference=True,
                 points=tuple((place, start * first / place) for place, _ in rows),
             ),
+            *([RuleLine(label="critical batch", at=knee)] if inside else []),
         ),
-        markers=(Marker(label="critical batch", x=knee),) if inside else (),
     )  # fmt: skip
 
 

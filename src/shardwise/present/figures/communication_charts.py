@@ -15,8 +15,7 @@ from shardwise.book_formulas.rules import (
     mlp_layer_times,
 )
 from shardwise.hardware import Cluster, Torus
-from shardwise.present.charts.axis_scale import Axis
-from shardwise.present.charts.curves import Curve, LineChart, Marker
+from shardwise.present.charts.chart import Axis, Chart, Curve, RuleLine, curve_chart
 from shardwise.values import InputError, format_quantity
 
 
@@ -73,7 +72,7 @@ class Strategies:
 
 def strategy_ratios(
     cluster: Cluster, *, d_model: int = 8192, d_ff: int = 30_000, tokens: tuple[float, float] = (100.0, 5000.0)
-) -> LineChart:
+) -> Chart:
     """Compute over communication of FSDP, TP and the best mix against tokens per chip: above 1 compute binds.
 
     FSDP grows as the batch, the mix as its square root, TP not at all. Source: the book, "Training", the figure on 4x4x4.
@@ -87,20 +86,18 @@ def strategy_ratios(
         return Curve(label=label, points=points)
 
     mixed_axes = f"{layer.num_axes - 1} + 1 axes"
-    return LineChart(
+    return curve_chart(
         title=f"Compute over communication of an MLP layer on {cluster.name}",
         subtitle=f"F = {d_ff:,}, forward pass in bf16; above 1 compute binds, below communication.",
-        x=Axis(title="tokens per chip"), y=Axis(title="T_math / T_comms"),
-        lines=(
+        x=Axis(title="tokens per chip", log=True), y=Axis(title="T_math / T_comms", log=True),
+        marks=(
             line(f"FSDP × TP, best split, {mixed_axes}", lambda batch: layer.split(batch, layer.best_tp(batch)),
                  layer.mixes(batches)),
             line(f"FSDP, {layer.num_axes} axes", layer.fsdp),
             line(f"TP, {layer.num_axes} axes", layer.tp),
             Curve(label="as long as each other", points=((tokens[0], 1.0), (tokens[1], 1.0)), reference=True),
-        ),
-        markers=(
-            Marker(label=f"FSDP × TP from {layer.mixed_from:,.0f}", x=layer.mixed_from),
-            Marker(label=f"FSDP from {layer.fsdp_from:,.0f}", x=layer.fsdp_from),
+            RuleLine(label=f"FSDP × TP from {layer.mixed_from:,.0f}", at=layer.mixed_from),
+            RuleLine(label=f"FSDP from {layer.fsdp_from:,.0f}", at=layer.fsdp_from),
         ),
     )  # fmt: skip
 
@@ -108,7 +105,7 @@ def strategy_ratios(
 def strategy_times(
     cluster: Cluster, *, d_model: int = 8192, d_ff: int = 32_768, batches: tuple[float, float] = (2e5, 5e7),
     tp_degrees: Sequence[int] = (8, 16),
-) -> LineChart:  # fmt: skip
+) -> Chart:  # fmt: skip
     """Seconds of compute, and of communication of each strategy, against the batch: under the compute line, it is hidden.
 
     Source: the book, "Training", the figure on 16x16x16. Differs: the book prints that the best split is compute-bound from
@@ -126,26 +123,26 @@ def strategy_times(
 
     best = line("FSDP × TP, best split", lambda batch: layer.split(batch, layer.best_tp(batch)), layer.mixes(span))
     ends = (span[0], span[-1])
-    return LineChart(
+    return curve_chart(
         title=f"Compute and communication of an MLP layer on {cluster.name}",
         subtitle=f"D = {d_model:,}, F = {d_ff:,}, forward pass in bf16; what is above the compute line binds.",
-        x=BATCH, y=Axis(title="time of one layer", unit="s"),
-        lines=(
+        x=BATCH, y=Axis(title="time of one layer", unit="s", log=True),
+        marks=(
             Curve(label="compute", points=tuple((b, layer.fsdp(b).math_s) for b in ends), reference=True),
             best, *map(split, tp_degrees),
             line(f"FSDP, {layer.num_axes} axes", layer.fsdp), line(f"TP, {layer.num_axes} axes", layer.tp),
-        ),
-        markers=tuple(
-            Marker(label=f"{name} from {format_quantity(bound)} tokens", x=bound)
-            for name, bound in zip(("best split", "FSDP"), bounds, strict=True)
+            *(
+                RuleLine(label=f"{name} from {format_quantity(bound)} tokens", at=bound)
+                for name, bound in zip(("best split", "FSDP"), bounds, strict=True)
+            ),
         ),
     )  # fmt: skip
 
 
 SAMPLES_PER_DECADE = 24
-INTENSITY = Axis(title="intensity, FLOPs per byte moved")
-RATE = Axis(title="attainable FLOP/s of one chip")
-BATCH = Axis(title="tokens of the global batch")
+INTENSITY = Axis(title="intensity, FLOPs per byte moved", log=True)
+RATE = Axis(title="attainable FLOP/s of one chip", log=True)
+BATCH = Axis(title="tokens of the global batch", log=True)
 
 
 def spread(low: float, high: float) -> tuple[float, ...]:

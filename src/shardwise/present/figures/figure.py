@@ -10,13 +10,13 @@ from typing_extensions import TypedDict
 
 from shardwise.present.charts.bars import BarChart
 from shardwise.present.charts.cells import Grid, GridChart, HeatMap, Strip
-from shardwise.present.charts.curves import LineChart
+from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.panels import PanelChart
 from shardwise.present.charts.timeline import TimelineChart
 from shardwise.values import MergedFields
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.draw_chart import Chart
+    from shardwise.present.charts.draw_chart import AnyChart
     from shardwise.present.charts.drawing import Drawing
 
 
@@ -52,7 +52,7 @@ class Figure:
     section: str
     original: str
     here: str
-    charts: Callable[[], Sequence[Chart]]
+    charts: Callable[[], Sequence[AnyChart]]
     path: str = ""
 
     @property
@@ -67,10 +67,9 @@ class Figure:
 
     def drawing(self) -> Drawing:
         """The charts as one drawing; its `svg()` is the text of an SVG file."""
-        from shardwise.present.charts.draw_chart import draw_chart
-        from shardwise.present.charts.drawing import below
+        from shardwise.present.charts.draw_chart import draw_charts
 
-        return below([draw_chart(chart) for chart in self.charts()])
+        return draw_charts(self.charts())
 
     def _repr_html_(self) -> str:
         return self.drawing().svg()
@@ -99,10 +98,6 @@ class _Bars(TypedDict):
     kind: Literal["BarChart"]
 
 
-class _Lines(TypedDict):
-    kind: Literal["LineChart"]
-
-
 class _Map(TypedDict):
     kind: Literal["HeatMap"]
 
@@ -124,7 +119,7 @@ ChartPayload = (
     Annotated[dict[str, Any], MergedFields(BarChart, _Bars)]
     | Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
     | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
-    | Annotated[dict[str, Any], MergedFields(LineChart, _Lines)]
+    | Chart
     | Annotated[dict[str, Any], MergedFields(PanelChart, _Panels)]
     | Annotated[dict[str, Any], MergedFields(Strip, _Strip)]
     | Annotated[dict[str, Any], MergedFields(TimelineChart, _Timeline)]
@@ -146,7 +141,7 @@ class FigureFacts(TypedDict):
 class FigurePayload(FigureFacts):
     """One figure with its charts, number by number."""
 
-    schema: Literal["shardwise.figure/1"]
+    schema: Literal["shardwise.figure/2"]
     charts: list[ChartPayload]
 
 
@@ -159,8 +154,11 @@ class FiguresPayload(TypedDict):
 
 def figure_payload(figure: Figure) -> FigurePayload:
     """Return a figure with its charts."""
-    charts = [{"kind": type(chart).__name__, **_plain(asdict(chart))} for chart in figure.charts()]
-    return {"schema": "shardwise.figure/1", **_facts(figure), "charts": charts}
+    charts = [
+        _plain(asdict(chart) if isinstance(chart, Chart) else {"kind": type(chart).__name__, **asdict(chart)})
+        for chart in figure.charts()
+    ]
+    return {"schema": "shardwise.figure/2", **_facts(figure), "charts": charts}
 
 
 def figures_payload(figures: FigureSet) -> FigurePayload | FiguresPayload:

@@ -47,7 +47,7 @@ def draw_figures(figures: FigureSet, target: str, progress: Progress) -> FigureS
     pictures = {figure.name: str(folder / f"{figure.name}.svg") for figure in figures.figures}
     for number, figure in enumerate(figures.figures, 1):
         progress(figure.name, number, len(pictures))
-        write_picture(label, pictures[figure.name], figure.drawing())
+        write_picture(label, pictures[figure.name], tuple(figure.charts()))
     page = str(folder / PAGE)
     write_file(label, page, figures_page(figures.figures))
     return replace(figures, files=(*pictures.values(), page))
@@ -58,7 +58,7 @@ def _draw_file(figures: FigureSet, target: str, label: str) -> FigureSet:
         raise InputError(
             f"{label}: found {target!r} for {len(figures.figures)} figures; a folder, or one NAME, is required"
         )
-    write_picture(label, target, figures.figures[0].drawing())
+    write_picture(label, target, tuple(figures.figures[0].charts()))
     return replace(figures, files=(target,))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.book_formulas import KernelComparison, KernelRoofline, kernel_roofline, link_bandwidths
@@ -11,16 +11,13 @@ from shardwise.book_formulas.rooflines import BlockRoofline
 from shardwise.book_formulas.rules import SystolicArray, attainable_flops_per_s, critical_intensity
 from shardwise.hardware import Chip
 from shardwise.model import Architecture
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import Cell, Frame, Strip
-from shardwise.present.charts.curves import Curve, CurvePoint, LineChart, Marker
+from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, RuleLine, curve_chart
 from shardwise.present.figures.communication_charts import INTENSITY, RATE, spread
 from shardwise.values import format_quantity
 
 
-def roofline_chart(
-    chip: Chip, links: Mapping[str, float], kernels: Sequence[CurvePoint], dtype: str = "bf16"
-) -> LineChart:
+def roofline_chart(chip: Chip, links: Mapping[str, float], kernels: Sequence[Points], dtype: str = "bf16") -> Chart:
     """min(C, W·intensity) for every peak of the chip from memory, for `dtype` from each link, and kernels as points.
 
     A kernel is at its intensity and at the FLOP/s that it attains; those in the same place are one point, with the share of all.
@@ -35,7 +32,7 @@ def roofline_chart(
     roofs = [(f"{', '.join(names)} from memory", peak, memory) for peak, names in alike.items()]
     roofs += [(f"{dtype} from {name}", peaks[dtype], rate) for name, rate in links.items()]
     knees = [critical_intensity(peak, rate) for _, peak, rate in roofs]
-    ends = [*knees, *(kernel.x for kernel in kernels)]
+    ends = [*knees, *(kernel.points[0][0] for kernel in kernels)]
     low, high = min(ends) / 20.0, max(ends) * 3.0
     lines = tuple(
         Curve(
@@ -44,58 +41,50 @@ def roofline_chart(
         )
         for (label, peak, rate), knee in zip(roofs, knees, strict=True)
     )
-    return LineChart(
+    return curve_chart(
         title=f"Roofline of {chip.name}",
         subtitle="Left of its knee, at C / W, a kernel is bound by bandwidth, right of it by compute.",
-        x=INTENSITY, y=RATE, lines=lines,
-        points=_points(kernels),
-        markers=(Marker(label=f"{dtype}, memory: {knees[0]:,.1f}", x=knees[0]),),
+        x=INTENSITY, y=RATE, marks=(*lines, *_merged(kernels), RuleLine(label=f"{dtype}, memory: {knees[0]:,.1f}", at=knees[0])),
     )  # fmt: skip
 
 
-def _points(kernels: Iterable[CurvePoint]) -> tuple[CurvePoint, ...]:
-    """A point for each place, named after the first kernel there; the share of all of them is said and drawn."""
-    places: list[list[CurvePoint]] = []
+def _merged(kernels: Iterable[Points]) -> Iterator[Points]:
+    """Yield a point for each place, named after the first kernel there, with the share of all kernels in it."""
+    places: list[list[Points]] = []
     for kernel in kernels:
-        near = (
-            here
-            for here in places
-            if math.isclose(here[0].x, kernel.x, rel_tol=5e-3) and math.isclose(here[0].y, kernel.y)
-        )
-        here = next(near, None)
-        if here is None:
-            places.append([kernel])
-        else:
-            here.append(kernel)
-    return tuple(map(_together, places))
+        place = next((place for place in places if _is_near(place[0].points[0], kernel.points[0])), None)
+        if place is None:
+            places.append(place := [])
+        place.append(kernel)
+    for letter, place in zip(LETTERS, places, strict=False):
+        share = sum(kernel.share for kernel in place)
+        alike = f", and {len(place) - 1} alike" if len(place) > 1 else ""
+        time = f": {share:.1%} of the time" if share else ""
+        yield replace(place[0], label=f"{place[0].label}{alike}{time}", share=share, letter=letter)
 
 
-def _together(kernels: Sequence[CurvePoint]) -> CurvePoint:
-    """Kernels in one place as a point."""
-    first, share = kernels[0], sum(kernel.share for kernel in kernels)
-    alike = f", and {len(kernels) - 1} alike" if len(kernels) > 1 else ""
-    time = f": {share:.1%} of the time" if share else ""
-    return replace(first, label=f"{first.label}{alike}{time}", share=share)
+def _is_near(first: tuple[float, float], second: tuple[float, float]) -> bool:
+    return math.isclose(first[0], second[0], rel_tol=5e-3) and math.isclose(first[1], second[1])
 
 
-def kernels_chart(comparison: KernelComparison) -> LineChart:
+def kernels_chart(comparison: KernelComparison) -> Chart:
     """The kernels of a comparison on the rooflines of their chip."""
     points = [
-        CurvePoint(label=roofline.label, x=roofline.cost.intensity, y=roofline.attainable_flops_per_s)
+        Points(label=roofline.label, points=((roofline.cost.intensity, roofline.attainable_flops_per_s),))
         for roofline in comparison.rooflines
     ]
     return roofline_chart(comparison.chip, comparison.bandwidths, points, comparison.rooflines[0].dtype)
 
 
-def block_chart(roofline: BlockRoofline) -> LineChart:
+def block_chart(roofline: BlockRoofline) -> Chart:
     """The kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
 
     Kernels without FLOPs of products and attention have no place on a roofline; the subtitle has their share.
     """
     total = sum(operation.seconds for operation in roofline.operations)
     kernels = [
-        CurvePoint(
-            label=f"{operation.phase} {operation.name}", x=operation.intensity, y=operation.flops / operation.seconds,
+        Points(
+            label=f"{operation.phase} {operation.name}", points=((operation.intensity, operation.flops / operation.seconds),),
             share=operation.seconds / total,
         )
         for operation in roofline.operations
@@ -113,7 +102,7 @@ def block_chart(roofline: BlockRoofline) -> LineChart:
 def matmul_curves(
     chip: Chip, widths: Iterable[tuple[int, int]], dtype: str = "bf16", weights: str | None = None,
     batches: tuple[float, float] = (4.0, 4096.0),
-) -> LineChart:  # fmt: skip
+) -> Chart:  # fmt: skip
     """Attainable FLOP/s of [B, D] · [D, F] against B for several (D, F). Source: the book, "All About Rooflines", question 3."""
 
     def product(batch: float, d_in: int, d_out: int) -> KernelRoofline:
@@ -127,18 +116,18 @@ def matmul_curves(
         for batch in sorted((*spread(*batches), *inside)):
             points.append((batch, product(batch, d_in, d_out).attainable_flops_per_s))
         lines.append(Curve(label=f"D = {d_in:,}, F = {d_out:,}", points=tuple(points)))
-        markers += [Marker(label=f"D = {d_in:,}: B = {at:,.0f}", x=at) for at in inside]
+        markers += [RuleLine(label=f"D = {d_in:,}: B = {at:,.0f}", at=at) for at in inside]
     stored = f"{weights or dtype} weights, {dtype} activations and arithmetic"
-    return LineChart(
+    return curve_chart(
         title=f"[B, D] · [D, F] on {chip.name}", subtitle=f"{stored}; a marker is where compute begins to bind.",
-        x=Axis(title="batch B"), y=RATE, lines=tuple(lines), markers=tuple(markers),
+        x=Axis(title="batch B", log=True), y=RATE, marks=(*lines, *markers),
     )  # fmt: skip
 
 
 def attention_share_curves(
     architecture: Architecture, chip: Chip, seq_lens: tuple[float, float] = (256.0, 2.0**20),
     batches: Sequence[int] = (16, 256), dtype: str = "bf16",
-) -> LineChart:  # fmt: skip
+) -> Chart:  # fmt: skip
     """Time of attention over that of the MLP in one layer against the context: a prompt, and steps of decoding.
 
     Each kernel takes the longer of compute and memory traffic; attention is flash and sees the whole square. Source: the
@@ -163,11 +152,11 @@ def attention_share_curves(
 
     span = spread(*seq_lens)
     prompt = tuple((s, seconds("attention", {"T": s, **heads}) / mlp_s(s)) for s in span)
-    return LineChart(
+    return curve_chart(
         title=f"Attention beside the MLP in a layer of {a.name} on {chip.name}",
         subtitle=f"Time of attention over that of the MLP, both overlapped with their traffic, {dtype}.",
-        x=Axis(title="tokens of context"), y=Axis(title="attention / MLP"),
-        lines=(
+        x=Axis(title="tokens of context", log=True), y=Axis(title="attention / MLP", log=True),
+        marks=(
             Curve(label="a prompt", points=prompt), *map(decoding, batches),
             Curve(label="as long as each other", points=((seq_lens[0], 1.0), (seq_lens[1], 1.0)), reference=True),
         ),
@@ -198,7 +187,7 @@ def systolic_frames(num_rows: int = 2, side: int = 3) -> Strip:
     )  # fmt: skip
 
 
-def systolic_use(sides: Sequence[int] = (128, 256), rows: tuple[float, float] = (8.0, 8192.0)) -> LineChart:
+def systolic_use(sides: Sequence[int] = (128, 256), rows: tuple[float, float] = (8.0, 8192.0)) -> Chart:
     """The share of cells and cycles that multiply, against the rows of activations for each tile of weights. Source: the book,
     "TPUs", appendix B: of [8, 128] · [128, 128] in a long stream, 8 cycles each."""
 
@@ -208,10 +197,10 @@ def systolic_use(sides: Sequence[int] = (128, 256), rows: tuple[float, float] = 
         tiles = "one tile of weights" if num_tiles == 1 else f"{num_tiles} tiles, one after the other"
         return Curve(label=f"{side} x {side}, {tiles}", points=points)
 
-    return LineChart(
+    return curve_chart(
         title="How busy a systolic array is",
         subtitle="Less than 1 is filling and draining, and waiting for the next tile of weights.",
-        x=Axis(title="rows of activations for each tile of weights"),
-        y=Axis(title="share of cells and cycles", unit="%", linear=True),
-        lines=tuple(line(side, num_tiles) for side in sides for num_tiles in (1, 64)),
+        x=Axis(title="rows of activations for each tile of weights", log=True),
+        y=Axis(title="share of cells and cycles", unit="%"),
+        marks=(line(side, num_tiles) for side in sides for num_tiles in (1, 64)),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from functools import partial
 from shardwise.book_formulas import kernel_roofline, link_bandwidths, load_chip_and_links
 from shardwise.hardware import load_chip, load_cluster
 from shardwise.model import load_model
-from shardwise.present.charts.curves import CurvePoint, LineChart
+from shardwise.present.charts.chart import Chart, Points
 from shardwise.present.figures.communication_charts import strategy_ratios, strategy_times
 from shardwise.present.figures.figure import BOOK, Figure
 from shardwise.present.figures.roofline_charts import (
@@ -33,18 +33,18 @@ KERNELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
 )
 
 
-def roofline() -> tuple[LineChart]:
+def roofline() -> tuple[Chart]:
     """Rooflines of a chip from every memory and link, with kernels of very different intensity."""
     chip, links = load_chip_and_links(CHIP)
     rooflines = ((label, kernel_roofline(chip, kernel, sizes)) for label, kernel, sizes in KERNELS)
     points = [
-        CurvePoint(label=label, x=roofline.cost.intensity, y=roofline.attainable_flops_per_s)
+        Points(label=label, points=((roofline.cost.intensity, roofline.attainable_flops_per_s),))
         for label, roofline in rooflines
     ]
     return (roofline_chart(chip, link_bandwidths(chip, links), points),)
 
 
-def products(weights: str) -> tuple[LineChart]:
+def products(weights: str) -> tuple[Chart]:
     """A product against its batch."""
     return (matmul_curves(load_chip(CHIP), WIDTHS, weights=weights),)
 

@@ -15,10 +15,9 @@ from shardwise.model import Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.bars import BarChart, StackedBar
 from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.curves import Curve, LineChart
+from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
 from shardwise.present.charts.panels import Column, Panel, PanelChart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
@@ -118,9 +117,7 @@ def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16,
     )  # fmt: skip
 
 
-def collective_bandwidths(
-    num_bytes: float = 256 * 2**20, num_nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-) -> LineChart:
+def collective_bandwidths(num_bytes: float = 256 * 2**20, num_nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Chart:
     """Bus bandwidth, by NCCL's convention, of collectives over all devices of some nodes. Source: the playbook, "Pipeline
     parallelism", its plot of what was measured."""
     topology = load_cluster(f"{CHIP}:{DEVICES_OF_NODE * max(num_nodes)}").sustained_topology
@@ -133,10 +130,10 @@ def collective_bandwidths(
         points = tuple((float(nodes), report.busbw) for nodes, report in zip(num_nodes, reports, strict=True))
         return Curve(label=operation.replace("_", "-"), points=points)
 
-    return LineChart(
-        title=f"Bus bandwidth of collectives of {format_bytes(num_bytes)} on H100s", lines=tuple(map(line, COLLECTIVES)),
+    return curve_chart(
+        title=f"Bus bandwidth of collectives of {format_bytes(num_bytes)} on H100s", marks=map(line, COLLECTIVES),
         subtitle="All devices of the nodes take part; links as micro-benchmarks reach them.",
-        x=Axis(title="nodes of eight devices"), y=Axis(title="bus bandwidth of a device, bytes/s"),
+        x=Axis(title="nodes of eight devices", log=True), y=Axis(title="bus bandwidth of a device, bytes/s", log=True),
     )  # fmt: skip
 
 

@@ -9,10 +9,8 @@ from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.charts.axis_scale import Axis
 from shardwise.present.charts.cells import HeatMap, Strip
-from shardwise.present.charts.curves import Curve, LineChart
-from shardwise.present.charts.palette import TERM_COLOURS
+from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
 from shardwise.present.charts.sharding_charts import strip_of
 from shardwise.present.charts.step_charts import step_chart
 from shardwise.present.charts.sweep_charts import heat_map
@@ -217,7 +215,7 @@ def overlap(model: str, layout: str) -> TimelineChart:
     return step_chart(_simulated(model, layout))
 
 
-def memory_of_a_step(model: str = "llama-3.2-1b", layout: str = "dp=8 micro_batch_seqs=2") -> LineChart:
+def memory_of_a_step(model: str = "llama-3.2-1b", layout: str = "dp=8 micro_batch_seqs=2") -> Chart:
     """Bytes of a device over a step of three micro-batches: what each pass holds, from its start."""
     simulation = _simulated(model, layout, num_micro_batches=3)
     points: list[tuple[float, float]] = []
@@ -225,10 +223,10 @@ def memory_of_a_step(model: str = "llama-3.2-1b", layout: str = "dp=8 micro_batc
         points += [(when, points[-1][1])] if points else []
         points.append((when, num_bytes))
     points.append((simulation.step_time_s, points[-1][1]))
-    return LineChart(
+    return curve_chart(
         title=f"Memory of a device over a step of {model}",
         subtitle=f"{layout} on {NODE}, sequences of {SIMULATED_SEQ_LEN:,} tokens, simulated.",
-        x=Axis(title="time", unit="s", linear=True),
-        y=Axis(title="bytes of a device", unit="B", linear=True),
-        lines=(Curve(label="held", points=tuple(points), colour=TERM_COLOURS["activations"]),),
+        x=Axis(title="time", unit="s"),
+        y=Axis(title="bytes of a device", unit="B"),
+        marks=(Curve(label="held", points=tuple(points), colour="term:activations"),),
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwise.values import InputError
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.draw_chart import Chart
+    from shardwise.present.charts.draw_chart import AnyChart
     from shardwise.present.charts.drawing import Drawing
 
 CELL_STYLE = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
@@ -38,14 +38,13 @@ class NotebookDisplay:
 
     title: str
     tables: tuple[NotebookTable, ...]
-    charts: Callable[[], Sequence[Chart]]
+    charts: Callable[[], Sequence[AnyChart]]
 
     def drawing(self) -> Drawing:
         """The charts, drawn. Raises `InputError` as they do."""
-        from shardwise.present.charts.draw_chart import draw_chart
-        from shardwise.present.charts.drawing import below
+        from shardwise.present.charts.draw_chart import draw_charts
 
-        return below([draw_chart(chart) for chart in self.charts()])
+        return draw_charts(self.charts())
 
     def html(self) -> str:
         """A fragment that stands by itself: no script, nothing to load, every text escaped."""

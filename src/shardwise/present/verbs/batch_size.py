@@ -20,7 +20,7 @@ from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
     from shardwise.batch_size import BranchOutcome, RunNoise, SweepFit, SweptRuns
-    from shardwise.present.charts.curves import LineChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.run.recipe import BatchLrRule
 
     BatchResult = RunNoise | SweptRuns | BranchOutcome | SweepFit
@@ -256,7 +256,7 @@ def _mode(kind: Kind) -> Mode:
     return Mode(function=EXPERIMENTS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
 
 
-def _draw(result: Any) -> LineChart:
+def _draw(result: Any) -> Chart:
     from shardwise.present.charts import batch_size_charts as charts  # drawing loads for pictures alone
 
     if isinstance(result, batch_size.BranchOutcome):

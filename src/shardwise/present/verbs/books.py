@@ -21,8 +21,7 @@ from shardwise.values.number_formats import FormatComparison, compare_formats
 if TYPE_CHECKING:
     from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, NamedRule, Rule, RuleValue
     from shardwise.book_formulas.rooflines import Origin
-    from shardwise.present.charts.curves import LineChart
-    from shardwise.present.charts.drawing import Drawing
+    from shardwise.present.charts.chart import Chart
     from shardwise.price import ClusterLike, ModelLike
 
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
@@ -39,7 +38,7 @@ KERNELS = """kernels and their sizes (in brackets: may be left out)
   MODEL        every operation of a model's block    T [B=1]: sequences of T tokens"""
 
 
-def _roofline_chart(result: KernelComparison | BlockRoofline) -> LineChart:
+def _roofline_chart(result: KernelComparison | BlockRoofline) -> Chart:
     from shardwise.present.figures.roofline_charts import block_chart, kernels_chart  # drawing loads for pictures alone
 
     return block_chart(result) if isinstance(result, book_formulas.BlockRoofline) else kernels_chart(result)
@@ -375,19 +374,17 @@ def rules(
     return book_formulas.book_rules(inputs.architecture, inputs.clusters[0], inputs.job)
 
 
-def _format_drawing(comparison: FormatComparison) -> Drawing:
-    from shardwise.present.charts.draw_chart import draw_chart  # drawing loads for pictures alone
-    from shardwise.present.charts.drawing import below
-    from shardwise.present.charts.sharding_charts import format_charts
+def _format_charts(comparison: FormatComparison) -> tuple[Chart, Chart]:
+    from shardwise.present.charts.sharding_charts import format_charts  # drawing loads for pictures alone
 
-    return below([draw_chart(chart) for chart in format_charts(comparison.formats)])
+    return format_charts(comparison.formats)
 
 
 @verb(
     description="Floating-point formats: bits, largest and smallest numbers, resolution. --plot draws the distance between\n"
     "numbers at every size, and 10,000 points between 1 and 2 rounded to each format. Recipes made of formats: show precisions.",
     examples=("shardwise precision", "shardwise precision bf16 fp16 e4m3 e5m2 --plot formats.svg"),
-    exports=(picture("--plot", "draw range and resolution", _format_drawing),),
+    exports=(picture("--plot", "draw range and resolution", _format_charts),),
     group_order=("formats", "output"),
 )
 def precision(

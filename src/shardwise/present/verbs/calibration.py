@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         PublishedFit,
         RankedLayouts,
     )
-    from shardwise.present.charts.drawing import Drawing
+    from shardwise.present.charts.chart import Chart
 
 BenchmarkKind = Literal["matmul", "memory", "attention", "collectives", "all", "machine"]
 OutFile = Annotated[
@@ -239,10 +239,10 @@ def _refuse_beside(flag: str, names: Sequence[str]) -> Any:
     return check
 
 
-def _draw_accuracy(evaluated: EvaluatedRuns) -> Drawing:
-    from shardwise.present.charts.measurement_charts import draw_accuracy  # drawing loads for pictures alone
+def _accuracy_charts(evaluated: EvaluatedRuns) -> tuple[Chart, Chart]:
+    from shardwise.present.charts.measurement_charts import accuracy_charts  # drawing loads for pictures alone
 
-    return draw_accuracy(evaluated.runs)
+    return accuracy_charts(evaluated.runs)
 
 
 def _validation_html(evaluated: EvaluatedRuns) -> str:
@@ -282,7 +282,7 @@ never read by a prediction. Runs of quality A and A- count, each 1 over the numb
         ),
     ),
     exports=(
-        picture("--plot", "draw predicted against measured step times, and the residuals", _draw_accuracy),
+        picture("--plot", "draw predicted against measured step times, and the residuals", _accuracy_charts),
         html_report(_validation_html),
     ),
     group_order=("runs", "judgement", "output"),

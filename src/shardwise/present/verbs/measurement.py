@@ -19,17 +19,17 @@ from shardwise.values.progress import Progress, ignore_progress
 if TYPE_CHECKING:
     from shardwise.layout import Layout
     from shardwise.measure import Reconciliation, TraceAnalysis, UtilisationReport
-    from shardwise.present.charts.drawing import Drawing
+    from shardwise.present.charts.bars import BarChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.search import Plan
 
 
-def _draw_reconciliation(reconciliation: Reconciliation) -> Drawing:
-    from shardwise.present.charts.bars import draw_bar_charts  # drawing loads for pictures alone
+def _reconciliation_charts(reconciliation: Reconciliation) -> tuple[BarChart, BarChart]:
     from shardwise.present.charts.measurement_charts import reconciliation_charts  # drawing loads for pictures alone
 
     plan = reconciliation.plan
     subtitle = f"{plan.model.name}, {plan.layout}, on {reconciliation.machine}"
-    return draw_bar_charts(reconciliation_charts(reconciliation, subtitle))
+    return reconciliation_charts(reconciliation, subtitle)
 
 
 def _reconciliation_html(reconciliation: Reconciliation) -> str:
@@ -48,7 +48,7 @@ those that were planned.""",
         "shardwise reconcile plan.json runs/a --plot reconciled.svg",
     ),
     exports=(
-        picture("--plot", "draw predicted and measured terms side by side", _draw_reconciliation),
+        picture("--plot", "draw predicted and measured terms side by side", _reconciliation_charts),
         html_report(_reconciliation_html),
     ),
     group_order=("run", "output"),
@@ -78,13 +78,12 @@ def reconcile(
     return measure.reconcile_run(read_plan(plan), Path(folder))
 
 
-def _draw_memory(analysis: TraceAnalysis) -> Drawing:
-    from shardwise.present.charts.curves import draw_lines  # drawing loads for pictures alone
+def _memory_chart(analysis: TraceAnalysis) -> Chart:
     from shardwise.present.charts.step_charts import anatomy_chart  # drawing loads for pictures alone
     from shardwise.records.step_memory_and_collectives import read_memory_traces  # of a run that recorded them
 
     subtitle = f"{analysis.plan.model.name}, {analysis.plan.layout}"
-    return draw_lines(anatomy_chart(read_memory_traces(analysis.run), subtitle))
+    return anatomy_chart(read_memory_traces(analysis.run), subtitle)
 
 
 def _chrome_trace(analysis: TraceAnalysis) -> str:
@@ -107,7 +106,7 @@ as one file for Chrome and Perfetto.""",
         text_file(
             "--out", "write the measured and the planned step as a trace for Chrome and Perfetto (JSON)", _chrome_trace
         ),
-        picture("--memory", "draw the memory of the run's first steps by category", _draw_memory),
+        picture("--memory", "draw the memory of the run's first steps by category", _memory_chart),
     ),
     group_order=("run", "output"),
     has_details=True,

@@ -22,7 +22,7 @@ from shardwise.values.argument_labels import argument_label
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
     from shardwise.present.charts.bars import BarChart
-    from shardwise.present.charts.curves import LineChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.price import ProblemInputs
     from shardwise.search import LayoutMemory, MemoryComparison
 
@@ -35,7 +35,7 @@ def _memory_chart(comparison: MemoryComparison) -> BarChart:
     return memory_comparison_chart(comparison)
 
 
-def _recompute_chart(comparison: MemoryComparison) -> LineChart:
+def _recompute_chart(comparison: MemoryComparison) -> Chart:
     from shardwise.present.charts.plan_charts import kept_chart  # drawing loads for pictures alone
 
     if len(comparison.layouts) > 1:
