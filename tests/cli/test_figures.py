@@ -12,7 +12,7 @@ from json_schemas import require_valid
 from unit.draw.page import check_texts, marks_of, texts
 
 import shardwise as sw
-from shardwise.present.charts.chart import RuleLine
+from shardwise.present.charts.chart import RuleLine, StackedBars
 from shardwise.present.charts.draw_chart import draw_chart
 from shardwise.present.command_line import main
 from shardwise.present.figures.by_name import FIGURES
@@ -55,7 +55,7 @@ def test_what_figures_say_of_crossings_is_drawn() -> None:
     assert 1.6e6 < marks_of(times, RuleLine)[0].at < 1.65e6
     (zero,) = sw.figure("zero-stages").charts()
     said = re.findall(r"[\d.]+\d", FIGURES["zero-stages"].here.partition(": ")[2])
-    assert [f"{bar.total / 1e9:.3g}" for bar in zero.bars] == said  # type: ignore[union-attr]
+    assert [f"{total / 1e9:.3g}" for total in marks_of(zero, StackedBars)[0].sums] == said
 
 
 def test_figures_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,7 +93,7 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
     found = json.loads(out)
     assert found.keys() == {"schema", "name", "book", "section", "url", "original", "here", "command", "charts"}
     assert found["schema"] == "shardwise.figure/2"
-    assert sum(found["charts"][0]["bars"][0]["parts"].values()) == 120e9
+    assert sum(part["value"] for part in found["charts"][0]["panels"][0]["marks"][0]["bars"][0]) == 120e9
     _, out, _ = run(capsys, "--json")
     found = json.loads(out)
     assert found["schema"] == "shardwise.figures/1"

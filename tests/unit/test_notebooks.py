@@ -17,7 +17,7 @@ from shardwise.measure.reconcile.reconciliation import Reconciliation
 from shardwise.measure.reconcile.step_terms import CollectiveComparison, MemoryTerm, StepMemory, StepTime, TimeTerm
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.bars import BarChart, StackedBar
+from shardwise.present.charts.chart import bar_chart
 from shardwise.present.displays import display_of
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.present.rendering.plain_text import render_text
@@ -30,7 +30,6 @@ from unit.draw.page import check_texts
 
 HOSTILE = '<script>alert("1")</script> & <b>'
 MODEL = replace(sw.load_model("llama-3.2-1b"), name=HOSTILE)
-BARS = (StackedBar(label="", parts={"a": 1.0}),)
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 
 
@@ -144,9 +143,7 @@ def test_a_run_as_text_and_in_a_notebook(values: Mapping[str, Displayable]) -> N
 def test_empty_facts_are_left_out() -> None:
     table = NotebookTable.of({"a": "1", "b": ""})
     assert table.rows == (("a", "1"),)
-    shown = NotebookDisplay(
-        title="t < u", tables=(table,), charts=lambda: (BarChart(title="", subtitle="", bars=BARS),)
-    )
+    shown = NotebookDisplay(title="t < u", tables=(table,), charts=lambda: (bar_chart("", "", {"": {"a": 1.0}}),))
     root = ElementTree.fromstring(shown.html())
     assert root.findtext("p/strong") == "t < u"
     assert [cell.text for cell in root.iter("td")] == ["1"]

@@ -10,7 +10,6 @@ from shardwise.book_formulas.rules import mixed_math_over_comms
 from shardwise.present.charts.chart import Chart, Curve, Points, RuleLine
 from shardwise.present.charts.render import draw
 from shardwise.present.figures.communication_charts import Strategies, strategy_ratios, strategy_times
-from shardwise.present.figures.memory_charts import memory_chart
 from shardwise.present.figures.roofline_charts import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
@@ -157,9 +156,6 @@ def test_the_fullest_stage_is_the_estimates(schedule: str) -> None:
     assert len(stages) == 4
     fullest = max(stages, key=lambda stage: sum(stage.values()))
     assert fullest == sw.estimate(model, cluster, job, layout).memory
-    chart = memory_chart("title", "subtitle", [("one", fullest)], cluster.chip)
-    assert chart.bars[0].total == pytest.approx(sum(fullest.values()))
-    assert chart.limit == 80e9
 
 
 def test_illegal_layouts_have_no_memory() -> None:

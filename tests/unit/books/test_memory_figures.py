@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwise.layout.layout import Layout
-from shardwise.present.charts.chart import Curve
+from shardwise.present.charts.chart import Curve, StackedBars
 from shardwise.present.charts.panels import PanelChart
 from shardwise.present.figures import memory_charts, scaling_charts
 from unit.draw.page import marks_of
@@ -21,7 +21,7 @@ def totals(chart: PanelChart, panel: int) -> list[float]:
 
 def test_stages_of_zero_are_the_papers() -> None:
     """Rajbhandari et al. 2020, figure 1: 7.5B parameters, 64 devices, K = 12."""
-    printed = [round(bar.total / 1e9, 1) for bar in memory_charts.zero_bars().bars]
+    printed = [round(total / 1e9, 1) for total in marks_of(memory_charts.zero_bars(), StackedBars)[0].sums]
     assert printed == [120.0, 31.4, 16.6, 1.9]
 
 

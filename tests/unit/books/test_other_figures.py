@@ -7,7 +7,7 @@ import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
 from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Curve
+from shardwise.present.charts.chart import Curve, StackedBars
 from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
 from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
@@ -16,7 +16,9 @@ from unit.draw.page import marks_of
 
 def test_bubbles_are_the_playbooks() -> None:
     """Eight stages: 7 of the naive pipeline, 7/8 with eight micro-batches, half of it with twice the stages on a device."""
-    found = {bar.label: bar.total for bar in bubbles().bars}
+    chart = bubbles()
+    labels = [category.label for category in chart.panels[0].y.categories]
+    found = dict(zip(labels, marks_of(chart, StackedBars)[0].sums, strict=True))
     assert found["m = 1, v = 1"] == 7.0
     assert found["m = 8, v = 1"] == 0.875
     assert found["m = 8, v = 2"] == found["m = 16, v = 1"] == 0.4375

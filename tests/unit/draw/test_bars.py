@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.charts.bars import BAR_HEIGHT, BarChart, StackedBar, draw_bars
+from shardwise.present.charts.chart import bar_chart
 from shardwise.present.charts.drawing import Rect
 from shardwise.present.charts.palette import BLUE, GREEN, TERM_COLOURS
+from shardwise.present.charts.render import draw
 
 from .page import check_texts, texts
 
-BARS = BarChart(
-    title="bars", subtitle="of bytes",
-    bars=(
-        StackedBar(label="short", parts={"a": 5e9, "b": 0.0, "c": 30e9}),
-        StackedBar(label="long " * 40, parts={"a": 90e9, "b": 0.0, "c": 1e6}),
-    ),
+BARS = bar_chart(
+    "bars", "of bytes",
+    {"short": {"a": 5e9, "b": 0.0, "c": 30e9}, "long " * 40: {"a": 90e9, "b": 0.0, "c": 1e6}},
     limit=80e9, limit_label="chip: 80 GB",
 )  # fmt: skip
-DRAWN = draw_bars(BARS)
+DRAWN = draw(BARS)
+HEIGHT = BARS.panels[0].size[1]
 
 
 def test_texts_are_on_the_page_and_apart() -> None:
@@ -26,11 +25,11 @@ def test_texts_are_on_the_page_and_apart() -> None:
 
 
 def test_pictures_are_the_same_every_time() -> None:
-    assert draw_bars(BARS).svg() == DRAWN.svg()
+    assert draw(BARS).svg() == DRAWN.svg()
 
 
 def test_bars_are_as_long_as_their_bytes() -> None:
-    widths = [mark.width for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == BAR_HEIGHT]
+    widths = [mark.width for mark in DRAWN.marks if isinstance(mark, Rect) and mark.height == HEIGHT]
     assert [w / widths[0] for w in widths] == pytest.approx([1, 6, 18, 2e-4], abs=2e-3)
     shown = texts(DRAWN)
     assert {"35 GB", "90 GB", "chip: 80 GB", "a", "c"} <= set(shown)
@@ -43,8 +42,6 @@ def test_a_part_has_one_colour_whatever_else_is_shown() -> None:
 
 
 def test_a_term_has_its_own_colour() -> None:
-    chart = BarChart(
-        title="", subtitle="", bars=(StackedBar(label="", parts={"tp": 1.0, "bubble": 2.0, "weights": 1.0}),), unit="s"
-    )
-    fills = [mark.fill for mark in draw_bars(chart).marks if isinstance(mark, Rect) and mark.height == BAR_HEIGHT]
+    chart = bar_chart("", "", {"": {"tp": 1.0, "bubble": 2.0, "weights": 1.0}}, unit="s")
+    fills = [mark.fill for mark in draw(chart).marks if isinstance(mark, Rect) and mark.height == HEIGHT]
     assert fills == [TERM_COLOURS["tp"], TERM_COLOURS["bubble"], BLUE]

@@ -33,6 +33,7 @@ from shardwise.measure.reconcile.step_terms import (
 )
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
+from shardwise.present.charts.chart import StackedBars
 from shardwise.present.charts.measurement_charts import reconciliation_charts
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.reports.run import reconcile_report
@@ -201,8 +202,9 @@ def test_the_columns_add_up_to_the_step_that_is_named() -> None:
     assert medians < 0.8 * found.time.measured_s
     assert sum(term.measured_s for term in found.time.terms) == pytest.approx(found.time.measured_s, rel=1e-12)
     assert sum(term.predicted_s or 0.0 for term in found.time.terms) == pytest.approx(found.time.predicted_s, rel=1e-12)
-    bars = reconciliation_charts(found)[0].bars
-    assert [sum(bar.parts.values()) for bar in bars] == pytest.approx([found.time.predicted_s, found.time.measured_s])
+    (bars,) = reconciliation_charts(found)[0].panels[0].marks
+    assert isinstance(bars, StackedBars)
+    assert bars.sums == pytest.approx((found.time.predicted_s, found.time.measured_s))
     shares = re.findall(r" (\d+\.\d)%  ", render_text(reconcile_report(found)).split("memory of a device")[0])
     assert sum(map(float, shares)) == pytest.approx(100.0, abs=0.5)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwise.present.charts.bars import BarChart, draw_bars
 from shardwise.present.charts.cells import GridChart, HeatMap, Strip, draw_grids, draw_heat_map, draw_strip
 from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.drawing import Drawing, below
@@ -13,10 +12,9 @@ from shardwise.present.charts.panels import PanelChart, draw_panels
 from shardwise.present.charts.render import draw
 from shardwise.present.charts.timeline import TimelineChart, draw_timeline
 
-AnyChart = BarChart | Chart | GridChart | HeatMap | PanelChart | Strip | TimelineChart
+AnyChart = Chart | GridChart | HeatMap | PanelChart | Strip | TimelineChart
 
 _DRAWN: Mapping[type, Callable[[Any], Drawing]] = {
-    BarChart: draw_bars,
     Chart: draw,
     GridChart: draw_grids,
     HeatMap: draw_heat_map,

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
-from shardwise.present.charts.bars import BarChart, StackedBar
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, curve_chart
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, bar_chart, curve_chart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.records.step_log import MEASURED_TERMS
 from shardwise.values import MEMORY_TERMS, InputError, format_bytes, format_seconds
@@ -48,7 +47,7 @@ def _bytes(value: float | None) -> str:
     return format_bytes(value) if value and value > 0 else ""
 
 
-def reconciliation_charts(found: Reconciliation, about: str = "") -> tuple[BarChart, BarChart]:
+def reconciliation_charts(found: Reconciliation, about: str = "") -> tuple[Chart, Chart]:
     """Predicted above measured, of time and of memory; `about` says whose they are."""
     time, memory = found.time.terms, found.memory.terms
     predicted_s = {one.name: one.predicted_s or 0.0 for one in time}
@@ -69,13 +68,11 @@ def _chart(
     measured: Mapping[str, float],
     order: Iterable[str],
     unit: str,
-) -> BarChart:
+) -> Chart:
     both = {"predicted": predicted, "measured": measured}
     names = [name for name in order if any(parts.get(name, 0.0) > 0 for parts in both.values())]
-    bars = (
-        StackedBar(label=label, parts={name: parts.get(name, 0.0) for name in names}) for label, parts in both.items()
-    )
-    return BarChart(title=f"{title}: predicted and measured", subtitle=about, bars=tuple(bars), unit=unit)
+    bars = {label: {name: parts.get(name, 0.0) for name in names} for label, parts in both.items()}
+    return bar_chart(f"{title}: predicted and measured", about, bars, unit=unit)
 
 
 WITHIN = 0.1  # of what was measured: the band that is drawn

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from shardwise.layout import Layout
 from shardwise.model import POLICIES
-from shardwise.present.charts.bars import BarChart, StackedBar
-from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, curve_chart
+from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, bar_chart, curve_chart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.price import Pricing, Problem
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from shardwise.search.compare_clusters import Contender
 
 
-Charts = tuple[BarChart, BarChart]
+Bars = Mapping[str, Mapping[str, float]]
 
 
 def estimate_facts(estimate: Estimate) -> dict[str, str]:
@@ -38,20 +37,23 @@ def estimate_facts(estimate: Estimate) -> dict[str, str]:
     }  # fmt: skip
 
 
-def estimate_charts(about: str, estimates: Mapping[str, Estimate]) -> Charts:
+def estimate_charts(about: str, estimates: Mapping[str, Estimate]) -> tuple[Chart, Chart]:
     """Seconds of a step and bytes of a device, by term, a bar for each labelled estimate. Raises `InputError` for none."""
     if not estimates:
         raise InputError("picture: found no estimate; one at least is required")
-    capacity = max(estimate.memory_capacity_bytes for estimate in estimates.values())
-    time = tuple(StackedBar(label=label, parts=estimate.time) for label, estimate in estimates.items())
-    memory = tuple(StackedBar(label=label, parts=estimate.memory) for label, estimate in estimates.items())
-    return (
-        BarChart(title="Time of a step", subtitle=about, bars=time, unit="s"),
-        BarChart(
-            title="Memory of the fullest device", subtitle=about, bars=memory,
-            limit=capacity, limit_label=f"capacity: {format_bytes(capacity)}",
-        ),
-    )  # fmt: skip
+    time = {label: estimate.time for label, estimate in estimates.items()}
+    memory = {label: estimate.memory for label, estimate in estimates.items()}
+    return _time_and_memory(about, time, memory, max(one.memory_capacity_bytes for one in estimates.values()))
+
+
+def _time_and_memory(about: str, time: Bars, memory: Bars, capacity: float) -> tuple[Chart, Chart]:
+    return bar_chart("Time of a step", about, time, unit="s"), _memory_chart(
+        "Memory of the fullest device", about, memory, capacity
+    )
+
+
+def _memory_chart(title: str, about: str, memory: Bars, capacity: float) -> Chart:
+    return bar_chart(title, about, memory, limit=capacity, limit_label=f"capacity: {format_bytes(capacity)}")
 
 
 def shown_estimate(estimate: Estimate) -> NotebookDisplay:
@@ -128,16 +130,10 @@ def shown_explanation(found: Explanation) -> NotebookDisplay:
         time[found.against.layout] = dict(found.against.estimate.time)
         memory[found.against.layout] = dict(found.against.estimate.memory)
     about = f"{found.model} on {found.cluster}"
-    bars = [tuple(StackedBar(label=label, parts=parts) for label, parts in each.items()) for each in (time, memory)]
-    capacity = fit.memory_capacity_bytes
-    charts = (
-        BarChart(title="Time of a step", subtitle=about, bars=bars[0], unit="s"),
-        BarChart(
-            title="Memory of the fullest device", subtitle=about, bars=bars[1],
-            limit=capacity, limit_label=f"capacity: {format_bytes(capacity)}",
-        ),
+    return NotebookDisplay(
+        title=f"Explanation: {about}", tables=tables,
+        charts=lambda: _time_and_memory(about, time, memory, fit.memory_capacity_bytes),
     )  # fmt: skip
-    return NotebookDisplay(title=f"Explanation: {about}", tables=tables, charts=lambda: charts)
 
 
 def shown_memory(found: LayoutMemory) -> NotebookDisplay:
@@ -148,13 +144,19 @@ def shown_memory(found: LayoutMemory) -> NotebookDisplay:
         "layout": str(found.layout), "micro-batches": f"{found.num_micro_batches:,}",
         "fullest device": f"{format_bytes(found.memory_bytes)} of {format_bytes(capacity)} ({fits})",
     }  # fmt: skip
-    names = [f"stage {stage}" for stage in range(len(found.stages))] if len(found.stages) > 1 else ["every device"]
-    chart = BarChart(
-        title="Memory of a device", subtitle=str(found.layout), limit=capacity, limit_label=f"capacity: {format_bytes(capacity)}",
-        bars=tuple(StackedBar(label=name, parts=stage) for name, stage in zip(names, found.stages, strict=True)),
-    )  # fmt: skip
     return NotebookDisplay(
-        title=f"Memory under {found.layout}", tables=(NotebookTable.of(facts),), charts=lambda: (chart,)
+        title=f"Memory under {found.layout}", tables=(NotebookTable.of(facts),),
+        charts=lambda: (_memory_chart("Memory of a device", str(found.layout), _stage_bars(found), capacity),),
+    )  # fmt: skip
+
+
+def _stage_bars(memory: LayoutMemory) -> Bars:
+    """The bytes of a device of each stage, by term."""
+    stages = memory.stages
+    return (
+        {f"stage {stage}": terms for stage, terms in enumerate(stages)}
+        if len(stages) > 1
+        else {"every device": stages[0]}
     )
 
 
@@ -198,22 +200,18 @@ def kept_chart(problem: Problem, layout: Layout) -> Chart:
     )  # fmt: skip
 
 
-def memory_comparison_chart(comparison: MemoryComparison) -> BarChart:
+def memory_comparison_chart(comparison: MemoryComparison) -> Chart:
     """Return bars of the memory of several layouts, or of the stages of one, against the capacity of the chip."""
     layouts, chip = comparison.layouts, comparison.cluster.chip
     if len(layouts) == 1:
         (memory,) = layouts
         subtitle = f"Bytes of one device of each stage: {memory.layout}"
-        bars = [(f"stage {stage}", terms) for stage, terms in enumerate(memory.stages)]
-        bars = [("every device", memory.stages[0])] if len(bars) == 1 else bars
+        bars = _stage_bars(memory)
     else:
         subtitle = "Bytes of one device, of the fullest stage where there are several."
-        bars = [
-            (f"[{number}] {memory.layout}", memory.stages[memory.fullest_stage])
+        bars = {
+            f"[{number}] {memory.layout}": memory.stages[memory.fullest_stage]
             for number, memory in enumerate(layouts, start=1)
-        ]
-    return BarChart(
-        title=f"Memory of {comparison.model.name} on {comparison.cluster.name}", subtitle=subtitle,
-        bars=tuple(StackedBar(label=label, parts=parts) for label, parts in bars),
-        limit=chip.memory_bytes, limit_label=f"{chip.name}: {format_bytes(chip.memory_bytes)}",
-    )  # fmt: skip
+        }
+    title, limit = f"Memory of {comparison.model.name} on {comparison.cluster.name}", chip.memory_bytes
+    return bar_chart(title, subtitle, bars, limit=limit, limit_label=f"{chip.name}: {format_bytes(limit)}")

@@ -95,14 +95,15 @@ class _Page:
             y += above + max(view.height + view.below for view in line) + (SPACE if chart.wrap else 0.0)
         self.right = max(view.x0 + view.width + view.right for view in views)
         self.bottom = y - (SPACE if chart.wrap else 0.0)
-        self.foot = list(flowed([entry.label for entry in self.entries()], SAMPLE + 24.0, self.right))
+        entries = self.entries()
+        self.beside = 38.0 if all(entry.sample == "box" for entry in entries) else SAMPLE + 24.0
+        self.foot = list(flowed([entry.label for entry in entries], self.beside, self.right))
         self.notes = wrapped(chart.note, width - 2 * MARGIN if width else math.inf) if chart.note else []
-        self.width = MARGIN + max(
-            self.right,
-            *(self.right + MARGIN + self.sample + 10.0 + text_width(e.label) for _, group in self.groups for e in group),
-            *(x + SAMPLE + 24.0 + text_width(label) for label, x, _ in self.foot),
-            *(MARGIN + text_width(note) for note in self.notes),
-        )  # fmt: skip
+        beside = [entry for _, group in self.groups for entry in group]
+        edges = [self.right, *(MARGIN + text_width(note) for note in self.notes)]
+        edges += [self.right + MARGIN + self.sample + 10.0 + text_width(entry.label) for entry in beside]
+        edges += [x + self.beside + text_width(label) for label, x, _ in self.foot]
+        self.width = max(edges) + MARGIN
 
     def entries(self) -> list[LegendEntry]:
         """The entries under the panels."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.present.charts.bars import BarChart
 from shardwise.present.charts.cells import Grid, GridChart, HeatMap, Strip
 from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.panels import PanelChart
@@ -94,10 +93,6 @@ class _Grids(TypedDict):
     grids: list[Annotated[dict[str, Any], MergedFields(Grid, _Labels)]]
 
 
-class _Bars(TypedDict):
-    kind: Literal["BarChart"]
-
-
 class _Map(TypedDict):
     kind: Literal["HeatMap"]
 
@@ -116,8 +111,7 @@ class _Timeline(TypedDict):
 
 # The values of `draw`, each with its kind.
 ChartPayload = (
-    Annotated[dict[str, Any], MergedFields(BarChart, _Bars)]
-    | Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
+    Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
     | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
     | Chart
     | Annotated[dict[str, Any], MergedFields(PanelChart, _Panels)]

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwise.book_formulas.rules import zero_state_bytes
-from shardwise.hardware import Chip, Cluster, load_cluster
+from shardwise.hardware import Cluster, load_cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, load_model
-from shardwise.present.charts.bars import BarChart, StackedBar
+from shardwise.present.charts.chart import Chart, bar_chart
 from shardwise.present.charts.panels import Column, Panel, PanelChart
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
-from shardwise.values import MEMORY_TERMS, format_bytes, format_quantity
+from shardwise.values import MEMORY_TERMS, format_quantity
 
 CHIP = "h100"
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
@@ -84,18 +84,18 @@ def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS
     )  # fmt: skip
 
 
-def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> BarChart:
+def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> Chart:
     """Weights, gradients and optimizer state of a device under each stage of ZeRO. Source: the playbook, "ZeRO"; its figure
     is that of the ZeRO paper, whose numbers are 120, 31.4, 16.6 and 1.9 GB."""
-    bars = []
+    bars = {}
     for stage in range(4):
         state = zero_state_bytes(num_params, stage, degree)
         parts = {"parameters": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
-        bars.append(StackedBar(label=f"ZeRO {stage}" if stage else "plain data parallelism", parts=parts))
-    return BarChart(
-        title="State of a device by stage of ZeRO", bars=tuple(bars),
-        subtitle=f"{format_quantity(num_params)} parameters over {degree} devices: 2 + 2 + 12 bytes each, with master weights.",
-    )  # fmt: skip
+        bars[f"ZeRO {stage}" if stage else "plain data parallelism"] = parts
+    subtitle = (
+        f"{format_quantity(num_params)} parameters over {degree} devices: 2 + 2 + 12 bytes each, with master weights."
+    )
+    return bar_chart("State of a device by stage of ZeRO", subtitle, bars)
 
 
 def zero_memory(
@@ -201,13 +201,4 @@ def memory_savings(
         f"Memory of {model} under each parallelism",
         "The fullest of eight devices, micro-batches of one sequence; pipelines have as many as stages.",
         "layout", list(SAVINGS), rows,
-    )  # fmt: skip
-
-
-def memory_chart(title: str, subtitle: str, bars: Iterable[tuple[str, Mapping[str, float]]], chip: Chip) -> BarChart:
-    """Stacked memory of layouts or stages against the chip's capacity."""
-    return BarChart(
-        title=title, subtitle=subtitle,
-        bars=tuple(StackedBar(label=label, parts=parts) for label, parts in bars),
-        limit=chip.memory_bytes, limit_label=f"{chip.name}: {format_bytes(chip.memory_bytes)}",
     )  # fmt: skip

@@ -15,9 +15,8 @@ from shardwise.model import Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.bars import BarChart, StackedBar
 from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve, bar_chart, curve_chart
 from shardwise.present.charts.panels import Column, Panel, PanelChart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
@@ -149,18 +148,19 @@ def bubbles(
     num_stages: int = 8,
     num_micro_batches: Sequence[int] = (1, 8, 16, 32),
     num_virtual_stages: Sequence[int] = (1, 2, 4, 8),
-) -> BarChart:
+) -> Chart:
     """Idle over ideal time, (p - 1) / (v·m), for m micro-batches and v virtual stages on each rank. Source: the playbook,
     "Interleaving stages"; one micro-batch is the naive pipeline."""
-    bars = (
-        StackedBar(label=f"m = {m}, v = {v}", parts={"bubble": bubble_ratio(num_stages, m, v)})
+    bars = {
+        f"m = {m}, v = {v}": {"bubble": bubble_ratio(num_stages, m, v)}
         for m in num_micro_batches
         for v in num_virtual_stages
         if v == 1 or m % num_stages == 0  # what interleaving takes
-    )
-    return BarChart(
-        title=f"Bubble of a pipeline of {num_stages} stages", bars=tuple(bars), unit="%",
-        subtitle="Idle over ideal time: m micro-batches, v virtual stages on each rank; v = 1: AFAB, 1F1B; v > 1: interleaved.",
+    }
+    return bar_chart(
+        f"Bubble of a pipeline of {num_stages} stages",
+        "Idle over ideal time: m micro-batches, v virtual stages on each rank; v = 1: AFAB, 1F1B; v > 1: interleaved.",
+        bars, unit="%",
     )  # fmt: skip
 
 

@@ -19,12 +19,11 @@ from shardwise.values.progress import Progress, ignore_progress
 if TYPE_CHECKING:
     from shardwise.layout import Layout
     from shardwise.measure import Reconciliation, TraceAnalysis, UtilisationReport
-    from shardwise.present.charts.bars import BarChart
     from shardwise.present.charts.chart import Chart
     from shardwise.search import Plan
 
 
-def _reconciliation_charts(reconciliation: Reconciliation) -> tuple[BarChart, BarChart]:
+def _reconciliation_charts(reconciliation: Reconciliation) -> tuple[Chart, Chart]:
     from shardwise.present.charts.measurement_charts import reconciliation_charts  # drawing loads for pictures alone
 
     plan = reconciliation.plan

@@ -21,7 +21,6 @@ from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
-    from shardwise.present.charts.bars import BarChart
     from shardwise.present.charts.chart import Chart
     from shardwise.price import ProblemInputs
     from shardwise.search import LayoutMemory, MemoryComparison
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 10**18  # of a context and a batch of sequences
 
 
-def _memory_chart(comparison: MemoryComparison) -> BarChart:
+def _memory_chart(comparison: MemoryComparison) -> Chart:
     from shardwise.present.charts.plan_charts import memory_comparison_chart  # drawing loads for pictures alone
 
     return memory_comparison_chart(comparison)
