@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from shardwise.layout.layout import Layout
-from shardwise.present.charts.chart import Curve, StackedBars
-from shardwise.present.charts.panels import PanelChart
+from shardwise.present.charts.chart import Chart, Curve, Points, StackedBars
 from shardwise.present.figures import memory_charts, scaling_charts
 from unit.draw.page import marks_of
 
 
-def part(chart: PanelChart, panel: int, name: str) -> list[float]:
-    return [value or 0.0 for value in chart.panels[panel].parts[name]]
+def part(chart: Chart, panel: int, name: str) -> list[float]:
+    (bars,) = marks_of(chart, StackedBars, panel)
+    return [part.value for bar in bars.bars for part in bar if part.name == name]
 
 
-def totals(chart: PanelChart, panel: int) -> list[float]:
-    return [chart.panels[panel].total(number) or 0.0 for number in range(len(chart.columns))]
+def totals(chart: Chart, panel: int) -> list[float]:
+    return list(marks_of(chart, StackedBars, panel)[0].sums)
+
+
+def values(chart: Chart, panel: int) -> list[float]:
+    return [value for _, value in marks_of(chart, Points, panel)[0].points]
 
 
 def test_stages_of_zero_are_the_papers() -> None:
@@ -81,12 +85,12 @@ def test_every_parallelism_saves_memory() -> None:
     chart = memory_charts.memory_savings(lengths=(4096,), policies=("full",))
     alone, *others = totals(chart, 0)
     assert all(other < alone for other in others)
-    assert len(chart.columns) == len(memory_charts.SAVINGS) == len(others) + 1
+    assert len(chart.panels[0].x.categories) == len(memory_charts.SAVINGS) == len(others) + 1
 
 
 def test_larger_batches_fit_on_more_devices_and_their_memory_is_the_largest_that_fits() -> None:
     chart = scaling_charts.tp_scaling(degrees=(2, 8))
-    few, many = (round(value or 0) for value in chart.panels[1].parts["sequences"])
+    few, many = (round(value) for value in values(chart, 1))
     assert 0 < few < many
     capacity = 80e9
     for tp, num_seqs in ((2, few), (8, many)):
@@ -97,10 +101,10 @@ def test_larger_batches_fit_on_more_devices_and_their_memory_is_the_largest_that
 
 
 def test_throughput_falls_across_nodes_and_with_bubbles() -> None:
-    inside, across = (value or 0.0 for value in scaling_charts.tp_scaling(degrees=(8, 16)).panels[0].parts["tokens/s"])
+    inside, across = values(scaling_charts.tp_scaling(degrees=(8, 16)), 0)
     assert across < inside
-    few, many = scaling_charts.pp_scaling(degrees=(8,)).panels
-    slow, fast = few.parts["tokens/s"][0] or 0.0, many.parts["tokens/s"][0] or 0.0
+    chart = scaling_charts.pp_scaling(degrees=(8,))
+    slow, fast = values(chart, 0)[0], values(chart, 1)[0]
     # 1F1B: idle over ideal time is (p - 1) / m; with m = p - 1 it is 1, with 32 it is 7/32.
     assert fast / slow == pytest.approx((1 + 1) / (1 + 7 / 32), rel=0.1)
 

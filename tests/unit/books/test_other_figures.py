@@ -7,7 +7,7 @@ import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
 from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Curve, StackedBars
+from shardwise.present.charts.chart import Curve, Points, StackedBars
 from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
 from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
@@ -34,12 +34,13 @@ def test_a_naive_pipeline_is_mostly_idle() -> None:
 
 def test_work_along_a_split_sequence_is_counted() -> None:
     """Places of a causal mask of 16 over four ranks: 10, 26, 42 and 58 of 136 in order, 34 each in a zigzag."""
-    ring, zigzag = ring_work().panels
+    chart = ring_work()
+    ring, zigzag = ([value for _, value in marks_of(chart, Points, panel)[0].points] for panel in range(2))
     mask = np.tril(np.ones((16, 16)))
     in_order = [mask[4 * rank : 4 * rank + 4].sum() / mask.sum() for rank in range(4)]
-    assert list(ring.parts["scores"]) == pytest.approx(in_order)
+    assert ring == pytest.approx(in_order)
     assert in_order == pytest.approx([share / 136 for share in (10, 26, 42, 58)])
-    assert list(zigzag.parts["scores"]) == pytest.approx([0.25] * 4)
+    assert zigzag == pytest.approx([0.25] * 4)
 
 
 def test_frames_of_an_array_are_its_cycles() -> None:

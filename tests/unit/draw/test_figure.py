@@ -70,7 +70,7 @@ def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_a_figure_loads_matplotlib() -> None:
     code = (
         "import shardwise, sys\n"
-        "from shardwise.present.charts import cells, chart, matplotlib_export, panels, render, timeline\n"
+        "from shardwise.present.charts import cells, chart, matplotlib_export, render, timeline\n"
         "assert 'matplotlib' not in sys.modules\n"
         "drawing = render.Canvas(10, 10, 'a', 'b')\n"
         "drawing.svg()\n"

@@ -6,44 +6,55 @@ from dataclasses import replace
 
 import pytest
 
+from shardwise.present.charts.chart import Axis, Category, Chart, Panel, RuleLine, column_panel
 from shardwise.present.charts.drawing import Circle, Drawing, Path, Rect
 from shardwise.present.charts.palette import BLUE, PAPER
-from shardwise.present.charts.panels import HEIGHT, Column, Panel, PanelChart, draw_panels
+from shardwise.present.charts.render import draw
 
 from .page import check_texts, texts
 
-STEP = Panel(
-    title="step", unit="s", parts={"step": (8.0, 4.1, None, 1.5)}, reference=(8.0, 4.0, None, 1.0), dashed="ideal"
+X = Axis(
+    title="devices",
+    categories=tuple(Category(label=str(n), lines=(f"fsdp={n} pp=4", "gas=4 mbs=1")) for n in (8, 16, 32, 64)),
 )
-WIDE = replace(STEP, parts={"step": (100.0, 10.0, None, 1.0)}, reference=(), dashed="")
-SHARES = Panel(title="shares", unit="%", parts={"compute": (1.0, 0.75, None, 0.5), "bubble": (0.0, 0.25, None, 0.5)})
-MEMORY = Panel(
-    title="memory",
-    unit="B",
-    parts={"weights": (2e10, 1e10, None, 5e9), "rest": (1e10,) * 4},
-    limit=8e10,
-    dashed="capacity",
-)
-CHART = PanelChart(
-    title="a chart", subtitle="of four columns", axis_title="devices",
-    columns=tuple(Column(label=str(n), lines=(f"fsdp={n} pp=4", "gas=4 mbs=1")) for n in (8, 16, 32, 64)),
-    panels=(STEP, WIDE, SHARES, MEMORY), mark=3, mark_label="knee: bound by the bubble",
-)  # fmt: skip
-NARROW = replace(
-    CHART, mark=None, axis_title="a long title under a single column of a narrow chart", columns=CHART.columns[:1],
-    panels=tuple(
-        replace(one, parts={name: values[:1] for name, values in one.parts.items()}, reference=()) for one in CHART.panels
-    ),
-)  # fmt: skip
+NARROW_X = Axis(title="a long title under a single column of a narrow chart", categories=X.categories[:1])
 
 
-@pytest.mark.parametrize("drawing", [draw_panels(CHART), draw_panels(replace(CHART, mark=0)), draw_panels(NARROW)])
+def step(x: Axis = X, *, joined: bool = True, compared: bool = True) -> Panel:
+    values, ideal = (8.0, 4.1, None, 1.5), (8.0, 4.0, None, 1.0)
+    count = len(x.categories)
+    reference = {"reference": ideal[:count], "dashed": "ideal"} if compared else {}
+    return column_panel(x, "step", "s", {"step": values[:count]}, joined=joined, **reference)  # type: ignore[arg-type]
+
+
+def panels(x: Axis = X) -> tuple[Panel, ...]:
+    count = len(x.categories)
+    shares = {"compute": (1.0, 0.75, None, 0.5)[:count], "bubble": (0.0, 0.25, None, 0.5)[:count]}
+    memory = {"weights": (2e10, 1e10, None, 5e9)[:count], "rest": (1e10,) * count}
+    return (
+        step(x), column_panel(x, "step", "s", {"step": (100.0, 10.0, None, 1.0)[:count]}),
+        column_panel(x, "shares", "%", shares), column_panel(x, "memory", "B", memory, limit=8e10, dashed="capacity"),
+    )  # fmt: skip
+
+
+def chart_of(*drawn: Panel, knee: int | None = None) -> Chart:
+    first, *others = drawn
+    rules = () if knee is None else (RuleLine(at=knee + 0.5, label="knee: bound by the bubble"),)
+    return Chart(
+        title="a chart", subtitle="of four columns", panels=(replace(first, marks=(*rules, *first.marks)), *others)
+    )
+
+
+CHART = chart_of(*panels(), knee=3)
+
+
+@pytest.mark.parametrize("drawing", [draw(CHART), draw(chart_of(*panels(), knee=0)), draw(chart_of(*panels(NARROW_X)))])
 def test_texts_are_on_the_page_and_apart(drawing: Drawing) -> None:
     check_texts(drawing)
 
 
 def test_every_value_is_written() -> None:
-    written = texts(draw_panels(CHART))
+    written = texts(draw(CHART))
     for text in (
         "8 s",
         "4.1 s",
@@ -59,42 +70,40 @@ def test_every_value_is_written() -> None:
     ):
         assert text in written
     assert written.count("knee: bound by the bubble") == 1
-    for column in CHART.columns:
+    for column in X.categories:
         assert column.label in written
         assert set(column.lines) <= set(written)
 
 
 def test_what_is_absent_is_drawn_nowhere() -> None:
     """Two panels of points, in three of four columns each."""
-    assert sum(isinstance(mark, Circle) for mark in draw_panels(CHART).marks) == 6
+    assert sum(isinstance(mark, Circle) for mark in draw(CHART).marks) == 6
 
 
 def circles(panel: Panel) -> list[float]:
     """Heights of a panel's points over its lower edge, in pixels."""
-    marks = draw_panels(replace(CHART, panels=(panel,))).marks
-    frame = next(mark for mark in marks if isinstance(mark, Rect) and mark.height == HEIGHT)
-    return [frame.y + HEIGHT - mark.y for mark in marks if isinstance(mark, Circle)]
+    marks = draw(chart_of(panel)).marks
+    frame = next(mark for mark in marks if isinstance(mark, Rect) and mark.height == panel.size[1])
+    return [frame.y + frame.height - mark.y for mark in marks if isinstance(mark, Circle)]
 
 
 def test_a_linear_axis_begins_at_zero_and_a_logarithmic_one_has_even_factors() -> None:
-    first, second, last = circles(STEP)
+    first, second, last = circles(step())
     assert second / first == pytest.approx(4.1 / 8.0, abs=1e-3)
     assert last / first == pytest.approx(1.5 / 8.0, abs=1e-3)
-    first, second, last = circles(WIDE)
+    first, second, last = circles(panels()[1])
     assert first - second == pytest.approx(second - last, abs=0.02)
     assert last > 0
 
 
 def test_points_are_joined_where_columns_have_an_order() -> None:
-    plain = replace(CHART, mark=None, panels=(replace(STEP, reference=(), dashed=""),))
     for joined in (True, False):
-        panels = (replace(plain.panels[0], joined=joined),)
-        marks = draw_panels(replace(plain, panels=panels)).marks
+        marks = draw(chart_of(step(joined=joined, compared=False))).marks
         assert sum(isinstance(mark, Path) and mark.stroke == BLUE for mark in marks) == joined
 
 
 def test_stacked_bars_are_as_high_as_their_sum() -> None:
-    marks = draw_panels(replace(CHART, mark=None, panels=(MEMORY,))).marks
+    marks = draw(chart_of(panels()[3])).marks
     by_column: dict[float, float] = {}
     for mark in marks:
         if isinstance(mark, Rect) and mark.stroke == PAPER:

@@ -390,8 +390,8 @@ def column_panel(
             tuple((k + 0.5, value) for k, value in enumerate(values) if value is not None)
             for values in (sums, reference)
         )
-        marks += [Curve(points=compared, label=dashed, reference=True)] if compared else []
         marks += [Curve(points=points, colour="series:0")] if joined and len(points) > 1 else []
+        marks += [Curve(points=compared, label=dashed, reference=True)] if compared else []
         marks.append(Points(points=points, colour="series:0", texts=tuple(FORMATS[unit](value) for _, value in points)))
     return Panel(
         x=x, y=_column_axis(unit, least, most, log=len(parts) == 1 and most >= DECADE * least), title=title, marks=tuple(marks),

@@ -8,17 +8,15 @@ from typing import Any
 from shardwise.present.charts.cells import GridChart, HeatMap, Strip, draw_grids, draw_heat_map, draw_strip
 from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.drawing import Drawing, below
-from shardwise.present.charts.panels import PanelChart, draw_panels
 from shardwise.present.charts.render import draw
 from shardwise.present.charts.timeline import TimelineChart, draw_timeline
 
-AnyChart = Chart | GridChart | HeatMap | PanelChart | Strip | TimelineChart
+AnyChart = Chart | GridChart | HeatMap | Strip | TimelineChart
 
 _DRAWN: Mapping[type, Callable[[Any], Drawing]] = {
     Chart: draw,
     GridChart: draw_grids,
     HeatMap: draw_heat_map,
-    PanelChart: draw_panels,
     Strip: draw_strip,
     TimelineChart: draw_timeline,
 }

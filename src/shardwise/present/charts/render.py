@@ -271,7 +271,8 @@ class _View:
         top_labels = ROW * (1 + bool(self.x_axis.title)) if self.x_axis.side == "top" else 0.0
         rules = ROW * (1 + max(self.rule_rows.values(), default=-1))
         titles = ROW * (bool(self.panel.title) + bool(self.panel.caption))
-        return 8.0 + top_labels + rules + titles
+        self.over = top_labels + rules
+        return 8.0 + self.over + titles
 
     def _below(self) -> float:
         axis = self.x_axis
@@ -341,11 +342,11 @@ class _View:
             text()
 
     def _titles(self) -> None:
-        top = self.y0 - self.above + 8.0 + 6.0
-        for text, bold in ((self.panel.caption, False), (self.panel.title, True)):
+        base = self.y0 - 8.0 - self.over
+        for text, bold in ((self.panel.title, True), (self.panel.caption, False)):
             if text:
-                self.canvas.text(self.x0, top, text, bold=bold)
-                top += ROW
+                self.canvas.text(self.x0, base, text, bold=bold)
+                base -= ROW
 
     def _ticks(self) -> None:
         canvas, left, right, top, bottom = self.canvas, self.x0, self.x0 + self.width, self.y0, self.y0 + self.height

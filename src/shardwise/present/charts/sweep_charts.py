@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.layout import AXES
 from shardwise.present.charts.cells import HeatMap
-from shardwise.present.charts.chart import Axis, Chart, Curve, RuleLine, curve_chart
-from shardwise.present.charts.panels import Column, Panel, PanelChart
+from shardwise.present.charts.chart import Axis, Category, Chart, Curve, Panel, RuleLine, column_panel, curve_chart
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.loss_time import LossPoint, LossTime
@@ -30,7 +30,7 @@ WIDTH = 18  # characters of a line under a column
 BILLION = 1e9  # tokens that dollars are shown for
 
 
-def sweep_chart(swept: Swept) -> PanelChart | HeatMap:
+def sweep_chart(swept: Swept) -> Chart | HeatMap:
     """Panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
     if not any(point.plan for point in swept.points):
         raise InputError("picture: no point of the sweep has a plan; one at least is required")
@@ -102,48 +102,55 @@ def absent(point: SweepPoint | None) -> str:
     return "no legal layout" if str(point.error).startswith("no legal layout:") else "nothing fits"
 
 
-def panel_chart(swept: Swept) -> PanelChart:
+def panel_chart(swept: Swept) -> Chart:
     """Step, MFU, dollars for each billion tokens, where the step's time goes, and memory, over the values of one sweep."""
     (sweep,), points = swept.sweeps, swept.points
     found = find_knee(points) if sweep.is_ordered else None
     title, job = what_is_planned(swept)
     ends = f" from {format_value(sweep.values[0])} to {format_value(sweep.values[-1])}" if sweep.is_ordered else ""
-    return PanelChart(
-        title=f"{title}: plans by {sweep.name}{ends}", subtitle=job,
-        axis_title=f"{sweep.name}; under it the layout: gas micro-batches of mbs sequences",
-        columns=tuple(
-            Column(label=format_value(point.at[sweep.name]), lines=layout_lines(point.plan) if point.plan else (absent(point),))
-            for point in points
-        ),
-        panels=tuple(_panels(points, joined=sweep.is_ordered, ideal=sweep.name == "gpus")),
-        mark=points.index(found.point) if found else None, mark_label=f"knee: {found.reason}" if found else "",
-    )  # fmt: skip
+    columns = (
+        Category(
+            label=format_value(point.at[sweep.name]), lines=layout_lines(point.plan) if point.plan else (absent(point),)
+        )
+        for point in points
+    )
+    x = Axis(title=f"{sweep.name}; under it the layout: gas micro-batches of mbs sequences", categories=tuple(columns))
+    panels = _panels(x, points, joined=sweep.is_ordered, ideal=sweep.name == "gpus")
+    if found:
+        knee = RuleLine(at=points.index(found.point) + 0.5)
+        labels = [f"knee: {found.reason}", *[""] * (len(panels) - 1)]
+        panels = [
+            replace(panel, marks=(replace(knee, label=label), *panel.marks))
+            for panel, label in zip(panels, labels, strict=True)
+        ]
+    return Chart(title=f"{title}: plans by {sweep.name}{ends}", subtitle=job, panels=tuple(panels))
 
 
-def _panels(points: Sequence[SweepPoint], *, joined: bool, ideal: bool) -> list[Panel]:
+def _panels(x: Axis, points: Sequence[SweepPoint], *, joined: bool, ideal: bool) -> list[Panel]:
     """The panels; dollars only where the chip has a price, the ideal step only where devices are swept and the batch is not."""
 
-    def of(value: Callable[[Plan], float]) -> tuple[float | None, ...]:
-        return tuple(value(point.plan) if point.plan else None for point in points)
+    def of(value: Callable[[Plan], float]) -> list[float | None]:
+        return [value(point.plan) if point.plan else None for point in points]
 
     fixed = ideal and len({point.case.job.global_batch_tokens for point in points}) == 1
     reference: dict[str, Any] = {"reference": _ideal(points), "dashed": "linear scaling"} if fixed else {}
-    prices = [point.usd_per_token for point in points]
-    dollars = tuple(None if price is None else price * BILLION for price in prices)
+    dollars = [None if point.usd_per_token is None else point.usd_per_token * BILLION for point in points]
     capacity = {point.plan.estimate.memory_capacity_bytes for point in points if point.plan}
     limit: dict[str, Any] = {"limit": max(capacity), "dashed": "capacity"} if len(capacity) == 1 else {}
-    found = [
-        Panel(
-            title="step", unit="s", parts={"step": of(lambda one: one.estimate.step_time_s)}, joined=joined, **reference
-        ),
-        Panel(title="MFU", unit="%", parts={"MFU": of(lambda one: one.estimate.mfu)}, joined=joined),
-    ]
-    if any(value is not None for value in dollars):
-        found.append(Panel(title="dollars for a billion tokens", unit="$", parts={"dollars": dollars}, joined=joined))
+    memory = {name: of(lambda plan, name=name: plan.estimate.memory[name]) for name in MEMORY_TERMS}  # type: ignore[misc]
+    curves = [
+        ("step", "s", of(lambda plan: plan.estimate.step_time_s), reference),
+        ("MFU", "%", of(lambda plan: plan.estimate.mfu), {}),
+        ("dollars for a billion tokens", "$", dollars, {}),
+    ]  # fmt: skip
     return [
-        *found,
-        Panel(title="where the time of a step goes", unit="%", parts=_shares(points)),
-        Panel(title="memory of a device", unit="B", parts=_memory(points), **limit),
+        *(
+            column_panel(x, title, unit, {title: values}, joined=joined, **compared)
+            for title, unit, values, compared in curves
+            if unit != "$" or any(value is not None for value in values)
+        ),
+        column_panel(x, "where the time of a step goes", "%", _shares(points)),
+        column_panel(x, "memory of a device", "B", memory, **limit),
     ]
 
 
@@ -163,11 +170,6 @@ def _shares(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ..
     ]
     names = next(one[0] for one in found if one)
     return {name: tuple(one[0][name] / one[1] if one else None for one in found) for name in names}
-
-
-def _memory(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
-    found = [point.plan.estimate.memory if point.plan else None for point in points]
-    return {name: tuple(one[name] if one else None for one in found) for name in MEMORY_TERMS}
 
 
 def heat_map(swept: Swept) -> HeatMap:

@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 
 from shardwise.present.charts.cells import Grid, GridChart, HeatMap, Strip
 from shardwise.present.charts.chart import Chart
-from shardwise.present.charts.panels import PanelChart
 from shardwise.present.charts.timeline import TimelineChart
 from shardwise.values import MergedFields
 
@@ -97,10 +96,6 @@ class _Map(TypedDict):
     kind: Literal["HeatMap"]
 
 
-class _Panels(TypedDict):
-    kind: Literal["PanelChart"]
-
-
 class _Strip(TypedDict):
     kind: Literal["Strip"]
 
@@ -114,7 +109,6 @@ ChartPayload = (
     Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
     | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
     | Chart
-    | Annotated[dict[str, Any], MergedFields(PanelChart, _Panels)]
     | Annotated[dict[str, Any], MergedFields(Strip, _Strip)]
     | Annotated[dict[str, Any], MergedFields(TimelineChart, _Timeline)]
 )

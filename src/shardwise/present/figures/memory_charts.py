@@ -9,8 +9,7 @@ from shardwise.book_formulas.rules import zero_state_bytes
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, load_model
-from shardwise.present.charts.chart import Chart, bar_chart
-from shardwise.present.charts.panels import Column, Panel, PanelChart
+from shardwise.present.charts.chart import Axis, Category, Chart, bar_chart, column_panel
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values import MEMORY_TERMS, format_quantity
@@ -36,25 +35,20 @@ def _cluster(layout: Layout) -> Cluster:
 
 
 def memory_panels(
-    title: str, subtitle: str, axis_title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Memory | None]]
-) -> PanelChart:
-    """Stacked memory, a panel for each row, against the capacity of a device; None: no layout."""
+    title: str, subtitle: str, axis_title: str, columns: Sequence[str], rows: Mapping[str, Sequence[Memory]]
+) -> Chart:
+    """Stacked memory, a panel for each row, against the capacity of a device."""
     capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
 
-    def part(memories: Sequence[Memory | None], name: str) -> tuple[float | None, ...]:
-        return tuple(None if memory is None else memory[name] for memory in memories)
-
+    x = Axis(title=axis_title, categories=tuple(Category(label=column) for column in columns))
     panels = (
-        Panel(
-            title=name, unit="B", parts={term: part(memories, term) for term in MEMORY_TERMS},
+        column_panel(
+            x, name, "B", {term: [memory[term] for memory in memories] for term in MEMORY_TERMS},
             limit=capacity, dashed=f"{CHIP}: {capacity / 1e9:.0f} GB",
         )
         for name, memories in rows.items()
     )  # fmt: skip
-    return PanelChart(
-        title=title, subtitle=subtitle, axis_title=axis_title,
-        columns=tuple(Column(label=column) for column in columns), panels=tuple(panels),
-    )  # fmt: skip
+    return Chart(title=title, subtitle=subtitle, panels=tuple(panels))
 
 
 def _over_lengths(rows: Mapping[str, Callable[[int], Memory]], lengths: Sequence[int]) -> dict[str, list[Memory]]:
@@ -63,7 +57,7 @@ def _over_lengths(rows: Mapping[str, Callable[[int], Memory]], lengths: Sequence
 
 def memory_by_length(
     models: Sequence[str] = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b"), lengths: Sequence[int] = LENGTHS
-) -> PanelChart:
+) -> Chart:
     """One sequence on one device, nothing sharded, nothing recomputed. Source: the playbook, "Memory for activations"."""
     rows = {name: lambda length, name=name: fullest(name, length, Layout()) for name in models}
     return memory_panels(
@@ -72,7 +66,7 @@ def memory_by_length(
     )  # fmt: skip
 
 
-def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS) -> PanelChart:
+def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS) -> Chart:
     """The same under each policy of recomputation. Source: the playbook, "Activation recomputation"."""
     rows = {
         f"recompute {policy}": lambda length, policy=policy: fullest(model, length, Layout(recompute=policy))
@@ -100,7 +94,7 @@ def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> Chart:
 
 def zero_memory(
     model: str = "llama-3-8b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-) -> PanelChart:
+) -> Chart:
     """Memory against the degree of data parallelism, by ZeRO stage. Source: the playbook, "ZeRO-3"."""
     rows = {
         f"ZeRO {stage}": [fullest(model, seq_len, _data_parallel(stage, degree)) for degree in degrees]
@@ -118,7 +112,7 @@ def _data_parallel(zero_stage: int, degree: int) -> Layout:
     return Layout(fsdp=degree, zero_stage=zero_stage, recompute="selective")
 
 
-def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16)) -> PanelChart:
+def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16)) -> Chart:
     """Memory against the degree of tensor parallelism, without and with sequence parallelism. Source: the playbook, "Tensor
     parallelism" and "Sequence parallelism"."""
 
@@ -135,7 +129,7 @@ def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence
 
 def cp_memory(
     model: str = "llama-3-8b", lengths: Sequence[int] = (4096, 16384, 65536, 131072), degrees: Sequence[int] = (1, 4, 16)
-) -> PanelChart:  # fmt: skip
+) -> Chart:  # fmt: skip
     """Memory against the length of sequences, by context parallelism beside tensor parallelism. Source: the playbook, "Context
     parallelism"."""
 
@@ -153,7 +147,7 @@ def cp_memory(
 
 def pp_memory(
     model: str = "llama-3-8b", degrees: Sequence[int] = (1, 2, 4, 8), lengths: Sequence[int] = (4096, 16384)
-) -> PanelChart:
+) -> Chart:
     """Memory of the fullest stage against the number of stages, 1F1B with as many micro-batches: weights are divided, activations
     are not. Source: the playbook, "Pipeline parallelism"."""
     rows = {
@@ -186,7 +180,7 @@ SAVINGS: Mapping[str, Layout] = {
 
 def memory_savings(
     model: str = "llama-3-8b", lengths: Iterable[int] = (1024, 4096, 16384), policies: Sequence[str] = POLICIES[1:]
-) -> PanelChart:
+) -> Chart:
     """What each axis, and some products of them, leaves on a device of eight, by recomputation and length. Source: the playbook,
     "5D parallelism in a nutshell"."""
     lengths = tuple(lengths)

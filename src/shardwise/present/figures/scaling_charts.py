@@ -16,8 +16,7 @@ from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
 from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Axis, Chart, Curve, bar_chart, curve_chart
-from shardwise.present.charts.panels import Column, Panel, PanelChart
+from shardwise.present.charts.chart import Axis, Category, Chart, Curve, Panel, bar_chart, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
 from shardwise.present.charts.timeline import TimelineChart
@@ -39,28 +38,28 @@ def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimat
     return estimate(Problem(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job), layout)
 
 
-def _rate(estimates: Sequence[Estimate | None]) -> Panel:
-    rates = tuple(estimate.tokens_per_s_per_device if estimate else None for estimate in estimates)
-    return Panel(title="tokens/s of a device", unit="", parts={"tokens/s": rates})
+def _degrees(title: str, degrees: Sequence[int]) -> Axis:
+    return Axis(title=title, categories=tuple(Category(label=str(degree)) for degree in degrees))
 
 
-def _chart(title: str, subtitle: str, axis: str, degrees: Sequence[int], panels: Sequence[Panel]) -> PanelChart:
-    return PanelChart(
-        title=title, subtitle=subtitle, axis_title=axis,
-        columns=tuple(Column(label=str(degree)) for degree in degrees), panels=tuple(panels),
-    )  # fmt: skip
+def _rate(x: Axis, estimates: Sequence[Estimate | None], of: str = "") -> Panel:
+    rates = [estimate.tokens_per_s_per_device if estimate else None for estimate in estimates]
+    return column_panel(x, f"tokens/s of a device{of}", "", {"tokens/s": rates})
 
 
-def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)) -> PanelChart:
+def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)) -> Chart:
     """Tokens/s of a device and its memory against plain data parallelism, one sequence on each device. Source: the playbook,
     "Data parallelism"."""
     estimates = [predicted(model, Layout(dp=degree)) for degree in degrees]
-    parts = {term: tuple(estimate.memory[term] for estimate in estimates) for term in MEMORY_TERMS}
-    memory = Panel(title="memory of a device", unit="B", parts=parts)
-    return _chart(
-        f"Data parallelism of {model}", f"One sequence of {SEQ_LEN:,} tokens on each H100, nodes of eight, predicted.",
-        "data-parallel devices", degrees, [_rate(estimates), memory],
-    )  # fmt: skip
+    x, parts = (
+        _degrees("data-parallel devices", degrees),
+        {t: [one.memory[t] for one in estimates] for t in MEMORY_TERMS},
+    )
+    return Chart(
+        title=f"Data parallelism of {model}",
+        subtitle=f"One sequence of {SEQ_LEN:,} tokens on each H100, nodes of eight, predicted.",
+        panels=(_rate(x, estimates), column_panel(x, "memory of a device", "B", parts)),
+    )
 
 
 def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: int = 1024) -> int:
@@ -79,7 +78,7 @@ def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: in
     return low
 
 
-def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32)) -> PanelChart:
+def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32)) -> Chart:
     """Tokens/s of a device, and the largest micro-batch, against tensor parallelism with sequence parallelism. Source: the
     playbook, "Tensor parallelism"."""
 
@@ -90,30 +89,30 @@ def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16,
     estimates = [
         predicted(model, layout(tp, num_seqs)) if num_seqs else None for tp, num_seqs in zip(degrees, most, strict=True)
     ]
-    batches = Panel(title="sequences of a micro-batch, at most", unit="", parts={"sequences": tuple(map(float, most))})
-    return _chart(
-        f"Tensor parallelism of {model}",
-        f"The largest micro-batch of sequences of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
-        "tensor-parallel devices", degrees, [_rate(estimates), batches],
-    )  # fmt: skip
+    x = _degrees("tensor-parallel devices", degrees)
+    batches = column_panel(x, "sequences of a micro-batch, at most", "", {"sequences": [float(size) for size in most]})
+    return Chart(
+        title=f"Tensor parallelism of {model}",
+        subtitle=f"The largest micro-batch of sequences of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
+        panels=(_rate(x, estimates), batches),
+    )
 
 
-def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32), many: int = 32) -> PanelChart:
+def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32), many: int = 32) -> Chart:
     """Tokens/s of a device against pipeline stages under 1F1B, with few micro-batches and with many. Source: the playbook, "One
     forward, one backward"."""
 
+    x = _degrees("pipeline stages p", degrees)
+
     def panel(title: str, num_micro_batches: Callable[[int], int]) -> Panel:
         layouts = (Layout(pp=pp, schedule="1f1b", recompute="selective") for pp in degrees)
-        estimates = [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts]
-        rates = tuple(estimate.tokens_per_s_per_device for estimate in estimates)
-        return Panel(title=f"tokens/s of a device, {title}", unit="", parts={"tokens/s": rates})
+        return _rate(x, [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts], f", {title}")
 
-    return _chart(
-        f"Pipeline parallelism of {model}",
-        f"1F1B, micro-batches of one sequence of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
-        "pipeline stages p", degrees,
-        [panel("m = p - 1 micro-batches", lambda pp: pp - 1), panel(f"m = {many}", lambda pp: many)],
-    )  # fmt: skip
+    return Chart(
+        title=f"Pipeline parallelism of {model}",
+        subtitle=f"1F1B, micro-batches of one sequence of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
+        panels=(panel("m = p - 1 micro-batches", lambda pp: pp - 1), panel(f"m = {many}", lambda pp: many)),
+    )
 
 
 def collective_bandwidths(num_bytes: float = 256 * 2**20, num_nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Chart:
@@ -164,7 +163,7 @@ def bubbles(
     )  # fmt: skip
 
 
-def ring_work(degree: int = 4, seq_len: int = 16) -> PanelChart:
+def ring_work(degree: int = 4, seq_len: int = 16) -> Chart:
     """Which share of a causal mask's scores each rank of a ring computes: pieces in order, and one from either end (zigzag).
     Source: the playbook, "Ring Attention" and "Zig-Zag Ring Attention"."""
 
@@ -175,16 +174,17 @@ def ring_work(degree: int = 4, seq_len: int = 16) -> PanelChart:
         pairs = sum(attended_pairs(length, (place + 1) * length, causal=True) for place in places)
         return pairs / attended_pairs(seq_len, seq_len, causal=True)
 
-    return PanelChart(
-        title=f"Scores of {degree} ranks under a causal mask", axis_title="rank",
+    x = Axis(title="rank", categories=tuple(Category(label=str(rank)) for rank in range(degree)))
+    variants = {"ring": "ring: the sequence in order", "zigzag": "zigzag: a piece from either end"}
+    return Chart(
+        title=f"Scores of {degree} ranks under a causal mask",
         subtitle=f"Share of the pairs of {seq_len} queries and keys; the fullest rank decides.",
-        columns=tuple(Column(label=str(rank)) for rank in range(degree)),
         panels=tuple(
-            Panel(
-                title=title, unit="%", parts={"scores": tuple(share(variant, rank) for rank in range(degree))}, joined=False,
-                limit=1 / degree, dashed="an even share",
+            column_panel(
+                x, title, "%", {"scores": [share(variant, rank) for rank in range(degree)]}, joined=False, limit=1 / degree,
+                dashed="an even share",
             )
-            for variant, title in (("ring", "ring: the sequence in order"), ("zigzag", "zigzag: a piece from either end"))
+            for variant, title in variants.items()
         ),
     )  # fmt: skip
 
