@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shardwise.present.charts.chart import Axis, Curve, Points, curve_chart
-from shardwise.present.charts.render import draw
+from shardwise.present.charts.draw_chart import draw
 
 ROOT = Path(__file__).parents[1]
 STEPS, VOCABULARY, MARKS = 200, 512, 25

@@ -12,8 +12,8 @@ from json_schemas import require_valid
 from unit.draw.page import check_texts, marks_of, texts
 
 import shardwise as sw
-from shardwise.present.charts.chart import RuleLine, StackedBars
-from shardwise.present.charts.draw_chart import draw_chart
+from shardwise.present.charts.chart import Cells, RuleLine, StackedBars
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.command_line import main
 from shardwise.present.figures.by_name import FIGURES
 from shardwise.present.figures.figure import Book, Figure, figure_payload
@@ -40,11 +40,13 @@ def test_every_figure_is_drawn_and_legible_and_its_numbers_are_as_the_schema_say
 
 def test_a_map_of_the_best_layouts() -> None:
     (chart,) = best_layouts(("llama-3.2-1b", "llama-3-8b"), (1, 2))
-    assert (chart.rows, chart.columns) == (("llama-3.2-1b", "llama-3-8b"), ("8", "16"))
-    assert "predicted for" in chart.scale
-    drawing = draw_chart(chart)
+    (panel,), (scale,) = chart.panels, chart.legend
+    assert [category.label for category in panel.y.categories] == ["llama-3.2-1b", "llama-3-8b"]
+    assert [category.label for category in panel.x.categories] == ["8", "16"]
+    assert "predicted for" in scale.label
+    drawing = draw(chart)
     check_texts(drawing)
-    assert f"{chart.values[0][0]:.1%}" in texts(drawing)
+    assert marks_of(chart, Cells)[0].cells[0].lines[0] in texts(drawing)
 
 
 def test_what_figures_say_of_crossings_is_drawn() -> None:
@@ -99,7 +101,7 @@ def test_the_payload_of_one_has_its_numbers(capsys: pytest.CaptureFixture[str]) 
     assert found["schema"] == "shardwise.figures/1"
     assert [one["name"] for one in found["figures"]] == list(FIGURES)
     _, out, _ = run(capsys, "sharding-fsdp", "--json")
-    assert json.loads(out)["charts"][0]["grids"][0]["labels"]["0,0"] == "0"
+    assert json.loads(out)["charts"][0]["panels"][0]["marks"][0]["cells"][0]["lines"] == ["0"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import shardwise as sw
 from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_links
 from shardwise.book_formulas.rules import mixed_math_over_comms
 from shardwise.present.charts.chart import Chart, Curve, Points, RuleLine
-from shardwise.present.charts.render import draw
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.figures.communication_charts import Strategies, strategy_ratios, strategy_times
 from shardwise.present.figures.roofline_charts import attention_share_curves, block_chart, matmul_curves, roofline_chart
 from shardwise.price import Problem

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
-from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Curve, Points, StackedBars
+from shardwise.present.charts.chart import Cells, Chart, Curve, Points, Spans, StackedBars
 from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
 from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
@@ -28,8 +27,8 @@ def test_bubbles_are_the_playbooks() -> None:
 
 def test_a_naive_pipeline_is_mostly_idle() -> None:
     chart = pipeline_timeline("naive", 4, 1)
-    busy = sum(span.end - span.start for row in chart.rows for span in row.spans)
-    assert busy / (4 * chart.end) == 0.25
+    busy = sum(span.end - span.start for span in marks_of(chart, Spans)[0].spans)
+    assert busy / (4 * chart.panels[0].x.domain[1]) == 0.25
 
 
 def test_work_along_a_split_sequence_is_counted() -> None:
@@ -48,12 +47,12 @@ def test_frames_of_an_array_are_its_cycles() -> None:
     rng = np.random.default_rng(0)
     left, right = rng.random((2, 3)), rng.random((3, 3))
     strip = systolic_frames(2, 3)
-    assert len(strip.frames) == run_systolic(left, right, 3).cycles
+    assert len(strip.panels) == run_systolic(left, right, 3).cycles
     cells = _Cells([left], [right])
-    for frame in strip.frames:
+    for panel in range(len(strip.panels)):
         cells.step()
-        drawn = {(cell.row, place): cell.colour for place, column in enumerate(frame.columns) for cell in column}
-        held = {(int(i), int(j)): int(cells.place[i, j]) for i, j in np.argwhere(cells.place >= 0)}
+        drawn = {(cell.row, cell.column): cell.colour for cell in marks_of(strip, Cells, panel)[0].cells}
+        held = {(int(i), int(j)): f"series:{cells.place[i, j]}" for i, j in np.argwhere(cells.place >= 0)}
         assert drawn == held
 
 
@@ -69,8 +68,8 @@ def test_an_array_is_as_busy_as_it_is_simulated() -> None:
         assert busy == SystolicArray(side=4).busy(2, num_tiles)
 
 
-def captions(chart: GridChart) -> list[str]:
-    return [grid.caption for grid in chart.grids]
+def captions(chart: Chart) -> list[str]:
+    return [panel.title for panel in chart.panels]
 
 
 def test_shardings_are_the_books() -> None:
@@ -81,7 +80,8 @@ def test_shardings_are_the_books() -> None:
     first, second = sharding_scheme("tensor parallelism", {"Y": 4})
     assert captions(first) == ["In[B, D_Y]", "Win[D, F_Y]", "In[B, D]", "Tmp[B, F_Y]"]
     assert captions(second) == ["Tmp[B, F_Y]", "Wout[F_Y, D]", "Out[B, D]{U_Y}", "Out[B, D_Y]"]
-    assert [grid.ringed for grid in second.grids] == [False, False, True, False]
+    ringed = [any(cell.ringed for cell in marks_of(second, Cells, panel)[0].cells) for panel in range(4)]
+    assert ringed == [False, False, True, False]
     first, _ = sharding_scheme("data parallelism", {"X": 4})
-    assert len(first.grids) == 3, "no communication"
+    assert len(first.panels) == 3, "no communication"
     assert len(SCHEMES) == 4

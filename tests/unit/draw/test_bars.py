@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from shardwise.present.charts.chart import bar_chart
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Rect
 from shardwise.present.charts.palette import BLUE, GREEN, TERM_COLOURS
-from shardwise.present.charts.render import draw
 
 from .page import check_texts, texts
 

@@ -8,9 +8,9 @@ from itertools import combinations
 import pytest
 
 from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Mark, Points, RuleLine, curve_chart
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Area, Circle, Path
 from shardwise.present.charts.palette import HUES, INK
-from shardwise.present.charts.render import draw
 
 from .page import boxes, check_texts
 

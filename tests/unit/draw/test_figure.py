@@ -70,9 +70,9 @@ def test_without_matplotlib_the_fix_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_only_a_figure_loads_matplotlib() -> None:
     code = (
         "import shardwise, sys\n"
-        "from shardwise.present.charts import cells, chart, matplotlib_export, render, timeline\n"
+        "from shardwise.present.charts import chart, draw_chart, matplotlib_export\n"
         "assert 'matplotlib' not in sys.modules\n"
-        "drawing = render.Canvas(10, 10, 'a', 'b')\n"
+        "drawing = draw_chart.Canvas(10, 10, 'a', 'b')\n"
         "drawing.svg()\n"
         "assert 'matplotlib' not in sys.modules\n"
         "drawing.figure()\n"

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from shardwise.present.charts.chart import Axis, Category, Chart, Panel, RuleLine, column_panel
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Circle, Drawing, Path, Rect
 from shardwise.present.charts.palette import BLUE, PAPER
-from shardwise.present.charts.render import draw
 
 from .page import check_texts, texts
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.charts.cells import FRAME_CELL_HEIGHT, LABEL_HEIGHT, Cell, Frame, Strip, draw_strip
+from shardwise.present.charts.chart import Cell, frames_chart
+from shardwise.present.charts.draw_chart import LABEL_HEIGHT, draw
 from shardwise.present.charts.drawing import Drawing, Rect, Text
 from shardwise.present.charts.palette import FAINT, INK, series
 
@@ -12,15 +13,19 @@ from .page import check_texts, texts
 
 
 def strip_of(num_frames: int, num_devices: int, share: float = 0.5) -> Drawing:
-    cells = tuple(Cell(row=i, colour=i, label=str(i), share=share, new=i == 0) for i in range(3))
-    frames = tuple(Frame(title=f"frame {i}", columns=(cells,) * num_devices) for i in range(num_frames))
+    cells = [
+        Cell(row=i, column=device, colour=f"series:{i}", lines=(str(i),), share=share, new=i == 0)
+        for device in range(num_devices)
+        for i in range(3)
+    ]
+    frames = {f"frame {i}": cells for i in range(num_frames)}
     names = tuple(str(i) for i in range(num_devices))
-    return draw_strip(Strip(title="title", subtitle="subtitle", devices=names, frames=frames, legend="legend"))
+    return draw(frames_chart("title", "subtitle", frames, columns=names, rows=(), note="legend"))
 
 
 def columns(drawing: Drawing) -> list[Rect]:
     """The frames around what a device holds."""
-    return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * FRAME_CELL_HEIGHT]
+    return [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.height == 3 * 24.0]
 
 
 @pytest.mark.parametrize(("num_frames", "num_devices"), [(1, 1), (5, 4), (9, 16), (3, 40)])
@@ -61,9 +66,5 @@ def test_a_label_stands_on_one_colour() -> None:
 
 
 def test_what_is_new_has_a_thick_edge() -> None:
-    edges = [
-        mark
-        for mark in strip_of(1, 1).marks
-        if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * FRAME_CELL_HEIGHT
-    ]
+    edges = [mark for mark in strip_of(1, 1).marks if isinstance(mark, Rect) and mark.stroke and mark.height < 3 * 24.0]
     assert [(edge.stroke, edge.stroke_width) for edge in edges] == [(INK, 2.0), (FAINT, 1.0), (FAINT, 1.0)]

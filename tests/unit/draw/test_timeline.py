@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import json
 
+from shardwise.present.charts.chart import Category, Chart, LegendEntry, Span, timeline
 from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Path, Rect
 from shardwise.present.charts.palette import BLUE, EMPTY, ORANGE, PAPER
-from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart, draw_timeline
 
 from .page import check_texts, texts
 
 
-def chart(end: float = 4.0) -> TimelineChart:
+def chart(end: float = 4.0) -> Chart:
     spans = (
-        Span(start=0.0, end=1.0, parts=(Part(fill=BLUE, label="0"),)),
-        Span(start=2.0, end=4.0, parts=(Part(fill=BLUE, label="1"), Part(fill=ORANGE, label="0", striped=True))),
+        Span(row=0, start=0.0, end=1.0, colour="series:0", text="0"),
+        Span(row=0, start=2.0, end=4.0, colour="series:0", text="1", lane=(0, 2)),
+        Span(row=0, start=2.0, end=4.0, colour="series:1", text="0", lane=(1, 2), striped=True),
     )
-    curve = ((0.0, 1.0), (2.0, 2.0), (4.0, 0.0))
-    rows = (
-        Row(label="rank 0", note="25% idle", spans=spans, curve=curve),
-        Row(label="rank 1", note="", spans=(), curve=()),
-    )
-    return TimelineChart(
-        title="two",
-        subtitle="a subtitle",
-        end=end,
-        rows=rows,
-        legend=((BLUE, "forward"), (ORANGE, "backward")),
-        curve_title="held",
-    )
+    legend = (LegendEntry(label="forward", colour="series:0"), LegendEntry(label="backward", colour="series:1"))
+    rows = [Category(label="rank 0", lines=("25% idle",)), Category(label="rank 1")]
+    held = {0: ((0.0, 1.0), (2.0, 2.0), (4.0, 0.0))}
+    if not end:
+        spans, held = (), {0: ((0.0, 1.0),)}
+    return timeline("two", "a subtitle", end, rows, spans, held, held_title="held", legend=legend)
 
 
 def rects(end: float = 4.0) -> list[Rect]:
-    return [mark for mark in draw_timeline(chart(end)).marks if isinstance(mark, Rect)]
+    return [mark for mark in draw(chart(end)).marks if isinstance(mark, Rect)]
 
 
 def test_spans_lie_where_they_are_in_time() -> None:
@@ -57,14 +52,14 @@ def test_a_stripe_runs_through_what_is_striped() -> None:
 
 
 def test_what_is_written() -> None:
-    drawing = draw_timeline(chart())
+    drawing = draw(chart())
     check_texts(drawing)
     for text in ("two", "a subtitle", "rank 0", "25% idle", "forward", "backward", "idle", "held", "2", "4 s"):
         assert text in texts(drawing)
 
 
 def test_everything_is_inside_of_the_picture() -> None:
-    drawing = draw_timeline(chart())
+    drawing = draw(chart())
     for mark in drawing.marks:
         if isinstance(mark, Rect):
             assert 0 <= mark.x <= mark.x + mark.width <= drawing.width
@@ -74,7 +69,7 @@ def test_everything_is_inside_of_the_picture() -> None:
 
 
 def test_nothing_takes_no_time() -> None:
-    assert "rank 0" in texts(draw_timeline(chart(end=0.0)))
+    assert "rank 0" in texts(draw(chart(end=0.0)))
 
 
 def test_a_trace_has_processes_streams_events_and_arrows() -> None:

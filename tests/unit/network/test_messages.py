@@ -18,7 +18,8 @@ from shardwise.hardware.network.message_simulation import (
     simulate_collective,
 )
 from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, received_bytes
-from shardwise.present.charts.cells import draw_strip
+from shardwise.present.charts.chart import Cell
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.sharding_charts import device_names, frames, strip_of
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.values.errors import InputError
@@ -180,29 +181,34 @@ def test_wrong_bytes_and_capacity() -> None:
         simulate_collective(A2A, 1.0, ring_grid((4,)), capacity=0)
 
 
+def held(frame: tuple[str, list[Cell]], device: int) -> list[Cell]:
+    """The cells of a device."""
+    return [cell for cell in frame[1] if cell.column == device]
+
+
 def test_frames_show_what_came() -> None:
     """AllGather on a ring of 4: own shard, both neighbours', then the opposite one."""
-    shown = frames(simulate_collective(AG, 1.0, ring_grid((4,))))
-    assert [frame.title for frame in shown] == ["start", "after step 1", "after step 2"]
-    assert [[cell.row for cell in frame.columns[0]] for frame in shown] == [[0], [0, 1, 3], [0, 1, 2, 3]]
-    assert [[cell.row for cell in frame.columns[0] if cell.new] for frame in shown] == [[], [1, 3], [2]]
+    shown = list(frames(simulate_collective(AG, 1.0, ring_grid((4,)))))
+    assert [title for title, _ in shown] == ["start", "after step 1", "after step 2"]
+    assert [[cell.row for cell in held(frame, 0)] for frame in shown] == [[0], [0, 1, 3], [0, 1, 2, 3]]
+    assert [[cell.row for cell in held(frame, 0) if cell.new] for frame in shown] == [[], [1, 3], [2]]
 
 
 def test_frames_of_a_reduction_and_a_transposition() -> None:
-    reduced = frames(simulate_collective(RS, 1.0, ring_grid((4,), False)))
-    assert [cell.label for cell in reduced[0].columns[0]] == ["1"] * 4
-    assert [(cell.row, cell.label) for cell in reduced[-1].columns[2]] == [(2, "4")]
-    transposed = frames(simulate_collective(A2A, 1.0, ring_grid((2, 2)), split=False))
+    reduced = list(frames(simulate_collective(RS, 1.0, ring_grid((4,), False))))
+    assert [cell.lines for cell in held(reduced[0], 0)] == [("1",)] * 4
+    assert [(cell.row, cell.lines) for cell in held(reduced[-1], 2)] == [(2, ("4",))]
+    transposed = list(frames(simulate_collective(A2A, 1.0, ring_grid((2, 2)), split=False)))
     names = device_names(RingGrid((2, 2), (True, True)))
-    assert [cell.label for cell in transposed[0].columns[1]] == [f"0,1→{name}" for name in names]
-    arrived = [(number, f"{name}→0,1") for number, name in enumerate(names)]
-    assert [(cell.colour, cell.label) for cell in transposed[-1].columns[1]] == arrived
+    assert [cell.lines for cell in held(transposed[0], 1)] == [(f"0,1→{name}",) for name in names]
+    arrived = [(f"series:{number}", (f"{name}→0,1",)) for number, name in enumerate(names)]
+    assert [(cell.colour, cell.lines) for cell in held(transposed[-1], 1)] == arrived
 
 
 @pytest.mark.parametrize("kind", SIMULATED_KINDS)
 def test_a_drawing_is_the_same_every_time(kind: CollectiveKind) -> None:
     def drawn(done: CollectiveSimulation) -> str:
-        return draw_strip(strip_of(done)).svg()
+        return draw(strip_of(done)).svg()
 
     first = drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))
     assert first == drawn(simulate_collective(kind, 34e6, ring_grid((4, 2), (True, False))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.charts.cells import draw_grids
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Drawing, Rect, Text, text_width
 from shardwise.present.charts.palette import PAPER
 from shardwise.present.charts.sharding_charts import Moment, draw_text, shards_chart
@@ -44,7 +44,7 @@ def pictured(*given: str, mesh: Mesh) -> tuple[Drawing, list[Rect], list[str]]:
     """The picture, its cells, and the texts that stand in them."""
     tensors = [parse_tensor(text) for text in given]
     moments = [Moment(heading="start", name=one.name, spec=one.spec) for one in tensors]
-    drawing = draw_grids(shards_chart("title", moments, mesh))
+    drawing = draw(shards_chart("title", moments, mesh))
     cells = [mark for mark in drawing.marks if isinstance(mark, Rect) and mark.stroke == PAPER]
     written = [mark for mark in drawing.marks if isinstance(mark, Text)]
     labels = [

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
+from shardwise.present.charts.drawing import SMALL, text_width
 from shardwise.present.charts.palette import by_name, part_colours
 from shardwise.values import format_bytes, format_quantity, format_seconds, format_usd
 
@@ -294,7 +295,7 @@ class Panel:
                 yield from (LegendEntry(label=name, colour=parts[name]) for name in parts if several and name in there)
             elif mark.label and isinstance(mark, RuleLine) and mark.axis == "y":
                 yield LegendEntry(label=mark.label, colour="ink", sample="limit")
-            elif mark.label and not isinstance(mark, RuleLine):
+            elif mark.label and not isinstance(mark, RuleLine) and getattr(mark, "row", None) is None:
                 yield LegendEntry(
                     label=mark.label, colour=mark.colour, sample=_sample(mark), letter=getattr(mark, "letter", "")
                 )
@@ -359,6 +360,69 @@ def bar_chart(
         size=(860.0, 30.0), gap=14.0,
     )  # fmt: skip
     return Chart(title=title, subtitle=subtitle, panels=(panel,))
+
+
+def categories(labels: Iterable[str]) -> tuple[Category, ...]:
+    """Return categories without further lines."""
+    return tuple(Category(label=label) for label in labels)
+
+
+def frames_chart(
+    title: str, subtitle: str, frames: Mapping[str, Sequence[Cell]], *, columns: Sequence[str], rows: Sequence[str], note: str
+) -> Chart:  # fmt: skip
+    """Return frames by title, side by side: the pieces that columns hold. Without names of `rows` there are as many as pieces."""
+    num_rows = max(1 + cell.row for cells in frames.values() for cell in cells)
+    x, y = (Axis(categories=categories(names), small=True) for names in (columns, rows or [""] * num_rows))
+    panels = (
+        Panel(x=x, y=y, marks=(Cells(cells=tuple(cells), inset=True),), title=frame, size=(30.0, 24.0))
+        for frame, cells in frames.items()
+    )
+    return Chart(title=title, subtitle=subtitle, panels=tuple(panels), note=note, wrap=True)
+
+
+TIMELINE_WIDTHS = (480.0, 1400.0)  # wide enough for texts in spans, between these
+HELD_WIDTH = 260.0  # of the curves beside a timeline
+TICK_SPACE = 24.0  # between texts along the axis
+
+
+def timeline(
+    title: str, subtitle: str, end: float, rows: Sequence[Category], spans: Sequence[Span], held: Mapping[int, Pairs], *,
+    held_title: str, legend: Iterable[LegendEntry],
+) -> Chart:  # fmt: skip
+    """Return spans of rows from 0 to `end` seconds, and beside each row what it `held`: (when, value from then on)."""
+    widths = (
+        1.4 * end * text_width(span.text, SMALL) / (span.end - span.start) for span in spans if span.end > span.start
+    )
+    narrow, wide = TIMELINE_WIDTHS
+    width = min(max(narrow, max(widths, default=narrow)), wide)
+    most_ticks = int(width / (text_width(format_seconds(0.999 * end)) + TICK_SPACE))
+    ticks = tuple((place, format_seconds(place)) for place in even_ticks(end, most_ticks)) if end else ()
+    ends = (0.0, end or 1.0)
+    curves = (
+        Curve(points=_steps(values, ends[1]), label=f"{max(value for _, value in values):.4g}", colour="ink", row=row)
+        for row, values in held.items()
+    )
+    unlabelled = tuple(Category(label="", thin=row.thin) for row in rows)
+    panels = (
+        Panel(
+            x=Axis(unit="s", ends=ends, ticks=ticks), y=Axis(categories=tuple(rows)), marks=(Spans(spans=tuple(spans)),),
+            size=(width, 30.0), gap=6.0,
+        ),
+        Panel(
+            x=Axis(ends=ends, ticks=()), y=Axis(categories=unlabelled), marks=tuple(curves), title=held_title,
+            size=(HELD_WIDTH, 30.0), gap=6.0, beside=True,
+        ),
+    )  # fmt: skip
+    return Chart(title=title, subtitle=subtitle, panels=panels, legend=tuple(legend))
+
+
+def _steps(values: Pairs, end: float) -> Pairs:
+    """The corners of values that hold from a time on: from 0 before the first to the last at the end."""
+    corners, last = [(0.0, 0.0)], 0.0
+    for when, value in values:
+        corners += [(when, last), (when, value)]
+        last = value
+    return *corners, (end, last)
 
 
 COLUMN_SIZE = (84.0, 130.0)

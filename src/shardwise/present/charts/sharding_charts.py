@@ -17,8 +17,7 @@ from shardwise.hardware.network.message_simulation import (
     ShardPiece,
     simulate_placed,
 )
-from shardwise.present.charts.cells import Cell, Frame, Grid, GridChart, Strip
-from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
+from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, Curve, Panel, categories, curve_chart, frames_chart
 from shardwise.price import ProductReport
 from shardwise.sharding import CollectiveKind, Mesh, Spec
 from shardwise.sharding.shard_placement import shard_holders
@@ -85,22 +84,29 @@ class Moment:
     spec: Spec
 
 
-def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> GridChart:
+def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> Chart:
     """The shards of several tensors, each with the devices that hold it."""
     shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
     moments = tuple(moments)
     partial = any(moment.spec.partial for moment in moments)
-    return GridChart(
+    return Chart(
         title=title, subtitle=f"mesh {shape}: {mesh.num_devices} devices, numbered with the first axis the slowest",
-        grids=tuple(_grid(moment, mesh) for moment in moments), legend=COPIES + (SUMMANDS if partial else ""),
+        panels=tuple(_shards(moment, mesh) for moment in moments), note=COPIES + (SUMMANDS if partial else ""), wrap=True,
     )  # fmt: skip
 
 
-def _grid(moment: Moment, mesh: Mesh) -> Grid:
-    (rows, columns), cells = shard_holders(moment.spec, mesh)
-    return Grid(
-        heading=moment.heading, caption=caption(moment.name, moment.spec), rows=rows, columns=columns,
-        labels={place: _holding(summands) for place, summands in cells.items()}, ringed=bool(moment.spec.partial),
+def _shards(moment: Moment, mesh: Mesh) -> Panel:
+    (rows, columns), holders = shard_holders(moment.spec, mesh)
+    cells = (
+        Cell(
+            row=row, column=column, colour=f"series:{row * columns + column}", lines=(_holding(summands),),
+            ringed=bool(moment.spec.partial),
+        )
+        for (row, column), summands in sorted(holders.items())
+    )  # fmt: skip
+    return Panel(
+        x=Axis(categories=categories([""] * columns)), y=Axis(categories=categories([""] * rows)),
+        marks=(Cells(cells=tuple(cells)),), title=caption(moment.name, moment.spec), caption=moment.heading, size=(64.0, 30.0),
     )  # fmt: skip
 
 
@@ -119,7 +125,7 @@ LEGENDS = {
 }
 
 
-def collective_chart(collective: PlacedCollective) -> Strip:
+def collective_chart(collective: PlacedCollective) -> Chart:
     """The simulated steps of a collective. Raises `InputError` for what cannot be drawn: pods, other kinds, many devices."""
     report = collective.report
     if report.network == "pods":
@@ -137,7 +143,7 @@ def collective_chart(collective: PlacedCollective) -> Strip:
     return strip_of(simulate_placed(collective))
 
 
-def strip_of(done: CollectiveSimulation) -> Strip:
+def strip_of(done: CollectiveSimulation) -> Chart:
     """The collective frame by frame. Raises `InputError` for more devices than a page shows."""
     count = done.grid.num_devices
     if count > MOST_DEVICES:
@@ -145,11 +151,11 @@ def strip_of(done: CollectiveSimulation) -> Strip:
             f"draw: found {count} devices; at most {MOST_DEVICES} are drawn, such as --axes 8 or --axes 4,4"
         )
     names = device_names(done.grid)
-    return Strip(
-        title=f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
-        subtitle=f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}",
-        devices=names, frames=frames(done), rows=() if done.kind is CollectiveKind.ALL_TO_ALL else names,
-        legend=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
+    return frames_chart(
+        f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
+        f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}", dict(frames(done)),
+        columns=names, rows=() if done.kind is CollectiveKind.ALL_TO_ALL else names,
+        note=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
     )  # fmt: skip
 
 
@@ -168,51 +174,47 @@ def device_names(grid: RingGrid) -> tuple[str, ...]:
     return tuple(",".join(str(grid.coordinate(device, axis)) for axis in axes) for device in range(grid.num_devices))
 
 
-def frames(done: CollectiveSimulation) -> tuple[Frame, ...]:
-    """A frame for the start and one after each step."""
-    found: list[Frame] = []
+def frames(done: CollectiveSimulation) -> Iterator[tuple[str, list[Cell]]]:
+    """Yield the start and the state after each step: its title, and the pieces that devices hold."""
+    cells_of = _chunk_cells if done.kind is CollectiveKind.ALL_TO_ALL else _shard_cells
     before: DeviceStates | None = None
     for number, state in enumerate(done.states()):
-        cells = _chunk_cells if done.kind is CollectiveKind.ALL_TO_ALL else _shard_cells
-        columns = tuple(cells(done, state, before, device) for device in range(len(state)))
-        found.append(Frame(title=f"after step {number}" if number else "start", columns=columns))
+        cells = [cell for device in range(len(state)) for cell in cells_of(done, state, before, device)]
+        yield f"after step {number}" if number else "start", cells
         before = state
-    return tuple(found)
 
 
 def _shard_cells(
     done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
-) -> tuple[Cell, ...]:
-    """A row for each shard; where summands are added, how many are in."""
-    cells = []
+) -> Iterator[Cell]:
+    """Yield a row for each shard; where summands are added, how many are in."""
     for shard in range(done.grid.num_devices):
         parts = [ShardPiece(shard, shard, part) for part in range(done.num_parts)]
         held = {part: state[device][part] for part in parts if part in state[device]}
         if held:
             sizes = sorted({len(summands) for summands in held.values()})
             label = "-".join(map(str, (sizes[0], sizes[-1]) if len(sizes) > 1 else sizes))
-            new = before is not None and any(before[device].get(part) != summands for part, summands in held.items())
-            share = len(held) / done.num_parts
-            label = "" if done.kind is CollectiveKind.ALL_GATHER else label
-            cells.append(Cell(row=shard, colour=shard, label=label, share=share, new=new))
-    return tuple(cells)
+            yield Cell(
+                row=shard, column=device, colour=f"series:{shard}",
+                lines=() if done.kind is CollectiveKind.ALL_GATHER else (label,), share=len(held) / done.num_parts,
+                new=before is not None and any(before[device].get(part) != summands for part, summands in held.items()),
+            )  # fmt: skip
 
 
 def _chunk_cells(
     done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
-) -> tuple[Cell, ...]:
-    """A row for each chunk that the device holds, by where it comes from and then where it goes."""
+) -> Iterator[Cell]:
+    """Yield a row for each chunk that the device holds, by where it comes from and then where it goes."""
     names = device_names(done.grid)
     chunks: dict[tuple[int, int], list[ShardPiece]] = {}
     for piece in sorted(state[device]):
         chunks.setdefault((piece.origin, piece.home), []).append(piece)
-    return tuple(
-        Cell(
-            row=row, colour=origin, label=f"{names[origin]}→{names[home]}", share=len(pieces) / done.num_parts,
+    for row, ((origin, home), pieces) in enumerate(chunks.items()):
+        yield Cell(
+            row=row, column=device, colour=f"series:{origin}", lines=(f"{names[origin]}→{names[home]}",),
+            share=len(pieces) / done.num_parts,
             new=before is not None and any(piece not in before[device] for piece in pieces),
-        )
-        for row, ((origin, home), pieces) in enumerate(chunks.items())
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed precision training
@@ -265,7 +267,7 @@ def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
     yield from zip((x[corners] - 1).tolist(), (y[corners] - 1).tolist(), strict=True)
 
 
-def product_chart(product: ProductReport) -> GridChart:
+def product_chart(product: ProductReport) -> Chart:
     """Which device holds what of a product, before each step of its cheapest program and after."""
     expression = product.expression
     title = f"{expression.expression}: who holds what"

@@ -18,15 +18,26 @@ from shardwise.pipeline import (
     Timeline,
 )
 from shardwise.pipeline.messages import remote_dependencies
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, RuleLine, curve_chart
+from shardwise.present.charts.chart import (
+    Axis,
+    Band,
+    Category,
+    Chart,
+    Curve,
+    LegendEntry,
+    Pairs,
+    RuleLine,
+    Span,
+    curve_chart,
+    timeline,
+)
 from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
-from shardwise.present.charts.palette import INK, TERM_COLOURS, Colour
-from shardwise.present.charts.timeline import Part, Row, Span, TimelineChart
+from shardwise.present.charts.palette import TERM_COLOURS
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.present.rendering.numbers import percent
 from shardwise.present.rendering.report import Line, Number
 from shardwise.price import SimulatedStep, Simulation, TimedKernel
-from shardwise.price.simulation.result import EXPOSED_AXES, MemoryCurve
+from shardwise.price.simulation.result import EXPOSED_AXES
 from shardwise.price.simulation.streams import StreamEvent as Done
 from shardwise.records import COLLECTIVE, WAIT, TraceEvent
 from shardwise.records.step_memory_and_collectives import MemoryTrace
@@ -38,7 +49,7 @@ MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
 FINEST = 2000.0  # parts of the step: anything closer is drawn as one
 
 
-def step_chart(simulation: Simulation) -> TimelineChart:
+def step_chart(simulation: Simulation) -> Chart:
     """The picture: for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream
     of communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
     found = simulation.step
@@ -48,16 +59,32 @@ def step_chart(simulation: Simulation) -> TimelineChart:
             f"--draw: found {num_slots:,} passes; at most {MAX_STEP_SPANS:,} are drawn: a plan of fewer micro-batches or stages"
         )
     streams = _streams(found)
-    legend = [*legend_of(found.actions), (TERM_COLOURS["optimizer"], "update")]
-    legend += [(_colour(stream), f"{stream} traffic") for stream in streams]
     exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in simulation.exposed.items())
-    return TimelineChart(
-        title=f"{found.pricing.architecture.name}, {title_of(found.actions)}",
-        subtitle=f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
+    labels = {"term:optimizer": "update", **{_colour(stream): f"{stream} traffic" for stream in streams}}
+    rows, spans, held = list[Category](), list[Span](), dict[int, Pairs]()
+    for rank, memory in enumerate(simulation.memories):
+        held[len(rows)] = tuple((when, num_bytes / 1e9) for when, num_bytes in memory.curve)
+        spans += _computing(found, rank, len(rows))
+        label = "device" if len(simulation.memories) == 1 else f"rank {rank}"
+        rows.append(_row(label, found.ranks[rank].bubble_s / found.step_time_s))
+        for stream in streams:
+            times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
+            spans += (
+                Span(row=len(rows), start=start, end=end, colour=_colour(stream), hover=f"{stream} traffic")
+                for start, end in _merged(found, times)
+            )
+            rows.append(Category(label=stream, thin=True))
+    return timeline(
+        f"{found.pricing.architecture.name}, {title_of(found.actions)}",
+        f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
         + (f"; exposed: {exposed}" if exposed else ""),
-        end=found.step_time_s, rows=tuple(_rows(found, simulation.memories, streams)), legend=tuple(legend),
-        curve_title="memory of a device, GB",
+        found.step_time_s, rows, spans, held, held_title="memory of a device, GB",
+        legend=[*legend_of(found.actions), *(LegendEntry(label=label, colour=colour) for colour, label in labels.items())],
     )  # fmt: skip
+
+
+def _row(label: str, idle: float) -> Category:
+    return Category(label=label, lines=(f"{format_percent(idle)} idle",))
 
 
 def shown_simulation(simulation: Simulation) -> NotebookDisplay:
@@ -77,41 +104,27 @@ def _streams(found: SimulatedStep) -> tuple[str, ...]:
     return tuple(sorted(used, key=[*EXPOSED_AXES, *sorted(used)].index))
 
 
-def _rows(found: SimulatedStep, memories: Sequence[MemoryCurve], streams: Sequence[str]) -> Iterator[Row]:
-    for rank, memory in enumerate(memories):
-        idle = found.ranks[rank].bubble_s / found.step_time_s
-        held = tuple((when, held / 1e9) for when, held in memory.curve)
-        label = "device" if len(memories) == 1 else f"rank {rank}"
-        yield Row(label=label, note=f"{format_percent(idle)} idle", spans=tuple(_computing(found, rank)), curve=held)
-        for stream in streams:
-            times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
-            spans = tuple(_span(start, end, stream) for start, end in _merged(found, times))
-            yield Row(label=stream, note="", spans=spans, thin=True)
-
-
-def _computing(found: SimulatedStep, rank: int) -> Iterator[Span]:
-    """The kernels of each pass, and of the update; the first span of a pass that has room for it has its micro-batch."""
-    own = found.rank_stages[rank]
+def _computing(found: SimulatedStep, rank: int, row: int) -> Iterator[Span]:
+    """The kernels of each pass, and of the update; the longest span of a pass has its micro-batch."""
+    stages = found.rank_stages[rank]
     for slot, played, start, _ in found.slots(rank):
         times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
         spans = _merged(found, times)
         longest = max(spans, key=lambda span: span[1] - span[0], default=None)
-        yield from (Span(start=a, end=b, parts=parts_of(slot, own, labelled=(a, b) == longest)) for a, b in spans)
+        for span in spans:
+            yield from slot_spans(row, *span, slot, stages, labelled=span == longest)
     update = (
         (found.passes_s + one.start, found.passes_s + one.end)
         for one in found.updates[rank].events
         if one.stream == COMPUTE
     )
-    yield from (_span(start, end, "optimizer") for start, end in _merged(found, update))
+    for start, end in _merged(found, update):
+        yield Span(row=row, start=start, end=end, colour="term:optimizer", hover="update")
 
 
-def _span(start: float, end: float, term: str) -> Span:
-    return Span(start=start, end=end, parts=(Part(fill=_colour(term)),))
-
-
-def _colour(term: str) -> Colour:
+def _colour(stream: str) -> str:
     """The colour of a term; for a stream without a term, the ink's."""
-    return TERM_COLOURS.get(term, INK)
+    return f"term:{stream}" if stream in TERM_COLOURS else "ink"
 
 
 def _merged(found: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -187,27 +200,33 @@ TERMS = {
 }
 
 
-def legend_of(line: ActionList) -> tuple[tuple[Colour, str], ...]:
+def legend_of(line: ActionList) -> tuple[LegendEntry, ...]:
     """The kinds of action that a list has, with their colours."""
     kinds = {action.kind for _, _, action in line.actions()}
-    return tuple((TERM_COLOURS[term], f"{kind}: {term}") for kind, term in TERMS.items() if kind in kinds)
+    return tuple(
+        LegendEntry(label=f"{kind}: {term}", colour=f"term:{term}") for kind, term in TERMS.items() if kind in kinds
+    )
 
 
-def timeline_chart(line: Timeline) -> TimelineChart:
+def timeline_chart(line: Timeline) -> Chart:
     """The picture: a row for each rank, a span for each slot with its micro-batches. Raises `InputError` for too large a list."""
     num_slots = sum(map(len, line.starts))
     if num_slots > MAX_SCHEDULE_SPANS:
         raise InputError(
             f"--draw: found {num_slots:,} slots; at most {MAX_SCHEDULE_SPANS:,} are drawn: fewer stages or micro-batches"
         )
-    return TimelineChart(
-        title=title_of(line.actions),
-        subtitle=bubble_line(line).text,
-        end=line.makespan,
-        rows=tuple(_row(line, rank) for rank in range(line.actions.num_ranks)),
-        legend=legend_of(line.actions),
-        curve_title="activations held, in micro-batches of a stage",
-    )
+    spans = list[Span]()
+    for rank in range(line.actions.num_ranks):
+        stages = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
+        for slot, start, end in zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True):
+            spans += slot_spans(rank, start, end, slot, stages)
+    idle = (seconds / line.makespan if line.makespan else 0.0 for seconds in line.idle())
+    return timeline(
+        title_of(line.actions), bubble_line(line).text, line.makespan,
+        [_row(f"rank {rank}", share) for rank, share in enumerate(idle)], spans,
+        {rank: tuple(line.memory(rank)) for rank in range(line.actions.num_ranks)},
+        held_title="activations held, in micro-batches of a stage", legend=legend_of(line.actions),
+    )  # fmt: skip
 
 
 def shown_timeline(line: Timeline) -> NotebookDisplay:
@@ -244,25 +263,17 @@ def bubble_line(timeline: Timeline) -> Line:
     )  # fmt: skip
 
 
-def _row(line: Timeline, rank: int) -> Row:
-    own = sorted({action.stage for slot in line.actions.order[rank] for action in slot})
-    slots = zip(line.actions.order[rank], line.starts[rank], line.ends[rank], strict=True)
-    spans = tuple(Span(start=start, end=end, parts=parts_of(slot, own)) for slot, start, end in slots)
-    idle = line.idle()[rank] / line.makespan if line.makespan else 0.0
-    return Row(
-        label=f"rank {rank}", note=f"{format_percent(idle)} idle", spans=spans, curve=tuple(line.memory(rank))
-    )  # fmt: skip
-
-
-def parts_of(slot: Slot, own: Sequence[int], *, labelled: bool = True) -> tuple[Part, ...]:
+def slot_spans(
+    row: int, start: float, end: float, slot: Slot, stages: Sequence[int], *, labelled: bool = True
+) -> Iterator[Span]:  # fmt: skip
     """The actions of a slot, of a rank with some stages: every other one of these has a stripe."""
-    return tuple(
-        Part(
-            fill=TERM_COLOURS[TERMS[action.kind]], label=str(action.micro_batch) if labelled else "",
-            striped=own.index(action.stage) % 2 == 1,
-        )
-        for action in slot
-    )  # fmt: skip
+    for lane, action in enumerate(slot):
+        yield Span(
+            row=row, start=start, end=end, colour=f"term:{TERMS[action.kind]}", lane=(lane, len(slot)),
+            text=str(action.micro_batch) if labelled else "", striped=stages.index(action.stage) % 2 == 1,
+            hover=f"{TERMS[action.kind]} of micro-batch {action.micro_batch}, stage {action.stage}: "
+            f"{format_seconds(start)} to {format_seconds(end)}",
+        )  # fmt: skip
 
 
 def schedule_trace_text(line: Timeline) -> str:

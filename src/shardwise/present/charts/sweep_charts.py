@@ -8,8 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.layout import AXES
-from shardwise.present.charts.cells import HeatMap
-from shardwise.present.charts.chart import Axis, Category, Chart, Curve, Panel, RuleLine, column_panel, curve_chart
+from shardwise.present.charts.chart import (
+    Axis,
+    Category,
+    Cell,
+    Cells,
+    Chart,
+    Curve,
+    LegendEntry,
+    Panel,
+    RuleLine,
+    categories,
+    column_panel,
+    curve_chart,
+)
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.loss_time import LossPoint, LossTime
@@ -30,7 +42,7 @@ WIDTH = 18  # characters of a line under a column
 BILLION = 1e9  # tokens that dollars are shown for
 
 
-def sweep_chart(swept: Swept) -> Chart | HeatMap:
+def sweep_chart(swept: Swept) -> Chart:
     """Panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
     if not any(point.plan for point in swept.points):
         raise InputError("picture: no point of the sweep has a plan; one at least is required")
@@ -172,24 +184,42 @@ def _shares(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ..
     return {name: tuple(one[0][name] / one[1] if one else None for one in found) for name in names}
 
 
-def heat_map(swept: Swept) -> HeatMap:
+def heat_map(swept: Swept) -> Chart:
     """The best MFU at every point of a grid, with the layout that reaches it.
 
     Source: the playbook, "Benchmarking thousands of configurations", its heat map of model sizes and nodes.
     """
     rows, columns = swept.sweeps
     at = {tuple(point.at.values()): point for point in swept.points}
-    cells = [[at.get((row, column)) for column in columns.values] for row in rows.values]
+    estimates = [point.plan.estimate.mfu for point in swept.points if point.plan]
+    cells = tuple(
+        _map_cell(number, place, at.get((row, column)), max(estimates, default=1.0))
+        for number, row in enumerate(rows.values)
+        for place, column in enumerate(columns.values)
+    )
     title, job = what_is_planned(swept)
     stack = predicted_for(swept)
-    return HeatMap(
-        title=f"{title}: best layouts by {rows.name} and {columns.name}", subtitle=job,
-        row_title=rows.name, column_title=columns.name,
-        rows=tuple(map(format_value, rows.values)), columns=tuple(map(format_value, columns.values)),
-        values=tuple(tuple(one.plan.estimate.mfu if one and one.plan else None for one in row) for row in cells),
-        notes=tuple(tuple(layout_lines(one.plan) if one and one.plan else (absent(one),) for one in row) for row in cells),
-        absent="no plan; the report says why", scale=f"MFU, predicted for {stack}" if stack else "MFU at most, an upper bound",
+    scale = f"MFU, predicted for {stack}" if stack else "MFU at most, an upper bound"
+    panel = Panel(
+        x=Axis(title=columns.name, categories=categories(map(format_value, columns.values)), side="top"),
+        y=Axis(title=rows.name, categories=categories(map(format_value, rows.values))), marks=(Cells(cells=cells),),
+        size=(84.0, 34.0),
     )  # fmt: skip
+    return Chart(
+        title=f"{title}: best layouts by {rows.name} and {columns.name}", subtitle=job, panels=(panel,),
+        legend=(LegendEntry(label=f"{scale}: 0% to {max(estimates, default=1.0):.1%}", colour="ink", sample="scale"),),
+        note="–  no plan; the report says why" if len(estimates) < len(cells) else "",
+    )  # fmt: skip
+
+
+def _map_cell(row: int, column: int, point: SweepPoint | None, most: float) -> Cell:
+    """A point's MFU over its layout, in a colour as deep as its part of the largest; why there is none."""
+    if point is None or point.plan is None:
+        return Cell(row=row, column=column, colour="empty", lines=("–", absent(point)))
+    mfu = point.plan.estimate.mfu
+    return Cell(
+        row=row, column=column, colour=f"shade:{mfu / most:.4f}", lines=(f"{mfu:.1%}", *layout_lines(point.plan))
+    )
 
 
 def search_chart(found: LossSearch) -> Chart:

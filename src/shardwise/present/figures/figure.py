@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.present.charts.cells import Grid, GridChart, HeatMap, Strip
 from shardwise.present.charts.chart import Chart
-from shardwise.present.charts.timeline import TimelineChart
-from shardwise.values import MergedFields
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.draw_chart import AnyChart
     from shardwise.present.charts.drawing import Drawing
 
 
@@ -50,7 +46,7 @@ class Figure:
     section: str
     original: str
     here: str
-    charts: Callable[[], Sequence[AnyChart]]
+    charts: Callable[[], Sequence[Chart]]
     path: str = ""
 
     @property
@@ -81,39 +77,6 @@ class FigureSet:
     files: tuple[str, ...] = ()
 
 
-class _Labels(TypedDict):
-    """The labels of cells by row and column, such as "0,1"."""
-
-    labels: dict[str, str]
-
-
-class _Grids(TypedDict):
-    kind: Literal["GridChart"]
-    grids: list[Annotated[dict[str, Any], MergedFields(Grid, _Labels)]]
-
-
-class _Map(TypedDict):
-    kind: Literal["HeatMap"]
-
-
-class _Strip(TypedDict):
-    kind: Literal["Strip"]
-
-
-class _Timeline(TypedDict):
-    kind: Literal["TimelineChart"]
-
-
-# The values of `draw`, each with its kind.
-ChartPayload = (
-    Annotated[dict[str, Any], MergedFields(GridChart, _Grids)]
-    | Annotated[dict[str, Any], MergedFields(HeatMap, _Map)]
-    | Chart
-    | Annotated[dict[str, Any], MergedFields(Strip, _Strip)]
-    | Annotated[dict[str, Any], MergedFields(TimelineChart, _Timeline)]
-)
-
-
 class FigureFacts(TypedDict):
     """A figure by name: where the original is and what it shows, what is drawn here, and the command that draws it."""
 
@@ -130,7 +93,7 @@ class FigurePayload(FigureFacts):
     """One figure with its charts, number by number."""
 
     schema: Literal["shardwise.figure/2"]
-    charts: list[ChartPayload]
+    charts: list[Chart]
 
 
 class FiguresPayload(TypedDict):
@@ -142,10 +105,7 @@ class FiguresPayload(TypedDict):
 
 def figure_payload(figure: Figure) -> FigurePayload:
     """Return a figure with its charts."""
-    charts = [
-        _plain(asdict(chart) if isinstance(chart, Chart) else {"kind": type(chart).__name__, **asdict(chart)})
-        for chart in figure.charts()
-    ]
+    charts = [asdict(chart) for chart in figure.charts()]
     return {"schema": "shardwise.figure/2", **_facts(figure), "charts": charts}
 
 
@@ -161,10 +121,3 @@ def _facts(figure: Figure) -> FigureFacts:
         "name": figure.name, "book": figure.book.title, "section": figure.section, "url": figure.url,
         "original": figure.original, "here": figure.here, "command": figure.command,
     }  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as JSON takes it: keys that are places become texts."""
-    if isinstance(value, dict):
-        return {key if isinstance(key, str) else ",".join(map(str, key)): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -9,7 +9,7 @@ from shardwise.book_formulas.rules import zero_state_bytes
 from shardwise.hardware import Cluster, load_cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, load_model
-from shardwise.present.charts.chart import Axis, Category, Chart, bar_chart, column_panel
+from shardwise.present.charts.chart import Axis, Chart, bar_chart, categories, column_panel
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values import MEMORY_TERMS, format_quantity
@@ -40,7 +40,7 @@ def memory_panels(
     """Stacked memory, a panel for each row, against the capacity of a device."""
     capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
 
-    x = Axis(title=axis_title, categories=tuple(Category(label=column) for column in columns))
+    x = Axis(title=axis_title, categories=categories(columns))
     panels = (
         column_panel(
             x, name, "B", {term: [memory[term] for memory in memories] for term in MEMORY_TERMS},

@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from shardwise.book_formulas import KernelComparison, KernelRoofline, kernel_roofline, link_bandwidths
 from shardwise.book_formulas.rooflines import BlockRoofline
 from shardwise.book_formulas.rules import SystolicArray, attainable_flops_per_s, critical_intensity
 from shardwise.hardware import Chip
 from shardwise.model import Architecture
-from shardwise.present.charts.cells import Cell, Frame, Strip
-from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, RuleLine, curve_chart
+from shardwise.present.charts.chart import (
+    LETTERS,
+    Axis,
+    Cell,
+    Chart,
+    Curve,
+    Points,
+    RuleLine,
+    curve_chart,
+    frames_chart,
+)
 from shardwise.present.figures.communication_charts import INTENSITY, RATE, spread
 from shardwise.values import format_quantity
 
@@ -105,16 +115,16 @@ def matmul_curves(
 ) -> Chart:  # fmt: skip
     """Attainable FLOP/s of [B, D] · [D, F] against B for several (D, F). Source: the book, "All About Rooflines", question 3."""
 
-    def product(batch: float, d_in: int, d_out: int) -> KernelRoofline:
+    def kernel(batch: float, d_in: int, d_out: int) -> KernelRoofline:
         return kernel_roofline(chip, "matmul", {"B": batch, "D": d_in, "F": d_out}, dtype, weights)
 
     lines, markers = [], []
     for d_in, d_out in widths:
-        at = product(1, d_in, d_out).critical_size
+        at = kernel(1, d_in, d_out).critical_size
         inside = (at,) if batches[0] < at < batches[1] else ()
         points = []
         for batch in sorted((*spread(*batches), *inside)):
-            points.append((batch, product(batch, d_in, d_out).attainable_flops_per_s))
+            points.append((batch, kernel(batch, d_in, d_out).attainable_flops_per_s))
         lines.append(Curve(label=f"D = {d_in:,}, F = {d_out:,}", points=tuple(points)))
         markers += [RuleLine(label=f"D = {d_in:,}: B = {at:,.0f}", at=at) for at in inside]
     stored = f"{weights or dtype} weights, {dtype} activations and arithmetic"
@@ -163,27 +173,22 @@ def attention_share_curves(
     )  # fmt: skip
 
 
-def systolic_frames(num_rows: int = 2, side: int = 3) -> Strip:
+def systolic_frames(num_rows: int = 2, side: int = 3) -> Chart:
     """Which row of activations each cell multiplies with its weight, cycle by cycle. Source: the book, "TPUs", appendix B."""
     array = SystolicArray(side=side)
 
-    def column(cycle: int, place: int) -> tuple[Cell, ...]:
-        rows = ((depth, array.row_at(cycle, depth, place)) for depth in range(side))
-        return tuple(
-            Cell(row=depth, colour=row, label=f"row {row}") for depth, row in rows if row is not None and row < num_rows
-        )
+    def cells(cycle: int) -> Iterator[Cell]:
+        for place, depth in product(range(side), repeat=2):
+            row = array.row_at(cycle, depth, place)
+            if row is not None and row < num_rows:
+                yield Cell(row=depth, column=place, colour=f"series:{row}", lines=(f"row {row}",))
 
-    cycles = range(1, array.cycles(num_rows) + 1)
-    frames = (
-        Frame(title=f"cycle {cycle}", columns=tuple(column(cycle - 1, place) for place in range(side)))
-        for cycle in cycles
-    )
-    return Strip(
-        title=f"[{num_rows}, {side}] · [{side}, {side}] on a systolic array of {side} x {side} cells",
-        subtitle=f"{array.fill} cycles for the weights, {num_rows} for the rows, {array.drain} until the last sum.",
-        devices=tuple(f"column {place}" for place in range(side)), rows=tuple(f"k = {k}" for k in range(side)),
-        frames=tuple(frames),
-        legend="A cell multiplies the row of activations that is written in it; sums go down, activations to the right.",
+    return frames_chart(
+        f"[{num_rows}, {side}] · [{side}, {side}] on a systolic array of {side} x {side} cells",
+        f"{array.fill} cycles for the weights, {num_rows} for the rows, {array.drain} until the last sum.",
+        {f"cycle {cycle + 1}": tuple(cells(cycle)) for cycle in range(array.cycles(num_rows))},
+        columns=[f"column {place}" for place in range(side)], rows=[f"k = {k}" for k in range(side)],
+        note="A cell multiplies the row of activations that is written in it; sums go down, activations to the right.",
     )  # fmt: skip
 
 

@@ -15,11 +15,9 @@ from shardwise.model import Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.cells import GridChart
-from shardwise.present.charts.chart import Axis, Category, Chart, Curve, Panel, bar_chart, column_panel, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve, Panel, bar_chart, categories, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
-from shardwise.present.charts.timeline import TimelineChart
 from shardwise.present.figures.memory_charts import CHIP, fullest
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
@@ -39,7 +37,7 @@ def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimat
 
 
 def _degrees(title: str, degrees: Sequence[int]) -> Axis:
-    return Axis(title=title, categories=tuple(Category(label=str(degree)) for degree in degrees))
+    return Axis(title=title, categories=categories(map(str, degrees)))
 
 
 def _rate(x: Axis, estimates: Sequence[Estimate | None], of: str = "") -> Panel:
@@ -137,7 +135,7 @@ def collective_bandwidths(num_bytes: float = 256 * 2**20, num_nodes: Sequence[in
 
 def pipeline_timeline(
     schedule: str, num_stages: int = 4, num_micro_batches: int = 8, num_virtual_stages: int | None = None
-) -> TimelineChart:
+) -> Chart:
     """A schedule played with passes of a second each: forward, backward for activations, backward for weights. Source: the
     playbook, "Pipeline parallelism"."""
     return timeline_chart(play_actions(build_actions(schedule, num_stages, num_micro_batches, num_virtual_stages)))
@@ -174,7 +172,7 @@ def ring_work(degree: int = 4, seq_len: int = 16) -> Chart:
         pairs = sum(attended_pairs(length, (place + 1) * length, causal=True) for place in places)
         return pairs / attended_pairs(seq_len, seq_len, causal=True)
 
-    x = Axis(title="rank", categories=tuple(Category(label=str(rank)) for rank in range(degree)))
+    x = Axis(title="rank", categories=categories(map(str, range(degree))))
     variants = {"ring": "ring: the sequence in order", "zigzag": "zigzag: a piece from either end"}
     return Chart(
         title=f"Scores of {degree} ranks under a causal mask",
@@ -201,13 +199,13 @@ SCHEMES: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
-def sharding_scheme(name: str, mesh: Mapping[str, int]) -> tuple[GridChart, GridChart]:
+def sharding_scheme(name: str, mesh: Mapping[str, int]) -> tuple[Chart, Chart]:
     """The two products of an MLP under a scheme of `SCHEMES`, each from its operands as they rest to its result."""
     first, second = (_product(f"{name}: {text}", text, Mesh.of(mesh)) for text in SCHEMES[name])
     return first, second
 
 
-def _product(title: str, text: str, mesh: Mesh) -> GridChart:
+def _product(title: str, text: str, mesh: Mesh) -> Chart:
     expression = parse_expression(text)
     program = shard_expression(expression, mesh, {dim: size for dim, size in SIZES.items() if dim in text})
     return shards_chart(title, moments(program, derive_by_cases(program)), program.mesh)

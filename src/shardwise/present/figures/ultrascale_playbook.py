@@ -9,12 +9,10 @@ from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.charts.cells import HeatMap, Strip
 from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
 from shardwise.present.charts.sharding_charts import strip_of
 from shardwise.present.charts.step_charts import step_chart
 from shardwise.present.charts.sweep_charts import heat_map
-from shardwise.present.charts.timeline import TimelineChart
 from shardwise.present.figures import memory_charts, scaling_charts
 from shardwise.present.figures.figure import PLAYBOOK, Figure
 from shardwise.present.figures.scaling_charts import bubbles, pipeline_timeline, ring_work
@@ -25,7 +23,7 @@ from shardwise.sharding import CollectiveKind
 RING = 5  # devices of the playbook's animations
 
 
-def ring(kind: CollectiveKind) -> tuple[Strip]:
+def ring(kind: CollectiveKind) -> tuple[Chart]:
     """A collective on a one-way ring, step by step."""
     return (strip_of(simulate_collective(kind, 100e6, ring_grid((RING,), one_way=True), split=False)),)
 
@@ -57,7 +55,7 @@ MODELS = ("llama-3.2-1b", "llama-3.2-3b", "llama-3-8b", "llama-3-70b")
 NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
-def best_layouts(models: Sequence[str] = MODELS, num_nodes: Sequence[int] = NODES) -> tuple[HeatMap]:
+def best_layouts(models: Sequence[str] = MODELS, num_nodes: Sequence[int] = NODES) -> tuple[Chart]:
     """The layout with the best predicted MFU at every point, H100s in nodes of eight."""
     devices = ",".join(str(8 * nodes) for nodes in num_nodes)
     over = (f"model={','.join(models)}", f"gpus={devices}")
@@ -210,7 +208,7 @@ def _simulated(model: str, layout_text: str, num_micro_batches: int = 1) -> Simu
     return simulate(Problem(load_model(model), load_cluster(NODE), job), layout)
 
 
-def overlap(model: str, layout: str) -> TimelineChart:
+def overlap(model: str, layout: str) -> Chart:
     """What a device computes and sends over a step."""
     return step_chart(_simulated(model, layout))
 

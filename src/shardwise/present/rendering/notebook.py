@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from shardwise.values import InputError
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.draw_chart import AnyChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.present.charts.drawing import Drawing
 
 CELL_STYLE = "text-align:left;padding:2px 12px 2px 0;vertical-align:top"
@@ -38,7 +38,7 @@ class NotebookDisplay:
 
     title: str
     tables: tuple[NotebookTable, ...]
-    charts: Callable[[], Sequence[AnyChart]]
+    charts: Callable[[], Sequence[Chart]]
 
     def drawing(self) -> Drawing:
         """The charts, drawn. Raises `InputError` as they do."""

@@ -15,7 +15,7 @@ from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
     from shardwise.pipeline import PassTimes, ScheduleComparison, Timeline
-    from shardwise.present.charts.timeline import TimelineChart
+    from shardwise.present.charts.chart import Chart
 
 COMPARE = "compare"
 TIME_KEYS = ("f", "b", "w", "p2p", "fb")
@@ -85,7 +85,7 @@ def _refuse_single_schedule_flags(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"{', '.join(flags)}: of one schedule, and compare has them all; name one, such as 1f1b")
 
 
-def _timeline_chart(timeline: Timeline) -> TimelineChart:
+def _timeline_chart(timeline: Timeline) -> Chart:
     from shardwise.present.charts.step_charts import timeline_chart  # drawing loads for pictures alone
 
     return timeline_chart(timeline)

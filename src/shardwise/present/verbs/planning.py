@@ -39,7 +39,7 @@ from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
 
 if TYPE_CHECKING:
     from shardwise.layout import Choices
-    from shardwise.present.charts.draw_chart import AnyChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.price import Reliability
     from shardwise.search import Comparison, LossSearch, Plan, Swept
 
@@ -170,7 +170,7 @@ def _report_html(result: Plan | Comparison | LossSearch | Swept) -> str:
     return result_report("sweep", f"{subject} over {names}", result)
 
 
-def _draw(result: Swept | LossSearch) -> AnyChart:
+def _draw(result: Swept | LossSearch) -> Chart:
     from shardwise.present.charts.sweep_charts import search_chart, sweep_chart  # drawing loads for pictures alone
 
     return sweep_chart(result) if isinstance(result, search.Swept) else search_chart(result)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from shardwise.derive import ShardedExpression
     from shardwise.hardware import PlacedCollective
     from shardwise.hardware.network.nccl_conventions import CollectiveName
-    from shardwise.present.charts.cells import Strip
+    from shardwise.present.charts.chart import Chart
     from shardwise.present.rendering.report import Report
     from shardwise.verify import CheckedProduct, EmittedProgram
     from shardwise.verify.xla_compile import Backend
@@ -242,7 +242,7 @@ def parse_assignments(text: str | Mapping[str, int], label: str) -> dict[str, in
     return sizes
 
 
-def _collective_strip(collective: PlacedCollective) -> Strip:
+def _collective_strip(collective: PlacedCollective) -> Chart:
     from shardwise.present.charts.sharding_charts import collective_chart  # drawing loads for pictures alone
 
     return collective_chart(collective)

@@ -13,7 +13,7 @@ from shardwise.values import parse_at_least
 from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.timeline import TimelineChart
+    from shardwise.present.charts.chart import Chart
     from shardwise.price import Simulation
     from shardwise.search import InstructionListing
 
@@ -22,7 +22,7 @@ PASSES = ("forward", "backward", "update")
 EXAMPLE_PLAN = "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json"
 
 
-def _step_chart(simulation: Simulation) -> TimelineChart:
+def _step_chart(simulation: Simulation) -> Chart:
     from shardwise.present.charts.step_charts import step_chart  # drawing loads for pictures alone
 
     return step_chart(simulation)
