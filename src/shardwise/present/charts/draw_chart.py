@@ -33,6 +33,7 @@ from shardwise.present.charts.drawing import (
     Drawing,
     below,
     flowed,
+    heading_lines,
     text_width,
     wrapped,
 )
@@ -40,7 +41,7 @@ from shardwise.present.charts.palette import EMPTY, FAINT, GRID, HUES, INK, PAPE
 
 LINE, SMALL_LINE = 18.0, 15.0  # height of a line of text over a bar, and of small text in or under a cell
 PAGE_WIDTH, SPACE = 1100.0, 36.0  # where panels side by side wrap, and the space between them
-NARROWEST = 240.0  # of a plot, before the legend beside it moves under it
+LEAST_PLOT, NARROWEST = 120.0, 240.0  # of a plot, and before the legend beside it moves under it
 DASHES = ((), (9, 4), (3, 4), (12, 3, 3, 3), (18, 6), (8, 3, 2, 3, 2, 3), (5, 2))
 REFERENCE, RULE, EDGE = (6, 4), (2, 3), (1, 3)
 LETTER, LEADER = 9.0, 30.0  # radius of a letter's circle, and how far above its point it stands
@@ -62,9 +63,10 @@ def draw(chart: Chart, width: float | None = None) -> Drawing:
     """Return a chart as a drawing, as wide as its texts want or about `width` pixels."""
     page = _Page(chart, width, 0.0)
     if width is not None and not chart.wrap:
-        if any(view.width + width - page.width < NARROWEST for view in page.lines[0][:1]):
+        if page.views[0].width + width - page.width < NARROWEST:
             page = _Page(chart, width, 0.0, is_legend_beside=False)
-        page = _Page(chart, width, width - page.width, is_legend_beside=page.is_legend_beside)
+        stretch = (width - page.width) / len(page.lines[0])
+        page = _Page(chart, width, stretch, is_legend_beside=page.is_legend_beside)
     return page.drawn()
 
 
@@ -72,7 +74,7 @@ class _Page:
     """Panels at their places, and the legend."""
 
     def __init__(self, chart: Chart, width: float | None, stretch: float, *, is_legend_beside: bool = True) -> None:
-        self.chart = chart
+        self.chart, self.page_width = chart, width
         following = [*chart.panels[1:], None]
         views = [
             _View(panel, stretch, is_x_labelled=not (after and after.x == panel.x and not (after.beside or chart.wrap)))
@@ -84,7 +86,7 @@ class _Page:
         )
         self.groups = list(_legend_groups(views)) if self.is_legend_beside else []
         self.sample = SAMPLE if len(views) == 1 else 18.0
-        self.top = _heading_height(chart, width)
+        self.top = MARGIN + 12.0 + ROW * sum(map(len, heading_lines(chart.title, chart.subtitle, width)))
         y = self.top
         left = max(line[0].left for line in self.lines)
         for line in self.lines:
@@ -104,7 +106,8 @@ class _Page:
         beside = [entry for _, group in self.groups for entry in group]
         edges = [self.right, *(MARGIN + text_width(note) for note in self.notes)]
         edges += [self.right + MARGIN + self.sample + 10.0 + text_width(entry.label) for entry in beside]
-        edges += [x + self.beside + text_width(label) for label, x, _ in self.foot]
+        samples = (SCALE_WIDTH + 8.0 if entry.sample == "scale" else self.beside for entry in entries)
+        edges += [x + sample + text_width(label) for sample, (label, x, _) in zip(samples, self.foot, strict=True)]
         self.width = max(edges) + MARGIN
 
     def entries(self) -> list[LegendEntry]:
@@ -124,7 +127,7 @@ class _Page:
         foot = self.bottom + (12.0 + ROW * (1 + self.foot[-1][2]) if self.foot else 0.0)
         note_top = foot + ROW
         height = max(bottom, foot, note_top + LINE * (len(self.notes) - 1) if self.notes else 0.0) + MARGIN
-        canvas = Canvas(self.width, height, self.chart.title, self.chart.subtitle)
+        canvas = Canvas(self.width, height, self.chart.title, self.chart.subtitle, self.page_width)
         for view in self.views:
             view.draw(canvas)
         for entry, y in legends:
@@ -145,10 +148,6 @@ class _Page:
             start = max(end, view.y0 + ROW / 2)
             yield from ((entry, start + step * number) for number, entry in enumerate(group))
             end = start + step * len(group)
-
-
-def _heading_height(chart: Chart, width: float | None) -> float:
-    return MARGIN + 56.0
 
 
 def _lines(views: Sequence[_View], *, wrap: bool, page_width: float) -> Iterator[list[_View]]:
@@ -190,9 +189,8 @@ class _View:
         self.cell_size = SMALL if self.is_inset else SIZE
         self.x0 = self.y0 = 0.0
         count = len(self.x_axis.categories)
-        self.width = (
-            count * max(self._column_width(), panel.size[0] + stretch / count) if count else panel.size[0] + stretch
-        )
+        column = max(self._column_width(), panel.size[0] + stretch / max(1, count))
+        self.width = count * column if count else max(LEAST_PLOT, panel.size[0] + stretch)
         self.rows = list(self._rows())
         trailing = panel.gap if self.y_axis.side == "over" else 0.0
         self.height = self.rows[-1][0] + self.rows[-1][1] + trailing if self.rows else panel.size[1]

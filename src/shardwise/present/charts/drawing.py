@@ -226,14 +226,32 @@ TITLE = 18.0
 HEADING = MARGIN + 56.0  # height of title and subtitle
 
 
-class Canvas(Drawing):
-    """A drawing with a title and a subtitle in its upper left corner, at least as wide as they are."""
+def heading_lines(title: str, subtitle: str, width: float | None = None) -> tuple[list[str], list[str]]:
+    """Return title and subtitle in lines of a page of `width` pixels, without it in a line each."""
+    if width is None:
+        return [title], [subtitle]
+    return wrapped(title, (width - 2 * MARGIN) / BOLD, TITLE), wrapped(subtitle, width - 2 * MARGIN)
 
-    def __init__(self, width: float, height: float, title: str, subtitle: str) -> None:
-        least = 2 * MARGIN + max(text_width(title, TITLE, bold=True), text_width(subtitle))
-        super().__init__(max(width, least), height, title, subtitle)
-        self.text(MARGIN, MARGIN + 16.0, title, size=TITLE, bold=True)
-        self.text(MARGIN, MARGIN + 38.0, subtitle)
+
+class Canvas(Drawing):
+    """A drawing with a title and a subtitle in its upper left corner, at least as wide as they are.
+
+    They are wrapped to `page_width` pixels, if it is given.
+    """
+
+    def __init__(
+        self, width: float, height: float, title: str, subtitle: str, page_width: float | None = None
+    ) -> None:  # fmt: skip
+        titles, subtitles = heading_lines(title, subtitle, page_width)
+        least = max(*(text_width(line, TITLE, bold=True) for line in titles), *map(text_width, subtitles))
+        super().__init__(max(width, 2 * MARGIN + least), height, title, subtitle)
+        y = MARGIN + 16.0
+        for line in titles:
+            self.text(MARGIN, y, line, size=TITLE, bold=True)
+            y += ROW
+        for line in subtitles:
+            self.text(MARGIN, y, line)
+            y += ROW
 
     def text_on_paper(
         self, x: float, y: float, content: str, *, size: float = SIZE, anchor: str = "start", bold: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict
 
@@ -105,7 +105,7 @@ class FiguresPayload(TypedDict):
 
 def figure_payload(figure: Figure) -> FigurePayload:
     """Return a figure with its charts."""
-    charts = [asdict(chart) for chart in figure.charts()]
+    charts: Any = [asdict(chart) for chart in figure.charts()]
     return {"schema": "shardwise.figure/2", **_facts(figure), "charts": charts}
 
 
