@@ -15,7 +15,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.present.charts.step_charts import MOST_TRACED, step_trace_text
+from shardwise.present.traces import MOST_TRACED, step_trace_text
 from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.result import Simulation

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from shardwise.present.charts.chart import Category, Chart, LegendEntry, Span, timeline
-from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Path, Rect
 from shardwise.present.charts.palette import BLUE, EMPTY, ORANGE, PAPER
+from shardwise.present.traces import Arrow, Event, chrome_trace
 
 from .page import check_texts, texts
 

@@ -11,7 +11,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.pipeline.timeline import Durations, play_actions
-from shardwise.present.charts.step_charts import events, step_trace_text
+from shardwise.present.traces import events, step_trace_text
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.layout_pricer import Pricing

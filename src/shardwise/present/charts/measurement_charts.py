@@ -7,44 +7,11 @@ from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
 from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, bar_chart, curve_chart
-from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.records.step_log import MEASURED_TERMS
-from shardwise.values import MEMORY_TERMS, InputError, format_bytes, format_seconds
+from shardwise.values import MEMORY_TERMS, InputError
 
 if TYPE_CHECKING:
     from shardwise.measure import Reconciliation
-
-
-def shown_reconciliation(found: Reconciliation) -> NotebookDisplay:
-    """A reconciliation in a notebook: the step and what it is attributed to, then every term."""
-    time, memory = found.time, found.memory
-    facts = {
-        "ran on": found.machine, "step predicted": format_seconds(time.predicted_s),
-        "step measured": f"{format_seconds(time.measured_s)}, mean of the middle half of {time.num_steps} steps",
-        "attributed to": found.attribution.term.name if found.attribution else "", "unexplained": f"{time.rest_share:.1%}",
-    } | {f"remark {number}": remark for number, remark in enumerate(found.remarks, 1)}  # fmt: skip
-    seconds = [(one.name, _seconds(one.predicted_s), _seconds(one.measured_s)) for one in time.terms]
-    held = [(one.name, _bytes(one.predicted), _bytes(one.measured)) for one in (*memory.terms, memory.total)]
-    tables = (
-        NotebookTable.of(facts),
-        NotebookTable(
-            head=("time of a step", "predicted", "measured"), rows=tuple(row for row in seconds if any(row[1:]))
-        ),
-        NotebookTable(
-            head=("memory of a device", "predicted", "measured"), rows=tuple(row for row in held if any(row[1:]))
-        ),
-    )
-    return NotebookDisplay(
-        title=f"A run on {found.machine} against its plan", tables=tables, charts=lambda: reconciliation_charts(found)
-    )
-
-
-def _seconds(value: float | None) -> str:
-    return format_seconds(value) if value else ""
-
-
-def _bytes(value: float | None) -> str:
-    return format_bytes(value) if value and value > 0 else ""
 
 
 def reconciliation_charts(found: Reconciliation, about: str = "") -> tuple[Chart, Chart]:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
-from shardwise.measure.reconcile.aligned_traces import TracedStep, event_axis
 from shardwise.pipeline import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
     FORWARD,
     FULL_BACKWARD,
-    Action,
     ActionList,
     Slot,
     Timeline,
 )
-from shardwise.pipeline.messages import remote_dependencies
 from shardwise.present.charts.chart import (
     Axis,
     Band,
@@ -31,21 +27,17 @@ from shardwise.present.charts.chart import (
     curve_chart,
     timeline,
 )
-from shardwise.present.charts.chrome_trace import Arrow, Event, chrome_trace
 from shardwise.present.charts.palette import TERM_COLOURS
-from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.present.rendering.numbers import percent
 from shardwise.present.rendering.report import Line, Number
-from shardwise.price import SimulatedStep, Simulation, TimedKernel
+from shardwise.present.traces import events
+from shardwise.price import SimulatedStep, Simulation
 from shardwise.price.simulation.result import EXPOSED_AXES
-from shardwise.price.simulation.streams import StreamEvent as Done
-from shardwise.records import COLLECTIVE, WAIT, TraceEvent
 from shardwise.records.step_memory_and_collectives import MemoryTrace
 from shardwise.step import COMPUTE
 from shardwise.values import InputError, format_bytes, format_percent, format_seconds, pluralize
 
 MAX_STEP_SPANS = 4096  # passes: a browser does not show more well
-MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
 FINEST = 2000.0  # parts of the step: anything closer is drawn as one
 
 
@@ -85,16 +77,6 @@ def step_chart(simulation: Simulation) -> Chart:
 
 def _row(label: str, idle: float) -> Category:
     return Category(label=label, lines=(f"{format_percent(idle)} idle",))
-
-
-def shown_simulation(simulation: Simulation) -> NotebookDisplay:
-    """A simulated step in a notebook."""
-    facts = {
-        "step": format_seconds(simulation.step_time_s), "bubble": format_percent(simulation.bubble),
-        "memory at most": format_bytes(simulation.peak_bytes),
-    } | {f"exposed {axis}": format_seconds(seconds) for axis, seconds in simulation.exposed.items()}  # fmt: skip
-    title = f"A step of {simulation.step.pricing.architecture.name}, simulated"
-    return NotebookDisplay(title=title, tables=(NotebookTable.of(facts),), charts=lambda: (step_chart(simulation),))
 
 
 def _streams(found: SimulatedStep) -> tuple[str, ...]:
@@ -138,59 +120,6 @@ def _merged(found: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[
     return merged
 
 
-def events(found: SimulatedStep, rank: int) -> Iterator[tuple[Done, float, float]]:
-    """The work of a rank's streams in the step, with start and end."""
-    left = {(one.slot, one.event): one for one in found.trailing[rank]}
-    for number, (_, played, begin, _) in enumerate(found.slots(rank)):
-        for place, one in enumerate(played.events):
-            late = left.get((number, place))
-            yield one, late.start if late else begin + one.start, late.end if late else begin + one.end
-    for one in found.updates[rank].events:
-        yield one, found.passes_s + one.start, found.passes_s + one.end
-
-
-def step_trace_text(found: SimulatedStep) -> str:
-    """The step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every transfer
-    on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
-    """
-    ranks = range(found.actions.num_ranks)
-    number = sum(len(played.events) for plays in found.slot_timelines for played in plays)
-    if number > MOST_TRACED:
-        raise InputError(
-            f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
-        )
-    passes, done = planned_events(found)
-    names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
-    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
-
-
-def planned_events(found: SimulatedStep, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
-    """The passes of all stages, and every kernel and transfer; the process of the first stage has the number `first`."""
-    ranks = range(found.actions.num_ranks)
-    passes = {
-        one: Event(
-            name=str(one), process=first + rank, stream="passes", start=start, end=end, category=one.kind,
-            args={"stage": one.stage, "micro_batch": one.micro_batch},
-        )
-        for rank in ranks
-        for slot, _, start, end in found.slots(rank)
-        for one in slot
-    }  # fmt: skip
-    return passes, [_traced(one, first + rank, *times) for rank in ranks for one, *times in events(found, rank)]
-
-
-def _traced(one: Done, rank: int, start: float, end: float) -> Event:
-    what = one.work
-    if isinstance(what, TimedKernel):
-        return Event(
-            name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}
-        )  # fmt: skip
-    return Event(
-        name=what.name, process=rank, stream=one.stream, start=start, end=end, category="traffic",
-        args={"unit": what.unit, "axis": what.axis},
-    )  # fmt: skip
-
-
 MAX_SCHEDULE_SPANS = 8192  # slots: more are no picture that a browser shows well
 TERMS = {
     FORWARD: "forward",
@@ -229,18 +158,6 @@ def timeline_chart(line: Timeline) -> Chart:
     )  # fmt: skip
 
 
-def shown_timeline(line: Timeline) -> NotebookDisplay:
-    """A played list in a notebook."""
-    facts = {
-        "length": f"{line.makespan:.6g} s", "idle": format_percent(line.idle_fraction),
-        "bubble, idle over ideal time": format_percent(line.bubble),
-        "activations at most, in micro-batches of a stage": f"{max(line.peak_activations, default=0.0):.4g}",
-    }  # fmt: skip
-    return NotebookDisplay(
-        title=title_of(line.actions), tables=(NotebookTable.of(facts),), charts=lambda: (timeline_chart(line),)
-    )
-
-
 def title_of(actions: ActionList) -> str:
     """The schedule and its sizes."""
     v = actions.num_virtual_stages
@@ -274,32 +191,6 @@ def slot_spans(
             hover=f"{TERMS[action.kind]} of micro-batch {action.micro_batch}, stage {action.stage}: "
             f"{format_seconds(start)} to {format_seconds(end)}",
         )  # fmt: skip
-
-
-def schedule_trace_text(line: Timeline) -> str:
-    """The list as a trace for Chrome and Perfetto: a process for each rank, an arrow for each message between ranks."""
-    events = {
-        action: Event(
-            name=str(action), process=rank, stream="compute", start=start, end=end, category=action.kind,
-            args={"stage": action.stage, "micro_batch": action.micro_batch, "together": _others(slot, action)},
-        )
-        for rank, slot, start, end in line.slots()
-        for action in slot
-    }  # fmt: skip
-    names = [f"rank {rank}" for rank in range(line.actions.num_ranks)]
-    return chrome_trace(names, events.values(), arrows_of(line.actions, events))
-
-
-def arrows_of(actions: ActionList, events: Mapping[Action, Event]) -> Iterator[Arrow]:
-    """An arrow for each message between ranks."""
-    for action, event in events.items():
-        for needed in remote_dependencies(actions, action):
-            if needed in events and events[needed].process != event.process:
-                yield Arrow(name=str(needed), source=events[needed], target=event)
-
-
-def _others(slot: Slot, action: Action) -> list[str]:
-    return [str(other) for other in slot if other != action]
 
 
 GAP = 0.02  # between two steps, of the time of all
@@ -341,32 +232,3 @@ def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> Chart:
             *(RuleLine(label=f"step {step.step}", at=begin) for begin, step in zip(begins, steps, strict=True)),
         ),
     )  # fmt: skip
-
-
-ABOUT = ("path", "unit", "action", "role", "num_bytes")
-
-
-def both_traces(step: TracedStep, planned: SimulatedStep) -> str:
-    """The JSON of both: measured ranks first, then the planned stages."""
-    num_ranks = len(step.ranks)
-    names = [f"rank {rank.trace.rank}, measured" for rank in step.ranks]
-    stages = planned.actions.num_ranks
-    names += [f"stage {stage}, planned" if stages > 1 else "planned" for stage in range(stages)]
-    passes, events = planned_events(planned, first=num_ranks)
-    return chrome_trace(names, [*_measured(step), *passes.values(), *events])
-
-
-def _measured(step: TracedStep) -> Iterator[Event]:
-    for process, rank in enumerate(step.ranks):
-        for span in rank.spans:
-            event = span.event
-            yield Event(
-                name=f"wait {event.name}" if event.kind == WAIT else event.name, process=process, stream=event.stream,
-                start=span.start, end=span.end, category="traffic" if event.kind == COLLECTIVE else event.phase or event.kind,
-                args=_about(event),
-            )  # fmt: skip
-
-
-def _about(event: TraceEvent) -> dict[str, Any]:
-    found = {name: value for name in ABOUT if (value := getattr(event, name))}
-    return {**found, "axis": event_axis(event)} if event.axes else found

@@ -22,20 +22,15 @@ from shardwise.present.charts.chart import (
     column_panel,
     curve_chart,
 )
-from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
-from shardwise.search.loss_time import LossPoint, LossTime
+from shardwise.search.loss_time import LossTime
 from shardwise.search.payloads import accumulation_steps
 from shardwise.search.plan_sweep import find_knee, step_time_parts
 from shardwise.search.sweep_values import format_value
 from shardwise.values import (
     MEMORY_TERMS,
     InputError,
-    format_binary,
-    format_bytes,
     format_count,
-    format_seconds,
-    format_usd,
 )
 
 WIDTH = 18  # characters of a line under a column
@@ -47,23 +42,6 @@ def sweep_chart(swept: Swept) -> Chart:
     if not any(point.plan for point in swept.points):
         raise InputError("picture: no point of the sweep has a plan; one at least is required")
     return panel_chart(swept) if len(swept.sweeps) == 1 else heat_map(swept)
-
-
-def shown_sweep(swept: Swept) -> NotebookDisplay:
-    """A sweep in a notebook: a row for each point, and its chart where any point has a plan."""
-    names = [sweep.name for sweep in swept.sweeps]
-    rows = tuple((*(format_value(point.at[name]) for name in names), *_said(point)) for point in swept.points)
-    table = NotebookTable(head=(*names, "step", "MFU", "memory", "bound by", "layout"), rows=rows)
-    title, job = what_is_planned(swept)
-    return NotebookDisplay(title=f"{title}, {job}", tables=(table,), charts=lambda: (sweep_chart(swept),))
-
-
-def _said(point: SweepPoint) -> tuple[str, ...]:
-    if point.plan is None:
-        return absent(point), "", "", "", ""
-    found = point.plan.estimate
-    layout = str(point.plan.layout)
-    return format_seconds(found.step_time_s), f"{found.mfu:.1%}", format_bytes(found.memory_bytes), found.bound, layout
 
 
 def what_is_planned(swept: Swept) -> tuple[str, str]:
@@ -266,28 +244,4 @@ def _chart(found: LossSearch, axis: str, places: Sequence[float], times: Sequenc
             ),
             *([RuleLine(label="critical batch", at=knee)] if inside else []),
         ),
-    )  # fmt: skip
-
-
-def shown_search(found: LossSearch) -> NotebookDisplay:
-    """The points in a notebook: a row for the best batch of each cluster, and the chart."""
-    head = ("cluster", "batch", "of B_crit", "step", "token time", "loss time", "cost", "layout")
-    rows = tuple(_row(point) for point in found.best)
-    chosen = None if found.chosen is None else found.points[found.chosen]
-    name = "none" if chosen is None else f"{chosen.cluster}, batches of {format_binary(chosen.batch_tokens)}"
-    return NotebookDisplay(
-        title=f"Chosen: {name}, {found.reason}",
-        tables=(NotebookTable(head=head, rows=rows),),
-        charts=lambda: (search_chart(found),),
-    )
-
-
-def _row(point: LossPoint) -> tuple[str, ...]:
-    if point.plan is None or point.time is None:
-        return point.cluster, format_binary(point.batch_tokens), point.problem or "", "", "", "", "", ""
-    time = point.time
-    return (
-        point.cluster, format_binary(point.batch_tokens), f"{time.batch_over_noise:.2g}", format_seconds(time.step_time_s),
-        format_seconds(time.token_s), format_seconds(time.loss_s), "" if time.usd is None else format_usd(time.usd),
-        str(point.plan.layout),
     )  # fmt: skip

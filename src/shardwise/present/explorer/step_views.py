@@ -14,11 +14,11 @@ from shardwise.layout import layout_degrees
 from shardwise.layout import num_micro_batches as num_micro_batches_of
 from shardwise.pipeline import PassTimes
 from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
-from shardwise.present.charts.step_charts import events
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, OPENED_PLAN, Field, Fields, fields_payload
 from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
+from shardwise.present.traces import events
 from shardwise.price import SimulatedStep, TimedKernel, simulate
 from shardwise.price.estimate import estimate
 from shardwise.price.simulation.result import PHASES, MemoryCurve, simulation_payload

@@ -86,7 +86,7 @@ def _memory_chart(analysis: TraceAnalysis) -> Chart:
 
 
 def _chrome_trace(analysis: TraceAnalysis) -> str:
-    from shardwise.present.charts.step_charts import both_traces  # drawing loads for files alone
+    from shardwise.present.traces import both_traces  # loads for files alone
 
     return both_traces(analysis.step, analysis.planned.step) + "\n"
 

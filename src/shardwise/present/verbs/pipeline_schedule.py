@@ -92,7 +92,7 @@ def _timeline_chart(timeline: Timeline) -> Chart:
 
 
 def _trace_text(timeline: Timeline) -> str:
-    from shardwise.present.charts.step_charts import schedule_trace_text  # drawing loads for pictures alone
+    from shardwise.present.traces import schedule_trace_text
 
     return schedule_trace_text(timeline) + "\n"
 

@@ -29,7 +29,7 @@ def _step_chart(simulation: Simulation) -> Chart:
 
 
 def _trace_text(simulation: Simulation) -> str:
-    from shardwise.present.charts.step_charts import step_trace_text  # drawing loads for pictures alone
+    from shardwise.present.traces import step_trace_text
 
     return step_trace_text(simulation.step) + "\n"
 
