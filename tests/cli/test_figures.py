@@ -39,7 +39,7 @@ def test_every_figure_is_drawn_and_legible_and_its_numbers_are_as_the_schema_say
 
 
 def test_a_map_of_the_best_layouts() -> None:
-    (chart,) = best_layouts(("llama-3.2-1b", "llama-3-8b"), (1, 2))
+    chart = best_layouts(("llama-3.2-1b", "llama-3-8b"), (1, 2))
     (panel,), (scale,) = chart.panels, chart.legend
     assert [category.label for category in panel.y.categories] == ["llama-3.2-1b", "llama-3-8b"]
     assert [category.label for category in panel.x.categories] == ["8", "16"]

@@ -69,6 +69,18 @@ class Figure:
         return self.drawing().svg()
 
 
+def book_figure(
+    book: Book, name: str, draw: Callable[[], Chart | tuple[Chart, ...]], section: str, original: str, here: str, path: str = ""
+) -> Figure:  # fmt: skip
+    """Return a figure of a book, of one chart or several."""
+
+    def charts() -> Sequence[Chart]:
+        drawn = draw()
+        return drawn if isinstance(drawn, tuple) else (drawn,)
+
+    return Figure(name=name, book=book, section=section, original=original, here=here, charts=charts, path=path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureSet:
     """Figures of the books, and the files that they were drawn to, if they were."""
