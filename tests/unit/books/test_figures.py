@@ -9,8 +9,15 @@ from shardwise.book_formulas.rooflines import block_roofline, load_chip_and_link
 from shardwise.book_formulas.rules import mixed_math_over_comms
 from shardwise.present.charts.chart import Chart, Curve, Points, RuleLine
 from shardwise.present.charts.draw_chart import draw
-from shardwise.present.figures.communication_charts import Strategies, strategy_ratios, strategy_times
-from shardwise.present.figures.roofline_charts import attention_share_curves, block_chart, matmul_curves, roofline_chart
+from shardwise.present.figures.roofline_charts import (
+    Strategies,
+    attention_share_curves,
+    block_chart,
+    matmul_curves,
+    roofline_chart,
+    strategy_ratios,
+    strategy_times,
+)
 from shardwise.price import Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.values.errors import InputError

@@ -7,8 +7,8 @@ import pytest
 
 from shardwise.book_formulas.rules import SystolicArray
 from shardwise.present.charts.chart import Cells, Chart, Curve, Points, Spans, StackedBars
+from shardwise.present.figures.playbook_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.present.figures.roofline_charts import systolic_frames, systolic_use
-from shardwise.present.figures.scaling_charts import SCHEMES, bubbles, pipeline_timeline, ring_work, sharding_scheme
 from shardwise.verify.systolic_simulation import _Cells, run_systolic
 from unit.draw.page import marks_of
 

@@ -44,9 +44,6 @@ class Rect:
     radius: float
     about: About | None = None
 
-    def moved(self, x: float, y: float) -> Rect:
-        return replace(self, x=self.x + x, y=self.y + y)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
@@ -58,9 +55,6 @@ class Path:
     dash: tuple[float, ...]
     about: About | None = None
 
-    def moved(self, x: float, y: float) -> Path:
-        return replace(self, points=_moved(self.points, x, y))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
@@ -69,9 +63,6 @@ class Area:
     points: tuple[Place, ...]
     fill: Colour
     about: About | None = None
-
-    def moved(self, x: float, y: float) -> Area:
-        return replace(self, points=_moved(self.points, x, y))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +76,6 @@ class Circle:
     stroke: Colour
     stroke_width: float
     about: About | None = None
-
-    def moved(self, x: float, y: float) -> Circle:
-        return replace(self, x=self.x + x, y=self.y + y)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +91,6 @@ class Text:
     bold: bool
     upward: bool
     about: About | None = None
-
-    def moved(self, x: float, y: float) -> Text:
-        return replace(self, x=self.x + x, y=self.y + y)
 
 
 Mark = Rect | Path | Area | Circle | Text
@@ -183,8 +168,11 @@ class Drawing:
                 self._put(mark)
 
     def _put(self, mark: Mark) -> None:
-        mark = mark.moved(self._x, self._y) if self._x or self._y else mark
-        self.marks.append(replace(mark, about=self._about) if self._about else mark)
+        if isinstance(mark, (Path, Area)):
+            points = tuple((x + self._x, y + self._y) for x, y in mark.points)
+            self.marks.append(replace(mark, points=points, about=mark.about or self._about))
+        else:
+            self.marks.append(replace(mark, x=mark.x + self._x, y=mark.y + self._y, about=mark.about or self._about))
 
     def svg(self) -> str:
         """The drawing as an SVG document: the same drawing gives the same bytes."""
@@ -213,10 +201,6 @@ def below(drawings: Sequence[Drawing]) -> Drawing:
         page.include(one, y=top)
         top += one.height
     return page
-
-
-def _moved(points: Sequence[Place], x: float, y: float) -> tuple[Place, ...]:
-    return tuple((a + x, b + y) for a, b in points)
 
 
 MARGIN, ROW = 24.0, 22.0

@@ -9,16 +9,17 @@ from shardwise.book_formulas import kernel_roofline, link_bandwidths, load_chip_
 from shardwise.hardware import load_chip, load_cluster
 from shardwise.model import load_model
 from shardwise.present.charts.chart import Chart, Points
-from shardwise.present.figures.communication_charts import strategy_ratios, strategy_times
 from shardwise.present.figures.figure import BOOK, Figure, book_figure
+from shardwise.present.figures.playbook_charts import pipeline_timeline, sharding_scheme
 from shardwise.present.figures.roofline_charts import (
     attention_share_curves,
     matmul_curves,
     roofline_chart,
+    strategy_ratios,
+    strategy_times,
     systolic_frames,
     systolic_use,
 )
-from shardwise.present.figures.scaling_charts import pipeline_timeline, sharding_scheme
 
 CHIP = "tpu-v5e"
 SLICE, POD = "tpu-v5p:4x4x4", "tpu-v5p:16x16x16"

@@ -1,28 +1,199 @@
-"""Charts of the books on scaling, pipeline bubbles and sharding schemes."""
+"""Charts of the Ultra-Scale Playbook: memory by length, policy, ZeRO stage and degree; scaling, bubbles, split sequences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
-from shardwise.book_formulas.rules import attended_pairs
+from shardwise.book_formulas.rules import attended_pairs, zero_state_bytes
 from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
-from shardwise.hardware import Cut, load_cluster
+from shardwise.hardware import Cluster, Cut, load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.nccl_conventions import CollectiveName
 from shardwise.layout import Layout, get_cp_variant
-from shardwise.model import Job, load_model
+from shardwise.model import Architecture, Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
 from shardwise.present.charts.chart import Axis, Chart, Curve, Panel, bar_chart, categories, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
-from shardwise.present.figures.memory_charts import CHIP, fullest
 from shardwise.price import Estimate, Problem
-from shardwise.price.estimate import estimate
+from shardwise.price.estimate import estimate, stage_memories
 from shardwise.sharding import Mesh, parse_expression
-from shardwise.values import MEMORY_TERMS, format_bytes
+from shardwise.values import MEMORY_TERMS, format_bytes, format_quantity
+
+CHIP = "h100"
+LENGTHS = (1024, 2048, 4096, 8192, 16384)
+POLICIES = ("none", "selective", "full")
+Memory = Mapping[str, float]
+Value = TypeVar("Value", int, str)
+
+
+def fullest(model: str | Architecture, seq_len: int, layout: Layout, num_micro_batches: int = 1) -> Memory:
+    """Bytes of the fullest device of H100s under a layout, by term; each replica has so many micro-batches of a step."""
+    architecture = load_model(model) if isinstance(model, str) else model
+    replicas = layout.dp * layout.fsdp
+    job = Job(global_batch_tokens=seq_len * replicas * num_micro_batches * layout.micro_batch_seqs, seq_len=seq_len)
+    return max(
+        stage_memories(Problem(architecture, _cluster(layout), job), layout), key=lambda memory: sum(memory.values())
+    )
+
+
+def _cluster(layout: Layout) -> Cluster:
+    return load_cluster(f"{CHIP}:{layout.num_devices}")
+
+
+def memory_panels(
+    title: str, subtitle: str, axis_title: str, columns: Sequence[Value], rows: Mapping[str, Callable[[Value], Memory]]
+) -> Chart:  # fmt: skip
+    """Return stacked memory of each column, a panel for each row, against the capacity of a device."""
+    capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
+    x = Axis(
+        title=axis_title, categories=categories(f"{one:,}" if isinstance(one, int) else str(one) for one in columns)
+    )
+
+    def panel(name: str, memory_of: Callable[[Value], Memory]) -> Panel:
+        memories = [memory_of(column) for column in columns]
+        parts = {term: [memory[term] for memory in memories] for term in MEMORY_TERMS}
+        return column_panel(x, name, "B", parts, limit=capacity, dashed=f"{CHIP}: {capacity / 1e9:.0f} GB")
+
+    return Chart(
+        title=title, subtitle=subtitle, panels=tuple(panel(name, memory_of) for name, memory_of in rows.items())
+    )
+
+
+def memory_by_length(
+    models: Sequence[str] = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b"), lengths: Sequence[int] = LENGTHS
+) -> Chart:
+    """One sequence on one device, nothing sharded, nothing recomputed. Source: the playbook, "Memory for activations"."""
+    return memory_panels(
+        "Memory by the length of sequences", "One sequence at a time on one device, bf16 with fp32 states; nothing recomputed.",
+        "tokens of a sequence", lengths, {model: partial(fullest, model, layout=Layout()) for model in models},
+    )  # fmt: skip
+
+
+def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS) -> Chart:
+    """The same under each policy of recomputation. Source: the playbook, "Activation recomputation"."""
+    return memory_panels(
+        f"Memory of {model} by what is recomputed", "One sequence at a time on one device, bf16 with fp32 states.",
+        "tokens of a sequence", lengths,
+        {f"recompute {policy}": partial(fullest, model, layout=Layout(recompute=policy)) for policy in POLICIES},
+    )  # fmt: skip
+
+
+def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> Chart:
+    """Weights, gradients and optimizer state of a device under each stage of ZeRO. Source: the playbook, "ZeRO"; its figure
+    is that of the ZeRO paper, whose numbers are 120, 31.4, 16.6 and 1.9 GB."""
+    bars = {}
+    for stage in range(4):
+        state = zero_state_bytes(num_params, stage, degree)
+        parts = {"parameters": state.weights, "gradients": state.gradients, "optimizer": state.optimizer}
+        bars[f"ZeRO {stage}" if stage else "plain data parallelism"] = parts
+    subtitle = (
+        f"{format_quantity(num_params)} parameters over {degree} devices: 2 + 2 + 12 bytes each, with master weights."
+    )
+    return bar_chart("State of a device by stage of ZeRO", subtitle, bars)
+
+
+def zero_memory(
+    model: str = "llama-3-8b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
+) -> Chart:
+    """Memory against the degree of data parallelism, by ZeRO stage. Source: the playbook, "ZeRO-3"."""
+
+    def memory(stage: int, degree: int) -> Memory:
+        sharded = Layout(fsdp=degree, zero_stage=stage, recompute="selective")
+        return fullest(model, seq_len, sharded if stage and degree > 1 else Layout(dp=degree, recompute="selective"))
+
+    return memory_panels(
+        f"Memory of {model} by ZeRO stage", f"One sequence of {seq_len:,} tokens on each device, selective recomputation.",
+        "data-parallel devices", degrees, {f"ZeRO {stage}": partial(memory, stage) for stage in range(4)},
+    )  # fmt: skip
+
+
+def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16)) -> Chart:
+    """Memory against the degree of tensor parallelism, without and with sequence parallelism. Source: the playbook, "Tensor
+    parallelism" and "Sequence parallelism"."""
+
+    def memory(sequence_parallel: bool, tp: int) -> Memory:
+        return fullest(model, seq_len, Layout(tp=tp, sequence_parallel=sequence_parallel and tp > 1))
+
+    return memory_panels(
+        f"Memory of {model} by tensor parallelism", f"One sequence of {seq_len:,} tokens; nothing else is sharded.",
+        "tensor-parallel devices", degrees,
+        {"tensor parallelism": partial(memory, False), "tensor and sequence parallelism": partial(memory, True)},
+    )  # fmt: skip
+
+
+def cp_memory(
+    model: str = "llama-3-8b", lengths: Sequence[int] = (4096, 16384, 65536, 131072), degrees: Sequence[int] = (1, 4, 16)
+) -> Chart:  # fmt: skip
+    """Memory against the length of sequences, by context parallelism beside tensor parallelism. Source: the playbook, "Context
+    parallelism"."""
+
+    def layout(cp: int) -> Layout:
+        split = Layout(tp=4, sequence_parallel=True)
+        return replace(split, cp=cp, cp_variant="zigzag") if cp > 1 else split
+
+    return memory_panels(
+        f"Memory of {model} by context parallelism",
+        "One sequence at a time, tp=4 with sequence parallelism; nothing recomputed.",
+        "tokens of a sequence", lengths, {f"tp=4 cp={cp}": partial(fullest, model, layout=layout(cp)) for cp in degrees},
+    )  # fmt: skip
+
+
+def pp_memory(
+    model: str = "llama-3-8b", degrees: Sequence[int] = (1, 2, 4, 8), lengths: Sequence[int] = (4096, 16384)
+) -> Chart:
+    """Memory of the fullest stage against the number of stages, 1F1B with as many micro-batches: weights are divided, activations
+    are not. Source: the playbook, "Pipeline parallelism"."""
+
+    def memory(length: int, pp: int) -> Memory:
+        return fullest(model, length, Layout(pp=pp, schedule="1f1b") if pp > 1 else Layout(), pp)
+
+    return memory_panels(
+        f"Memory of {model} by pipeline stages", "The fullest stage under 1F1B, as many micro-batches of one sequence as stages.",
+        "pipeline stages", degrees, {f"sequences of {length:,}": partial(memory, length) for length in lengths},
+    )  # fmt: skip
+
+
+SAVINGS: Mapping[str, Layout] = {
+    "one device": Layout(),
+    "ZeRO 1, 8": Layout(fsdp=8, zero_stage=1),
+    "ZeRO 2, 8": Layout(fsdp=8, zero_stage=2),
+    "ZeRO 3, 8": Layout(fsdp=8, zero_stage=3),
+    "tp 8": Layout(tp=8),
+    "tp 8, sp": Layout(tp=8, sequence_parallel=True),
+    "cp 8": Layout(cp=8, cp_variant="zigzag"),
+    "pp 8": Layout(pp=8, schedule="1f1b"),
+    "pp 2 · tp 4, sp": Layout(pp=2, tp=4, sequence_parallel=True, schedule="1f1b"),
+    "cp 2 · tp 4, sp": Layout(cp=2, tp=4, sequence_parallel=True, cp_variant="zigzag"),
+    "ZeRO 3, 2 · tp 4, sp": Layout(fsdp=2, tp=4, zero_stage=3, sequence_parallel=True),
+}
+
+
+def memory_savings(
+    model: str = "llama-3-8b", lengths: Sequence[int] = (1024, 4096, 16384), policies: Sequence[str] = POLICIES[1:]
+) -> Chart:
+    """What each axis, and some products of them, leaves on a device of eight, by recomputation and length. Source: the playbook,
+    "5D parallelism in a nutshell"."""
+
+    def memory(policy: str, length: int, name: str) -> Memory:
+        return fullest(model, length, replace(SAVINGS[name], recompute=policy), SAVINGS[name].pp)
+
+    return memory_panels(
+        f"Memory of {model} under each parallelism",
+        "The fullest of eight devices, micro-batches of one sequence; pipelines have as many as stages.",
+        "layout", list(SAVINGS),
+        {
+            f"recompute {policy}, sequences of {length:,}": partial(memory, policy, length)
+            for policy in policies
+            for length in lengths
+        },
+    )  # fmt: skip
+
 
 SEQ_LEN = 4096
 DEVICES_OF_NODE = 8
