@@ -33,7 +33,7 @@ def plan_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     monkeypatch.setattr(verbs, "GROUPS", groups)
     monkeypatch.setattr(verb_parsers, "GROUPS", groups)
     place = "present.verbs.token_rate"
-    functions = registry.ResultFunctions(f"{place}:token_rate_report", f"{place}:token_rate_payload")
+    functions = registry.ResultFunctions(f"{place}:token_rate_report")
     monkeypatch.setattr(registry, "RESULTS", {**registry.RESULTS, "TokenRate": functions})
     path = tmp_path / "plan.json"
     assert main(["plan", "gpt-2", "h100:8", "--out", str(path)]) == 0

@@ -21,11 +21,12 @@ from shardwise.price.estimate import BOUND
 from shardwise.price.term_inputs import SYMBOL_MEANINGS
 from shardwise.search.explain.explanation import Explanation, explain_plan, explain_term
 from shardwise.search.nearest_fitting_layout import find_nearest_fitting
-from shardwise.search.payloads import explanation_payload
+from shardwise.search.payloads import ExplanationRecord
 from shardwise.search.plan import Plan
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, compare_steps, explain_slowdown
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
+from shardwise.values.payload import to_json
 from shardwise.values.units import format_bytes
 
 JOB = sw.Job(global_batch_tokens=2**19, seq_len=8192, overlap="per_axis")
@@ -512,7 +513,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}
     long = replace(plan, job=replace(plan.job, tokens=1e12))
     found = sw.explain(long, "tp=8 fsdp=2", term="time.tp")
-    assert json.loads(json.dumps(explanation_payload(found))) == payload
+    assert to_json(ExplanationRecord.of(found)) == payload
 
 
 def test_one_term_is_shown_alone(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 
 from shardwise.book_formulas.rules import kv_cache_bytes_per_token
 from shardwise.hardware import Cluster
-from shardwise.model import Architecture, ModelPayload, model_payload, num_params
+from shardwise.model import Architecture, ModelFacts, num_params
 from shardwise.values import InputError, bytes_per_element
 
 SCHEMA = "shardwise.kv-cache/2"
@@ -33,7 +33,7 @@ class CachePayload(TypedDict):
     """The key-value cache of a model, in bytes; `cluster` is null where none was asked for."""
 
     schema: Literal["shardwise.kv-cache/2"]
-    model: ModelPayload
+    model: ModelFacts
     dtype: str
     context: int
     batch: int
@@ -154,7 +154,7 @@ def cache_payload(sizes: KvCacheSizes) -> dict[str, Any]:
     """Return the payload of `shardwise kv-cache --json`, in bytes; its `cluster` is null without a cluster."""
     cache, architecture = sizes.cache, sizes.cache.architecture
     return {
-        "schema": SCHEMA, "model": model_payload(architecture), "dtype": cache.dtype, "context": sizes.context,
+        "schema": SCHEMA, "model": ModelFacts.of(architecture), "dtype": cache.dtype, "context": sizes.context,
         "batch": sizes.batch, "num_windowed_layers": architecture.num_windowed_layers,
         "bytes_per_token": sizes.bytes_per_token, "sequence_bytes": sizes.sequence_bytes,
         "batch_bytes": sizes.batch * sizes.sequence_bytes, "without_windows_bytes": cache.bytes_per_token * sizes.context,

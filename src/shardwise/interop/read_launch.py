@@ -30,9 +30,9 @@ from shardwise.interop.launches.launch_scripts import process_count_notes
 from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import from_options, refusals, to_options
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.layout import Layout, LayoutPayload, stack_of, violations
+from shardwise.layout import Layout, LayoutFacts, stack_of, violations
 from shardwise.layout.choices import stack_search_values
-from shardwise.model import Architecture, Job, ModelPayload, load_model, model_names, model_payload
+from shardwise.model import Architecture, Job, ModelFacts, load_model, model_names
 from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
@@ -205,7 +205,7 @@ class ChangePayload(TypedDict):
     """Options to set (null: to leave out), the layout that they make, and its step and memory."""
 
     change: dict[str, Any]
-    layout: LayoutPayload
+    layout: LayoutFacts
     step_time_s: float
     memory_bytes: float
 
@@ -301,10 +301,10 @@ class ReadPayload(TypedDict):
     schema: Literal["shardwise.read/2"]
     target: str
     version: str
-    model: ModelPayload
+    model: ModelFacts
     cluster: str
     job: Job
-    layout: LayoutPayload
+    layout: LayoutFacts
     unknown: list[str]
     unread: list[str]
     notes: list[str]
@@ -326,7 +326,7 @@ def read_payload(launch: PricedLaunch) -> dict[str, Any]:
     parsed, plan = launch.parsed, launch.plan
     return {
         "schema": SCHEMA, "target": parsed.target.name, "version": parsed.target.version,
-        "model": model_payload(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
+        "model": ModelFacts.of(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
         "layout": layout_of_plan(plan),
         "unknown": list(parsed.unknown), "unread": list(parsed.unread), "notes": list(parsed.notes),
         "estimate": asdict(plan.estimate),

@@ -11,8 +11,7 @@ from .layout import Layout as Layout
 from .layout import layout_from_fields as layout_from_fields
 from .layout import parse_fields as parse_fields
 from .payload import DERIVED_FIELDS as DERIVED_FIELDS
-from .payload import LayoutPayload as LayoutPayload
-from .payload import layout_payload as layout_payload
+from .payload import LayoutFacts as LayoutFacts
 from .payload import parse_layout_shape as parse_layout_shape
 from .payload import parse_layout_text as parse_layout_text
 from .placement import Placement as Placement

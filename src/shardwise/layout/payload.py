@@ -5,11 +5,9 @@ Read a layout from its payload. Keys that follow from the others are checked; na
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
-
-from typing_extensions import TypedDict
 
 from shardwise.hardware import Topology
 from shardwise.layout.layers_per_stage import (
@@ -22,57 +20,56 @@ from shardwise.layout.layout import Layout, layout_from_fields, parse_fields
 from shardwise.layout.placement import Placement, cuts_by_axis, default_placement
 from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import Architecture, Job
-from shardwise.values import InputError, MergedFields, parse_dataclass
+from shardwise.values import Flat, InputError, Payload, parse_dataclass
 from shardwise.values.payload_fields import known_fields
 
 
-class PlacementCuts(TypedDict):
-    """The part of each network level that each axis takes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementFacts(Payload):
+    """A placement, and the part of each network level that each axis takes."""
 
-    cuts: dict[str, list[int]]
+    placement: Annotated[Placement, Flat]
+    cuts: Mapping[str, Sequence[int]]
 
-
-class DerivedFields(TypedDict):
-    """The layout as text (`--layout` takes it), and what follows from it for a model, a network and a job.
-
-    `placement` is null where the payload has no network.
-    """
-
-    text: str
-    num_micro_batches: int
-    max_seqs_per_replica: int
-    layers_per_stage: list[int]
-    placement: Annotated[dict[str, Any], MergedFields(Placement, PlacementCuts)] | None
+    @classmethod
+    def of(cls, layout: Layout, architecture: Architecture, topology: Topology) -> PlacementFacts:
+        """Return the placement of a layout on a network: its own, or the default one."""
+        placement = layout.placement or default_placement(topology)
+        cuts = cuts_by_axis(topology, placement, atomic_degrees(architecture, layout_degrees(layout)))
+        return cls(placement=placement, cuts={axis: [cut.size for cut in levels] for axis, levels in cuts.items()})
 
 
-LayoutPayload = Annotated[dict[str, Any], MergedFields(Layout, DerivedFields)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutFacts(Payload):
+    """A layout, its text (`--layout` takes it), and what follows from it for a model, a network and a job.
 
-
-def layout_payload(layout: Layout, architecture: Architecture, job: Job, topology: Topology | None) -> dict[str, Any]:
-    """Return the fields of a layout, with what follows from it for a model, a job and a network.
+    `placement` is None without a network.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> from shardwise.model.load import load_model
     >>> job, network = Job(global_batch_tokens=2**20, seq_len=4096), load_cluster("h100:16").topology
-    >>> payload = layout_payload(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)
-    >>> payload["tp"], payload["num_micro_batches"], payload["placement"]["cuts"]["fsdp"]
+    >>> facts = LayoutFacts.of(Layout.parse("fsdp=2 tp=8 pp=1"), load_model("llama-3-8b"), job, network)
+    >>> facts.layout.tp, facts.num_micro_batches, facts.placement.cuts["fsdp"]
     (8, 128, [1, 2])
     """
-    degrees = layout_degrees(layout)
-    return {
-        "text": str(layout),
-        **asdict(layout),
-        "num_micro_batches": num_micro_batches(job, degrees),
-        "max_seqs_per_replica": seqs_per_replica(job, degrees),
-        "layers_per_stage": list(layers_by_stage(architecture, layout)),
-        "placement": _placement_payload(layout, architecture, topology) if topology else None,
-    }
 
+    text: str
+    layout: Annotated[Layout, Flat]
+    num_micro_batches: int
+    max_seqs_per_replica: int
+    layers_per_stage: Sequence[int]
+    placement: PlacementFacts | None
 
-def _placement_payload(layout: Layout, architecture: Architecture, topology: Topology) -> dict[str, Any]:
-    placement = layout.placement or default_placement(topology)
-    cuts = cuts_by_axis(topology, placement, atomic_degrees(architecture, layout_degrees(layout)))
-    return {**asdict(placement), "cuts": {axis: [cut.size for cut in levels] for axis, levels in cuts.items()}}
+    @classmethod
+    def of(cls, layout: Layout, architecture: Architecture, job: Job, topology: Topology | None) -> LayoutFacts:
+        """Return the facts of a layout for a model, a job and a network."""
+        degrees = layout_degrees(layout)
+        return cls(
+            text=str(layout), layout=layout, num_micro_batches=num_micro_batches(job, degrees),
+            max_seqs_per_replica=seqs_per_replica(job, degrees),
+            layers_per_stage=layers_by_stage(architecture, layout),
+            placement=PlacementFacts.of(layout, architecture, topology) if topology else None,
+        )  # fmt: skip
 
 
 # Keys of a layout's payload that follow from the others; they are checked, not trusted.

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from typing_extensions import TypedDict
 
 from shardwise.hardware import CONSTANTS, LOCAL, LOCAL_NOTE, Cluster, with_calibration
-from shardwise.layout import Layout, LayoutPayload, layout_payload
-from shardwise.model import Architecture, Job, ModelPayload, model_flops_per_token, model_payload
+from shardwise.layout import Layout, LayoutFacts
+from shardwise.model import Architecture, Job, ModelFacts, model_flops_per_token
 from shardwise.model.parameters_and_flops import layer_training_flops
 from shardwise.price import Pricing, Problem, mfu_format
 from shardwise.price.estimate import estimate
@@ -272,7 +272,7 @@ class Unexplained(TypedDict):
 class PlannedPayload(TypedDict):
     """The best plan, where no layout was given."""
 
-    layout: LayoutPayload
+    layout: LayoutFacts
     step_time_s: float
     interval90: tuple[float, float] | None
     mfu: float
@@ -288,13 +288,13 @@ class MfuPayload(TypedDict):
     """A measured run: what ran, its share of the peak, and where the rest of the step goes."""
 
     schema: Literal["shardwise.mfu/2"]
-    model: ModelPayload
+    model: ModelFacts
     cluster: str
     num_devices: int
     seq_len: int
     batch_tokens: int | None
     precision: str
-    layout: LayoutPayload | None
+    layout: LayoutFacts | None
     step_time_s: float | None
     utilisation: Utilisation
     log: Annotated[dict[str, Any], MergedFields(SteadyState, LogPayload)] | None
@@ -308,7 +308,7 @@ def mfu_payload(report: UtilisationReport) -> dict[str, Any]:
     """Return the JSON of `shardwise mfu --json`."""
     setup, measured = report.setup, report.measured
     return {
-        "schema": MFU_SCHEMA, "model": model_payload(setup.model), "cluster": setup.cluster.name,
+        "schema": MFU_SCHEMA, "model": ModelFacts.of(setup.model), "cluster": setup.cluster.name,
         "num_devices": setup.cluster.num_devices,
         "seq_len": setup.job.seq_len, "batch_tokens": setup.batch_tokens, "precision": setup.job.precision,
         "layout": _layout_payload(setup), "step_time_s": measured.step_time_s,
@@ -323,8 +323,8 @@ def mfu_payload(report: UtilisationReport) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _layout_payload(setup: RunSetup) -> dict[str, Any] | None:
-    return layout_payload(setup.layout, setup.model, setup.job, setup.cluster.topology) if setup.layout else None
+def _layout_payload(setup: RunSetup) -> LayoutFacts | None:
+    return LayoutFacts.of(setup.layout, setup.model, setup.job, setup.cluster.topology) if setup.layout else None
 
 
 def _log_payload(measured: MeasuredStep) -> dict[str, Any] | None:

@@ -41,8 +41,7 @@ from .optimizers.registry import optimizer_names as optimizer_names
 from .parameters_and_flops import model_flops_per_token as model_flops_per_token
 from .parameters_and_flops import num_active_params as num_active_params
 from .parameters_and_flops import num_params as num_params
-from .payload import ModelPayload as ModelPayload
-from .payload import model_payload as model_payload
+from .payload import ModelFacts as ModelFacts
 from .program import Program as Program
 from .program import Role as Role
 from .program import Tensor as Tensor

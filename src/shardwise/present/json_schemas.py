@@ -50,13 +50,13 @@ def json_schema(kind: Any) -> dict[str, Any]:
 # Where the type of each payload of a verb is. The errors of all verbs are `ERROR`.
 PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "plan": (
-        "search.plan_file:PlanPayload", "search.payloads:ComparisonPayload", "search.payloads:SweepPayload",
-        "search.payloads:ToLossPayload",
+        "search.plan_file:PlanRecord", "search.payloads:ComparisonRecord", "search.payloads:SweptRecord",
+        "search.payloads:LossSearchRecord",
     ),
-    "estimate": ("search.plan_file:PlanPayload",),
-    "explain": ("search.payloads:ExplanationPayload",),
+    "estimate": ("search.plan_file:PlanRecord",),
+    "explain": ("search.payloads:ExplanationRecord",),
     "instructions": ("search.instruction_listing:InstructionsPayload",),
-    "memory": ("search.layout_memory:MemoryPayload",),
+    "memory": ("search.layout_memory:MemoryRecord",),
     "kv-cache": ("book_formulas.kv_cache:CachePayload",),
     "roofline": ("book_formulas.rooflines.payloads:KernelsPayload", "book_formulas.rooflines.payloads:BlockPayload"),
     "rule": ("book_formulas.named_rules:RulePayload",),
@@ -64,7 +64,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "reshard": ("verify.product_checks:ReshardPayload",),
     "collective": ("hardware.network.compare_collective_algorithms:CollectivePayload",),
     "schedule": ("pipeline.compare_schedules:TimelinePayload", "pipeline.compare_schedules:SchedulesPayload"),
-    "simulate": ("price.simulation.result:SimulationPayload",),
+    "simulate": ("price.simulation.result:SimulationRecord",),
     "precision": ("values.number_formats:PrecisionPayload",),
     "explore": ("present.explorer.explorer:ExplorePayload",),
     "export": ("interop.launches.export_launch:ExportPayload",),
@@ -82,16 +82,16 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "calibrate": ("measure.calibrate.payloads:CalibratePayload",),
     "tokenize": ("run.data.shard_index:CorpusPayload",),
     "verify": ("verify.training.plan_verification:VerifyPayload",),
-    "rehearse": ("measure.reconcile.payloads:RehearsePayload",),
+    "rehearse": ("measure.reconcile.payloads:RehearsalRecord",),
     "mcp": (),  # it prints messages of the protocol
     "convert": ("interop.weights.convert:ConvertPayload",),
     "train": ("records.run_summary:SummaryPayload",),
-    "trace": ("measure.reconcile.payloads:TracePayload",),
+    "trace": ("measure.reconcile.payloads:TraceRecord",),
     "batch": (
         "batch_size.payloads:BatchFitPayload", "batch_size.payloads:RunNoisePayload", "batch_size.payloads:BatchRunsPayload",
         "batch_size.payloads:BatchBranchesPayload",
     ),
-    "reconcile": ("measure.reconcile.payloads:ReconcilePayload",),
+    "reconcile": ("measure.reconcile.payloads:ReconciliationRecord",),
 }  # fmt: skip
 ERROR = "present.json_schemas:ErrorPayload"
 
@@ -105,7 +105,7 @@ def json_schemas(verb: str) -> dict[str, dict[str, Any]]:
     >>> list(sw.json_schemas("plan"))
     ['shardwise.plan/3', 'shardwise.comparison/2', 'shardwise.sweep/2', 'shardwise.to_loss/1', 'shardwise.error/1']
     >>> sw.json_schemas("memory")["shardwise.memory/2"]["properties"]["model"]
-    {'$ref': '#/$defs/Architecture'}
+    {'$ref': '#/$defs/ModelFacts'}
     """
     schemas = (json_schema(load_object(place)) for place in (*lookup(PAYLOADS, verb, "verb"), ERROR))
     return {schema["title"]: schema for schema in schemas}

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardwise.values import Payload, to_json
 
 if TYPE_CHECKING:
     from shardwise.present.rendering.report import Report
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 class ResultFunctions(NamedTuple):
     """Functions "module:name" below `shardwise`: result -> report, and result -> payload of `--json`.
 
-    A result that is a text for programs has a text for a report, and may have no payload. `indent` is that of the JSON.
+    A result that is a `Payload` is its own. One that is a text for programs has a text for a report, and may have no payload.
+    `indent` is that of the JSON.
     """
 
     report: str
@@ -26,7 +30,7 @@ class ResultFunctions(NamedTuple):
 
 
 RESULTS: Mapping[str, ResultFunctions] = {
-    "MemoryComparison": ResultFunctions("present.reports.memory:memory_report", "search.layout_memory:memory_payload"),
+    "MemoryComparison": ResultFunctions("present.reports.memory:memory_report", "search.layout_memory:MemoryRecord.of"),
     "KvCacheSizes": ResultFunctions("present.reports.memory:cache_report", "book_formulas.kv_cache:cache_payload"),
     "KernelComparison": ResultFunctions(
         "present.reports.books:roofline_report", "book_formulas.rooflines.payloads:kernels_payload"
@@ -56,7 +60,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.pipeline_schedule:comparison_report", "pipeline.compare_schedules:comparison_payload"
     ),
     "Simulation": ResultFunctions(
-        "present.reports.step:simulation_report", "price.simulation.result:simulation_payload"
+        "present.reports.step:simulation_report", "price.simulation.result:SimulationRecord.of"
     ),
     "InstructionListing": ResultFunctions(
         "present.reports.step:instructions_report", "search.instruction_listing:instructions_payload"
@@ -80,19 +84,25 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "ConvertedModel": ResultFunctions(
         "present.reports.interop:convert_report", "interop.weights.convert:convert_payload"
     ),
-    "Plan": ResultFunctions("present.reports.plan:plan_report", "search.plan_file:plan_payload"),
-    "LayoutPlan": ResultFunctions("present.reports.plan:layout_plan_report", "search.plan_file:layout_plan_payload"),
-    "Comparison": ResultFunctions("present.reports.comparison:comparison_report", "search.payloads:comparison_payload"),
-    "Swept": ResultFunctions("present.reports.sweep:sweep_report", "search.payloads:sweep_payload"),
-    "LossSearch": ResultFunctions("present.reports.sweep:to_loss_report", "search.payloads:to_loss_payload"),
-    "Explanation": ResultFunctions("present.reports.explanation:explain_report", "search.payloads:explanation_payload"),
-    "Reconciliation": ResultFunctions(
-        "present.reports.run:reconcile_report", "measure.reconcile.payloads:reconcile_payload"
+    "Plan": ResultFunctions("present.reports.plan:plan_report", "search.plan_file:PlanRecord.of"),
+    "LayoutPlan": ResultFunctions(
+        "present.reports.plan:layout_plan_report", "search.plan_file:PlanRecord.of_layout_plan"
     ),
-    "TraceAnalysis": ResultFunctions("present.reports.step:trace_report", "measure.reconcile.payloads:trace_payload"),
+    "Comparison": ResultFunctions(
+        "present.reports.comparison:comparison_report", "search.payloads:ComparisonRecord.of"
+    ),
+    "Swept": ResultFunctions("present.reports.sweep:sweep_report", "search.payloads:SweptRecord.of"),
+    "LossSearch": ResultFunctions("present.reports.sweep:to_loss_report", "search.payloads:LossSearchRecord.of"),
+    "Explanation": ResultFunctions(
+        "present.reports.explanation:explain_report", "search.payloads:ExplanationRecord.of"
+    ),
+    "Reconciliation": ResultFunctions(
+        "present.reports.run:reconcile_report", "measure.reconcile.payloads:ReconciliationRecord.of"
+    ),
+    "TraceAnalysis": ResultFunctions("present.reports.step:trace_report", "measure.reconcile.payloads:TraceRecord.of"),
     "UtilisationReport": ResultFunctions("present.reports.utilisation:mfu_report", "measure.utilisation:mfu_payload"),
     "Rehearsal": ResultFunctions(
-        "present.reports.run:rehearsal_report", "measure.reconcile.payloads:rehearsal_payload"
+        "present.reports.run:rehearsal_report", "measure.reconcile.payloads:RehearsalRecord.of"
     ),
     "PlanVerification": ResultFunctions(
         "present.reports.run:verification_report", "verify.training.plan_verification:verify_payload"
@@ -134,7 +144,7 @@ def report_of(result: Any) -> Report | str:
 
 def has_payload(result: Any) -> bool:
     """Return True if `--json` prints a payload of the result; else it prints the result's text."""
-    return bool(_find(result).payload)
+    return bool(_find(result).payload) or isinstance(result, Payload)
 
 
 def json_indent(result: Any) -> int | None:
@@ -144,7 +154,8 @@ def json_indent(result: Any) -> int | None:
 
 def payload_of(result: Any) -> Mapping[str, Any]:
     """Return what `--json` prints of a verb's result."""
-    payload: Mapping[str, Any] = load_object(_find(result).payload)(result)
+    place = _find(result).payload
+    payload: Mapping[str, Any] = to_json(load_object(place)(result) if place else result)
     return payload
 
 
@@ -153,6 +164,6 @@ def _find(result: Any) -> ResultFunctions:
 
 
 def load_object(place: str) -> Any:
-    """Return the function or type at a place, "module:name" below `shardwise`."""
+    """Return the function or type at a place, "module:name" or "module:Class.name" below `shardwise`."""
     module, _, name = place.partition(":")
-    return getattr(import_module(f"shardwise.{module}"), name)
+    return attrgetter(name)(import_module(f"shardwise.{module}"))

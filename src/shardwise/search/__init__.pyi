@@ -22,9 +22,7 @@ from .loss_time import LossSearch as LossSearch
 from .loss_time import plan_doublings as plan_doublings
 from .nearest_fitting_layout import find_nearest_fitting as find_nearest_fitting
 from .nearest_fitting_layout import parse_partial_layout as parse_partial_layout
-from .payloads import explanation_payload as explanation_payload
 from .payloads import sweep_csv as sweep_csv
-from .payloads import sweep_payload as sweep_payload
 from .plan import Plan as Plan
 from .plan_file import dump_plan as dump_plan
 from .plan_file import is_plan_file as is_plan_file

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout import LayoutPayload
-from shardwise.model import LAYER_UNITS, MTP_UNITS, ModelPayload, model_payload
+from shardwise.layout import LayoutFacts
+from shardwise.model import LAYER_UNITS, MTP_UNITS, ModelFacts
 from shardwise.price import NO_RECOMPUTE, Pricing
 from shardwise.price.instruction_prices import InstructionPricer, PricedInstruction
 from shardwise.search.plan import Plan
@@ -76,8 +76,8 @@ class InstructionsPayload(TypedDict):
     """The instruction list of a pipeline stage, by unit and pass."""
 
     schema: Literal["shardwise.instructions/2"]
-    model: ModelPayload
-    layout: LayoutPayload
+    model: ModelFacts
+    layout: LayoutFacts
     stage: int
     segments: list[Annotated[dict[str, Any], MergedFields(Segment, SecondsByStream)]]
 
@@ -123,7 +123,7 @@ def list_instructions(
 def instructions_payload(listing: InstructionListing) -> dict[str, Any]:
     """Return the versioned payload that `--json` prints."""
     return {
-        "schema": INSTRUCTIONS_SCHEMA, "model": model_payload(listing.plan.model), "layout": layout_of_plan(listing.plan),
+        "schema": INSTRUCTIONS_SCHEMA, "model": ModelFacts.of(listing.plan.model), "layout": layout_of_plan(listing.plan),
         "stage": listing.stage,
         "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in listing.segments],
     }  # fmt: skip

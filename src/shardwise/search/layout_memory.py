@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from dataclasses import dataclass, replace
+from typing import Any
 
 from shardwise.hardware import Cluster
-from shardwise.layout import Layout, LayoutPayload, layout_degrees, layout_payload, num_micro_batches
-from shardwise.model import Architecture, Job, ModelPayload, model_payload
+from shardwise.layout import Layout, LayoutFacts, layout_degrees, num_micro_batches
+from shardwise.model import Architecture, Job, ModelFacts
 from shardwise.pipeline import get_schedule
 from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
-from shardwise.values import Displayable, InputError, ceil_div, format_bytes, raise_problems
-
-MEMORY_SCHEMA = "shardwise.memory/2"
-
-
-class MemoryJob(TypedDict):
-    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
-
-    global_batch_tokens: int | None
-    seq_len: int
-    precision: str
-
-
-class LayoutMemoryPayload(TypedDict):
-    """Bytes of a device of each pipeline stage, by term."""
-
-    layout: LayoutPayload
-    global_batch_tokens: int
-    num_micro_batches: int
-    memory_bytes: float
-    fits: bool
-    margin: float
-    fullest_stage: int
-    stages: list[dict[str, float]]
-    recompute: list[LayerRecompute]
-
-
-class MemoryPayload(TypedDict):
-    """Memory of a device under some layouts; `defaults` names what was left out: `seq_len`, `batch_tokens` or `layout`."""
-
-    schema: Literal["shardwise.memory/2"]
-    model: ModelPayload
-    cluster: str
-    defaults: list[str]
-    job: MemoryJob
-    memory_capacity_bytes: float
-    layouts: list[LayoutMemoryPayload]
+from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,23 +128,61 @@ def compare_memory(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryJobRecord(Payload):
+    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
+
+    global_batch_tokens: int | None
+    seq_len: int
+    precision: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutMemoryRecord(Payload):
+    """Bytes of a device of each pipeline stage, by term."""
+
+    layout: LayoutFacts
+    global_batch_tokens: int
+    num_micro_batches: int
+    memory_bytes: float
+    fits: bool
+    margin: float
+    fullest_stage: int
+    stages: Sequence[Mapping[str, float]]
+    recompute: Sequence[LayerRecompute]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRecord(Payload):
+    """Memory of a device under some layouts; `defaults` names what was left out: `seq_len`, `batch_tokens` or `layout`."""
+
+    SCHEMA = "shardwise.memory/2"
+    model: ModelFacts
+    cluster: str
+    defaults: Sequence[str]
+    job: MemoryJobRecord
+    memory_capacity_bytes: float
+    layouts: Sequence[LayoutMemoryRecord]
+
+    @classmethod
+    def of(cls, comparison: MemoryComparison) -> MemoryRecord:
+        """Return the record of compared layouts."""
+        model, cluster, job = comparison.model, comparison.cluster, comparison.layouts[0].job
+        batch = None if "batch_tokens" in comparison.defaults else job.global_batch_tokens
+        return cls(
+            model=ModelFacts.of(model), cluster=cluster.name, defaults=comparison.defaults,
+            job=MemoryJobRecord.from_attributes(job, global_batch_tokens=batch),
+            memory_capacity_bytes=cluster.chip.memory_bytes,
+            layouts=[
+                LayoutMemoryRecord.from_attributes(
+                    memory, memory.job, layout=LayoutFacts.of(memory.layout, model, memory.job, cluster.topology)
+                )
+                for memory in comparison.layouts
+            ],
+        )  # fmt: skip
+
+
 def memory_payload(comparison: MemoryComparison) -> dict[str, Any]:
     """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term."""
-    model, cluster, job = comparison.model, comparison.cluster, comparison.layouts[0].job
-    layouts = [
-        {
-            "layout": layout_payload(memory.layout, model, memory.job, cluster.topology),
-            "global_batch_tokens": memory.job.global_batch_tokens, "num_micro_batches": memory.num_micro_batches,
-            "memory_bytes": memory.memory_bytes, "fits": memory.fits, "margin": memory.margin,
-            "fullest_stage": memory.fullest_stage,
-            "stages": [dict(stage) for stage in memory.stages],
-            "recompute": [asdict(layer) for layer in memory.recompute],
-        }
-        for memory in comparison.layouts
-    ]  # fmt: skip
-    batch = None if "batch_tokens" in comparison.defaults else job.global_batch_tokens
-    return {
-        "schema": MEMORY_SCHEMA, "model": model_payload(model), "cluster": cluster.name, "defaults": list(comparison.defaults),
-        "job": {"global_batch_tokens": batch, "seq_len": job.seq_len, "precision": job.precision},
-        "memory_capacity_bytes": cluster.chip.memory_bytes, "layouts": layouts,
-    }  # fmt: skip
+    payload: dict[str, Any] = to_json(MemoryRecord.of(comparison))
+    return payload

@@ -6,51 +6,54 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any, Literal, NotRequired
-
-from typing_extensions import TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from shardwise.batch_size import LossTarget
-from shardwise.layout import Layout, LayoutPayload, layout_degrees, num_micro_batches
-from shardwise.model import ModelPayload, model_payload
+from shardwise.layout import Layout, LayoutFacts, layout_degrees, num_micro_batches
+from shardwise.model import ModelFacts
+from shardwise.price import Limits
 from shardwise.search.compare_clusters import Comparison, Contender
 from shardwise.search.explain.explanation import Explanation, LayoutTerm
 from shardwise.search.explain.other_layouts import LayoutComparison, RejectedLayout
 from shardwise.search.explain.playbook_steps import RunnerUp
 from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime, NoiseSensitivity
 from shardwise.search.plan import Plan
-from shardwise.search.plan_file import PlanPayload, layout_of_plan, plan_payload
+from shardwise.search.plan_file import PlanRecord, layout_of_plan
 from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
-from shardwise.values import MEMORY_TERMS, SECONDS_PER_DAY, TIME_TERMS, MergedFields
-from shardwise.values.payload_fields import payload_names
+from shardwise.values import (
+    MEMORY_TERMS,
+    SECONDS_PER_DAY,
+    TIME_TERMS,
+    Flat,
+    MergedFields,
+    OmitEmpty,
+    Payload,
+    to_json,
+)
 
-SWEEP_SCHEMA = "shardwise.sweep/2"
-ESTIMATE_FIELDS = (
-    "step_time_s", "tokens_per_s_per_device", "mfu", "hfu", "bound", "memory_bytes", "memory_capacity_bytes",
-)  # fmt: skip
-RUN_FIELDS = ("days", "chip_hours", "usd")
 
-
-class SweptName(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRecord(Payload):
     """A swept name, and its values."""
 
     name: str
-    values: list[Any]
+    values: Sequence[Any]
 
 
-class SweepPointPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPointRecord(Payload):
     """A point: its values, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
 
-    at: dict[str, Any]
-    model: ModelPayload
+    at: Mapping[str, Any]
+    model: ModelFacts
     cluster: str
     num_devices: int
     global_batch_tokens: int
     seq_len: int
     problem: str | None
-    layout: LayoutPayload | None
+    layout: LayoutFacts | None
     num_micro_batches: int | None
     step_time_s: float | None
     tokens_per_s_per_device: float | None
@@ -66,66 +69,57 @@ class SweepPointPayload(TypedDict):
     days: float | None
     chip_hours: float | None
     usd: float | None
-    parts: dict[str, float] | None
-    time: dict[str, float] | None
-    memory: dict[str, float] | None
+    parts: Mapping[str, float] | None
+    time: Mapping[str, float] | None
+    memory: Mapping[str, float] | None
+
+    @classmethod
+    def of(cls, point: SweepPoint) -> SweepPointRecord:
+        """Return the record of a point."""
+        case, plan = point.case, point.plan
+        estimate, run = (plan.estimate, plan.run) if plan else (None, None)
+        return cls.from_attributes(
+            point, case.job, estimate, run,
+            model=ModelFacts.of(case.model), cluster=case.cluster.name, num_devices=case.cluster.num_devices,
+            problem=str(point.error) if point.error else None, layout=layout_of_plan(plan) if plan else None,
+            num_micro_batches=accumulation_steps(plan) if plan else None,
+            tokens_per_s=case.job.global_batch_tokens / estimate.step_time_s if estimate else None,
+            parts=step_time_parts(estimate) if estimate else None,
+        )  # fmt: skip
 
 
-class KneePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KneeRecord(Payload):
     """The knee of one series: the first point with another bound than those before it; null where there is none."""
 
-    series: dict[str, Any]
-    at: dict[str, Any] | None
+    series: Mapping[str, Any]
+    at: Mapping[str, Any] | None
     reason: str | None
 
 
-class SweepPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptRecord(Payload):
     """Plans of a job over swept values; `complete` is false where the sweep was stopped before its last point."""
 
-    schema: Literal["shardwise.sweep/2"]
-    sweeps: list[SweptName]
+    SCHEMA = "shardwise.sweep/2"
+    sweeps: Sequence[SweepRecord]
     complete: bool
-    points: list[SweepPointPayload]
-    knees: list[KneePayload]
+    points: Sequence[SweepPointRecord]
+    knees: Sequence[KneeRecord]
 
-
-def sweep_payload(swept: Swept) -> dict[str, Any]:
-    """Return the versioned payload; `complete` is false if the sweep stopped before its last point."""
-    return {
-        "schema": SWEEP_SCHEMA,
-        "sweeps": [{"name": sweep.name, "values": list(sweep.values)} for sweep in swept.sweeps],
-        "complete": swept.is_complete,
-        "points": [sweep_point_payload(point) for point in swept.points],
-        "knees": [
-            {
-                "series": dict(series_values),
-                "at": dict(knee.point.at) if knee else None,
-                "reason": knee.reason if knee else None,
-            }
-            for series_values, knee in ((series_values, find_knee(points)) for series_values, points in swept.series())
-        ]
-        if swept.along.is_ordered
-        else [],
-    }
-
-
-def sweep_point_payload(point: SweepPoint) -> dict[str, Any]:
-    """Return the payload of a point: its values and its plan's figures, each None without a plan."""
-    case, plan = point.case, point.plan
-    return {
-        "at": dict(point.at), "model": model_payload(case.model), "cluster": case.cluster.name,
-        "num_devices": case.cluster.num_devices,
-        "global_batch_tokens": case.job.global_batch_tokens, "seq_len": case.job.seq_len,
-        "problem": str(point.error) if point.error else None, "layout": layout_of_plan(plan) if plan else None,
-        "num_micro_batches": accumulation_steps(plan) if plan else None,
-        **{name: getattr(plan.estimate, name) if plan else None for name in ESTIMATE_FIELDS},
-        "interval90": list(plan.estimate.interval90) if plan and plan.estimate.interval90 else None,
-        "tokens_per_s": case.job.global_batch_tokens / plan.estimate.step_time_s if plan else None,
-        "usd_per_step": point.usd_per_step, "usd_per_token": point.usd_per_token,
-        **{name: getattr(plan.run, name) if plan and plan.run else None for name in RUN_FIELDS},
-        "parts": step_time_parts(plan.estimate) if plan else None,
-        "time": dict(plan.estimate.time) if plan else None, "memory": dict(plan.estimate.memory) if plan else None,
-    }  # fmt: skip
+    @classmethod
+    def of(cls, swept: Swept) -> SweptRecord:
+        """Return the record of a sweep."""
+        series = swept.series() if swept.along.is_ordered else ()
+        knees = [(series_values, find_knee(points)) for series_values, points in series]
+        return cls(
+            sweeps=[SweepRecord.from_attributes(sweep) for sweep in swept.sweeps], complete=swept.is_complete,
+            points=[SweepPointRecord.of(point) for point in swept.points],
+            knees=[
+                KneeRecord(series=series_values, at=knee.point.at if knee else None, reason=knee.reason if knee else None)
+                for series_values, knee in knees
+            ],
+        )  # fmt: skip
 
 
 def accumulation_steps(plan: Plan) -> int:
@@ -145,7 +139,7 @@ def sweep_csv(swept: Swept) -> str:
 
 def _csv_row(point: SweepPoint) -> dict[str, Any]:
     """Flatten the payload of a point."""
-    fields = sweep_point_payload(point)
+    fields = to_json(SweepPointRecord.of(point))
     low, high = fields.pop("interval90") or (None, None)
     time, memory, swept_values = fields.pop("time") or {}, fields.pop("memory") or {}, fields.pop("at")
     del fields["parts"]
@@ -160,10 +154,8 @@ def _csv_row(point: SweepPoint) -> dict[str, Any]:
     return row | {f"memory_bytes.{term}": memory.get(term) for term in MEMORY_TERMS}
 
 
-TO_LOSS_SCHEMA = "shardwise.to_loss/1"
-
-
-class LossPointPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPointRecord(Payload):
     """A batch on a cluster. Where it has no plan, `problem` says why and the rest is null."""
 
     cluster: str
@@ -172,19 +164,26 @@ class LossPointPayload(TypedDict):
     batch_tokens: int
     problem: str | None
     within_limits: bool
-    layout: LayoutPayload | None
+    layout: LayoutFacts | None
     mfu: float | None
     interval90: tuple[float, float] | None
     time: LossTime | None
 
+    @classmethod
+    def of(cls, point: LossPoint) -> LossPointRecord:
+        """Return the record of a point."""
+        plan = point.plan
+        return cls.from_attributes(point, plan and plan.estimate, layout=plan and layout_of_plan(plan))
 
-class ToLossPayload(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSearchRecord(Payload):
     """Every batch on every cluster to a loss; `chosen` is the number of a point, `plan` its plan.
 
     `diagonal` are the numbers of points with the chosen one's tokens per device: batch and devices doubled together.
     """
 
-    schema: Literal["shardwise.to_loss/1"]
+    SCHEMA = "shardwise.to_loss/1"
     target: LossTarget
     min_steps: float
     min_tokens: float
@@ -193,97 +192,71 @@ class ToLossPayload(TypedDict):
     budget_usd: float | None
     chosen: int | None
     reason: str
-    points: list[LossPointPayload]
-    diagonal: list[int]
-    doublings: list[Doubling]
-    sensitivity: list[NoiseSensitivity]
-    plan: PlanPayload | None
+    points: Sequence[LossPointRecord]
+    diagonal: Sequence[int]
+    doublings: Sequence[Doubling]
+    sensitivity: Sequence[NoiseSensitivity]
+    plan: PlanRecord | None
+
+    @classmethod
+    def of(cls, search: LossSearch) -> LossSearchRecord:
+        """Return the record of a search."""
+        return cls.from_attributes(
+            search, search.target.tradeoff, search.limits, deadline_days=_deadline_days(search.limits),
+            points=[LossPointRecord.of(point) for point in search.points],
+            diagonal=[search.points.index(point) for point in search.diagonal],
+            plan=search.plan and PlanRecord.of(search.plan),
+        )  # fmt: skip
 
 
-def to_loss_payload(search: LossSearch) -> dict[str, Any]:
-    """Return the versioned payload of a search to a loss."""
-    tradeoff, deadline = search.target.tradeoff, search.limits.deadline_s
-    return {
-        "schema": TO_LOSS_SCHEMA, "target": asdict(search.target), "min_steps": tradeoff.min_steps,
-        "min_tokens": tradeoff.min_tokens, "goal": search.goal,
-        "deadline_days": None if deadline is None else deadline / SECONDS_PER_DAY,
-        "budget_usd": search.limits.budget_usd, "chosen": search.chosen, "reason": search.reason,
-        "points": [_loss_point_payload(point) for point in search.points],
-        "diagonal": [search.points.index(point) for point in search.diagonal],
-        "doublings": [asdict(doubling) for doubling in search.doublings],
-        "sensitivity": [asdict(sensitivity) for sensitivity in search.sensitivity],
-        "plan": plan_payload(search.plan) if search.plan else None,
-    }  # fmt: skip
+def _deadline_days(limits: Limits) -> float | None:
+    return None if limits.deadline_s is None else limits.deadline_s / SECONDS_PER_DAY
 
 
-def _loss_point_payload(point: LossPoint) -> dict[str, Any]:
-    estimate = point.plan.estimate if point.plan else None
-    return {
-        "cluster": point.cluster, "chip": point.chip, "num_devices": point.num_devices, "batch_tokens": point.batch_tokens,
-        "problem": point.problem, "within_limits": point.within_limits,
-        "layout": layout_of_plan(point.plan) if point.plan else None, "mfu": estimate.mfu if estimate else None,
-        "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "time": asdict(point.time) if point.time else None,
-    }  # fmt: skip
-
-
-EXPLAIN_SCHEMA = "shardwise.explain/3"
-Payload = dict[str, Any]
-
-
-class LayoutOfPart(TypedDict):
-    """The layout, as in every payload."""
-
-    layout: LayoutPayload
-
-
-class ExplanationFields(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationRecord(Payload):
     """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested.
 
     `defaults` is present where a model and a cluster were planned first and something was left out: `seq_len`, `batch_tokens`.
     """
 
-    schema: Literal["shardwise.explain/3"]
-    model: ModelPayload
-    layout: LayoutPayload
-    runners_up: list[Annotated[Payload, MergedFields(RunnerUp, LayoutOfPart)]]
-    options: list[Annotated[Payload, MergedFields(RejectedLayout, LayoutOfPart)]]
-    against: Annotated[Payload, MergedFields(LayoutComparison, LayoutOfPart)] | None
-    terms: list[Annotated[Payload, MergedFields(LayoutTerm, LayoutOfPart)]]
-    defaults: NotRequired[list[str]]
+    SCHEMA = "shardwise.explain/3"
+    explanation: Annotated[Explanation, Flat]
+    model: ModelFacts
+    layout: LayoutFacts
+    runners_up: Sequence[Annotated[dict[str, Any], MergedFields(RunnerUp, layout=LayoutFacts)]]
+    options: Sequence[Annotated[dict[str, Any], MergedFields(RejectedLayout, layout=LayoutFacts)]]
+    against: Annotated[dict[str, Any], MergedFields(LayoutComparison, layout=LayoutFacts)] | None
+    terms: Sequence[Annotated[dict[str, Any], MergedFields(LayoutTerm, layout=LayoutFacts)]]
+    defaults: Annotated[Sequence[str], OmitEmpty]
+
+    @classmethod
+    def of(cls, explanation: Explanation) -> ExplanationRecord:
+        """Return the record of an explanation."""
+        plan = explanation.plan
+
+        def facts(layout: str) -> LayoutFacts:
+            return layout_of_plan(plan, Layout.parse(layout))
+
+        def with_facts(row: Any) -> dict[str, Any]:
+            return {**to_json(row), "layout": facts(row.layout)}
+
+        return cls(
+            explanation=explanation, model=ModelFacts.of(plan.model), layout=facts(explanation.layout),
+            against=with_facts(explanation.against) if explanation.against else None, defaults=plan.defaults,
+            **{name: list(map(with_facts, getattr(explanation, name))) for name in ("runners_up", "options", "terms")},
+        )  # fmt: skip
 
 
-ExplanationPayload = Annotated[Payload, MergedFields(Explanation, ExplanationFields)]
-
-
-def explanation_payload(explanation: Explanation) -> Payload:
-    """Return the versioned payload of an explanation."""
-    plan = explanation.plan
-
-    def with_layout(part: Mapping[str, Any]) -> Payload:
-        return {**part, "layout": layout_of_plan(plan, Layout.parse(part["layout"]))}
-
-    fields = asdict(explanation)
-    payload = with_layout({name: fields[name] for name in payload_names(explanation)})
-    lists = {name: [with_layout(part) for part in payload[name]] for name in ("runners_up", "options", "terms")}
-    against = with_layout(payload["against"]) if explanation.against else None
-    return {
-        "schema": EXPLAIN_SCHEMA, **payload, **lists, "model": model_payload(plan.model), "against": against,
-        **({"defaults": list(plan.defaults)} if plan.defaults else {}),
-    }  # fmt: skip
-
-
-COMPARISON_SCHEMA = "shardwise.comparison/2"
-
-
-class ContenderPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContenderRecord(Payload):
     """One cluster. Where it has no plan, `problem` says why, and the plan's fields are null."""
 
     cluster: str
     chip: str
     num_devices: int
     problem: str | None
-    layout: LayoutPayload | None
+    layout: LayoutFacts | None
     stack: str | None
     interval90: tuple[float, float] | None
     step_time_s: float | None
@@ -296,46 +269,43 @@ class ContenderPayload(TypedDict):
     chip_hours: float | None
     usd: float | None
     energy_mwh: float | None
-    missing: list[str]
+    missing: Sequence[str]
     in_time: bool | None
     within_budget: bool | None
-    notes: list[str]
+    notes: Sequence[str]
+
+    @classmethod
+    def of(cls, contender: Contender) -> ContenderRecord:
+        """Return the record of a contender."""
+        plan, run = contender.plan, contender.run
+        return cls.from_attributes(
+            contender,
+            plan and plan.estimate,
+            run,
+            layout=plan and layout_of_plan(plan),
+            missing=run.missing if run else (),
+        )
 
 
-class ComparisonPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparisonRecord(Payload):
     """Plans of one job on several clusters; `plan` is that of the `chosen` one."""
 
-    schema: Literal["shardwise.comparison/2"]
+    SCHEMA = "shardwise.comparison/2"
     deadline_days: float | None
     budget_usd: float | None
     chosen: str | None
     reason: str
-    clusters: list[ContenderPayload]
-    plan: PlanPayload | None
+    clusters: Sequence[ContenderRecord]
+    plan: PlanRecord | None
 
-
-def comparison_payload(comparison: Comparison) -> dict[str, Any]:
-    """Return the versioned payload that `plan --json` prints for several clusters; `plan` is that of the chosen one."""
-    limits, chosen = comparison.limits, comparison.plan
-    return {
-        "schema": COMPARISON_SCHEMA,
-        "deadline_days": None if limits.deadline_s is None else limits.deadline_s / SECONDS_PER_DAY,
-        "budget_usd": limits.budget_usd,
-        "chosen": None if comparison.chosen is None else comparison.contenders[comparison.chosen].cluster,
-        "reason": comparison.reason,
-        "clusters": [_contender_payload(contender) for contender in comparison.contenders],
-        "plan": plan_payload(chosen) if chosen else None,
-    }
-
-
-def _contender_payload(contender: Contender) -> dict[str, Any]:
-    estimate, run = contender.plan.estimate if contender.plan else None, contender.run
-    return {
-        "cluster": contender.cluster, "chip": contender.chip, "num_devices": contender.num_devices, "problem": contender.problem,
-        "layout": layout_of_plan(contender.plan) if contender.plan else None, "stack": contender.stack,
-        "interval90": list(contender.interval90) if contender.interval90 else None,
-        **{name: getattr(estimate, name, None) for name in ("step_time_s", "tokens_per_s_per_device", "mfu", "memory_bytes")},
-        **{name: getattr(run, name, None) for name in ("ideal_days", "goodput", "days", "chip_hours", "usd", "energy_mwh")},
-        "missing": list(run.missing) if run else [], "in_time": contender.in_time, "within_budget": contender.within_budget,
-        "notes": list(contender.notes),
-    }  # fmt: skip
+    @classmethod
+    def of(cls, comparison: Comparison) -> ComparisonRecord:
+        """Return the record of a comparison."""
+        limits = comparison.limits
+        return cls(
+            deadline_days=_deadline_days(limits), budget_usd=limits.budget_usd, reason=comparison.reason,
+            chosen=None if comparison.chosen is None else comparison.contenders[comparison.chosen].cluster,
+            clusters=[ContenderRecord.of(contender) for contender in comparison.contenders],
+            plan=PlanRecord.of(comparison.plan) if comparison.plan else None,
+        )  # fmt: skip

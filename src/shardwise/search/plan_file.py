@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Annotated, Any, Literal
 
 from shardwise.batch_size import LossTarget
 from shardwise.book_formulas import Rule
@@ -20,26 +18,32 @@ from shardwise.hardware import MAX_QUANTITY, Calibration, Chip, Cluster, Pods, S
 from shardwise.hardware.calibration_constants import unscale_rates
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, is_twistable
 from shardwise.hardware.toml_tables import MAX_DEVICES
-from shardwise.layout import Layout, LayoutPayload, layout_payload
+from shardwise.layout import Layout, LayoutFacts
 from shardwise.layout.payload import parse_layout
-from shardwise.model import Architecture, Job, ModelPayload, get_optimizer, model_payload
+from shardwise.model import Architecture, Job, ModelFacts, get_optimizer
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
 from shardwise.search.plan import Alternative, Plan, SearchSummary
 from shardwise.search.plan_from_layout import LayoutPlan
 from shardwise.values import (
+    Flat,
     InputError,
     IssuePolicy,
     MergedFields,
+    OmitEmpty,
+    Payload,
     Precision,
     get_precision,
     parse_dataclass,
     raise_problems,
+    to_json,
 )
 from shardwise.values.payload_fields import known_fields
 
+PLAN_SCHEMA = "shardwise.plan/3"
 PLAN_SCHEMA_1 = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones
 PLAN_SCHEMA_2 = "shardwise.plan/2"  # the reliability of its run, as of the first, is called `operations`
+JsonObject = dict[str, Any]
 
 
 def dump_plan(plan: Plan, path: str | Path) -> None:
@@ -181,7 +185,7 @@ def _topology_problems(topology: Topology) -> list[str]:
     return problems
 
 
-def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
+def _parse_policy(payload: JsonObject, cluster: Cluster) -> IssuePolicy:
     """Parse the issue policy; a file of an earlier version has none and takes that of its stack."""
     return (
         parse_dataclass(IssuePolicy, payload["issue_policy"], "issue_policy")
@@ -190,7 +194,7 @@ def _parse_policy(payload: Payload, cluster: Cluster) -> IssuePolicy:
     )
 
 
-def _parse_list(payload: Payload, key: str) -> list[Any]:
+def _parse_list(payload: JsonObject, key: str) -> list[Any]:
     return parse_dataclass(list[Any], payload.get(key, []), key)
 
 
@@ -204,29 +208,11 @@ def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternati
     )  # fmt: skip
 
 
-Payload = dict[str, Any]
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}
 
 
-class TorusKind(TypedDict):
-    """The kind of network."""
-
-    kind: Literal["torus"]
-
-
-class PodsKind(TypedDict):
-    """The kind of network."""
-
-    kind: Literal["pods"]
-
-
-class SwitchedKind(TypedDict):
-    """The kind of network."""
-
-    kind: Literal["switched"]
-
-
-class ClusterPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterFacts(Payload):
     """A cluster: the chip by name and with all its values, the network at its rated links, and what was measured (or null)."""
 
     name: str
@@ -234,107 +220,96 @@ class ClusterPayload(TypedDict):
     num_devices: int
     chip_specification: Chip
     topology: (
-        Annotated[Payload, MergedFields(Torus, TorusKind)]
-        | Annotated[Payload, MergedFields(Pods, PodsKind)]
-        | Annotated[Payload, MergedFields(Switched, SwitchedKind)]
+        Annotated[JsonObject, MergedFields(Torus, kind=Literal["torus"])]
+        | Annotated[JsonObject, MergedFields(Pods, kind=Literal["pods"])]
+        | Annotated[JsonObject, MergedFields(Switched, kind=Literal["switched"])]
     )
     calibration: Calibration | None
 
+    @classmethod
+    def of(cls, cluster: Cluster) -> ClusterFacts:
+        """Return the facts of a cluster."""
+        kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
+        return cls.from_attributes(
+            cluster,
+            chip=cluster.chip.name,
+            chip_specification=cluster.chip,
+            topology={"kind": kind, **asdict(cluster.topology)},
+        )
 
-class JobRecipe(TypedDict):
-    """The values of the job's precision recipe, and of its optimizer's fields unless a run's recipe sets others."""
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts(Payload):
+    """A job, the values of its precision recipe, and of its optimizer's fields unless a run's recipe sets others."""
+
+    job: Annotated[Job, Flat]
     precision_recipe: Precision
-    optimizer_fields: dict[str, float]
+    optimizer_fields: Mapping[str, float]
+
+    @classmethod
+    def of(cls, job: Job) -> JobFacts:
+        """Return the facts of a job."""
+        fields_of_optimizer = get_optimizer(job.optimizer).resolve_hyperparameters({})
+        return cls(job=job, precision_recipe=get_precision(job.precision), optimizer_fields=fields_of_optimizer)
 
 
-class AlternativePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlternativeRecord(Payload):
     """A layout that was not taken, its cost, and why it lost."""
 
-    layout: LayoutPayload
+    layout: LayoutFacts
     estimate: Estimate
     reason: str
 
 
-class PlanPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRecord(Payload):
     """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit.
 
     `defaults` is present where something was left out and assumed: `seq_len`, `batch_tokens` or `layout`.
     """
 
-    schema: Literal["shardwise.plan/3"]
-    model: ModelPayload
-    cluster: ClusterPayload
-    job: Annotated[Payload, MergedFields(Job, JobRecipe)]
-    layout: LayoutPayload
+    SCHEMA = PLAN_SCHEMA
+    model: ModelFacts
+    cluster: ClusterFacts
+    job: JobFacts
+    layout: LayoutFacts
     estimate: Estimate
-    alternatives: list[AlternativePayload]
-    rules: list[Rule]
+    alternatives: Sequence[AlternativeRecord]
+    rules: Sequence[Rule]
     search: SearchSummary | None
-    versions: dict[str, str]
+    versions: Mapping[str, str]
     run: Run | None
     bound_s: float | None
     issue_policy: IssuePolicy
     to_loss: LossTarget | None
-    defaults: NotRequired[list[str]]
-    smallest_change: NotRequired[str]
+    defaults: Annotated[Sequence[str], OmitEmpty]
+    smallest_change: Annotated[str, OmitEmpty] = ""
+
+    @classmethod
+    def of(cls, plan: Plan, smallest_change: str = "") -> PlanRecord:
+        """Return the record of a plan."""
+        return cls.from_attributes(
+            plan, model=ModelFacts.of(plan.model), cluster=ClusterFacts.of(plan.cluster), job=JobFacts.of(plan.job),
+            layout=layout_of_plan(plan), issue_policy=plan.policy, smallest_change=smallest_change,
+            alternatives=[
+                AlternativeRecord.from_attributes(alternative, layout=layout_of_plan(plan, alternative.layout))
+                for alternative in plan.alternatives
+            ],
+        )  # fmt: skip
+
+    @classmethod
+    def of_layout_plan(cls, priced: LayoutPlan) -> PlanRecord:
+        """Return the record of a priced layout: its plan, and for one that does not fit the smallest change that would."""
+        return cls.of(priced.plan, priced.smallest_change or "")
 
 
-def plan_payload(plan: Plan) -> Payload:
+def plan_payload(plan: Plan) -> JsonObject:
     """Return the versioned payload that `plan --json` prints."""
-    return {
-        "schema": PLAN_SCHEMA,
-        "model": model_payload(plan.model),
-        "cluster": _cluster_payload(plan.cluster),
-        "job": _job_payload(plan.job),
-        "layout": layout_of_plan(plan),
-        "estimate": asdict(plan.estimate),
-        "alternatives": [
-            {
-                "layout": layout_of_plan(plan, alternative.layout),
-                "estimate": asdict(alternative.estimate),
-                "reason": alternative.reason,
-            }
-            for alternative in plan.alternatives
-        ],
-        "rules": [asdict(rule) for rule in plan.rules],
-        "search": asdict(plan.search) if plan.search else None,
-        "versions": dict(plan.versions),
-        "run": asdict(plan.run) if plan.run else None,
-        "bound_s": plan.bound_s,
-        "issue_policy": asdict(plan.policy),
-        "to_loss": asdict(plan.to_loss) if plan.to_loss else None,
-        **({"defaults": list(plan.defaults)} if plan.defaults else {}),
-    }
+    payload: JsonObject = to_json(PlanRecord.of(plan))
+    return payload
 
 
-def layout_plan_payload(priced: LayoutPlan) -> Payload:
-    """Return the payload of `shardwise estimate --json`: the plan, and for one that does not fit the smallest change that
-    would."""
-    change = priced.smallest_change
-    return plan_payload(priced.plan) | ({"smallest_change": change} if change else {})
-
-
-def layout_of_plan(plan: Plan, layout: Layout | None = None) -> Payload:
-    """Return the payload of the layout of a plan, or of another layout of its job."""
-    return layout_payload(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)
-
-
-def _job_payload(job: Job) -> Payload:
-    recipe, fields_of_optimizer = get_precision(job.precision), get_optimizer(job.optimizer).resolve_hyperparameters({})
-    return {**asdict(job), "precision_recipe": asdict(recipe), "optimizer_fields": fields_of_optimizer}
-
-
-def _cluster_payload(cluster: Cluster) -> Payload:
-    kind = next(name for name, kind in TOPOLOGIES.items() if isinstance(cluster.topology, kind))
-    return {
-        "name": cluster.name,
-        "chip": cluster.chip.name,
-        "num_devices": cluster.num_devices,
-        "chip_specification": asdict(cluster.chip),
-        "topology": {"kind": kind, **asdict(cluster.topology)},
-        "calibration": asdict(cluster.calibration) if cluster.calibration else None,
-    }
-
-
-PLAN_SCHEMA = "shardwise.plan/3"
+def layout_of_plan(plan: Plan, layout: Layout | None = None) -> LayoutFacts:
+    """Return the facts of the layout of a plan, or of another layout of its job."""
+    return LayoutFacts.of(layout or plan.layout, plan.model, plan.job, plan.cluster.topology)

@@ -39,6 +39,13 @@ from .loss_kernels import get_loss_kernel as get_loss_kernel
 from .overrides import apply_overrides as apply_overrides
 from .overrides import parse_like as parse_like
 from .overrides import parse_overrides as parse_overrides
+from .payload import Flat as Flat
+from .payload import Hidden as Hidden
+from .payload import Key as Key
+from .payload import OmitEmpty as OmitEmpty
+from .payload import Payload as Payload
+from .payload import printed as printed
+from .payload import to_json as to_json
 from .payload_fields import MergedFields as MergedFields
 from .payload_fields import parse_dataclass as parse_dataclass
 from .precision import PRECISIONS as PRECISIONS

@@ -10,23 +10,16 @@ from typing_extensions import TypedDict
 
 from shardwise.values.errors import InputError
 
-NOT_IN_PAYLOAD = {"payload": False}  # metadata of a dataclass's field that its payload does not have
-
-
-def payload_names(kind: Any) -> list[str]:
-    """Return the names of a dataclass's fields that its payload has; `kind` is the class or a value."""
-    return [field.name for field in fields(kind) if field.metadata.get("payload", True)]
-
 
 class MergedFields:
-    """Shape with the fields of several dataclasses, named tuples and typed dicts; later ones replace fields of earlier ones.
+    """Shape with the fields of several dataclasses, named tuples and typed dicts; later ones replace fields of earlier ones, and
+    types by key those of all.
 
-    For payloads that add keys to the fields of a value: `Annotated[dict[str, Any], MergedFields(StepTime, More)]`. Fields of
-    dataclasses with the metadata `NOT_IN_PAYLOAD` are left out.
+    For payloads that add keys to the fields of a value: `Annotated[dict[str, Any], MergedFields(Torus, kind=str)]`.
     """
 
-    def __init__(self, first: type, *later: type) -> None:
-        self.kinds = (first, *later)
+    def __init__(self, first: type, *later: type, **types_by_key: Any) -> None:
+        self.kinds, self.types_by_key = (first, *later), types_by_key
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
         merged_type = TypedDict(self.kinds[0].__name__, self._hints())  # type: ignore[misc]
@@ -37,8 +30,8 @@ class MergedFields:
         hints: dict[str, Any] = {}
         for kind in self.kinds:
             types = get_type_hints(kind, include_extras=True)
-            hints |= {name: types[name] for name in payload_names(kind)} if is_dataclass(kind) else types
-        return hints
+            hints |= {field.name: types[field.name] for field in fields(kind)} if is_dataclass(kind) else types
+        return hints | self.types_by_key
 
 
 Value = TypeVar("Value")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from number_paths import require_payload_numbers
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.measure.reconcile.aligned_traces import align_clocks
-from shardwise.measure.reconcile.payloads import trace_payload
+from shardwise.measure.reconcile.payloads import TraceRecord
 from shardwise.measure.reconcile.step_differences import StepDifference, explain_traffic
 from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model.job import Job
@@ -23,6 +22,7 @@ from shardwise.records.step_trace import KERNEL, RankTrace
 from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
 from shardwise.search.plan import Plan
 from shardwise.search.plan_from_layout import plan_layout
+from shardwise.values import to_json
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
 
 QUERIES = "contract q_flat"
@@ -138,12 +138,12 @@ def test_exposed_tensor_parallelism_is_mended_by_less_of_it() -> None:
 def test_a_payload_says_a_remedys_layout_as_a_plan_says_its_own() -> None:
     found = traced(as_planned(PLAN))
     with_bottlenecks = replace(found, lists_bottlenecks=True)
-    payload = json.loads(json.dumps(trace_payload(with_bottlenecks)))
+    payload = to_json(TraceRecord.of(with_bottlenecks))
     require_valid(payload)
     assert require_payload_numbers(with_bottlenecks) > 50
     (change, *_) = (one["remedy"] for one in payload["bottlenecks"] if one["remedy"])
     assert change["layout"]["tp"] < PLAN.layout.tp
-    assert trace_payload(found)["bottlenecks"] is None
+    assert TraceRecord.of(found).bottlenecks is None
 
 
 def test_a_remedy_is_priced_by_the_plan_and_has_less_of_what_was_lost() -> None:

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from shardwise.book_formulas.rooflines.blocks import BlockRoofline
 from shardwise.book_formulas.rooflines.kernels import KernelComparison, KernelRoofline
 from shardwise.hardware import Chip
-from shardwise.model import ModelPayload, model_payload
+from shardwise.model import ModelFacts
 
 SCHEMA = "shardwise.roofline/2"
 BLOCK_SCHEMA = "shardwise.roofline-block/2"
@@ -92,7 +92,7 @@ class BlockPayload(TypedDict):
     """Every operation of a model's block on one chip, in order; `sizes` are B sequences of T tokens."""
 
     schema: Literal["shardwise.roofline-block/2"]
-    model: ModelPayload
+    model: ModelFacts
     sizes: dict[str, int]
     chip: str
     dtype: str
@@ -154,7 +154,7 @@ def _padding_payload(roofline: KernelRoofline) -> dict[str, Any] | None:
 def block_payload(roofline: BlockRoofline) -> dict[str, Any]:
     """Return the payload of a block: every operation in order, and seconds and FLOPs of the phases."""
     return {
-        "schema": BLOCK_SCHEMA, "model": model_payload(roofline.architecture),
+        "schema": BLOCK_SCHEMA, "model": ModelFacts.of(roofline.architecture),
         "sizes": {"B": roofline.num_seqs, "T": roofline.seq_len},
         "chip": roofline.chip.name, "dtype": roofline.dtype, "peak_flops_per_s": roofline.flops_per_s,
         "memory_bytes_per_s": roofline.bytes_per_s, "critical_intensity": roofline.critical_intensity,

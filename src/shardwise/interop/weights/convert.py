@@ -14,7 +14,7 @@ from shardwise.interop.weights.huggingface_folder import read_json
 from shardwise.interop.weights.stored_model import boxes_of_checkpoint, boxes_of_stored
 from shardwise.interop.weights.stored_slices import WEIGHT_DTYPES as DTYPES
 from shardwise.interop.weights.stored_slices import WeightSource
-from shardwise.model import Architecture, ModelPayload, load_model, model_payload
+from shardwise.model import Architecture, ModelFacts, load_model
 from shardwise.records import RunFolder
 from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
@@ -29,7 +29,7 @@ class ConvertPayload(TypedDict):
     """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
 
     schema: Literal["shardwise.convert/1"]
-    model: ModelPayload
+    model: ModelFacts
     dtype: str
     source: str
     written: str
@@ -65,7 +65,7 @@ class ConvertedModel:
 def convert_payload(converted: ConvertedModel) -> dict[str, Any]:
     """Return what `shardwise convert --json` prints."""
     return {
-        "schema": SCHEMA, "model": model_payload(converted.architecture), "dtype": converted.dtype,
+        "schema": SCHEMA, "model": ModelFacts.of(converted.architecture), "dtype": converted.dtype,
         "source": converted.source, "written": converted.format.title, "folder": str(converted.folder), "begin": converted.begin,
     }  # fmt: skip
 

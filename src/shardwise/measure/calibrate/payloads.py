@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from typing_extensions import TypedDict
 
-from shardwise.layout import LayoutPayload, layout_payload
+from shardwise.layout import LayoutFacts
 from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration
 from shardwise.measure.calibrate.layout_ranking import (
     FEWEST_LAYOUTS,
@@ -87,7 +87,7 @@ class PredictedRow(TypedDict):
     measured_peak_memory_gb: float | None
     scored: bool
     weight: float
-    layout: LayoutPayload | None
+    layout: LayoutFacts | None
     approximations: list[str]
 
 
@@ -178,9 +178,9 @@ def _row_payload(run: EvaluatedRun) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _layout_payload(prediction: Prediction) -> dict[str, Any]:
+def _layout_payload(prediction: Prediction) -> LayoutFacts:
     case = prediction.case
-    return layout_payload(case.layout, case.architecture, case.job, case.cluster.topology)
+    return LayoutFacts.of(case.layout, case.architecture, case.job, case.cluster.topology)
 
 
 FOLDS_SCHEMA = "shardwise.validate.folds/1"

@@ -27,10 +27,11 @@ from shardwise.measure.reconcile.aligned_traces import (
 from shardwise.records import COLLECTIVE, KERNEL, WAIT
 from shardwise.records.step_trace import PASS
 from shardwise.sharding import Axes
+from shardwise.values import Payload, printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrafficOverlap:
+class TrafficOverlap(Payload):
     """Traffic of an axis: the seconds in which any was on its way, and those of them in which kernels ran beside it."""
 
     axis: str
@@ -38,13 +39,14 @@ class TrafficOverlap:
     hidden_s: float
 
     @property
+    @printed
     def share(self) -> float:
         """Share of the traffic that is hidden."""
         return self.hidden_s / self.traffic_s if self.traffic_s else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Occupancy:
+class Occupancy(Payload):
     """Seconds of a rank's step: `busy_s` with kernels, by phase in `busy`; `exposed` by axis, what the compute stream waited for;
     `gaps_s` between kernels of a pass (launch gaps, `num_gaps` of them), `between_s` outside of passes."""
 
@@ -58,14 +60,17 @@ class Occupancy:
     overlaps: tuple[TrafficOverlap, ...]
 
     @property
+    @printed
     def busy_s(self) -> float:
         return sum(self.busy.values())
 
     @property
+    @printed
     def exposed_s(self) -> float:
         return sum(self.exposed.values())
 
     @property
+    @printed
     def idle_s(self) -> float:
         """Seconds without a kernel."""
         return self.step_s - self.busy_s

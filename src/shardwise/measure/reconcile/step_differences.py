@@ -29,7 +29,7 @@ from shardwise.price.simulation.streams import Transfer
 from shardwise.records import KERNEL
 from shardwise.step import START, UPDATE
 from shardwise.step.instructions import WAIT
-from shardwise.values import format_percent, format_seconds
+from shardwise.values import Payload, format_percent, format_seconds, printed
 
 COPIES_AROUND_COLLECTIVES = "copies around collectives"  # kernels that run when collectives are started or awaited
 
@@ -157,7 +157,7 @@ PIPELINE = "pp"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepDifference:
+class StepDifference(Payload):
     """Something of a step that takes `measured_s` in place of `expected_s`, `count` times on a rank. `where`: the unit and
     phase of a kernel, otherwise the axis."""
 
@@ -171,6 +171,7 @@ class StepDifference:
     why: str
 
     @property
+    @printed
     def difference_s(self) -> float:
         return self.measured_s - self.expected_s
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
+from typing import Annotated
 
 from shardwise.model.job import OVERLAP_CONVENTIONS
 from shardwise.price import Estimate, Problem
@@ -18,7 +19,7 @@ from shardwise.search import Plan
 from shardwise.search.explain.constant_sensitivity import worsen_constants
 from shardwise.sharding import ROWS, IssuedCollective
 from shardwise.step import count_collectives
-from shardwise.values import MEMORY_TERMS, TIME_TERMS
+from shardwise.values import MEMORY_TERMS, TIME_TERMS, Flat, Payload, printed
 
 TIME_TOLERANCE = 0.05  # relative: a step closer to its prediction has no attribution
 OTHER_TERM = "other"  # measured seconds that no other term has
@@ -26,7 +27,7 @@ LEAST_CHANGE = 1e-6  # of a step: a term that moves by more depends on the const
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimeTerm:
+class TimeTerm(Payload):
     """One term. `predicted_s` is None for what no estimate has; `hidden_s` is traffic that is predicted behind compute."""
 
     name: str
@@ -35,12 +36,13 @@ class TimeTerm:
     hidden_s: float = 0.0
 
     @property
+    @printed
     def difference_s(self) -> float:
         return self.measured_s - (self.predicted_s or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepTime:
+class StepTime(Payload):
     """A step: predicted, with its 90% prediction interval (None: the prediction is a bound), and measured.
 
     `measured_s` is the mean over the middle half of `num_steps` steps by their time, and each term's seconds are the mean over
@@ -62,17 +64,19 @@ class StepTime:
         return self.measured_s - self.predicted_s
 
     @property
+    @printed
     def within(self) -> bool | None:
         """True if the measured step is inside the interval; None without an interval."""
         return None if self.interval90 is None else self.interval90[0] <= self.measured_s <= self.interval90[1]
 
     @property
+    @printed
     def rest_share(self) -> float:
         return self.rest_s / self.measured_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
+class Attribution(Payload):
     """The term whose difference is the most of the step's error, `part` of it, and what it depends on, the most first."""
 
     term: TimeTerm
@@ -80,6 +84,7 @@ class Attribution:
     depends_on: tuple[str, ...]
 
     @property
+    @printed
     def ratio(self) -> float | None:
         """Measured over predicted; None for a term that is not predicted."""
         return self.term.measured_s / self.term.predicted_s if self.term.predicted_s else None
@@ -146,7 +151,7 @@ ACTIVATIONS, GATHERED = "activations", "gathered"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryTerm:
+class MemoryTerm(Payload):
     """One term in bytes, measured at the peak; `predicted` is None for what no plan has. `largest` is the most that was
     measured of it at any moment; None for what a plan has at its peak alone."""
 
@@ -165,6 +170,7 @@ class MemoryTerm:
         return self.compared_bytes - (self.predicted or 0.0)
 
     @property
+    @printed
     def within(self) -> bool | None:
         """True if the prediction holds; None if there is none."""
         return self.is_within(MEMORY_TOLERANCE)
@@ -229,16 +235,16 @@ def _memory_terms(predicted: Mapping[str, float], memory: MeasuredMemory) -> Ite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveMismatch:
+class CollectiveMismatch(Payload):
     """A collective that was not issued as often as realised."""
 
-    issued: IssuedCollective
+    issued: Annotated[IssuedCollective, Flat]
     planned: int
     found: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveComparison:
+class CollectiveComparison(Payload):
     """How many were planned and issued, the payload in bytes of both by axes, and what differs. With `uneven` rows of experts
     their bytes were not compared."""
 
@@ -250,6 +256,7 @@ class CollectiveComparison:
     uneven: bool = False
 
     @property
+    @printed
     def equal(self) -> bool:
         return not self.miscounted
 

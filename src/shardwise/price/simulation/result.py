@@ -12,13 +12,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from typing_extensions import TypedDict
-
-from shardwise.layout import Layout, LayoutPayload, layout_payload
+from shardwise.layout import Layout, LayoutFacts
 from shardwise.layout.rules.table import require_legal
-from shardwise.model import ModelPayload, model_payload
+from shardwise.model import ModelFacts
 from shardwise.pipeline import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.price.device_memory import DeviceMemory
 from shardwise.price.estimate import Estimate
@@ -34,10 +32,12 @@ from shardwise.price.simulation.unit_timings import VirtualStage
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,
-    MergedFields,
+    Flat,
+    Payload,
     format_bytes,
     format_percent,
     format_seconds,
+    to_json,
 )
 
 WORKING_TERMS = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
@@ -100,7 +100,6 @@ def _pass_changes(stages: Sequence[VirtualStage], kind: str, number: int) -> tup
     return (0.0, stage.waiting_bytes - stage.saved_bytes) if kind == BACKWARD_INPUT else (0.0, -stage.waiting_bytes)
 
 
-SCHEMA = "shardwise.simulation/2"
 # Terms of time by the phase of their kernels.
 PHASES: Mapping[str, str] = {
     "forward": "forward", "backward": "backward", "recompute": "recompute", "optimizer": "update",
@@ -199,13 +198,16 @@ def simulate(
     return Simulation(simulate_step(Pricing(problem, layout), overlap, contention), estimate)
 
 
-class StepShare(TypedDict):
-    """Share of the step's time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPartRecord(Payload):
+    """A part of the critical path, and its share of the step's time."""
 
+    part: Annotated[CriticalPart, Flat]
     share: float
 
 
-class PassesPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPassesRecord(Payload):
     """A piece of the critical path on one rank: its first and its last pass, how many there are, and their seconds."""
 
     rank: int
@@ -214,71 +216,83 @@ class PassesPayload(TypedDict):
     passes: int
     seconds: float
 
+    @classmethod
+    def of(cls, piece: Sequence[CriticalPass]) -> CriticalPassesRecord:
+        """Return the record of passes on one rank (`split_by_rank`)."""
+        first, last = piece[0], piece[-1]
+        return cls(
+            rank=first.rank, first="&".join(map(str, first.slot)), last="&".join(map(str, last.slot)),
+            passes=sum(len(leg.slot) for leg in piece), seconds=last.end - first.start,
+        )  # fmt: skip
 
-class SimulatedRankPayload(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedRankRecord(Payload):
     """A rank of the pipeline: its computation, exposed communication, waiting for other stages, and memory."""
 
     rank: int
-    computed_s: dict[str, float]
-    exposed_s: dict[str, float]
+    computed_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]
     bubble_s: float
     constant_bytes: float
     peak_bytes: float
 
 
-class EstimatePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateRecord(Payload):
     """The estimate of the same layout."""
 
     step_time_s: float
-    time: dict[str, float]
+    time: Mapping[str, float]
     memory_bytes: float
-    memory: dict[str, float]
+    memory: Mapping[str, float]
 
 
-class SimulationPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRecord(Payload):
     """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step."""
 
-    schema: Literal["shardwise.simulation/2"]
-    model: ModelPayload
-    layout: LayoutPayload
+    SCHEMA = "shardwise.simulation/2"
+    model: ModelFacts
+    layout: LayoutFacts
     overlap: str
     contention: float
     step_time_s: float
-    time: dict[str, float]
-    exposed: dict[str, float]
+    time: Mapping[str, float]
+    exposed: Mapping[str, float]
     bubble_s: float
     bubble: float
     peak_bytes: float
-    critical_path: list[Annotated[dict[str, Any], MergedFields(CriticalPart, StepShare)]]
-    critical_passes: list[PassesPayload]
-    ranks: list[SimulatedRankPayload]
-    estimate: EstimatePayload
+    critical_path: Sequence[CriticalPartRecord]
+    critical_passes: Sequence[CriticalPassesRecord]
+    ranks: Sequence[SimulatedRankRecord]
+    estimate: EstimateRecord
+
+    @classmethod
+    def of(cls, simulation: Simulation) -> SimulationRecord:
+        """Return the record of a simulation."""
+        step, pricing = simulation.step, simulation.step.pricing
+        return cls.from_attributes(
+            simulation, step, model=ModelFacts.of(pricing.architecture),
+            layout=LayoutFacts.of(pricing.layout, pricing.architecture, pricing.job, pricing.cluster.topology),
+            critical_path=[
+                CriticalPartRecord(part=part, share=part.seconds / simulation.step_time_s) for part in simulation.critical_path
+            ],
+            critical_passes=[CriticalPassesRecord.of(piece) for piece in split_by_rank(critical_passes(step))],
+            ranks=[
+                SimulatedRankRecord.from_attributes(
+                    rank, memory, rank=number, computed_s=rank.computed, exposed_s=rank.exposed
+                )
+                for number, (rank, memory) in enumerate(zip(step.ranks, simulation.memories, strict=True))
+            ],
+            estimate=EstimateRecord.from_attributes(simulation.estimate),
+        )  # fmt: skip
 
 
 def simulation_payload(simulation: Simulation) -> dict[str, Any]:
     """Return the versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
-    step, step_s, estimate = simulation.step, simulation.step_time_s, simulation.estimate
-    return {
-        "schema": SCHEMA, "model": model_payload(step.pricing.architecture), "layout": _layout_payload(step.pricing),
-        "overlap": step.overlap, "contention": step.contention, "step_time_s": step_s, "time": simulation.time,
-        "exposed": simulation.exposed, "bubble_s": simulation.bubble_s, "bubble": simulation.bubble,
-        "peak_bytes": simulation.peak_bytes,
-        "critical_path": [{**part._asdict(), "share": part.seconds / step_s} for part in simulation.critical_path],
-        "critical_passes": [_passes_payload(run) for run in split_by_rank(critical_passes(step))],
-        "ranks": [
-            {"rank": number, "computed_s": dict(rank.computed), "exposed_s": dict(rank.exposed), "bubble_s": rank.bubble_s,
-             "constant_bytes": memory.constant_bytes, "peak_bytes": memory.peak_bytes}
-            for number, (rank, memory) in enumerate(zip(step.ranks, simulation.memories, strict=True))
-        ],
-        "estimate": {
-            "step_time_s": estimate.step_time_s, "time": dict(estimate.time), "memory_bytes": estimate.memory_bytes,
-            "memory": dict(estimate.memory),
-        },
-    }  # fmt: skip
-
-
-def _layout_payload(pricing: Pricing) -> dict[str, Any]:
-    return layout_payload(pricing.layout, pricing.architecture, pricing.job, pricing.cluster.topology)
+    payload: dict[str, Any] = to_json(SimulationRecord.of(simulation))
+    return payload
 
 
 def split_by_rank(path: list[CriticalPass]) -> list[list[CriticalPass]]:
@@ -290,11 +304,3 @@ def split_by_rank(path: list[CriticalPass]) -> list[list[CriticalPass]]:
         else:
             pieces.append([leg])
     return pieces
-
-
-def _passes_payload(run: list[CriticalPass]) -> dict[str, Any]:
-    first, last = run[0], run[-1]
-    return {
-        "rank": first.rank, "first": "&".join(map(str, first.slot)), "last": "&".join(map(str, last.slot)),
-        "passes": sum(len(leg.slot) for leg in run), "seconds": last.end - first.start,
-    }  # fmt: skip

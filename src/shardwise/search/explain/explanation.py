@@ -5,7 +5,8 @@ Entry point: `explain_plan`, which prices the plan and its runners-up again, so 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from shardwise.batch_size import LossTarget
 from shardwise.layout import Layout, default_placement, layout_as_run, stack_of
@@ -41,15 +42,14 @@ from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import Plan
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
-from shardwise.values import Displayable, InputError, describe_unknown, format_count, format_seconds
+from shardwise.values import Displayable, Hidden, InputError, Payload, describe_unknown, format_count, format_seconds
 from shardwise.values.argument_labels import argument_label
-from shardwise.values.payload_fields import NOT_IN_PAYLOAD
 
 PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation(Displayable):
+class Explanation(Displayable, Payload):
     """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
@@ -81,7 +81,7 @@ class Explanation(Displayable):
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
     recompute: tuple[LayerRecompute, ...] = ()
-    plan: Plan = field(metadata=NOT_IN_PAYLOAD)
+    plan: Annotated[Plan, Hidden]
 
     def __repr__(self) -> str:
         verdict = "fits" if self.fit.fits else "does not fit"

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.layout import Layout, LayoutPayload, layout_payload, require_runnable
-from shardwise.model import Job, ModelPayload, model_payload
+from shardwise.layout import Layout, LayoutFacts, require_runnable
+from shardwise.model import Job, ModelFacts
 from shardwise.run import TrainingRecipe
 from shardwise.search import Plan
 from shardwise.step import count_collectives
@@ -37,9 +37,9 @@ class MeshPayload(TypedDict):
     """A small mesh: what was run on it, how far it is off one process, and how its collectives differ from the list."""
 
     degrees: dict[str, int]
-    layout: LayoutPayload
+    layout: LayoutFacts
     num_processes: int
-    model: ModelPayload
+    model: ModelFacts
     max_relative_error: dict[str, float]
     without_gradient: list[str]
     farthest: FarthestTensors
@@ -153,8 +153,8 @@ def _job(case: TrainingCase) -> Job:
 def _mesh_payload(mesh: MeshVerification) -> dict[str, Any]:
     return {
         "degrees": dict(mesh.degrees), "num_processes": mesh.case.layout.num_devices,
-        "layout": layout_payload(mesh.case.layout, mesh.case.architecture, _job(mesh.case), None),
-        "model": model_payload(mesh.case.architecture),
+        "layout": LayoutFacts.of(mesh.case.layout, mesh.case.architecture, _job(mesh.case), None),
+        "model": ModelFacts.of(mesh.case.architecture),
         "max_relative_error": dict(mesh.errors.largest),
         "without_gradient": list(mesh.errors.without_gradient),
         "farthest": {"gradient": mesh.errors.gradient, "weight": mesh.errors.weight},
