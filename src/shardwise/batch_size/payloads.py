@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from shardwise.batch_size.batch_sweep_fit import SweepFit, SweptRuns
-from shardwise.batch_size.branch_losses import BranchOutcome
+from shardwise.batch_size.branch_losses import Branch, BranchOutcome, BranchPoint
 from shardwise.batch_size.noise_estimators import MeasuredNoise
 from shardwise.batch_size.run_noise import RunNoise
+from shardwise.values import Flat, Payload
 
-FIT_SCHEMA = "shardwise.batch_fit/1"
 
-
-class FittedRunPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedRunRecord(Payload):
     """A run that reached the loss: measured and fitted steps, and the logarithm of their ratio."""
 
     batch_tokens: float
@@ -28,7 +27,8 @@ class FittedRunPayload(TypedDict):
     residual: float
 
 
-class FailedRunPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRunRecord(Payload):
     """A run that did not reach the loss, and why."""
 
     batch_tokens: float
@@ -37,10 +37,11 @@ class FailedRunPayload(TypedDict):
     failed: str
 
 
-class BatchFitPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepFitRecord(Payload):
     """S_min, E_min and the critical batch of a sweep's runs, with 90% bootstrap intervals, and what each run is off."""
 
-    schema: Literal["shardwise.batch_fit/1"]
+    SCHEMA = "shardwise.batch_fit/1"
     min_steps: float
     min_steps_interval90: tuple[float, float]
     min_tokens: float
@@ -50,39 +51,22 @@ class BatchFitPayload(TypedDict):
     critical_batch_within_runs: bool
     rms_residual: float
     target_loss: float | None
-    runs: list[FittedRunPayload]
-    not_reached: list[FailedRunPayload]
+    runs: Sequence[FittedRunRecord]
+    not_reached: Sequence[FailedRunRecord]
+
+    @classmethod
+    def of(cls, sweep: SweepFit) -> SweepFitRecord:
+        """Return the record of a fit."""
+        fit = sweep.fit
+        return cls.from_attributes(
+            fit, fit.tradeoff, critical_batch_within_runs=fit.within,
+            runs=[FittedRunRecord.from_attributes(fitted, fitted.run) for fitted in fit.runs],
+            not_reached=[FailedRunRecord.from_attributes(run) for run in fit.not_reached],
+        )  # fmt: skip
 
 
-def fit_payload(sweep: SweepFit) -> dict[str, Any]:
-    """Return the versioned payload of a fit."""
-    fit, law = sweep.fit, sweep.fit.tradeoff
-    return {
-        "schema": FIT_SCHEMA,
-        "min_steps": law.min_steps, "min_steps_interval90": list(fit.min_steps_interval90),
-        "min_tokens": law.min_tokens, "min_tokens_interval90": list(fit.min_tokens_interval90),
-        "critical_batch_tokens": law.critical_batch_tokens,
-        "critical_batch_interval90": list(fit.critical_batch_interval90),
-        "critical_batch_within_runs": fit.within, "rms_residual": fit.rms_residual, "target_loss": fit.target_loss,
-        "runs": [
-            {
-                "batch_tokens": fitted.run.batch_tokens, "seed": fitted.run.seed, "learning_rate": fitted.run.learning_rate,
-                "steps": fitted.run.steps, "tokens": fitted.run.tokens, "fitted_steps": fitted.fitted_steps,
-                "residual": fitted.residual,
-            }
-            for fitted in fit.runs
-        ],
-        "not_reached": [
-            {"batch_tokens": run.batch_tokens, "seed": run.seed, "learning_rate": run.learning_rate, "failed": run.failed}
-            for run in fit.not_reached
-        ],
-    }  # fmt: skip
-
-
-RUNS_SCHEMA = "shardwise.batch_runs/1"
-
-
-class BatchRunPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRunRecord(Payload):
     """A run: its steps and tokens to the loss, None where it did not reach it, which `failed` says."""
 
     batch_tokens: float
@@ -94,70 +78,52 @@ class BatchRunPayload(TypedDict):
     failed: str | None
 
 
-class BatchRunsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweptRunsRecord(Payload):
     """All runs of a sweep over batches, those with a learning rate that is not the best of their batch too."""
 
-    schema: Literal["shardwise.batch_runs/1"]
-    runs: list[BatchRunPayload]
+    SCHEMA = "shardwise.batch_runs/1"
+    runs: Sequence[BatchRunRecord]
+
+    @classmethod
+    def of(cls, swept: SweptRuns) -> SweptRunsRecord:
+        """Return the record of a sweep's runs."""
+        return cls(runs=[BatchRunRecord.from_attributes(run) for run in swept.runs])
 
 
-def batch_runs_payload(swept: SweptRuns) -> dict[str, Any]:
-    """Return the versioned payload of a sweep's runs."""
-    names = tuple(BatchRunPayload.__annotations__)
-    return {"schema": RUNS_SCHEMA, "runs": [{name: getattr(run, name) for name in names} for run in swept.runs]}
-
-
-BRANCHES_SCHEMA = "shardwise.batch_branches/1"
-
-
-class BranchPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchRecord(Payload):
     """A branch: its smoothed loss at the window's end, how far it is above the lowest of all smaller batches, and whether that is
     within the tolerance; None and why where it failed."""
 
-    batch_tokens: float
-    learning_rate: float
-    steps: float
-    loss: float | None
-    held_out_loss: float | None
-    excess: float | None
-    is_within: bool | None
-    failed: str | None
+    branch: Annotated[Branch, Flat]
+    excess: float | None = None
+    is_within: bool | None = None
 
 
-class BatchBranchesPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchesRecord(Payload):
     """Branches of a checkpoint, and the critical batch: the largest within the tolerance, in nats, of all smaller ones.
     `next_tokens` is the next larger batch that was tried."""
 
-    schema: Literal["shardwise.batch_branches/1"]
-    run: str
-    step: int
-    batch_tokens: float
-    learning_rate: float
-    window_tokens: float
+    SCHEMA = "shardwise.batch_branches/1"
+    point: Annotated[BranchPoint, Flat]
     tolerance: float
     critical_batch_tokens: float
     next_tokens: float | None
-    branches: list[BranchPayload]
+    branches: Sequence[BranchRecord]
+
+    @classmethod
+    def of(cls, outcome: BranchOutcome) -> BranchesRecord:
+        """Return the record of compared branches."""
+        compared = outcome.compared
+        branches = [BranchRecord.from_attributes(comparison) for comparison in compared.compared]
+        branches += [BranchRecord(branch=branch) for branch in compared.failed]
+        return cls.from_attributes(outcome, compared, branches=branches)
 
 
-def branches_payload(outcome: BranchOutcome) -> dict[str, Any]:
-    """Return the versioned payload of compared branches."""
-    point, compared = outcome.point, outcome.compared
-    branches = [
-        asdict(comparison.branch) | {"excess": comparison.excess, "is_within": comparison.is_within}
-        for comparison in compared.compared
-    ]
-    branches += [asdict(branch) | {"excess": None, "is_within": None} for branch in compared.failed]
-    return {
-        "schema": BRANCHES_SCHEMA, **asdict(point), "tolerance": compared.tolerance,
-        "critical_batch_tokens": compared.critical_batch_tokens, "next_tokens": compared.next_tokens, "branches": branches,
-    }  # fmt: skip
-
-
-RUN_NOISE_SCHEMA = "shardwise.batch_noise/1"
-
-
-class MeasuredNoisePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredNoiseRecord(Payload):
     """A noise scale in tokens with its 90% interval, null where it has no end, tr(Sigma) and |G|² that it is the ratio of, and
     how many steps measured it."""
 
@@ -167,49 +133,43 @@ class MeasuredNoisePayload(TypedDict):
     squared_gradient: float
     num_measured: int
 
+    @classmethod
+    def of(cls, measured: MeasuredNoise) -> MeasuredNoiseRecord:
+        """Return the record of a measured noise scale."""
+        tokens, high = (None if bound == math.inf else bound for bound in (measured.tokens, measured.high))
+        return cls.from_attributes(
+            measured.noise, tokens=tokens, interval90=(measured.low, high), num_measured=measured.num_samples
+        )
 
-class NoiseWindowPayload(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoiseWindowRecord(Payload):
     """That of some steps in a row, with the mean of the tokens seen before them and their mean loss."""
 
     first_step: int
     last_step: int
     seen_tokens: float
     loss: float
-    noise: MeasuredNoisePayload
+    noise: MeasuredNoiseRecord
 
 
-class RunNoisePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNoiseRecord(Payload):
     """The noise scale that a run measured. `progress` is the share of the true gradient's progress that a step makes."""
 
-    schema: Literal["shardwise.batch_noise/1"]
+    SCHEMA = "shardwise.batch_noise/1"
     run: str
-    noise: MeasuredNoisePayload
-    parts: list[NoiseWindowPayload]
+    noise: MeasuredNoiseRecord
+    parts: Sequence[NoiseWindowRecord]
     num_measured: int
     batch_tokens: float
     small_tokens: float
     progress: float
 
-
-def run_noise_payload(noise: RunNoise) -> dict[str, Any]:
-    """Return the versioned payload of a run's noise scale: `shardwise batch noise --json` prints it."""
-    return {
-        "schema": RUN_NOISE_SCHEMA, "run": str(noise.path), "noise": _measured_noise_payload(noise.late),
-        "parts": [
-            {
-                "first_step": part.first_step, "last_step": part.last_step, "seen_tokens": part.seen_tokens, "loss": part.loss,
-                "noise": _measured_noise_payload(part.measured),
-            }
-            for part in noise.parts
-        ],
-        "num_measured": noise.num_measured, "batch_tokens": noise.batch_tokens, "small_tokens": noise.small_tokens,
-        "progress": noise.progress,
-    }  # fmt: skip
-
-
-def _measured_noise_payload(measured: MeasuredNoise) -> dict[str, Any]:
-    tokens, high = (None if bound == math.inf else bound for bound in (measured.tokens, measured.high))
-    return {
-        "tokens": tokens, "interval90": [measured.low, high], "covariance_trace": measured.noise.covariance_trace,
-        "squared_gradient": measured.noise.squared_gradient, "num_measured": measured.num_samples,
-    }  # fmt: skip
+    @classmethod
+    def of(cls, noise: RunNoise) -> RunNoiseRecord:
+        """Return the record of a run's noise scale."""
+        parts = [
+            NoiseWindowRecord.from_attributes(part, noise=MeasuredNoiseRecord.of(part.measured)) for part in noise.parts
+        ]
+        return cls.from_attributes(noise, run=str(noise.path), noise=MeasuredNoiseRecord.of(noise.late), parts=parts)

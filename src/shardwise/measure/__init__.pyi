@@ -6,7 +6,6 @@ from .calibrate.cluster_calibration import ClusterCalibration as ClusterCalibrat
 from .calibrate.cluster_calibration import MeasurementFiles as MeasurementFiles
 from .calibrate.cluster_calibration import calibrate_cluster as calibrate_cluster
 from .calibrate.logged_runs import record_row as record_row
-from .calibrate.payloads import validate_payload as validate_payload
 from .calibrate.published_fit import PublishedFit as PublishedFit
 from .calibrate.validation import EvaluatedRuns as EvaluatedRuns
 from .calibrate.validation import RankedLayouts as RankedLayouts

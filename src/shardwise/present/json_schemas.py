@@ -75,11 +75,11 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "doctor": ("present.diagnosis:DoctorPayload",),
     "figures": ("present.figures.figure:FigurePayload", "present.figures.figure:FiguresPayload"),
     "validate": (
-        "measure.calibrate.payloads:ValidatePayload", "measure.calibrate.payloads:FoldsPayload",
-        "measure.calibrate.payloads:LayoutGroupsPayload",
+        "measure.calibrate.payloads:ValidationRecord", "measure.calibrate.payloads:FoldsRecord",
+        "measure.calibrate.payloads:RankedLayoutsRecord",
     ),
     "bench": ("measure.microbenchmarks.benchmark_lines:BenchPayload", "measure.microbenchmarks.machine_benchmark:MachinePayload"),
-    "calibrate": ("measure.calibrate.payloads:CalibratePayload",),
+    "calibrate": ("measure.calibrate.payloads:CalibrationRecord",),
     "tokenize": ("run.data.shard_index:CorpusPayload",),
     "verify": ("verify.training.plan_verification:VerifyPayload",),
     "rehearse": ("measure.reconcile.payloads:RehearsalRecord",),
@@ -88,8 +88,8 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "train": ("records.run_summary:SummaryPayload",),
     "trace": ("measure.reconcile.payloads:TraceRecord",),
     "batch": (
-        "batch_size.payloads:BatchFitPayload", "batch_size.payloads:RunNoisePayload", "batch_size.payloads:BatchRunsPayload",
-        "batch_size.payloads:BatchBranchesPayload",
+        "batch_size.payloads:SweepFitRecord", "batch_size.payloads:RunNoiseRecord", "batch_size.payloads:SweptRunsRecord",
+        "batch_size.payloads:BranchesRecord",
     ),
     "reconcile": ("measure.reconcile.payloads:ReconciliationRecord",),
 }  # fmt: skip

@@ -109,12 +109,12 @@ RESULTS: Mapping[str, ResultFunctions] = {
     ),
     "TokenizedCorpus": ResultFunctions("present.reports.run:corpus_report", "run.data.tokenized_text:corpus_payload"),
     "RunSummary": ResultFunctions("present.reports.run:summary_report", "records.run_summary:summary_payload"),
-    "RunNoise": ResultFunctions("present.reports.batch_size:noise_report", "batch_size.payloads:run_noise_payload"),
-    "SweptRuns": ResultFunctions("present.reports.batch_size:sweep_report", "batch_size.payloads:batch_runs_payload"),
+    "RunNoise": ResultFunctions("present.reports.batch_size:noise_report", "batch_size.payloads:RunNoiseRecord.of"),
+    "SweptRuns": ResultFunctions("present.reports.batch_size:sweep_report", "batch_size.payloads:SweptRunsRecord.of"),
     "BranchOutcome": ResultFunctions(
-        "present.reports.batch_size:branches_report", "batch_size.payloads:branches_payload"
+        "present.reports.batch_size:branches_report", "batch_size.payloads:BranchesRecord.of"
     ),
-    "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:fit_payload"),
+    "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:SweepFitRecord.of"),
     "BenchmarkResult": ResultFunctions(
         "present.reports.calibration:bench_report", "measure.microbenchmarks.benchmark_lines:bench_payload"
     ),
@@ -122,16 +122,16 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.calibration:machine_report", "measure.microbenchmarks.machine_benchmark:machine_payload"
     ),
     "ClusterCalibration": ResultFunctions(
-        "present.reports.calibration:calibrate_report", "measure.calibrate.payloads:calibrate_payload"
+        "present.reports.calibration:calibrate_report", "measure.calibrate.payloads:CalibrationRecord.of"
     ),
     "EvaluatedRuns": ResultFunctions(
-        "present.reports.calibration:validate_report", "measure.calibrate.payloads:validate_payload"
+        "present.reports.calibration:validate_report", "measure.calibrate.payloads:ValidationRecord.of"
     ),
     "PublishedFit": ResultFunctions(
-        "present.reports.calibration:fold_report", "measure.calibrate.payloads:fold_payload"
+        "present.reports.calibration:fold_report", "measure.calibrate.payloads:FoldsRecord.of"
     ),
     "RankedLayouts": ResultFunctions(
-        "present.reports.calibration:groups_report", "measure.calibrate.payloads:groups_payload"
+        "present.reports.calibration:groups_report", "measure.calibrate.payloads:RankedLayoutsRecord.of"
     ),
 }
 

@@ -23,8 +23,8 @@ from shardwise.batch_size.branch_losses import (
     read_branches,
     window_loss,
 )
-from shardwise.batch_size.payloads import branches_payload
-from shardwise.values.errors import InputError
+from shardwise.batch_size.payloads import BranchesRecord
+from shardwise.values import InputError, to_json
 
 WINDOW = 2**18
 BATCHES = [2**power for power in range(9, 15)]
@@ -163,7 +163,7 @@ def test_a_payload_has_those_that_failed_behind_the_others() -> None:
     found = compare_branches([branch(1, 3.0), branch(2, None, "diverged"), branch(4, 3.001)])
     point = BranchPoint(run="runs/a", step=40, batch_tokens=64.0, learning_rate=1e-3, window_tokens=4096.0)
     outcome = BranchOutcome(point=point, compared=found)
-    payload = json.loads(json.dumps(branches_payload(outcome)))
+    payload = to_json(BranchesRecord.of(outcome))
     require_valid(payload)
     assert require_payload_numbers(outcome) == 3 + 2 * 5
     *_, failed = payload["branches"]

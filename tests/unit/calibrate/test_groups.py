@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,13 @@ from shardwise.measure.calibrate.layout_ranking import (
     published_groups,
     row_key,
 )
-from shardwise.measure.calibrate.payloads import groups_payload
+from shardwise.measure.calibrate.payloads import RankedLayoutsRecord
 from shardwise.measure.calibrate.published_fit import study_observations
 from shardwise.measure.calibrate.published_runs.run_table import layout_rows
 from shardwise.measure.calibrate.validation import RankedLayouts
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.reports.calibration import groups_report
+from shardwise.values import to_json
 
 
 def layouts(measured: tuple[float, ...], predicted: tuple[float, ...]) -> LayoutGroup:
@@ -85,7 +85,7 @@ def test_the_choice_between_layouts() -> None:
     assert runs is not None
     assert (runs.picked >= 16, runs.mean_regret <= 0.02) == (True, True)
     ranked = RankedLayouts(found)
-    payload = json.loads(json.dumps(groups_payload(ranked)))
+    payload = to_json(RankedLayoutsRecord.of(ranked))
     require_valid(payload)
     assert require_payload_numbers(ranked) == 18
     assert payload["summary"][HELD_OUT_HALF]["num_groups"] == len(found[HELD_OUT_HALF])

@@ -20,7 +20,7 @@ from number_paths import require_payload_numbers
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import load_published_fit
 from shardwise.measure.calibrate.constant_fit import FOLDS, fold_groups
-from shardwise.measure.calibrate.payloads import fold_payload
+from shardwise.measure.calibrate.payloads import FoldsRecord
 from shardwise.measure.calibrate.prediction_errors import memory_error_tables, predict_rows
 from shardwise.measure.calibrate.published_fit import (
     STRATA,
@@ -33,6 +33,7 @@ from shardwise.measure.calibrate.published_fit import (
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.reports.calibration import fold_report
+from shardwise.values import to_json
 
 NUMBER = r"[-+]?\d+\.\d+"
 # Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.
@@ -115,7 +116,7 @@ def the_package_comes_with_what_is_fitted(published: PublishedFit) -> None:
 
 
 def report_and_payload_say_the_same(published: PublishedFit) -> None:
-    text, payload = render_text(fold_report(published)), fold_payload(published)
+    text, payload = render_text(fold_report(published)), to_json(FoldsRecord.of(published))
     require_valid(json.loads(json.dumps(payload)))
     assert require_payload_numbers(published) > 200
     mean = payload["summary"]["model"]["all"]["mean"]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from shardwise.layout import LayoutFacts
 from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration
@@ -28,17 +26,14 @@ from shardwise.measure.calibrate.prediction_errors import (
     memory_error_tables,
 )
 from shardwise.measure.calibrate.published_fit import STRATA, PublishedFit, fold_ranking, fold_statistics, repeat_noise
-from shardwise.measure.calibrate.published_runs.prediction_from_row import Prediction
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
 from shardwise.measure.calibrate.user_cluster_fit import ConstantShift, Residual, UserClusterFit
 from shardwise.measure.calibrate.validation import EvaluatedRuns, RankedLayouts
-from shardwise.values import MergedFields
-
-CALIBRATE_SCHEMA = "shardwise.calibrate/1"
-VALIDATE_SCHEMA = "shardwise.validate/2"
+from shardwise.values import Payload
 
 
-class CalibratedCluster(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibratedClusterRecord(Payload):
     """The cluster that was calibrated."""
 
     name: str
@@ -46,36 +41,54 @@ class CalibratedCluster(TypedDict):
     num_devices: int
 
 
-class ConstantShiftProperties(TypedDict):
-    """Verdict on a constant: whether the measurements identify it."""
-
-    identified: bool
-
-
-class ErrorsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitErrorsRecord(Payload):
     """Errors of the predictions before and after the fit; null where there is nothing to compare."""
 
     count: int
     before: ErrorStatistics | None
     after: ErrorStatistics | None
 
+    @classmethod
+    def of(cls, fit: UserClusterFit, *, benches: bool) -> FitErrorsRecord:
+        """Return the record of a fit's runs, or of its micro-benchmarks."""
+        return cls(
+            count=len(fit.benches if benches else fit.runs),
+            before=fit.errors(False, benches=benches), after=fit.errors(True, benches=benches),
+        )  # fmt: skip
 
-class CalibratePayload(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationRecord(Payload):
     """Constants of a cluster and its stack, before and after a fit to runs and micro-benchmarks."""
 
-    schema: Literal["shardwise.calibrate/1"]
-    cluster: CalibratedCluster
+    SCHEMA = "shardwise.calibrate/1"
+    cluster: CalibratedClusterRecord
     stack: str
     source: str
-    constants: dict[str, Annotated[dict[str, Any], MergedFields(ConstantShift, ConstantShiftProperties)]]
-    runs: ErrorsPayload
-    benches: ErrorsPayload
-    residuals: list[Residual]
-    spread: dict[str, tuple[float, float]]
-    left_aside: dict[str, int]
+    constants: Mapping[str, ConstantShift]
+    runs: FitErrorsRecord
+    benches: FitErrorsRecord
+    residuals: Sequence[Residual]
+    spread: Mapping[str, tuple[float, float]]
+    left_aside: Mapping[str, int]
+
+    @classmethod
+    def of(cls, calibration: ClusterCalibration) -> CalibrationRecord:
+        """Return the record of a calibration."""
+        fit, nominal = calibration.fit, calibration.fit.user_cluster.nominal
+        return cls.from_attributes(
+            calibration, fit, stack=fit.stack.name, left_aside=fit.skipped,
+            cluster=CalibratedClusterRecord(
+                name=calibration.name, chip=nominal.chip.name, num_devices=nominal.num_devices
+            ),
+            constants={shift.name: shift for shift in fit.constants},
+            runs=FitErrorsRecord.of(fit, benches=False), benches=FitErrorsRecord.of(fit, benches=True),
+        )  # fmt: skip
 
 
-class PredictedRow(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRowRecord(Payload):
     """A published run: measured and predicted, or why there is no prediction (`skipped`)."""
 
     id: str
@@ -88,10 +101,23 @@ class PredictedRow(TypedDict):
     scored: bool
     weight: float
     layout: LayoutFacts | None
-    approximations: list[str]
+    approximations: Sequence[str]
+
+    @classmethod
+    def of(cls, run: EvaluatedRun) -> PredictedRowRecord:
+        """Return the record of a row."""
+        estimate, case = (run.prediction.estimate, run.prediction.case) if run.prediction else (None, None)
+        return cls.from_attributes(
+            run, estimate, id=run.row.id, predicted_step_time_s=estimate.step_time_s if estimate else None,
+            skipped=str(run.skipped) if run.skipped else None,
+            measured_step_time_s=run.row.step_time_s, measured_peak_memory_gb=run.row.peak_memory_gb,
+            layout=LayoutFacts.of(case.layout, case.architecture, case.job, case.cluster.topology) if case else None,
+            approximations=case.approximations if case else (),
+        )  # fmt: skip
 
 
-class FitsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefutedFitsRecord(Payload):
     """Runs that say what they recompute, and how many of them the memory model says would not fit."""
 
     stated: int
@@ -99,94 +125,42 @@ class FitsPayload(TypedDict):
     by_over_a_tenth: int
 
 
-class SkippedPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedRowsRecord(Payload):
     """Rows without a prediction for one reason, and how many of them would count."""
 
     rows: int
     scored: int
 
 
-class ValidatePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationRecord(Payload):
     """Predictions of published runs; `summary` has errors of step times by group and value."""
 
-    schema: Literal["shardwise.validate/2"]
-    rows: list[PredictedRow]
-    summary: dict[str, dict[str, ErrorStatistics]]
-    memory_summary: dict[str, dict[str, ErrorStatistics]]
-    fits: FitsPayload
-    skipped: dict[str, SkippedPayload]
-    unreadable: list[list[str]]
+    SCHEMA = "shardwise.validate/2"
+    rows: Sequence[PredictedRowRecord]
+    summary: Mapping[str, Mapping[str, ErrorStatistics]]
+    memory_summary: Mapping[str, Mapping[str, ErrorStatistics]]
+    fits: RefutedFitsRecord
+    skipped: Mapping[str, SkippedRowsRecord]
+    unreadable: Sequence[Sequence[str]]
+
+    @classmethod
+    def of(cls, evaluated: EvaluatedRuns) -> ValidationRecord:
+        """Return the record of predictions."""
+        runs = evaluated.runs
+        stated, would_not_fit, by_over_a_tenth = count_refuted_fits(runs)
+        return cls(
+            rows=[PredictedRowRecord.of(run) for run in runs],
+            summary=error_tables(runs), memory_summary=memory_error_tables(runs),
+            fits=RefutedFitsRecord(stated=stated, would_not_fit=would_not_fit, by_over_a_tenth=by_over_a_tenth),
+            skipped={kind: SkippedRowsRecord(rows=rows, scored=scored) for kind, (rows, scored) in count_skipped(runs).items()},
+            unreadable=list(unreadable_cells(run.row for run in runs)),
+        )  # fmt: skip
 
 
-def calibrate_payload(calibration: ClusterCalibration) -> dict[str, Any]:
-    """Return the JSON of `shardwise calibrate --json`."""
-    fit = calibration.fit
-    return {
-        "schema": CALIBRATE_SCHEMA,
-        "cluster": {
-            "name": calibration.name,
-            "chip": fit.user_cluster.nominal.chip.name,
-            "num_devices": fit.user_cluster.nominal.num_devices,
-        },
-        "stack": fit.stack.name,
-        "source": calibration.source,
-        "constants": {shift.name: {**asdict(shift), "identified": shift.identified} for shift in fit.constants},
-        "runs": _errors_payload(fit, benches=False),
-        "benches": _errors_payload(fit, benches=True),
-        "residuals": [asdict(residual) for residual in fit.residuals],
-        "spread": {kind: list(pair) for kind, pair in fit.spread.items()},
-        "left_aside": dict(fit.skipped),
-    }
-
-
-def _errors_payload(fit: UserClusterFit, *, benches: bool) -> dict[str, Any]:
-    statistics_by_time = {"before": fit.errors(False, benches=benches), "after": fit.errors(True, benches=benches)}
-    return {
-        "count": len(fit.benches if benches else fit.runs),
-        **{when: asdict(statistics) if statistics else None for when, statistics in statistics_by_time.items()},
-    }
-
-
-def validate_payload(evaluated: EvaluatedRuns) -> dict[str, Any]:
-    """Return the JSON of `shardwise validate --json`: predictions of published runs and their errors."""
-    runs = evaluated.runs
-
-    def tables(nested: Mapping[str, Mapping[str, ErrorStatistics]]) -> dict[str, Any]:
-        return {name: {value: asdict(errors) for value, errors in table.items()} for name, table in nested.items()}
-
-    return {
-        "schema": VALIDATE_SCHEMA,
-        "rows": [_row_payload(run) for run in runs],
-        "summary": tables(error_tables(runs)),
-        "memory_summary": tables(memory_error_tables(runs)),
-        "fits": dict(zip(("stated", "would_not_fit", "by_over_a_tenth"), count_refuted_fits(runs), strict=True)),
-        "skipped": {kind: {"rows": rows, "scored": scored} for kind, (rows, scored) in count_skipped(runs).items()},
-        "unreadable": [list(cell) for cell in unreadable_cells(run.row for run in runs)],
-    }
-
-
-def _row_payload(run: EvaluatedRun) -> dict[str, Any]:
-    prediction = run.prediction
-    estimate = prediction.estimate if prediction else None
-    return {
-        "id": run.row.id, "predicted_step_time_s": estimate.step_time_s if estimate else None,
-        "interval90": list(estimate.interval90) if estimate and estimate.interval90 else None,
-        "predicted_peak_memory_gb": run.predicted_peak_memory_gb, "skipped": str(run.skipped) if run.skipped else None,
-        "measured_step_time_s": run.row.step_time_s, "measured_peak_memory_gb": run.row.peak_memory_gb,
-        "scored": run.scored, "weight": run.weight, "layout": _layout_payload(prediction) if prediction else None,
-        "approximations": list(prediction.case.approximations) if prediction else [],
-    }  # fmt: skip
-
-
-def _layout_payload(prediction: Prediction) -> LayoutFacts:
-    case = prediction.case
-    return LayoutFacts.of(case.layout, case.architecture, case.job, case.cluster.topology)
-
-
-FOLDS_SCHEMA = "shardwise.validate.folds/1"
-
-
-class FoldRow(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldRowRecord(Payload):
     """A run: measured, and predicted by the fit to all and by that of each fold which leaves it out (null: it does not)."""
 
     id: str
@@ -198,98 +172,86 @@ class FoldRow(TypedDict):
     three_step_time_s: float | None
 
 
-class FoldsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoldsRecord(Payload):
     """Errors of runs that were left out of the fit, by fold and stratum; spread, coverage and ranking by fold."""
 
-    schema: Literal["shardwise.validate.folds/1"]
-    rows: list[FoldRow]
-    summary: dict[str, dict[str, ErrorStatistics]]
-    spread: dict[str, dict[str, tuple[float, float]]]
-    coverage: dict[str, float]
-    ranking: dict[str, RankingStatistics]
-    noise: dict[str, ErrorStatistics]
+    SCHEMA = "shardwise.validate.folds/1"
+    rows: Sequence[FoldRowRecord]
+    summary: Mapping[str, Mapping[str, ErrorStatistics]]
+    spread: Mapping[str, Mapping[str, tuple[float, float]]]
+    coverage: Mapping[str, float]
+    ranking: Mapping[str, RankingStatistics]
+    noise: Mapping[str, ErrorStatistics]
 
-
-def fold_payload(fit: PublishedFit) -> dict[str, Any]:
-    """Return the JSON of `shardwise validate --folds --json`."""
-    seconds = {"fitted": fit.in_sample, **fit.folds}
-    return {
-        "schema": FOLDS_SCHEMA,
-        "rows": [
-            {
-                "id": run.row.id,
-                "measured_step_time_s": float(fit.measured[i]),
-                **{f"{fold}_step_time_s": _number_or_none(float(draws[0][i])) for fold, draws in seconds.items()},
-            }
-            for i, run in enumerate(fit.judged)
-        ],
-        "summary": {
-            fold: {
-                name: asdict(statistics)
-                for name, stratum in STRATA.items()
-                if (statistics := fold_statistics(fit, draws, stratum)) is not None
-            }
-            for fold, draws in seconds.items()
-        },
-        "spread": {fold: fit.spread(fold) for fold in fit.folds},
-        "coverage": {fold: fit.coverage(fold) for fold in fit.folds},
-        "ranking": {
-            fold: asdict(ranking)
-            for fold, draws in seconds.items()
-            if (ranking := fold_ranking(fit, draws)) is not None
-        },
-        "noise": {kind: asdict(statistics) for kind, statistics in repeat_noise(fit).items()},
-    }
+    @classmethod
+    def of(cls, fit: PublishedFit) -> FoldsRecord:
+        """Return the record of a fit to published runs."""
+        seconds = {"fitted": fit.in_sample, **fit.folds}
+        rankings = {fold: fold_ranking(fit, draws) for fold, draws in seconds.items()}
+        return cls(
+            rows=[
+                FoldRowRecord(
+                    id=run.row.id, measured_step_time_s=float(fit.measured[i]),
+                    **{f"{fold}_step_time_s": _number_or_none(float(draws[0][i])) for fold, draws in seconds.items()},
+                )
+                for i, run in enumerate(fit.judged)
+            ],
+            summary={
+                fold: {
+                    name: statistics for name, stratum in STRATA.items()
+                    if (statistics := fold_statistics(fit, draws, stratum)) is not None
+                }
+                for fold, draws in seconds.items()
+            },
+            spread={fold: fit.spread(fold) for fold in fit.folds}, coverage={fold: fit.coverage(fold) for fold in fit.folds},
+            ranking={fold: ranking for fold, ranking in rankings.items() if ranking is not None}, noise=repeat_noise(fit),
+        )  # fmt: skip
 
 
 def _number_or_none(value: float) -> float | None:
     return None if np.isnan(value) else value
 
 
-GROUPS_SCHEMA = "shardwise.validate.groups/1"
-
-
-class LayoutGroupPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutGroupRecord(Payload):
     """Layouts of one model on one machine: seconds by row, the fastest row, the one that is predicted to be, and the regret."""
 
     of: str
-    key: dict[str, str]
+    key: Mapping[str, str]
     layouts: int
     best: str
     pick: str
     regret: float
-    measured_s: dict[str, float]
-    predicted_s: dict[str, float]
+    measured_s: Mapping[str, float]
+    predicted_s: Mapping[str, float]
 
 
-class LayoutGroupsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankedLayoutsRecord(Payload):
     """How well layouts are ranked, over all groups and for each."""
 
-    schema: Literal["shardwise.validate.groups/1"]
-    key: list[str]
+    SCHEMA = "shardwise.validate.groups/1"
+    key: Sequence[str]
     fold: str
     fewest_layouts: int
     apart: float
-    summary: dict[str, ChoiceStatistics]
-    groups: list[LayoutGroupPayload]
+    summary: Mapping[str, ChoiceStatistics]
+    groups: Sequence[LayoutGroupRecord]
 
-
-def groups_payload(ranked: RankedLayouts) -> dict[str, Any]:
-    """Return the JSON of `shardwise validate --groups --json`."""
-    groups_by_set = ranked.groups_by_set
-    return {
-        "schema": GROUPS_SCHEMA, "key": list(KEY_COLUMNS), "fold": "fitted", "fewest_layouts": FEWEST_LAYOUTS,
-        "apart": LEAST_DIFFERENCE,
-        "summary": {
-            name: asdict(statistics)
-            for name, groups in groups_by_set.items() if (statistics := choice_statistics(groups))
-        },
-        "groups": [
-            {
-                "of": name, "key": dict(zip(KEY_COLUMNS, group.key, strict=True)), "layouts": len(group.measured_s),
-                "best": group.best, "pick": group.pick, "regret": group.regret,
-                "measured_s": group.measured_s, "predicted_s": group.predicted_s,
-            }
-            for name, groups in groups_by_set.items() for group in groups
-        ],
-    }  # fmt: skip
+    @classmethod
+    def of(cls, ranked: RankedLayouts) -> RankedLayoutsRecord:
+        """Return the record of ranked layouts."""
+        groups_by_set = ranked.groups_by_set
+        return cls(
+            key=KEY_COLUMNS, fold="fitted", fewest_layouts=FEWEST_LAYOUTS, apart=LEAST_DIFFERENCE,
+            summary={
+                name: statistics for name, groups in groups_by_set.items() if (statistics := choice_statistics(groups))
+            },
+            groups=[
+                LayoutGroupRecord.from_attributes(
+                    group, of=name, key=dict(zip(KEY_COLUMNS, group.key, strict=True)), layouts=len(group.measured_s)
+                )
+                for name, groups in groups_by_set.items() for group in groups
+            ],
+        )  # fmt: skip

@@ -43,7 +43,7 @@ from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, error
 from shardwise.measure.calibrate.published_fit import TAILS
 from shardwise.measure.calibrate.published_runs.run_table import RunRow
 from shardwise.measure.calibrate.user_runs import CalibrationRun, PricedRun, select_runs
-from shardwise.values import InputError, Progress, ignore_progress
+from shardwise.values import InputError, Payload, Progress, ignore_progress, printed
 
 FEW_RUNS = 30  # below this number each run is fitted with `SIGMA_FEW`
 UNIDENTIFIED = 0.8  # of the prior's deviation: a constant whose deviation stays above it is still its prior
@@ -54,7 +54,7 @@ TOO_SHORT = "of the micro-benchmarks: shorter than a few launches"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConstantShift:
+class ConstantShift(Payload):
     """A constant before and after, with standard deviations of both, in units of the constant. `moved`: how far, in
     widths of its prior. `left`: the deviation after over that of the prior, on the line without bounds."""
 
@@ -67,6 +67,7 @@ class ConstantShift:
     left: float
 
     @property
+    @printed
     def identified(self) -> bool:
         """True if the measurements determine the constant better than its prior."""
         return self.left <= UNIDENTIFIED
