@@ -42,7 +42,7 @@ def test_the_estimate_is_the_sum_of_the_list(layout: str) -> None:
     plan = plan_of(layout)
     seconds: dict[tuple[str, str], float] = {}
     for segment in list_instructions(plan):
-        for stream, each in segment.seconds.items():
+        for stream, each in segment.seconds_by_stream.items():
             seconds[segment.name, stream] = seconds.get((segment.name, stream), 0.0) + each
     time, hidden = plan.estimate.time, plan.estimate.hidden
     assert seconds["forward", "compute"] == pytest.approx(time["forward"])

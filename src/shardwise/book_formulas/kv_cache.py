@@ -4,45 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
 
 from shardwise.book_formulas.rules import kv_cache_bytes_per_token
 from shardwise.hardware import Cluster
 from shardwise.model import Architecture, ModelFacts, num_params
-from shardwise.values import InputError, bytes_per_element
-
-SCHEMA = "shardwise.kv-cache/2"
-
-
-class CacheFitPayload(TypedDict):
-    """What of a cluster's memory is free for caches, and how many sequences fit."""
-
-    name: str
-    num_devices: int
-    memory_bytes: float
-    runtime_bytes: float
-    weights: str
-    weight_bytes: float
-    free_bytes: float
-    num_seqs: int
-
-
-class CachePayload(TypedDict):
-    """The key-value cache of a model, in bytes; `cluster` is null where none was asked for."""
-
-    schema: Literal["shardwise.kv-cache/2"]
-    model: ModelFacts
-    dtype: str
-    context: int
-    batch: int
-    num_windowed_layers: int
-    bytes_per_token: float
-    sequence_bytes: float
-    batch_bytes: float
-    without_windows_bytes: float
-    cluster: CacheFitPayload | None
+from shardwise.values import InputError, Payload, bytes_per_element
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,21 +116,42 @@ def size_kv_cache(
     return KvCacheSizes(cache=cache, context=context, batch=batch, cluster=cluster, weights=weights, fit=fit)
 
 
-def cache_payload(sizes: KvCacheSizes) -> dict[str, Any]:
-    """Return the payload of `shardwise kv-cache --json`, in bytes; its `cluster` is null without a cluster."""
-    cache, architecture = sizes.cache, sizes.cache.architecture
-    return {
-        "schema": SCHEMA, "model": ModelFacts.of(architecture), "dtype": cache.dtype, "context": sizes.context,
-        "batch": sizes.batch, "num_windowed_layers": architecture.num_windowed_layers,
-        "bytes_per_token": sizes.bytes_per_token, "sequence_bytes": sizes.sequence_bytes,
-        "batch_bytes": sizes.batch * sizes.sequence_bytes, "without_windows_bytes": cache.bytes_per_token * sizes.context,
-        "cluster": _fit_payload(sizes.cluster, sizes.fit, sizes.weights) if sizes.cluster and sizes.fit else None,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFitRecord(Payload):
+    """What of a cluster's memory is free for caches, and how many sequences fit."""
+
+    name: str
+    num_devices: int
+    memory_bytes: float
+    runtime_bytes: float
+    weights: str
+    weight_bytes: float
+    free_bytes: float
+    num_seqs: int
 
 
-def _fit_payload(cluster: Cluster, fit: CacheFit, weights: str) -> dict[str, Any]:
-    return {
-        "name": cluster.name, "num_devices": cluster.num_devices, "memory_bytes": fit.memory_bytes,
-        "runtime_bytes": fit.runtime_bytes, "weights": weights, "weight_bytes": fit.weight_bytes,
-        "free_bytes": fit.free_bytes, "num_seqs": fit.num_seqs,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvCacheRecord(Payload):
+    """The key-value cache of a model, in bytes; `cluster` is null where none was asked for."""
+
+    SCHEMA = "shardwise.kv-cache/2"
+    model: ModelFacts
+    dtype: str
+    context: int
+    batch: int
+    num_windowed_layers: int
+    bytes_per_token: float
+    sequence_bytes: float
+    batch_bytes: float
+    without_windows_bytes: float
+    cluster: CacheFitRecord | None
+
+    @classmethod
+    def of(cls, sizes: KvCacheSizes) -> KvCacheRecord:
+        """Return the record of the sizes of a cache."""
+        cache, cluster, fit = sizes.cache, sizes.cluster, sizes.fit
+        return cls.from_attributes(
+            sizes, cache, cache.architecture, model=ModelFacts.of(cache.architecture),
+            batch_bytes=sizes.batch * sizes.sequence_bytes, without_windows_bytes=cache.bytes_per_token * sizes.context,
+            cluster=CacheFitRecord.from_attributes(fit, cluster, weights=sizes.weights) if cluster and fit else None,
+        )  # fmt: skip

@@ -10,12 +10,10 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache, partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
-
-from typing_extensions import TypedDict
 
 from shardwise.book_formulas import rules
 from shardwise.book_formulas.rule_parameters import (
@@ -27,7 +25,7 @@ from shardwise.book_formulas.rule_parameters import (
 )
 from shardwise.book_formulas.rules.job_rules import BOOK, NOTE, PLAYBOOK
 from shardwise.model import Architecture
-from shardwise.values import InputError, SourcedValue, did_you_mean, raise_problems, run_all
+from shardwise.values import InputError, Payload, SourcedValue, did_you_mean, raise_problems, run_all
 
 Number = float | int | bool
 LETTERS = re.compile(r"^Letters[^:]*: (.+?)(?:\n\n|\Z)", re.DOTALL | re.MULTILINE)
@@ -246,11 +244,11 @@ def _spell_source(source: str) -> str:
     return re.sub("|".join(WORKS), lambda match: WORKS[match[0]], source)
 
 
-SCHEMA = "shardwise.rule/1"
 KIND_NAMES = {float: "number", int: "integer", bool: "boolean", str: "name", Literal: "name", Architecture: "model"}
 
 
-class ParameterPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleParameterRecord(Payload):
     """What a rule takes; a default of null is none, or infinite."""
 
     name: str
@@ -258,10 +256,11 @@ class ParameterPayload(TypedDict):
     unit: str
     required: bool
     default: float | bool | str | None
-    choices: list[str]
+    choices: Sequence[str]
 
 
-class RulePartPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulePartRecord(Payload):
     """A number that a rule gives; null where it is infinite."""
 
     name: str
@@ -269,57 +268,52 @@ class RulePartPayload(TypedDict):
     unit: str
 
 
-class RulePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleRecord(Payload):
     """One of the books' rules; `given` and `values` are null where it was asked for without numbers."""
 
-    schema: Literal["shardwise.rule/1"]
+    SCHEMA = "shardwise.rule/1"
     name: str
     topic: str
     summary: str
     remarks: str
-    parameters: list[ParameterPayload]
+    parameters: Sequence[RuleParameterRecord]
     unit: str
     formula: str
     letters: str
     assumes: str
     differs: str
     source: str
-    given: dict[str, float | bool | str | None] | None
-    values: list[RulePartPayload] | None
+    given: Mapping[str, float | bool | str | None] | None
+    values: Sequence[RulePartRecord] | None
 
+    @classmethod
+    def of(cls, rule: NamedRule, evaluated: RuleValue | None = None) -> RuleRecord:
+        """Return the record of a rule, with its numbers if it was evaluated."""
+        parameters = [
+            RuleParameterRecord.from_attributes(
+                parameter, kind=KIND_NAMES[parameter.kind],
+                default=None if parameter.required else _json_value(parameter.default),
+            )
+            for parameter in rule.parameters
+        ]  # fmt: skip
+        values = [
+            RulePartRecord.from_attributes(part, value=_json_value(part.value))
+            for part in (evaluated.parts if evaluated else ())
+        ]
+        arguments = {key: _json_value(argument) for key, argument in evaluated.arguments.items()} if evaluated else None
+        return cls.from_attributes(rule, parameters=parameters, given=arguments, values=values if evaluated else None)
 
-def rule_payload(rule: NamedRule, rule_value: RuleValue | None = None) -> dict[str, Any]:
-    """Return the rule as `--json` prints it, with its numbers if it was evaluated."""
-    arguments = {key: _json_value(argument) for key, argument in rule_value.arguments.items()} if rule_value else None
-    parts = (
-        [{"name": part.name, "value": _json_value(part.value), "unit": part.unit} for part in rule_value.parts]
-        if rule_value
-        else None
-    )
-    return {
-        "schema": SCHEMA, "name": rule.name, "topic": rule.topic, "summary": rule.summary, "remarks": rule.remarks,
-        "parameters": [_parameter_payload(parameter) for parameter in rule.parameters], "unit": rule.unit,
-        "formula": rule.formula, "letters": rule.letters, "assumes": rule.assumes, "differs": rule.differs, "source": rule.source,
-        "given": arguments, "values": parts,
-    }  # fmt: skip
-
-
-def rule_value_payload(rule_value: RuleValue) -> dict[str, Any]:
-    """Return an evaluated rule as `--json` prints it."""
-    return rule_payload(rule_value.rule, rule_value)
+    @classmethod
+    def of_value(cls, evaluated: RuleValue) -> RuleRecord:
+        """Return the record of an evaluated rule."""
+        return cls.of(evaluated.rule, evaluated)
 
 
 def rule_values(rule: NamedRule) -> list[SourcedValue]:
     """Return a rule as a catalogue lists it: (key, text, source) for each of its lines."""
     texts = {"topic": rule.topic, "summary": rule.summary, "signature": rule.signature, "formula": rule.formula}
     return [(key, text, rule.source) for key, text in texts.items()]
-
-
-def _parameter_payload(parameter: RuleParameter) -> dict[str, Any]:
-    return {
-        "name": parameter.name, "kind": KIND_NAMES[parameter.kind], "unit": parameter.unit, "required": parameter.required,
-        "default": None if parameter.required else _json_value(parameter.default), "choices": list(parameter.choices),
-    }  # fmt: skip
 
 
 def _json_value(value: Any) -> Any:

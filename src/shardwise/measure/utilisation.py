@@ -6,12 +6,10 @@ step by the prediction of its layout.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
-
-from typing_extensions import TypedDict
+from typing import Annotated, Literal, NamedTuple
 
 from shardwise.hardware import CONSTANTS, LOCAL, LOCAL_NOTE, Cluster, with_calibration
 from shardwise.layout import Layout, LayoutFacts
@@ -21,7 +19,7 @@ from shardwise.price import Pricing, Problem, mfu_format
 from shardwise.price.estimate import estimate
 from shardwise.records.logs.training_log import RULE, SteadyState, TrainingLog, measure_steady_state, read_training_log
 from shardwise.search import Plan, layout_of_plan
-from shardwise.values import COMMUNICATION_TERMS, InputError, MergedFields, get_precision
+from shardwise.values import COMMUNICATION_TERMS, Flat, InputError, Payload, get_precision, printed
 
 COMPUTE_TERMS = ("forward", "backward", "recompute")
 # What keeps kernels from the peak, each with the constants that say so at their ideal: taken away one after the other, the time
@@ -68,7 +66,7 @@ class StepPart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepBreakdown:
+class StepBreakdown(Payload):
     """Where the time of a measured step goes, by the prediction of its layout.
 
     `parts` add up to `measured_s`; the last is the unexplained remainder. `predicted_s` is a bound where `interval90` is None;
@@ -83,6 +81,7 @@ class StepBreakdown:
     parts: tuple[StepPart, ...]
 
     @property
+    @printed
     def unexplained_s(self) -> float:
         return self.measured_s - self.predicted_s
 
@@ -167,14 +166,6 @@ def _compute_s(plan: Plan, *, reprice: bool = False) -> float:
     return sum(predicted.time[term] for term in COMPUTE_TERMS)
 
 
-def breakdown_payload(breakdown: StepBreakdown) -> dict[str, Any]:
-    """Return a breakdown as JSON."""
-    return {**asdict(breakdown), "unexplained_s": breakdown.unexplained_s}
-
-
-MFU_SCHEMA = "shardwise.mfu/2"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSetup:
     """Model, job and layout of a run, on the cluster that its prediction is made for.
@@ -246,13 +237,15 @@ def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, Mea
     return setup, MeasuredStep(1.0 / steady.device_s_per_token, step_time_s, log, steady, tuple(paths))
 
 
-class LogPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecord(Payload):
     """Report of a log: its framework, which of its lines count by which rule, and the first and the last step.
     `medium` is what it was read from, `by_clock` whether times are those between two entries."""
 
     format: str
     medium: str
     by_clock: bool
+    steady: Annotated[SteadyState, Flat]
     rule: str
     torn_lines: int
     first_step: int
@@ -262,14 +255,18 @@ class LogPayload(TypedDict):
     memory_bytes: float | None
     memory_kind: str | None
 
+    @classmethod
+    def of(cls, log: TrainingLog, steady: SteadyState) -> LogRecord:
+        """Return the record of a log and its steady state."""
+        first, last = log.first, log.steps[-1]
+        return cls.from_attributes(
+            log, log.format, format=log.format.name, steady=steady, rule=RULE, torn_lines=log.torn, first_step=first.step,
+            last_step=last.step, first_loss=first.loss, last_loss=last.loss,
+        )  # fmt: skip
 
-class Unexplained(TypedDict):
-    """The rest of the measured step, which no part of the prediction explains."""
 
-    unexplained_s: float
-
-
-class PlannedPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestPlanRecord(Payload):
     """The best plan, where no layout was given."""
 
     layout: LayoutFacts
@@ -278,16 +275,18 @@ class PlannedPayload(TypedDict):
     mfu: float
 
 
-class RowPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRowRecord(Payload):
     """Fields of the run for which its recorded row has other values."""
 
-    otherwise: list[str]
+    otherwise: Sequence[str]
 
 
-class MfuPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UtilisationRecord(Payload):
     """A measured run: what ran, its share of the peak, and where the rest of the step goes."""
 
-    schema: Literal["shardwise.mfu/2"]
+    SCHEMA = "shardwise.mfu/2"
     model: ModelFacts
     cluster: str
     num_devices: int
@@ -297,43 +296,23 @@ class MfuPayload(TypedDict):
     layout: LayoutFacts | None
     step_time_s: float | None
     utilisation: Utilisation
-    log: Annotated[dict[str, Any], MergedFields(SteadyState, LogPayload)] | None
-    account: Annotated[dict[str, Any], MergedFields(StepBreakdown, Unexplained)] | None
-    plan: PlannedPayload | None
-    notes: list[str]
-    row: RowPayload | None
+    log: LogRecord | None
+    account: StepBreakdown | None
+    plan: BestPlanRecord | None
+    notes: Sequence[str]
+    row: RecordedRowRecord | None
 
-
-def mfu_payload(report: UtilisationReport) -> dict[str, Any]:
-    """Return the JSON of `shardwise mfu --json`."""
-    setup, measured = report.setup, report.measured
-    return {
-        "schema": MFU_SCHEMA, "model": ModelFacts.of(setup.model), "cluster": setup.cluster.name,
-        "num_devices": setup.cluster.num_devices,
-        "seq_len": setup.job.seq_len, "batch_tokens": setup.batch_tokens, "precision": setup.job.precision,
-        "layout": _layout_payload(setup), "step_time_s": measured.step_time_s,
-        "utilisation": asdict(report.utilisation), "log": _log_payload(measured),
-        "account": breakdown_payload(report.breakdown) if report.breakdown else None,
-        "plan": None if report.plan is None or report.breakdown else {
-            "layout": layout_of_plan(report.plan), "step_time_s": report.plan.estimate.step_time_s,
-            "interval90": report.plan.estimate.interval90, "mfu": report.plan.estimate.mfu,
-        },
-        "notes": list(report.plan.estimate.notes) if report.plan else [],
-        "row": None if report.row is None else {"otherwise": list(report.row.lost_fields)},
-    }  # fmt: skip
-
-
-def _layout_payload(setup: RunSetup) -> LayoutFacts | None:
-    return LayoutFacts.of(setup.layout, setup.model, setup.job, setup.cluster.topology) if setup.layout else None
-
-
-def _log_payload(measured: MeasuredStep) -> dict[str, Any] | None:
-    log, steady = measured.log, measured.steady
-    if log is None or steady is None:
-        return None
-    return {
-        "format": log.format.name, "medium": log.medium, "by_clock": log.by_clock, **asdict(steady), "rule": RULE,
-        "torn_lines": log.torn, "first_step": log.first.step, "last_step": log.steps[-1].step,
-        "first_loss": log.first.loss, "last_loss": log.steps[-1].loss,
-        "memory_bytes": log.memory_bytes, "memory_kind": log.format.memory_kind,
-    }  # fmt: skip
+    @classmethod
+    def of(cls, report: UtilisationReport) -> UtilisationRecord:
+        """Return the record of a measured run."""
+        setup, measured, plan = report.setup, report.measured, report.plan
+        layout, log, steady = setup.layout, measured.log, measured.steady
+        return cls.from_attributes(
+            setup, setup.job, measured, report, model=ModelFacts.of(setup.model), cluster=setup.cluster.name,
+            num_devices=setup.cluster.num_devices, account=report.breakdown,
+            layout=LayoutFacts.of(layout, setup.model, setup.job, setup.cluster.topology) if layout else None,
+            log=LogRecord.of(log, steady) if log and steady else None,
+            plan=None if plan is None or report.breakdown
+            else BestPlanRecord.from_attributes(plan.estimate, layout=layout_of_plan(plan)),
+            notes=plan.estimate.notes if plan else (), row=report.row and RecordedRowRecord(otherwise=report.row.lost_fields),
+        )  # fmt: skip

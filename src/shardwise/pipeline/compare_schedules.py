@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
-
-from typing_extensions import TypedDict
+from typing import Annotated, Any, NamedTuple
 
 from shardwise.pipeline.messages import count_messages
 from shardwise.pipeline.registry import (
@@ -20,10 +18,7 @@ from shardwise.pipeline.registry import (
     min_virtual_stages,
 )
 from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
-from shardwise.values import InputError, MergedFields
-
-SCHEMA = "shardwise.schedule/1"
-COMPARISON_SCHEMA = "shardwise.schedule-comparison/1"
+from shardwise.values import Flat, InputError, MergedFields, Payload, to_json
 
 
 class ScheduleFigures(NamedTuple):
@@ -112,27 +107,30 @@ def compare_all_schedules(
     return ScheduleComparison(rows=tuple(compare_schedules(stages, micro_batches, virtual_stages, times, memory_limit)))
 
 
-class SchedulesPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleComparisonRecord(Payload):
     """Every schedule that runs on some stages, for each number of micro-batches."""
 
-    schema: Literal["shardwise.schedule-comparison/1"]
-    schedules: list[Annotated[dict[str, Any], MergedFields(ScheduleFigures)]]
+    SCHEMA = "shardwise.schedule-comparison/1"
+    schedules: Sequence[Annotated[dict[str, Any], MergedFields(ScheduleFigures)]]
+
+    @classmethod
+    def of(cls, comparison: ScheduleComparison) -> ScheduleComparisonRecord:
+        """Return the record of compared schedules."""
+        return cls(schedules=[row._asdict() for row in comparison.rows])
 
 
-def comparison_payload(comparison: ScheduleComparison) -> dict[str, Any]:
-    """Return what `shardwise schedule compare --json` prints."""
-    return {"schema": COMPARISON_SCHEMA, "schedules": [row._asdict() for row in comparison.rows]}
-
-
-class SlotPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotRecord(Payload):
     """The actions that a rank runs together, and when."""
 
-    actions: list[str]
+    actions: Sequence[str]
     start_s: float
     end_s: float
 
 
-class ScheduleRankPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleRankRecord(Payload):
     """A rank: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
 
     rank: int
@@ -140,10 +138,11 @@ class ScheduleRankPayload(TypedDict):
     wait_s: float
     peak_activations: float
     peak_waiting: float
-    slots: list[SlotPayload]
+    slots: Sequence[SlotRecord]
 
 
-class MessagesPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesRecord(Payload):
     """The number of messages from a rank to another."""
 
     source: int
@@ -151,61 +150,60 @@ class MessagesPayload(TypedDict):
     messages: int
 
 
-class PassDurationsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassDurationsRecord(Payload):
     """Seconds of the passes of each virtual stage, and of a message."""
 
-    forward: list[float]
-    input: list[float]
-    weight: list[float]
-    backward: list[float]
-    together: list[float] | None
+    forward: Sequence[float]
+    input: Sequence[float]
+    weight: Sequence[float]
+    backward: Sequence[float]
+    together: Sequence[float] | None
     message: float
 
 
-class PlayedSchedulePayload(TypedDict):
-    """A schedule that was played."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimelineRecord(Payload):
+    """A schedule that was played: the row of a comparison, the ranks, and every slot with its times."""
 
-    schema: Literal["shardwise.schedule/1"]
+    SCHEMA = "shardwise.schedule/1"
+    figures: Annotated[ScheduleFigures, Flat]
     placement: str
-    durations_s: PassDurationsPayload
+    durations_s: PassDurationsRecord
     makespan_s: float
     local_bubble: float
     idle_fraction: float
-    ranks: list[ScheduleRankPayload]
-    messages_between: list[MessagesPayload]
+    ranks: Sequence[ScheduleRankRecord]
+    messages_between: Sequence[MessagesRecord]
 
-
-TimelinePayload = Annotated[dict[str, Any], MergedFields(ScheduleFigures, PlayedSchedulePayload)]
+    @classmethod
+    def of(cls, timeline: Timeline) -> TimelineRecord:
+        """Return the record of a played schedule."""
+        durations, idle, waits, actions = timeline.durations, timeline.idle(), timeline.waits(), timeline.actions
+        return cls.from_attributes(
+            timeline, figures=summarize_timeline(timeline), placement=actions.placement.name, makespan_s=timeline.makespan,
+            durations_s=PassDurationsRecord.from_attributes(
+                durations, backward=durations.full_backward, together=durations.overlapped
+            ),
+            ranks=[
+                ScheduleRankRecord(
+                    rank=rank, idle_s=idle[rank], wait_s=waits[rank], peak_activations=timeline.peak_activations[rank],
+                    peak_waiting=timeline.peak_waiting[rank],
+                    slots=[
+                        SlotRecord(actions=list(map(str, slot)), start_s=start, end_s=end)
+                        for slot, start, end in zip(actions.order[rank], timeline.starts[rank], timeline.ends[rank], strict=True)
+                    ],
+                )
+                for rank in range(actions.num_ranks)
+            ],
+            messages_between=[
+                MessagesRecord(source=source, target=target, messages=count)
+                for (source, target), count in sorted(count_messages(actions).items())
+            ],
+        )  # fmt: skip
 
 
 def timeline_payload(timeline: Timeline) -> dict[str, Any]:
-    """Return what `shardwise schedule --json` prints: the row of a comparison, the ranks, and every slot with its times."""
-    durations, idle, waits, actions = timeline.durations, timeline.idle(), timeline.waits(), timeline.actions
-    return {
-        "schema": SCHEMA,
-        **summarize_timeline(timeline)._asdict(),
-        "placement": actions.placement.name,
-        "durations_s": {
-            "forward": durations.forward, "input": durations.input, "weight": durations.weight,
-            "backward": durations.full_backward,
-            "together": durations.overlapped, "message": durations.message,
-        },
-        "makespan_s": timeline.makespan,
-        "local_bubble": timeline.local_bubble,
-        "idle_fraction": timeline.idle_fraction,
-        "ranks": [
-            {
-                "rank": rank, "idle_s": idle[rank], "wait_s": waits[rank], "peak_activations": timeline.peak_activations[rank],
-                "peak_waiting": timeline.peak_waiting[rank],
-                "slots": [
-                    {"actions": list(map(str, slot)), "start_s": start, "end_s": end}
-                    for slot, start, end in zip(actions.order[rank], timeline.starts[rank], timeline.ends[rank], strict=True)
-                ],
-            }
-            for rank in range(actions.num_ranks)
-        ],
-        "messages_between": [
-            {"source": source, "target": target, "messages": count}
-            for (source, target), count in sorted(count_messages(actions).items())
-        ],
-    }  # fmt: skip
+    """Return what `shardwise schedule --json` prints."""
+    payload: dict[str, Any] = to_json(TimelineRecord.of(timeline))
+    return payload

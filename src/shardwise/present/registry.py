@@ -31,19 +31,19 @@ class ResultFunctions(NamedTuple):
 
 RESULTS: Mapping[str, ResultFunctions] = {
     "MemoryComparison": ResultFunctions("present.reports.memory:memory_report", "search.layout_memory:MemoryRecord.of"),
-    "KvCacheSizes": ResultFunctions("present.reports.memory:cache_report", "book_formulas.kv_cache:cache_payload"),
+    "KvCacheSizes": ResultFunctions("present.reports.memory:cache_report", "book_formulas.kv_cache:KvCacheRecord.of"),
     "KernelComparison": ResultFunctions(
-        "present.reports.books:roofline_report", "book_formulas.rooflines.payloads:kernels_payload"
+        "present.reports.books:roofline_report", "book_formulas.rooflines.payloads:KernelsRecord.of"
     ),
     "BlockRoofline": ResultFunctions(
-        "present.reports.books:block_report", "book_formulas.rooflines.payloads:block_payload"
+        "present.reports.books:block_report", "book_formulas.rooflines.payloads:BlockRecord.of"
     ),
-    "NamedRule": ResultFunctions("present.reports.books:rule_report", "book_formulas.named_rules:rule_payload"),
+    "NamedRule": ResultFunctions("present.reports.books:rule_report", "book_formulas.named_rules:RuleRecord.of"),
     "RuleValue": ResultFunctions(
-        "present.reports.books:rule_value_report", "book_formulas.named_rules:rule_value_payload"
+        "present.reports.books:rule_value_report", "book_formulas.named_rules:RuleRecord.of_value"
     ),
     "FormatComparison": ResultFunctions(
-        "present.reports.books:formats_report", "values.number_formats:formats_payload"
+        "present.reports.books:formats_report", "values.number_formats:FormatsRecord.of"
     ),
     "CheckedProduct": ResultFunctions(
         "present.reports.sharding:product_report", "verify.product_checks:checked_product_payload"
@@ -54,16 +54,16 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "hardware.network.compare_collective_algorithms:collective_payload",
     ),
     "Timeline": ResultFunctions(
-        "present.reports.pipeline_schedule:timeline_report", "pipeline.compare_schedules:timeline_payload", indent=None
+        "present.reports.pipeline_schedule:timeline_report", "pipeline.compare_schedules:TimelineRecord.of", indent=None
     ),
     "ScheduleComparison": ResultFunctions(
-        "present.reports.pipeline_schedule:comparison_report", "pipeline.compare_schedules:comparison_payload"
+        "present.reports.pipeline_schedule:comparison_report", "pipeline.compare_schedules:ScheduleComparisonRecord.of"
     ),
     "Simulation": ResultFunctions(
         "present.reports.step:simulation_report", "price.simulation.result:SimulationRecord.of"
     ),
     "InstructionListing": ResultFunctions(
-        "present.reports.step:instructions_report", "search.instruction_listing:instructions_payload"
+        "present.reports.step:instructions_report", "search.instruction_listing:InstructionsRecord.of"
     ),
     "ExportedLaunch": ResultFunctions(
         "present.reports.interop:export_report", "interop.launches.export_launch:export_payload"
@@ -100,12 +100,14 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.run:reconcile_report", "measure.reconcile.payloads:ReconciliationRecord.of"
     ),
     "TraceAnalysis": ResultFunctions("present.reports.step:trace_report", "measure.reconcile.payloads:TraceRecord.of"),
-    "UtilisationReport": ResultFunctions("present.reports.utilisation:mfu_report", "measure.utilisation:mfu_payload"),
+    "UtilisationReport": ResultFunctions(
+        "present.reports.utilisation:mfu_report", "measure.utilisation:UtilisationRecord.of"
+    ),
     "Rehearsal": ResultFunctions(
         "present.reports.run:rehearsal_report", "measure.reconcile.payloads:RehearsalRecord.of"
     ),
     "PlanVerification": ResultFunctions(
-        "present.reports.run:verification_report", "verify.training.plan_verification:verify_payload"
+        "present.reports.run:verification_report", "verify.training.plan_verification:VerificationRecord.of"
     ),
     "TokenizedCorpus": ResultFunctions("present.reports.run:corpus_report", "run.data.tokenized_text:corpus_payload"),
     "RunSummary": ResultFunctions("present.reports.run:summary_report", "records.run_summary:summary_payload"),

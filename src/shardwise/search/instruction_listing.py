@@ -5,10 +5,7 @@ Seconds are each instruction's own, as in the estimate; overlap is not subtracte
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
-
-from typing_extensions import TypedDict
+from dataclasses import dataclass
 
 from shardwise.layout import LayoutFacts
 from shardwise.model import LAYER_UNITS, MTP_UNITS, ModelFacts
@@ -18,17 +15,16 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
 from shardwise.step import unroll_rings
 from shardwise.step.unit_instructions import PHASES_OF_PASS
-from shardwise.values import InputError, MergedFields, lookup
+from shardwise.values import InputError, Payload, lookup, printed
 from shardwise.values.argument_labels import argument_label
 
-INSTRUCTIONS_SCHEMA = "shardwise.instructions/2"
 CARRY = "carry"
 # The order in which a stage runs its units forward; backward is the other way round.
 UNIT_ORDER = (*LAYER_UNITS, *(NO_RECOMPUTE + layer for layer in LAYER_UNITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(Payload):
     """A pass of a unit: the same instructions for each of its `layers`, in each of `micro_batches`."""
 
     unit: str
@@ -39,7 +35,8 @@ class Segment:
     instructions: tuple[PricedInstruction, ...]
 
     @property
-    def seconds(self) -> Mapping[str, float]:
+    @printed
+    def seconds_by_stream(self) -> Mapping[str, float]:
         """Seconds of a step by stream, if its instructions run one after the other."""
         total: dict[str, float] = {}
         for instruction in self.instructions:
@@ -66,20 +63,21 @@ class InstructionListing:
     shows_all: bool = False
 
 
-class SecondsByStream(TypedDict):
-    """Seconds of a step by stream, one instruction after the other."""
-
-    seconds_by_stream: dict[str, float]
-
-
-class InstructionsPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionsRecord(Payload):
     """The instruction list of a pipeline stage, by unit and pass."""
 
-    schema: Literal["shardwise.instructions/2"]
+    SCHEMA = "shardwise.instructions/2"
     model: ModelFacts
     layout: LayoutFacts
     stage: int
-    segments: list[Annotated[dict[str, Any], MergedFields(Segment, SecondsByStream)]]
+    segments: Sequence[Segment]
+
+    @classmethod
+    def of(cls, listing: InstructionListing) -> InstructionsRecord:
+        """Return the record of a listing."""
+        plan = listing.plan
+        return cls.from_attributes(listing, model=ModelFacts.of(plan.model), layout=layout_of_plan(plan))
 
 
 def list_instructions(
@@ -118,12 +116,3 @@ def list_instructions(
                 )
             )  # fmt: skip
     return tuple(segments)
-
-
-def instructions_payload(listing: InstructionListing) -> dict[str, Any]:
-    """Return the versioned payload that `--json` prints."""
-    return {
-        "schema": INSTRUCTIONS_SCHEMA, "model": ModelFacts.of(listing.plan.model), "layout": layout_of_plan(listing.plan),
-        "stage": listing.stage,
-        "segments": [{**asdict(segment), "seconds_by_stream": dict(segment.seconds)} for segment in listing.segments],
-    }  # fmt: skip

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
 
 from shardwise.values.dtypes import NUMBER_FORMATS, NumberFormat, get_number_format
 from shardwise.values.errors import run_all
+from shardwise.values.payload import Payload
 
-SCHEMA = "shardwise.precision/1"
 
-
-class FormatPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRecord(Payload):
     """A floating-point format; sizes are those of positive numbers, `width_bytes` is of an element in memory."""
 
     name: str
@@ -34,13 +31,6 @@ class FormatPayload(TypedDict):
     num_finite: int
     num_between_1_and_2: int
     source: str
-
-
-class PrecisionPayload(TypedDict):
-    """Floating-point formats, in the order in which they were asked for."""
-
-    schema: Literal["shardwise.precision/1"]
-    formats: list[FormatPayload]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,20 +55,19 @@ def compare_formats(names: Sequence[str] = ()) -> FormatComparison:
     return FormatComparison(formats=tuple(run_all(*(partial(get_number_format, name) for name in distinct))))
 
 
-def formats_payload(comparison: FormatComparison) -> dict[str, Any]:
-    """Return what `shardwise precision --json` prints.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatsRecord(Payload):
+    """Floating-point formats, in the order in which they were asked for.
 
-    >>> formats_payload(compare_formats(["e5m2"]))["formats"][0]["max"]
+    >>> FormatsRecord.of(compare_formats(["e5m2"])).formats[0].max
     57344.0
     """
-    return {"schema": SCHEMA, "formats": [_format_payload(number_format) for number_format in comparison.formats]}
 
+    SCHEMA = "shardwise.precision/1"
+    formats: Sequence[FormatRecord]
 
-def _format_payload(number_format: NumberFormat) -> dict[str, Any]:
-    f = number_format
-    return {
-        "name": f.name, "bits": f.bits, "sign_bits": f.sign_bits, "exponent_bits": f.exponent_bits,
-        "mantissa_bits": f.mantissa_bits, "bias": f.bias, "width_bytes": f.width, "has_infinity": f.has_infinity,
-        "has_nan": f.has_nan, "max": f.max, "min_normal": f.min_normal, "min_subnormal": f.min_subnormal,
-        "epsilon": f.epsilon, "num_finite": f.num_finite, "num_between_1_and_2": f.num_between_1_and_2, "source": f.source,
-    }  # fmt: skip
+    @classmethod
+    def of(cls, comparison: FormatComparison) -> FormatsRecord:
+        """Return the record of compared formats."""
+        formats = comparison.formats
+        return cls(formats=[FormatRecord.from_attributes(f, width_bytes=f.width) for f in formats])

@@ -7,9 +7,11 @@ its place.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
+from types import NoneType
 from typing import (
     Annotated,
     Any,
@@ -19,6 +21,7 @@ from typing import (
     NotRequired,
     Self,
     TypeVar,
+    Union,
     get_args,
     get_origin,
     get_type_hints,
@@ -36,7 +39,7 @@ class Hidden:
 
 
 class OmitEmpty:
-    """Marker of a field whose key is written only where its value is not empty."""
+    """Marker of a field whose key is written only where its value is not None, and no empty text or sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         nested: Any = getattr(value, member.attribute)
         if member.is_flat:
             yield from to_json(nested._asdict() if hasattr(nested, "_asdict") else nested).items()  # of a named tuple
-        elif nested or not member.omits_empty:
+        elif not member.omits_empty or not (nested is None or nested in ("", ())):
             yield member.key, to_json(nested)
 
 
@@ -150,7 +153,7 @@ def _members(kind: Any) -> tuple[_Member, ...]:
 @cache  # with one type for each class, the schema has one definition for it
 def _typed_dict(kind: type) -> Any:
     typed_dict = TypedDict(kind.__name__, _types_by_key(kind))  # type: ignore[misc]
-    typed_dict.__doc__ = kind.__doc__
+    typed_dict.__doc__ = (inspect.getdoc(kind) or "").partition("\n>>> ")[0].rstrip()  # without its example
     return typed_dict
 
 
@@ -163,5 +166,10 @@ def _types_by_key(kind: Any) -> dict[str, Any]:
         if member.is_flat:
             types |= _types_by_key(get_args(member.type)[0])
         else:
-            types[member.key] = NotRequired[member.type] if member.omits_empty else member.type
+            types[member.key] = NotRequired[_without_none(member.type)] if member.omits_empty else member.type
     return types
+
+
+def _without_none(hint: Any) -> Any:
+    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return Union[tuple(part for part in get_args(hint) if part is not NoneType)] if NoneType in get_args(hint) else hint  # noqa: UP007

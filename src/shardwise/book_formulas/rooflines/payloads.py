@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 from shardwise.book_formulas.rooflines.blocks import BlockRoofline
 from shardwise.book_formulas.rooflines.kernels import KernelComparison, KernelRoofline
-from shardwise.hardware import Chip
+from shardwise.book_formulas.rules import TransferStage
 from shardwise.model import ModelFacts
-
-SCHEMA = "shardwise.roofline/2"
-BLOCK_SCHEMA = "shardwise.roofline-block/2"
+from shardwise.values import Flat, Key, Payload, to_json
 
 
-class StagePayload(TypedDict):
-    """One of the transfers, or the arithmetic: an amount of bytes or FLOPs at a rate."""
-
-    name: str
-    amount: float
-    rate: float
-    seconds: float
-
-
-class PaddingPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddingRecord(Payload):
     """The kernel padded to the side of the matrix unit; `efficiency` is the useful share of its FLOPs."""
 
     matrix_unit: int
@@ -36,35 +25,95 @@ class PaddingPayload(TypedDict):
     time_s: float
     no_overlap_s: float
 
+    @classmethod
+    def of(cls, roofline: KernelRoofline) -> PaddingRecord | None:
+        """Return the record of a padded kernel; None if the matrix unit's side has no source."""
+        efficiency, bounds = roofline.padding_efficiency, roofline.padded_bounds
+        if efficiency is None or bounds is None:
+            return None
+        padded = roofline.cost.flops / efficiency
+        return cls.from_attributes(
+            roofline, efficiency=efficiency, flops=padded, math_s=padded / roofline.flops_per_s, time_s=bounds.lower_s,
+            no_overlap_s=bounds.upper_s,
+        )  # fmt: skip
 
-class LinkPayload(TypedDict):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChipLinkRecord(Payload):
     """Links of the chip, and how many FLOPs each byte over them must go with."""
 
     bytes_per_s: float
     critical_intensity: float
 
 
-# `from` is a word of Python, so the keys are a table.
-KernelKeys = TypedDict(
-    "KernelKeys",
-    {
-        "schema": Literal["shardwise.roofline/2"], "kernel": str, "label": str, "sizes": dict[str, float], "shapes": str,
-        "chip": str, "dtype": str, "weights": str, "from": str, "options": list[str], "peak_flops_per_s": float,
-        "memory_bytes_per_s": float, "flops": float, "read_bytes": float, "written_bytes": float, "moved_bytes": float,
-        "intensity": float, "critical_intensity": float, "math_s": float, "memory_s": float, "time_s": float,
-        "no_overlap_s": float, "bound": str, "attainable_flops_per_s": float, "stages": list[StagePayload],
-        "critical_letters": list[str], "critical_size": float | None, "padding": PaddingPayload | None,
-        "links": dict[str, LinkPayload],
-    },
-)  # fmt: skip
-ComparedKernels = TypedDict("ComparedKernels", {"with": list[KernelKeys]})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelRecord(Payload):
+    """A kernel on one chip. `critical_size` is null if no size is enough, `memory_s` is that of the slowest transfer."""
+
+    SCHEMA = "shardwise.roofline/2"
+    kernel: str
+    label: str
+    sizes: Mapping[str, float]
+    shapes: str
+    chip: str
+    dtype: str
+    weights: str
+    origin: Annotated[str, Key("from")]
+    options: Sequence[str]
+    peak_flops_per_s: float
+    memory_bytes_per_s: float
+    flops: float
+    read_bytes: float
+    written_bytes: float
+    moved_bytes: float
+    intensity: float
+    critical_intensity: float
+    math_s: float
+    memory_s: float
+    time_s: float
+    no_overlap_s: float
+    bound: str
+    attainable_flops_per_s: float
+    stages: Sequence[TransferStage]
+    critical_letters: Sequence[str]
+    critical_size: float | None
+    padding: PaddingRecord | None
+    links: Mapping[str, ChipLinkRecord]
+
+    @classmethod
+    def of(cls, roofline: KernelRoofline, comparison: KernelComparison) -> KernelRecord:
+        """Return the record of a kernel of a comparison."""
+        flops_per_s, critical = roofline.flops_per_s, roofline.critical_size
+        return cls.from_attributes(
+            roofline, roofline.cost, kernel=roofline.form.name, chip=comparison.chip.name, origin=comparison.origin,
+            peak_flops_per_s=flops_per_s, memory_bytes_per_s=roofline.bytes_per_s, time_s=roofline.bounds.lower_s,
+            no_overlap_s=roofline.bounds.upper_s,
+            stages=roofline.staging.stages,
+            critical_size=critical if math.isfinite(critical) else None, padding=PaddingRecord.of(roofline),
+            links={
+                name: ChipLinkRecord(bytes_per_s=rate, critical_intensity=flops_per_s / rate)
+                for name, rate in comparison.links.items()
+            },
+        )  # fmt: skip
 
 
-class KernelsPayload(KernelKeys, ComparedKernels):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelsRecord(Payload):
     """A kernel on one chip, with others beside it under `with`."""
 
+    SCHEMA = KernelRecord.SCHEMA
+    first: Annotated[KernelRecord, Flat]
+    compared: Annotated[Sequence[KernelRecord], Key("with")]
 
-class OperationPayload(TypedDict):
+    @classmethod
+    def of(cls, comparison: KernelComparison) -> KernelsRecord:
+        """Return the record of compared kernels."""
+        first, *compared = (KernelRecord.of(roofline, comparison) for roofline in comparison.rooflines)
+        return cls(first=first, compared=compared)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationRecord(Payload):
     """An operation of a block."""
 
     phase: str
@@ -79,7 +128,8 @@ class OperationPayload(TypedDict):
     bound: str
 
 
-class PhasePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseRecord(Payload):
     """A pass of a block, kernel after kernel."""
 
     flops: float
@@ -88,89 +138,41 @@ class PhasePayload(TypedDict):
     memory_bound_s: float
 
 
-class BlockPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockRecord(Payload):
     """Every operation of a model's block on one chip, in order; `sizes` are B sequences of T tokens."""
 
-    schema: Literal["shardwise.roofline-block/2"]
+    SCHEMA = "shardwise.roofline-block/2"
     model: ModelFacts
-    sizes: dict[str, int]
+    sizes: Mapping[str, int]
     chip: str
     dtype: str
     peak_flops_per_s: float
     memory_bytes_per_s: float
     critical_intensity: float
-    operations: list[OperationPayload]
-    phases: dict[str, PhasePayload]
+    operations: Sequence[OperationRecord]
+    phases: Mapping[str, PhaseRecord]
 
-
-def kernels_payload(comparison: KernelComparison) -> dict[str, Any]:
-    """Return the first kernel's payload, with those of the others under `with`."""
-    first, *compared = (
-        kernel_payload(roofline, comparison.chip, comparison.origin, comparison.links)
-        for roofline in comparison.rooflines
-    )
-    return {**first, "with": compared}
-
-
-def kernel_payload(roofline: KernelRoofline, chip: Chip, origin: str, links: Mapping[str, float]) -> dict[str, Any]:
-    """Return the payload of a kernel in bytes, FLOPs and seconds; `critical_size` is null if no size is enough.
-
-    `memory_s` is that of the slowest transfer; `padding` is null if the matrix unit's side has no source."""
-    cost, bounds, critical = roofline.cost, roofline.bounds, roofline.critical_size
-    return {
-        "schema": SCHEMA, "kernel": roofline.form.name, "label": roofline.label, "sizes": roofline.sizes,
-        "shapes": roofline.shapes, "chip": chip.name, "dtype": roofline.dtype, "weights": roofline.weights, "from": origin,
-        "options": list(roofline.options),
-        "peak_flops_per_s": roofline.flops_per_s, "memory_bytes_per_s": roofline.bytes_per_s,
-        "flops": cost.flops, "read_bytes": cost.read_bytes, "written_bytes": cost.written_bytes,
-        "moved_bytes": cost.moved_bytes, "intensity": cost.intensity, "critical_intensity": roofline.critical_intensity,
-        "math_s": roofline.math_s, "memory_s": roofline.memory_s,
-        "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-        "bound": roofline.bound, "attainable_flops_per_s": roofline.attainable_flops_per_s,
-        "stages": [
-            {"name": stage.name, "amount": stage.amount, "rate": stage.rate, "seconds": stage.seconds}
-            for stage in roofline.staging.stages
-        ],
-        "critical_letters": list(roofline.critical_letters),
-        "critical_size": critical if math.isfinite(critical) else None,
-        "padding": _padding_payload(roofline),
-        "links": {
-            name: {"bytes_per_s": rate, "critical_intensity": roofline.flops_per_s / rate} for name, rate in links.items()
-        },
-    }  # fmt: skip
-
-
-def _padding_payload(roofline: KernelRoofline) -> dict[str, Any] | None:
-    efficiency, bounds = roofline.padding_efficiency, roofline.padded_bounds
-    if efficiency is None or bounds is None:
-        return None
-    padded = roofline.cost.flops / efficiency
-    return {
-        "matrix_unit": roofline.matrix_unit, "efficiency": efficiency, "flops": padded, "math_s": padded / roofline.flops_per_s,
-        "time_s": bounds.lower_s, "no_overlap_s": bounds.upper_s,
-    }  # fmt: skip
+    @classmethod
+    def of(cls, roofline: BlockRoofline) -> BlockRecord:
+        """Return the record of a block."""
+        return cls.from_attributes(
+            roofline, model=ModelFacts.of(roofline.architecture), sizes={"B": roofline.num_seqs, "T": roofline.seq_len},
+            chip=roofline.chip.name, peak_flops_per_s=roofline.flops_per_s, memory_bytes_per_s=roofline.bytes_per_s,
+            operations=[
+                OperationRecord.from_attributes(operation, time_s=operation.seconds) for operation in roofline.operations
+            ],
+            phases={
+                phase: PhaseRecord(
+                    flops=roofline.total_flops(phase), time_s=roofline.total_s(phase),
+                    compute_bound_s=roofline.total_s(phase, "compute"), memory_bound_s=roofline.total_s(phase, "memory"),
+                )
+                for phase in roofline.phases
+            },
+        )  # fmt: skip
 
 
 def block_payload(roofline: BlockRoofline) -> dict[str, Any]:
     """Return the payload of a block: every operation in order, and seconds and FLOPs of the phases."""
-    return {
-        "schema": BLOCK_SCHEMA, "model": ModelFacts.of(roofline.architecture),
-        "sizes": {"B": roofline.num_seqs, "T": roofline.seq_len},
-        "chip": roofline.chip.name, "dtype": roofline.dtype, "peak_flops_per_s": roofline.flops_per_s,
-        "memory_bytes_per_s": roofline.bytes_per_s, "critical_intensity": roofline.critical_intensity,
-        "operations": [
-            {
-                "phase": kernel.phase, "name": kernel.name, "num_operations": kernel.num_operations, "flops": kernel.flops,
-                "moved_bytes": kernel.moved_bytes, "intensity": kernel.intensity, "math_s": kernel.math_s,
-                "memory_s": kernel.memory_s, "time_s": kernel.seconds, "bound": kernel.bound,
-            }
-            for kernel in roofline.operations
-        ],
-        "phases": {
-            phase: {
-                "flops": roofline.total_flops(phase), "time_s": roofline.total_s(phase),
-                "compute_bound_s": roofline.total_s(phase, "compute"), "memory_bound_s": roofline.total_s(phase, "memory"),
-            }
-            for phase in roofline.phases
-        },
-    }  # fmt: skip
+    payload: dict[str, Any] = to_json(BlockRecord.of(roofline))
+    return payload

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from shardwise.book_formulas.rules.parallelism_bounds import critical_intensity
 from shardwise.sharding import Mesh, Spec, contract
+from shardwise.values import Hidden, Payload, printed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,15 +204,16 @@ def product_flops(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TransferStage:
+class TransferStage(Payload):
     """One stage: bytes (or FLOPs) over `num_links` links (or units) of a rate each."""
 
     name: str
     amount: float
     rate: float
-    num_links: float = 1
+    num_links: Annotated[float, Hidden] = 1
 
     @property
+    @printed
     def seconds(self) -> float:
         return self.amount / (self.rate * self.num_links)
 

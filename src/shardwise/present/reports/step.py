@@ -147,7 +147,7 @@ def _segment_section(segment: Segment, path: str, shows_all: bool) -> Section:
     ]
     title = f"{segment.name} of {segment.unit}" + "".join(f", {text}" for text in repeats if text)
     by_stream: list[Cell] = []
-    for stream, stream_s in segment.seconds.items():
+    for stream, stream_s in segment.seconds_by_stream.items():
         by_stream += [f"{', ' * bool(by_stream)}{stream} ", seconds(stream_s, f"{path}seconds_by_stream.{stream}")]
     rows = [
         _instruction_row(instruction, f"{path}instructions.{index}.")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
 
 from shardwise.layout import Layout, LayoutFacts, require_runnable
 from shardwise.model import Job, ModelFacts
 from shardwise.run import TrainingRecipe
 from shardwise.search import Plan
 from shardwise.step import count_collectives
-from shardwise.values import InputError, Progress, get_precision, ignore_progress
+from shardwise.values import InputError, Payload, Progress, get_precision, ignore_progress
 from shardwise.verify.training.compare_runs import (
     ERROR_LIMITS,
     RelativeErrors,
@@ -22,40 +19,6 @@ from shardwise.verify.training.compare_runs import (
     run_case,
 )
 from shardwise.verify.training.training_case import SEQ_LEN, SmallMesh, TrainingCase, num_micro_batches, shrink_plan
-
-SCHEMA = "shardwise.verify/1"
-
-
-class FarthestTensors(TypedDict):
-    """The gradient and the weight that are farthest off."""
-
-    gradient: str
-    weight: str
-
-
-class MeshPayload(TypedDict):
-    """A small mesh: what was run on it, how far it is off one process, and how its collectives differ from the list."""
-
-    degrees: dict[str, int]
-    layout: LayoutFacts
-    num_processes: int
-    model: ModelFacts
-    max_relative_error: dict[str, float]
-    without_gradient: list[str]
-    farthest: FarthestTensors
-    collectives: int
-    differing: list[str]
-    ok: bool
-
-
-class VerifyPayload(TypedDict):
-    """Whether a plan's layout trains as one process does."""
-
-    schema: Literal["shardwise.verify/1"]
-    meshes: list[MeshPayload]
-    max_relative_error: dict[str, float]
-    captured_equals_list: bool
-    ok: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,27 +100,57 @@ def small_case(plan: Plan, recipe: TrainingRecipe, small: SmallMesh) -> Training
     return replace(case, num_seqs=num_micro_batches(small.layout) * case.micro_batch_seqs - uneven)
 
 
-def verify_payload(verification: PlanVerification) -> dict[str, Any]:
-    """Return the JSON of `shardwise verify --json`."""
-    return {
-        "schema": SCHEMA, "meshes": [_mesh_payload(mesh) for mesh in verification.meshes],
-        "max_relative_error": verification.largest, "captured_equals_list": verification.captured_equals_list,
-        "ok": verification.ok,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarthestTensorsRecord(Payload):
+    """The gradient and the weight that are farthest off."""
+
+    gradient: str
+    weight: str
 
 
-def _job(case: TrainingCase) -> Job:
-    return Job(global_batch_tokens=case.num_targets, seq_len=case.seq_len, optimizer=case.optimizer)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeshRecord(Payload):
+    """A small mesh: what was run on it, how far it is off one process, and how its collectives differ from the list."""
+
+    degrees: Mapping[str, int]
+    num_processes: int
+    layout: LayoutFacts
+    model: ModelFacts
+    max_relative_error: Mapping[str, float]
+    without_gradient: Sequence[str]
+    farthest: FarthestTensorsRecord
+    collectives: int
+    differing: Sequence[str]
+    ok: bool
+
+    @classmethod
+    def of(cls, mesh: MeshVerification) -> MeshRecord:
+        """Return the record of a mesh."""
+        case, errors = mesh.case, mesh.errors
+        job = Job(global_batch_tokens=case.num_targets, seq_len=case.seq_len, optimizer=case.optimizer)
+        return cls.from_attributes(
+            mesh, errors, num_processes=case.layout.num_devices, model=ModelFacts.of(case.architecture),
+            layout=LayoutFacts.of(case.layout, case.architecture, job, None), max_relative_error=errors.largest,
+            farthest=FarthestTensorsRecord.from_attributes(errors),
+            collectives=count_collectives(case.instance, case.num_micro_batches).total(),
+        )  # fmt: skip
 
 
-def _mesh_payload(mesh: MeshVerification) -> dict[str, Any]:
-    return {
-        "degrees": dict(mesh.degrees), "num_processes": mesh.case.layout.num_devices,
-        "layout": LayoutFacts.of(mesh.case.layout, mesh.case.architecture, _job(mesh.case), None),
-        "model": ModelFacts.of(mesh.case.architecture),
-        "max_relative_error": dict(mesh.errors.largest),
-        "without_gradient": list(mesh.errors.without_gradient),
-        "farthest": {"gradient": mesh.errors.gradient, "weight": mesh.errors.weight},
-        "collectives": count_collectives(mesh.case.instance, mesh.case.num_micro_batches).total(),
-        "differing": list(mesh.differing), "ok": mesh.ok,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRecord(Payload):
+    """Whether a plan's layout trains as one process does."""
+
+    SCHEMA = "shardwise.verify/1"
+    meshes: Sequence[MeshRecord]
+    max_relative_error: Mapping[str, float]
+    captured_equals_list: bool
+    ok: bool
+
+    @classmethod
+    def of(cls, verification: PlanVerification) -> VerificationRecord:
+        """Return the record of a verification."""
+        return cls.from_attributes(
+            verification,
+            meshes=[MeshRecord.of(mesh) for mesh in verification.meshes],
+            max_relative_error=verification.largest,
+        )
