@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,8 +25,8 @@ from shardwise.measure.microbenchmarks.benchmark_layers import (
 )
 from shardwise.measure.microbenchmarks.engine_operations import loss_operands
 from shardwise.measure.microbenchmarks.machine_benchmark import (
+    MachineRecord,
     MachineResult,
-    machine_payload,
     measure_machine,
     write_cluster_file,
 )
@@ -45,6 +44,7 @@ from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.price.roofline import TILE_ROWS
 from shardwise.search.plan_from_layout import plan_layout
+from shardwise.values import to_json
 from shardwise.values.errors import InputError
 
 BEST, COPY_RATE, HOP_S, LINK_RATE, LAUNCH_S = 100e9, 20e9, 2e-4, 1.5e9, 3e-5
@@ -208,7 +208,7 @@ def test_a_small_machine_is_measured_in_two_processes() -> None:
     assert "2 processes at once" in found.calibration.source
     assert "torch" in found.calibration.source
     assert found.measured_over_predicted.keys() == {"small"}
-    payload = json.loads(json.dumps(machine_payload(found)))
+    payload = to_json(MachineRecord.of(found))
     require_valid(payload)
     assert require_payload_numbers(found) == len(found.calibration.constants)
     assert payload["calibration"]["stack"] == STACK

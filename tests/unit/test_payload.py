@@ -55,6 +55,7 @@ class TransferRecord(Payload):
     rings: Sequence[Ring] | None
     plan: Annotated[Any, Hidden]
     notes: Annotated[tuple[str, ...], OmitEmpty] = ()
+    error: Annotated[float | None, OmitEmpty] = None
 
     @cached_property
     @printed
@@ -77,20 +78,24 @@ def test_keys_are_those_of_fields_and_printed_properties() -> None:
         ("bytes", 6.0), ("bytes_per_s", 3.0), ("rates", {"pp": {"seconds": 0.0, "bytes": 1.0, "bytes_per_s": None}}),
         ("rings", [{"axis": "dp", "sizes": []}]), ("num_rates", 1),
     ]  # fmt: skip
-    assert to_json(record(notes=("late",)))["notes"] == ["late"]
+    assert list(to_json(record(notes=("late",), error=0.0)).items())[-3:] == [
+        ("notes", ["late"]), ("error", 0.0), ("num_rates", 1),
+    ]  # fmt: skip
 
 
-@pytest.mark.parametrize("changes", [{}, {"notes": ("late",)}, {"rings": None, "rates": {}}])
+@pytest.mark.parametrize("changes", [{}, {"notes": ("late",), "error": 0.0}, {"rings": None, "rates": {}}])
 def test_the_schema_has_the_shape_of_what_is_printed(changes: dict[str, Any]) -> None:
     schema = json_schema(TransferRecord)
     payload = json.loads(json.dumps(to_json(record(**changes))))
     jsonschema.Draft202012Validator(closed(schema)).validate(payload)
     assert [key for key in schema["properties"] if key in payload] == list(payload)
-    assert set(schema["properties"]) - set(schema["required"]) == {"notes"}
+    assert set(schema["properties"]) - set(schema["required"]) == {"notes", "error"}
+    assert schema["properties"]["error"]["type"] == "number"
     for key in schema["required"]:
         rest = {name: value for name, value in payload.items() if name != key}
         assert not jsonschema.Draft202012Validator(schema).is_valid(rest)
-    assert (schema["title"], schema["description"]) == ("example.transfer/1", "A transfer.")
+    assert schema["title"] == "example.transfer/1"
+    assert schema["description"] == "A transfer.\n\nA value that is no payload.\n\nA payload within another."
     assert schema["$defs"].keys() == {"Rate", "Ring"}
 
 

@@ -11,9 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from shardwise.hardware import Cluster, get_stack, with_published_constants
 from shardwise.interop.frameworks.targets import TARGETS, get_target
@@ -37,7 +35,7 @@ from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan, layout_of_plan, make_plan, plan_layout
-from shardwise.values import InputError, NothingFitsError, raise_problems
+from shardwise.values import InputError, NothingFitsError, Payload, raise_problems
 
 # Fields that every launch has, and the options of `shardwise read` that give them if the files do not.
 USER_FIELDS: Mapping[str, str] = {
@@ -201,15 +199,6 @@ MAX_CHANGES = 5
 MIN_GAIN = 0.01  # part of the step time that a change must save
 
 
-class ChangePayload(TypedDict):
-    """Options to set (null: to leave out), the layout that they make, and its step and memory."""
-
-    change: dict[str, Any]
-    layout: LayoutFacts
-    step_time_s: float
-    memory_bytes: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChange:
     """Options to set (None: to leave out), the layout that results, and its estimate."""
@@ -292,26 +281,6 @@ def _changed_options(target: Target, before: Launch, after: Launch) -> dict[str,
     return {**changed, **{name: None for name in old if name not in new}}
 
 
-SCHEMA = "shardwise.read/2"
-
-
-class ReadPayload(TypedDict):
-    """A launch that was read. `unknown`: options that the release does not have; `unread`: those that no plan depends on."""
-
-    schema: Literal["shardwise.read/2"]
-    target: str
-    version: str
-    model: ModelFacts
-    cluster: str
-    job: Job
-    layout: LayoutFacts
-    unknown: list[str]
-    unread: list[str]
-    notes: list[str]
-    estimate: Estimate
-    better: list[ChangePayload]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedLaunch:
     """A launch as it was read, as a plan with its estimate, and the changes that make it faster."""
@@ -321,25 +290,47 @@ class PricedLaunch:
     better: tuple[LaunchChange, ...]
 
 
-def read_payload(launch: PricedLaunch) -> dict[str, Any]:
-    """Return what `shardwise read --json` prints."""
-    parsed, plan = launch.parsed, launch.plan
-    return {
-        "schema": SCHEMA, "target": parsed.target.name, "version": parsed.target.version,
-        "model": ModelFacts.of(plan.model), "cluster": plan.cluster.name, "job": asdict(plan.job),
-        "layout": layout_of_plan(plan),
-        "unknown": list(parsed.unknown), "unread": list(parsed.unread), "notes": list(parsed.notes),
-        "estimate": asdict(plan.estimate),
-        "better": [_change_payload(change, plan) for change in launch.better],
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchChangeRecord(Payload):
+    """Options to set (null: to leave out), the layout that they make, and its step and memory."""
+
+    change: Mapping[str, Any]
+    layout: LayoutFacts
+    step_time_s: float
+    memory_bytes: float
 
 
-def _change_payload(change: LaunchChange, plan: Plan) -> ChangePayload:
-    """Return a change beside the plan of the launch as it was read."""
-    return {
-        "change": change.options, "layout": layout_of_plan(plan, change.layout), "step_time_s": change.estimate.step_time_s,
-        "memory_bytes": change.estimate.memory_bytes,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord(Payload):
+    """A launch that was read. `unknown`: options that the release does not have; `unread`: those that no plan depends on."""
+
+    SCHEMA = "shardwise.read/2"
+    target: str
+    version: str
+    model: ModelFacts
+    cluster: str
+    job: Job
+    layout: LayoutFacts
+    unknown: Sequence[str]
+    unread: Sequence[str]
+    notes: Sequence[str]
+    estimate: Estimate
+    better: Sequence[LaunchChangeRecord]
+
+    @classmethod
+    def of(cls, launch: PricedLaunch) -> LaunchRecord:
+        """Return the record of a launch."""
+        parsed, plan = launch.parsed, launch.plan
+        changes = [
+            LaunchChangeRecord.from_attributes(
+                change.estimate, change=change.options, layout=layout_of_plan(plan, change.layout)
+            )
+            for change in launch.better
+        ]
+        return cls.from_attributes(
+            parsed, plan, target=parsed.target.name, version=parsed.target.version, model=ModelFacts.of(plan.model),
+            cluster=plan.cluster.name, job=plan.job, layout=layout_of_plan(plan), better=changes,
+        )  # fmt: skip
 
 
 def price_launch(

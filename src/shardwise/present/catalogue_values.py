@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, NamedTuple
-
-from typing_extensions import TypedDict
+from typing import Any, NamedTuple
 
 from shardwise.book_formulas import get_rule
 from shardwise.book_formulas.named_rules import rule_values
@@ -36,29 +34,7 @@ from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.parameters_and_flops import num_mtp_params
 from shardwise.present.catalogue_names import names_of
 from shardwise.present.optimizer_values import optimizer_values
-from shardwise.values import SourcedValue, get_precision, parse_quantity
-
-
-class ValuePayload(TypedDict):
-    """A value and its source; null and "" where there is no source for it."""
-
-    value: Any
-    source: str
-
-
-class EntryPayload(TypedDict):
-    """An entry of a catalogue."""
-
-    name: str
-    values: dict[str, ValuePayload]
-
-
-class ShowPayload(TypedDict):
-    """Entries of a catalogue, each value with its source."""
-
-    schema: Literal["shardwise.show/1"]
-    kind: str
-    entries: list[EntryPayload]
+from shardwise.values import Payload, SourcedValue, get_precision, parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,21 +101,45 @@ def _exact_name(kind: str, text: str) -> str:
     return (find_model_name(text) if kind == "models" else None) or text
 
 
-def catalogue_payload(entries: CatalogueEntries) -> ShowPayload:
-    """Return what `shardwise show --json` prints.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueRecord(Payload):
+    """A value and its source; null and "" where there is no source for it."""
+
+    value: Any
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryRecord(Payload):
+    """An entry of a catalogue."""
+
+    name: str
+    values: Mapping[str, ValueRecord]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CatalogueRecord(Payload):
+    """Entries of a catalogue, each value with its source.
 
     >>> h100 = CatalogueEntries(kind="chips", entries={"h100": [("power_w", 700.0, "data sheet")]}, is_listing=False)
-    >>> catalogue_payload(h100)["entries"]
-    [{'name': 'h100', 'values': {'power_w': {'value': 700.0, 'source': 'data sheet'}}}]
+    >>> CatalogueRecord.of(h100).entries[0].values["power_w"]
+    ValueRecord(value=700.0, source='data sheet')
     """
-    return {
-        "schema": "shardwise.show/1",
-        "kind": entries.kind,
-        "entries": [
-            {"name": name, "values": {key: {"value": value, "source": source} for key, value, source in values}}
+
+    SCHEMA = "shardwise.show/1"
+    kind: str
+    entries: Sequence[EntryRecord]
+
+    @classmethod
+    def of(cls, entries: CatalogueEntries) -> CatalogueRecord:
+        """Return the record of entries."""
+        records = [
+            EntryRecord(
+                name=name, values={key: ValueRecord(value=value, source=source) for key, value, source in values}
+            )
             for name, values in entries.entries.items()
-        ],
-    }
+        ]
+        return cls(kind=entries.kind, entries=records)
 
 
 def chip_values(name: str) -> list[SourcedValue]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
 
 from shardwise.present.requirements import PACKAGES, install_commands, is_installed, missing_packages
 from shardwise.present.verbs import GROUPS, VerbEntry
 from shardwise.run import Host, describe_host
+from shardwise.values import Payload
 from shardwise.version import __version__
 
 
@@ -53,8 +51,10 @@ class VerbStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """Versions, the machine, packages and verbs."""
+class Diagnosis(Payload):
+    """What is installed, what the machine is, and which verbs work."""
+
+    SCHEMA = "shardwise.doctor/1"
 
     shardwise: str
     python: str
@@ -113,19 +113,3 @@ def _torch_note(machine: Host) -> str:
         return f"PyTorch cannot be loaded: {torch.problem}"
     backend = "nccl" if torch.gpus else "gloo"
     return "" if backend in torch.backends else f"one process alone: this PyTorch has no {backend}"
-
-
-class DoctorPayload(TypedDict):
-    """What is installed, what the machine is, and which verbs work."""
-
-    schema: Literal["shardwise.doctor/1"]
-    shardwise: str
-    python: str
-    machine: Host
-    packages: list[PackageStatus]
-    verbs: list[VerbStatus]
-
-
-def diagnosis_payload(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return what `shardwise doctor --json` prints."""
-    return {"schema": "shardwise.doctor/1", **asdict(diagnosis)}

@@ -46,12 +46,12 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.books:formats_report", "values.number_formats:FormatsRecord.of"
     ),
     "CheckedProduct": ResultFunctions(
-        "present.reports.sharding:product_report", "verify.product_checks:checked_product_payload"
+        "present.reports.sharding:product_report", "verify.product_checks:MatmulRecord.of"
     ),
     "EmittedProgram": ResultFunctions("present.reports.sharding:program_source"),
     "PlacedCollective": ResultFunctions(
         "present.reports.sharding:collective_report",
-        "hardware.network.compare_collective_algorithms:collective_payload",
+        "hardware.network.compare_collective_algorithms:CollectiveRecord.of",
     ),
     "Timeline": ResultFunctions(
         "present.reports.pipeline_schedule:timeline_report", "pipeline.compare_schedules:TimelineRecord.of", indent=None
@@ -66,23 +66,21 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.step:instructions_report", "search.instruction_listing:InstructionsRecord.of"
     ),
     "ExportedLaunch": ResultFunctions(
-        "present.reports.interop:export_report", "interop.launches.export_launch:export_payload"
+        "present.reports.interop:export_report", "interop.launches.export_launch:ExportRecord.of"
     ),
-    "PricedLaunch": ResultFunctions("present.reports.interop:launch_report", "interop.read_launch:read_payload"),
+    "PricedLaunch": ResultFunctions("present.reports.interop:launch_report", "interop.read_launch:LaunchRecord.of"),
     "CatalogueEntries": ResultFunctions(
-        "present.reports.catalogue:catalogue_report", "present.catalogue_values:catalogue_payload"
+        "present.reports.catalogue:catalogue_report", "present.catalogue_values:CatalogueRecord.of"
     ),
     "FigureSet": ResultFunctions("present.reports.figures:figures_report", "present.figures.figure:figures_payload"),
-    "ShellCompletion": ResultFunctions(
-        "present.shell_completion:completion_text", "present.shell_completion:completion_payload"
-    ),
+    "ShellCompletion": ResultFunctions("present.shell_completion:completion_text"),
     "ExplorerSession": ResultFunctions(
         "present.explorer.session:session_report", "present.explorer.session:session_payload"
     ),
     "StaticBuild": ResultFunctions("present.explorer.static_build:build_report"),
-    "Diagnosis": ResultFunctions("present.reports.diagnosis:diagnosis_report", "present.diagnosis:diagnosis_payload"),
+    "Diagnosis": ResultFunctions("present.reports.diagnosis:diagnosis_report"),
     "ConvertedModel": ResultFunctions(
-        "present.reports.interop:convert_report", "interop.weights.convert:convert_payload"
+        "present.reports.interop:convert_report", "interop.weights.convert:ConversionRecord.of"
     ),
     "Plan": ResultFunctions("present.reports.plan:plan_report", "search.plan_file:PlanRecord.of"),
     "LayoutPlan": ResultFunctions(
@@ -117,11 +115,9 @@ RESULTS: Mapping[str, ResultFunctions] = {
         "present.reports.batch_size:branches_report", "batch_size.payloads:BranchesRecord.of"
     ),
     "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:SweepFitRecord.of"),
-    "BenchmarkResult": ResultFunctions(
-        "present.reports.calibration:bench_report", "measure.microbenchmarks.benchmark_lines:bench_payload"
-    ),
+    "BenchmarkResult": ResultFunctions("present.reports.calibration:bench_report"),
     "MachineResult": ResultFunctions(
-        "present.reports.calibration:machine_report", "measure.microbenchmarks.machine_benchmark:machine_payload"
+        "present.reports.calibration:machine_report", "measure.microbenchmarks.machine_benchmark:MachineRecord.of"
     ),
     "ClusterCalibration": ResultFunctions(
         "present.reports.calibration:calibrate_report", "measure.calibrate.payloads:CalibrationRecord.of"

@@ -11,14 +11,12 @@ import argparse
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-from typing_extensions import TypedDict
+from typing import NamedTuple
 
 from shardwise.present.catalogue_names import names_of
 from shardwise.present.verb_parsers import add_verbs
 from shardwise.present.verbs import GROUPS
-from shardwise.values import Parser, lookup
+from shardwise.values import Parser, Payload, lookup
 
 BASH_WORD_BREAKS = ":="  # characters at which bash ends a word
 
@@ -171,8 +169,10 @@ _LINES: Mapping[str, Callable[[Sequence[str]], list[str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShellCompletion:
-    """The script of a shell, and the lines that complete a command line as the shell takes them; None without a command line."""
+class ShellCompletion(Payload):
+    """The script of a shell, and the lines that complete a command line as the shell takes them; null without a command line."""
+
+    SCHEMA = "shardwise.completion/1"
 
     shell: str
     script: str
@@ -189,20 +189,3 @@ def complete_for_shell(shell: str, command_words: Sequence[str]) -> ShellComplet
 def completion_text(completion: ShellCompletion) -> str:
     """Return what the command line prints: the completions, or the script."""
     return completion.script.rstrip() if completion.candidates is None else "\n".join(completion.candidates)
-
-
-class CompletionPayload(TypedDict):
-    """The script of a shell, and what may stand at the end of a command line; null where none was given."""
-
-    schema: Literal["shardwise.completion/1"]
-    shell: str
-    script: str
-    candidates: list[str] | None
-
-
-def completion_payload(completion: ShellCompletion) -> CompletionPayload:
-    """Return what `shardwise completion --json` prints."""
-    return {
-        "schema": "shardwise.completion/1", "shell": completion.shell, "script": completion.script,
-        "candidates": None if completion.candidates is None else list(completion.candidates),
-    }  # fmt: skip

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any
-
-from typing_extensions import TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from shardwise.price.product import Objective, ProductReport, ProgramCost, StepCost, TensorFacts
 from shardwise.sharding.notation import explain_sums
+from shardwise.values import Flat, Payload
 
 
-class Seconds(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSecondsRecord(Payload):
     """Seconds of the products and of the communication, and the bounds of the total."""
 
     math: float
@@ -20,62 +21,59 @@ class Seconds(TypedDict):
     upper: float
 
 
-class CostPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCostRecord(Payload):
     """A program with its cost; `time_s` is null where no chip was named."""
 
-    program: list[StepCost]
+    program: Sequence[StepCost]
     bytes_per_device: float
     flops_per_device: float
-    time_s: Seconds | None
+    time_s: ProgramSecondsRecord | None
     result: str
 
+    @classmethod
+    def of(cls, cost: ProgramCost) -> ProgramCostRecord:
+        """Return the record of a program."""
+        seconds = ProgramSecondsRecord.from_attributes(
+            math=cost.math_s, comms=cost.comms_s, lower=cost.lower_s, upper=cost.upper_s
+        )
+        return cls.from_attributes(cost, time_s=None if cost.math_s is None else seconds)
 
-class OtherPayload(CostPayload):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherProgramRecord(Payload):
     """Another program, and how it compares."""
 
+    cost: Annotated[ProgramCostRecord, Flat]
     reason: str
 
 
-class ProductPayload(CostPayload):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRecord(Payload):
     """The cheapest program of a product, the others, and that of the four cases."""
 
     expression: str
-    mesh: dict[str, int]
-    sizes: dict[str, int]
+    mesh: Mapping[str, int]
+    sizes: Mapping[str, int]
     dtype: str
-    notes: list[str]
-    tensors: list[TensorFacts]
+    notes: Sequence[str]
+    tensors: Sequence[TensorFacts]
     objective: Objective
-    alternatives: list[OtherPayload]
-    by_cases: CostPayload
-    backward: CostPayload | None
+    best: Annotated[ProgramCostRecord, Flat]
+    alternatives: Sequence[OtherProgramRecord]
+    by_cases: ProgramCostRecord
+    backward: ProgramCostRecord | None
 
-
-def product_payload(report: ProductReport, schema: str) -> dict[str, Any]:
-    """Return the text and sizes of a product, the placement of its tensors, and its programs with their costs."""
-    product = report.expression
-    return {
-        "schema": schema,
-        "expression": str(product.expression),
-        "mesh": dict(product.mesh.axes),
-        "sizes": dict(product.sizes),
-        "dtype": product.dtype,
-        "notes": list(explain_sums(product.expression)),
-        "tensors": [asdict(tensor) for tensor in report.tensors],
-        "objective": report.objective,
-        **_cost_payload(report.best),
-        "alternatives": [{**_cost_payload(cost), "reason": reason} for cost, reason in report.alternatives],
-        "by_cases": _cost_payload(report.by_cases),
-        "backward": _cost_payload(report.backward) if report.backward else None,
-    }
-
-
-def _cost_payload(cost: ProgramCost) -> dict[str, Any]:
-    times = {"math": cost.math_s, "comms": cost.comms_s, "lower": cost.lower_s, "upper": cost.upper_s}
-    return {
-        "program": [asdict(step) for step in cost.program],
-        "bytes_per_device": cost.bytes_per_device,
-        "flops_per_device": cost.flops_per_device,
-        "time_s": times if cost.math_s is not None else None,
-        "result": cost.result,
-    }
+    @classmethod
+    def of(cls, report: ProductReport) -> ProductRecord:
+        """Return the record of a product."""
+        product = report.expression
+        return cls.from_attributes(
+            report, product, expression=str(product.expression), mesh=dict(product.mesh.axes),
+            notes=list(explain_sums(product.expression)), best=ProgramCostRecord.of(report.best),
+            alternatives=[
+                OtherProgramRecord(cost=ProgramCostRecord.of(cost), reason=reason) for cost, reason in report.alternatives
+            ],
+            by_cases=ProgramCostRecord.of(report.by_cases),
+            backward=ProgramCostRecord.of(report.backward) if report.backward else None,
+        )  # fmt: skip

@@ -215,7 +215,7 @@ def _deadline_days(limits: Limits) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplanationRecord(Payload):
-    """Why a plan is what it is, in the order of its decisions, with the comparisons that were requested.
+    """An explanation of a plan, with the comparisons that were requested.
 
     `defaults` is present where a model and a cluster were planned first and something was left out: `seq_len`, `batch_tokens`.
     """

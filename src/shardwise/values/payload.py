@@ -153,7 +153,11 @@ def _members(kind: Any) -> tuple[_Member, ...]:
 @cache  # with one type for each class, the schema has one definition for it
 def _typed_dict(kind: type) -> Any:
     typed_dict = TypedDict(kind.__name__, _types_by_key(kind))  # type: ignore[misc]
-    typed_dict.__doc__ = (inspect.getdoc(kind) or "").partition("\n>>> ")[0].rstrip()  # without its example
+    flat_types = [get_args(member.type)[0] for member in _members(kind) if member.is_flat]
+    texts = [
+        (inspect.getdoc(part) or "").partition("\n>>> ")[0].rstrip() for part in (kind, *flat_types)
+    ]  # without examples
+    typed_dict.__doc__ = "\n\n".join(texts)
     return typed_dict
 
 

@@ -5,21 +5,18 @@ This module loads neither NumPy nor a framework before a product is run or emitt
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal, NotRequired
-
-from typing_extensions import TypedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from shardwise.price import ProductReport
-from shardwise.price.product_payload import ProductPayload, product_payload
-from shardwise.values import Progress, ignore_progress
+from shardwise.price.product_payload import ProductRecord
+from shardwise.values import Flat, OmitEmpty, Payload, Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.verify.product_runs import Framework, RunResult
     from shardwise.verify.xla_compile import Backend, XlaReport
 
-SCHEMA = "shardwise.matmul/1"
-RESHARD_SCHEMA = "shardwise.reshard/1"
 SourceFramework = Literal["jax", "torch"]
 
 
@@ -85,50 +82,56 @@ def emit_program(product: ProductReport, framework: SourceFramework) -> EmittedP
     )
 
 
-class XlaCollectivePayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaCollectiveRecord(Payload):
     """A collective of XLA's program; `axes` is null for groups that are not a set of mesh axes."""
 
     op: str
-    axes: list[str] | None
+    axes: Sequence[str] | None
     bytes: float
 
 
-class XlaPayload(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XlaRecord(Payload):
     """The program that XLA's partitioner made of the product."""
 
     backend: str
     version: str
-    collectives: list[XlaCollectivePayload]
+    collectives: Sequence[XlaCollectiveRecord]
     bytes_per_device: float
     flops_per_device: float
     multiplications_per_device: float
 
+    @classmethod
+    def of(cls, xla: XlaReport) -> XlaRecord:
+        """Return the record of a compiled product."""
+        collectives = [XlaCollectiveRecord.from_attributes(collective) for collective in xla.collectives]
+        return cls.from_attributes(xla, collectives=collectives)
 
-class CheckedProductPayload(ProductPayload):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRecord(Payload):
     """A priced product; the last keys are there where they were asked for: by --run (two) and by --verify."""
 
-    max_relative_error: NotRequired[float]
-    num_devices: NotRequired[int]
-    verify: NotRequired[XlaPayload]
+    SCHEMA = "shardwise.matmul/1"
+    product: Annotated[ProductRecord, Flat]
+    max_relative_error: Annotated[float | None, OmitEmpty]
+    num_devices: Annotated[int | None, OmitEmpty]
+    verify: Annotated[XlaRecord | None, OmitEmpty]
+
+    @staticmethod
+    def of(result: CheckedProduct) -> MatmulRecord:
+        """Return the record of a product, of `reshard` where the result is one."""
+        kind = ReshardRecord if result.is_reshard else MatmulRecord
+        return kind.from_attributes(
+            result.run,
+            product=ProductRecord.of(result.product),
+            verify=XlaRecord.of(result.xla) if result.xla else None,
+        )
 
 
-class MatmulPayload(CheckedProductPayload):
-    """What `shardwise matmul --json` prints."""
-
-    schema: Literal["shardwise.matmul/1"]
-
-
-class ReshardPayload(CheckedProductPayload):
+class ReshardRecord(MatmulRecord):
     """What `shardwise reshard --json` prints."""
 
-    schema: Literal["shardwise.reshard/1"]
-
-
-def checked_product_payload(result: CheckedProduct) -> dict[str, Any]:
-    """Return the payload of a product, with the error of its run and the compiler's program if they were asked for."""
-    payload = product_payload(result.product, RESHARD_SCHEMA if result.is_reshard else SCHEMA)
-    if result.run:
-        payload |= {"max_relative_error": result.run.max_relative_error, "num_devices": result.run.num_devices}
-    if result.xla:
-        payload |= {"verify": asdict(result.xla)}
-    return payload
+    __slots__ = ()
+    SCHEMA = "shardwise.reshard/1"

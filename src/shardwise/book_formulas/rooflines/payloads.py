@@ -99,7 +99,7 @@ class KernelRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelsRecord(Payload):
-    """A kernel on one chip, with others beside it under `with`."""
+    """Kernels on one chip: the first one, and the others under `with`."""
 
     SCHEMA = KernelRecord.SCHEMA
     first: Annotated[KernelRecord, Flat]

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Literal
-
-from typing_extensions import TypedDict
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from shardwise.hardware.network.links import CollectiveCost, Cut
 from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, received_bytes
@@ -18,10 +16,9 @@ from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import Torus, WrapRule, torus_collective_cost
-from shardwise.values import MergedFields, raise_problems
+from shardwise.values import Flat, Payload, raise_problems
 
 Bound = Literal["latency", "bandwidth"]
-SCHEMA = "shardwise.collective/1"
 NEEDS_REDUCING_SWITCH = "needs switches that reduce, such as NVSwitch from the third generation on"
 
 
@@ -201,19 +198,16 @@ def _switched_options(collective: _GroupCollective, network: Switched) -> list[A
     return [fastest, *(option for option in algorithms if option is not fastest)]
 
 
-class CollectiveContext(TypedDict):
-    """The payload's name, where the collective runs, and by which rule an axis of the torus wraps (null behind switches)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRecord(Payload):
+    """A collective, where it runs, and by which rule an axis of the torus wraps (null behind switches)."""
 
-    schema: Literal["shardwise.collective/1"]
+    SCHEMA = "shardwise.collective/1"
     on: str
     wrap_rule: WrapRule | None
+    report: Annotated[CollectiveReport, Flat]
 
-
-CollectivePayload = Annotated[dict[str, Any], MergedFields(CollectiveReport, CollectiveContext)]
-
-
-def collective_payload(collective: PlacedCollective) -> dict[str, Any]:
-    """Return the report's fields with their context."""
-    torus = collective.torus
-    rule = None if torus is None else torus.wrap_rule
-    return {"schema": SCHEMA, "on": collective.on, "wrap_rule": rule, **asdict(collective.report)}
+    @classmethod
+    def of(cls, collective: PlacedCollective) -> CollectiveRecord:
+        """Return the record of a collective."""
+        return cls.from_attributes(collective, wrap_rule=collective.torus.wrap_rule if collective.torus else None)

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from shardwise.hardware import get_stack, with_published_constants
 from shardwise.interop.launches.launch import Launch, launch_from_plan
@@ -39,7 +37,7 @@ from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan
 from shardwise.search import make_plan as search
-from shardwise.values import InputError, NothingFitsError, format_bytes, format_seconds
+from shardwise.values import InputError, NothingFitsError, Payload, format_bytes, format_seconds
 
 
 def build_files(target: Target, options: Options, launch: Launch) -> LaunchFiles:
@@ -73,21 +71,6 @@ Files of {target.title}: {", ".join(name for name in names if name != BATCH_FILE
 """
 
 
-SCHEMA: Literal["shardwise.export/1"] = "shardwise.export/1"
-
-
-class ExportPayload(TypedDict):
-    """A launch that was written: names of its files, and the command that starts it."""
-
-    schema: Literal["shardwise.export/1"]
-    target: str
-    version: str
-    files: list[str]
-    command: str
-    not_expressible: list[str]
-    warnings: list[str]
-
-
 # Degrees that the nearest layout keeps from a plan that the target cannot run; tried in order.
 NEAREST_PINS = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())
 
@@ -110,12 +93,22 @@ class ExportedLaunch:
     folder: str | None = None
 
 
-def export_payload(launch: ExportedLaunch) -> ExportPayload:
-    """Return what `shardwise export --json` prints: the names of the files, not their texts."""
-    return {
-        "schema": SCHEMA, "target": launch.target, "version": launch.version, "files": list(launch.files),
-        "command": launch.command, "not_expressible": list(launch.not_expressible), "warnings": list(launch.warnings),
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord(Payload):
+    """A launch that was written: names of its files, and the command that starts it."""
+
+    SCHEMA = "shardwise.export/1"
+    target: str
+    version: str
+    files: Sequence[str]
+    command: str
+    not_expressible: Sequence[str]
+    warnings: Sequence[str]
+
+    @classmethod
+    def of(cls, launch: ExportedLaunch) -> ExportRecord:
+        """Return the record of a launch."""
+        return cls.from_attributes(launch, files=list(launch.files))
 
 
 def write_launch(launch: ExportedLaunch, folder: str, label: str) -> ExportedLaunch:

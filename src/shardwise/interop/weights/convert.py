@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
 
 from shardwise.interop.frameworks.huggingface_families import CONFIG_FILE
 from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, WeightFormat, detect_format
@@ -19,22 +16,8 @@ from shardwise.records import RunFolder
 from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
 from shardwise.search import is_plan_file, load_plan
-from shardwise.values import InputError, lookup
+from shardwise.values import InputError, Payload, lookup
 from shardwise.values.argument_labels import argument_label
-
-SCHEMA = "shardwise.convert/1"
-
-
-class ConvertPayload(TypedDict):
-    """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
-
-    schema: Literal["shardwise.convert/1"]
-    model: ModelFacts
-    dtype: str
-    source: str
-    written: str
-    folder: str
-    begin: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +45,23 @@ class ConvertedModel:
         return self.format.begin.format(folder=self.folder.resolve())
 
 
-def convert_payload(converted: ConvertedModel) -> dict[str, Any]:
-    """Return what `shardwise convert --json` prints."""
-    return {
-        "schema": SCHEMA, "model": ModelFacts.of(converted.architecture), "dtype": converted.dtype,
-        "source": converted.source, "written": converted.format.title, "folder": str(converted.folder), "begin": converted.begin,
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionRecord(Payload):
+    """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
+
+    SCHEMA = "shardwise.convert/1"
+    model: ModelFacts
+    dtype: str
+    source: str
+    written: str
+    folder: str
+    begin: str
+
+    @classmethod
+    def of(cls, converted: ConvertedModel) -> ConversionRecord:
+        """Return the record of a conversion."""
+        model, written = ModelFacts.of(converted.architecture), converted.format.title
+        return cls.from_attributes(converted, model=model, written=written, folder=str(converted.folder))
 
 
 def convert(

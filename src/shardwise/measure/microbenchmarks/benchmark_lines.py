@@ -10,11 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from typing_extensions import TypedDict
-
-from shardwise.values import InputError
+from shardwise.values import Hidden, InputError, Payload
 
 BENCHMARK_KINDS = ("matmul", "memory", "attention", "collectives")
 # Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at
@@ -115,23 +113,12 @@ def remaining_lines(lines: Iterable[Mapping[str, Any]], done: set[str]) -> list[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BenchmarkResult:
-    """Lines that were measured on a machine; `num_known` more were in the file `out` already."""
+class BenchmarkResult(Payload):
+    """Micro-benchmarks of a machine: a line for each, whose keys depend on what `bench` it is."""
+
+    SCHEMA = "shardwise.bench/1"
 
     machine: str
     lines: tuple[Mapping[str, Any], ...]
-    num_known: int = 0
-    out: str | None = None
-
-
-class BenchPayload(TypedDict):
-    """Micro-benchmarks of a machine: a line for each, whose keys depend on what `bench` it is."""
-
-    schema: Literal["shardwise.bench/1"]
-    machine: str
-    lines: list[dict[str, Any]]
-
-
-def bench_payload(result: BenchmarkResult) -> dict[str, Any]:
-    """Return the JSON of `shardwise bench --json`: the lines that were measured on a machine."""
-    return {"schema": SCHEMA, "machine": result.machine, "lines": list(result.lines)}
+    num_known: Annotated[int, Hidden] = 0  # lines that were in the file `out` already
+    out: Annotated[str | None, Hidden] = None

@@ -9,13 +9,12 @@ import platform
 import statistics
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from typing_extensions import TypedDict
 
 from shardwise.hardware import BENCH_ONLY_CONSTANTS, CONSTANTS, Calibration, Chip, Cluster, Switched
 from shardwise.hardware.cluster_files import format_cluster_toml
@@ -39,7 +38,7 @@ from shardwise.measure.microbenchmarks.machine_fit import MachineFacts, MachineF
 from shardwise.measure.microbenchmarks.timing import describe_device, make_collective, make_copy
 from shardwise.run.machine_resources import device_bytes, keep_host_memory
 from shardwise.run.spawn import run_in_processes
-from shardwise.values import InputError, Progress, ignore_progress
+from shardwise.values import InputError, Payload, Progress, ignore_progress
 
 ROUNDS = 5  # after one round of warm-up
 PAIRS = 5  # measurements per round of products alone and during a collective
@@ -141,17 +140,6 @@ SCHEMA = "shardwise.bench-machine/1"
 DTYPES = ("fp32", "bf16")
 
 
-class MachinePayload(TypedDict):
-    """This machine as a cluster: its chip and links at nominal rates, what is reached of them, and whole steps as a check."""
-
-    schema: Literal["shardwise.bench-machine/1"]
-    machine: str
-    chip: Chip
-    topology: Switched
-    calibration: Calibration
-    measured_over_predicted: dict[str, float]
-
-
 @dataclass(frozen=True, slots=True)
 class MachineResult:
     """The machine at nominal rates, and the calibration of what it reaches; `out` is the file that was written, if any.
@@ -171,13 +159,21 @@ class MachineResult:
         return format_cluster_toml(self.cluster, self.calibration, meanings)
 
 
-def machine_payload(result: MachineResult) -> dict[str, Any]:
-    """Return the JSON of `shardwise bench machine --json`: the chip, its links and the constants."""
-    cluster = result.cluster
-    return {
-        "schema": SCHEMA, "machine": cluster.name, "chip": asdict(cluster.chip), "topology": asdict(cluster.topology),
-        "calibration": asdict(result.calibration), "measured_over_predicted": dict(result.measured_over_predicted),
-    }  # fmt: skip
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRecord(Payload):
+    """This machine as a cluster: its chip and links at nominal rates, what is reached of them, and whole steps as a check."""
+
+    SCHEMA = "shardwise.bench-machine/1"
+    machine: str
+    chip: Chip
+    topology: Switched
+    calibration: Calibration
+    measured_over_predicted: Mapping[str, float]
+
+    @classmethod
+    def of(cls, result: MachineResult) -> MachineRecord:
+        """Return the record of a machine."""
+        return cls.from_attributes(result, result.cluster, machine=result.cluster.name)
 
 
 def measure_machine(

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from typing_extensions import TypedDict
 
 from shardwise.values import (
     CHECKSUM_KEY,
@@ -217,23 +216,14 @@ def index_payload(index: ShardIndex) -> dict[str, Any]:
     return add_checksum({"schema": SCHEMA, **asdict(index)})
 
 
-class Sums(TypedDict):
-    """Sums over the shards of a split."""
-
-    num_tokens: int
-    num_documents: int
-
-
-class Corpus(TypedDict):
-    """The index of token shards, its own CRC-32, and of each split the sums over its shards."""
-
-    schema: Literal["shardwise.tokens/2"]
-    crc32: int
-    train: Annotated[dict[str, Any], MergedFields(SplitIndex, Sums)]
-    held_out: Annotated[dict[str, Any], MergedFields(SplitIndex, Sums)]
-
-
-CorpusPayload = Annotated[dict[str, Any], MergedFields(ShardIndex, Corpus)]
+# The index of token shards, its own CRC-32, and of each split the sums over its shards.
+SplitPayload = Annotated[dict[str, Any], MergedFields(SplitIndex, num_tokens=int, num_documents=int)]
+CorpusPayload = Annotated[
+    dict[str, Any],
+    MergedFields(
+        ShardIndex, schema=Literal["shardwise.tokens/2"], crc32=int, train=SplitPayload, held_out=SplitPayload
+    ),
+]
 
 
 def _without_sums(payload: Any) -> Any:
