@@ -3,35 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
-
-from typing_extensions import TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 from shardwise.present.registry import load_object
-from shardwise.values import lookup
+from shardwise.values import Payload, lookup
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
-class ErrorFields(TypedDict):
+@dataclass(frozen=True)
+class ErrorFields:
     """A sentence for each thing that is wrong, and the exit code."""
 
     problems: list[str]
     exit_code: int
 
 
-class ErrorPayload(TypedDict):
+@dataclass(frozen=True)
+class ErrorPayload(Payload):
     """Stands on the error stream in place of a payload (`values.errors.format_problems`); here, for every command loads that."""
 
-    schema: Literal["shardwise.error/1"]
+    SCHEMA = "shardwise.error/1"
     error: ErrorFields
 
 
 def json_schema(kind: Any) -> dict[str, Any]:
     """Return the JSON Schema of a payload's type. Fields of values are required even where they have a default: all are printed.
 
-    >>> from typing import Literal
-    >>> Size = TypedDict("Size", {"schema": Literal["example.size/1"], "num_bytes": float})
+    >>> @dataclass(frozen=True)
+    ... class Size(Payload):
+    ...     SCHEMA = "example.size/1"
+    ...     num_bytes: float = 0.0
     >>> schema = json_schema(Size)
     >>> schema["title"], schema["required"], schema["properties"]["num_bytes"]["type"]
     ('example.size/1', ['schema', 'num_bytes'], 'number')

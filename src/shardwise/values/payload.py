@@ -8,7 +8,7 @@ its place.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -21,13 +21,10 @@ from typing import (
     NotRequired,
     Self,
     TypeVar,
-    Union,
     get_args,
     get_origin,
     get_type_hints,
 )
-
-from typing_extensions import TypedDict
 
 
 class Flat:
@@ -115,7 +112,7 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         nested: Any = getattr(value, member.attribute)
         if member.is_flat:
             yield from to_json(nested._asdict() if hasattr(nested, "_asdict") else nested).items()  # of a named tuple
-        elif not member.omits_empty or not (nested is None or nested in ("", ())):
+        elif not (member.omits_empty and (nested is None or (isinstance(nested, Sized) and not len(nested)))):
             yield member.key, to_json(nested)
 
 
@@ -152,13 +149,17 @@ def _members(kind: Any) -> tuple[_Member, ...]:
 
 @cache  # with one type for each class, the schema has one definition for it
 def _typed_dict(kind: type) -> Any:
+    from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12; only schemas need it
+
     typed_dict = TypedDict(kind.__name__, _types_by_key(kind))  # type: ignore[misc]
     flat_types = [get_args(member.type)[0] for member in _members(kind) if member.is_flat]
-    texts = [
-        (inspect.getdoc(part) or "").partition("\n>>> ")[0].rstrip() for part in (kind, *flat_types)
-    ]  # without examples
-    typed_dict.__doc__ = "\n\n".join(texts)
+    typed_dict.__doc__ = "\n\n".join(map(_description, (kind, *flat_types)))
     return typed_dict
+
+
+def _description(kind: type) -> str:
+    """Return the docstring of a class without its example."""
+    return (inspect.getdoc(kind) or "").partition("\n>>> ")[0].rstrip()
 
 
 def _types_by_key(kind: Any) -> dict[str, Any]:
@@ -175,5 +176,6 @@ def _types_by_key(kind: Any) -> dict[str, Any]:
 
 
 def _without_none(hint: Any) -> Any:
-    hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
-    return Union[tuple(part for part in get_args(hint) if part is not NoneType)] if NoneType in get_args(hint) else hint  # noqa: UP007
+    """Return the T of `Annotated[T, ...]` and of `Annotated[T | None, ...]`."""
+    hint = get_args(hint)[0]
+    return get_args(hint)[0] if NoneType in get_args(hint) else hint
