@@ -151,7 +151,7 @@ def _members(kind: Any) -> tuple[_Member, ...]:
 def _typed_dict(kind: type) -> Any:
     from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12; only schemas need it
 
-    typed_dict = TypedDict(kind.__name__, _types_by_key(kind))  # type: ignore[misc]
+    typed_dict = TypedDict(kind.__name__, printed_types(kind))  # type: ignore[misc]
     flat_types = [get_args(member.type)[0] for member in _members(kind) if member.is_flat]
     typed_dict.__doc__ = "\n\n".join(map(_description, (kind, *flat_types)))
     return typed_dict
@@ -162,14 +162,15 @@ def _description(kind: type) -> str:
     return (inspect.getdoc(kind) or "").partition("\n>>> ")[0].rstrip()
 
 
-def _types_by_key(kind: Any) -> dict[str, Any]:
+def printed_types(kind: Any) -> dict[str, Any]:
+    """Return the types of what `to_json` writes of a class by key; those of its annotations for a named tuple or a typed dict."""
     if not issubclass(kind, Payload):
         hints = get_type_hints(kind, include_extras=True)
         return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints
     types: dict[str, Any] = {"schema": Literal[kind.SCHEMA]} if kind.SCHEMA else {}
     for member in _members(kind):
         if member.is_flat:
-            types |= _types_by_key(get_args(member.type)[0])
+            types |= printed_types(get_args(member.type)[0])
         else:
             types[member.key] = NotRequired[_without_none(member.type)] if member.omits_empty else member.type
     return types

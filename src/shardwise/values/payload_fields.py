@@ -3,12 +3,13 @@ field that is wrong.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from typing_extensions import TypedDict
 
 from shardwise.values.errors import InputError
+from shardwise.values.payload import printed_types
 
 
 class MergedFields:
@@ -22,16 +23,10 @@ class MergedFields:
         self.kinds, self.types_by_key = (first, *later), types_by_key
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        merged_type = TypedDict(self.kinds[0].__name__, self._hints())  # type: ignore[misc]
+        types = {key: hint for kind in self.kinds for key, hint in printed_types(kind).items()}
+        merged_type = TypedDict(self.kinds[0].__name__, types | self.types_by_key)  # type: ignore[misc]
         merged_type.__doc__ = self.kinds[0].__doc__
         return handler.generate_schema(merged_type)
-
-    def _hints(self) -> dict[str, Any]:
-        hints: dict[str, Any] = {}
-        for kind in self.kinds:
-            types = get_type_hints(kind, include_extras=True)
-            hints |= {field.name: types[field.name] for field in fields(kind)} if is_dataclass(kind) else types
-        return hints | self.types_by_key
 
 
 Value = TypeVar("Value")
