@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shardwise import measure
 from shardwise.present.exports import html_report, picture
-from shardwise.present.registry import payload_of
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import InputError
 from shardwise.values.progress import Progress, ignore_progress

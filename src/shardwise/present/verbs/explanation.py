@@ -14,7 +14,6 @@ from shardwise.batch_size import LossTarget, parse_noise_scale
 from shardwise.model import model_names
 from shardwise.present.arguments import CLUSTER_HELP, PLAN_HELP, USUAL_JOB, JobFields
 from shardwise.present.exports import html_report
-from shardwise.present.registry import payload_of
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError, Progress, ignore_progress
 from shardwise.values.argument_labels import argument_label

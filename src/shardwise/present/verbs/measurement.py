@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 from shardwise import measure
 from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, overrides_argument, read_plan
 from shardwise.present.exports import html_report, picture, text_file
-from shardwise.present.registry import payload_of
 from shardwise.present.verb import Argument, verb
 from shardwise.records import RunFolder
 from shardwise.values import parse_count

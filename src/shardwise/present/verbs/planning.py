@@ -11,7 +11,6 @@ from shardwise.hardware.cluster import expand_sizes
 from shardwise.model import Job
 from shardwise.present.arguments import USUAL_JOB, BatchSchedule, JobFields, Model
 from shardwise.present.exports import html_report, picture, text_file
-from shardwise.present.registry import payload_of
 from shardwise.present.verb import Export, Mode, verb
 from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
 from shardwise.present.verbs.search_arguments import (
