@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -108,5 +109,5 @@ def test_a_result_has_its_functions_and_is_one_class_of_the_package(kind: str) -
     functions = registry.RESULTS[kind]
     for place in filter(None, (functions.report, functions.payload)):
         module, _, name = place.partition(":")
-        assert callable(getattr(import_module(f"shardwise.{module}"), name))
+        assert callable(attrgetter(name)(import_module(f"shardwise.{module}")))
     assert classes().count(kind) == 1
