@@ -31,6 +31,7 @@ from .published_constants import published_calibration as published_calibration
 from .published_constants import with_calibration as with_calibration
 from .published_constants import with_published_constants as with_published_constants
 from .published_constants import without_calibration as without_calibration
+from .stacks import RoutedLayers as RoutedLayers
 from .stacks import Stack as Stack
 from .stacks import default_precision as default_precision
 from .stacks import get_stack as get_stack

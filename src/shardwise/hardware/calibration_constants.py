@@ -93,13 +93,16 @@ CONSTANTS: Mapping[str, CalibrationConstant] = {
         "chip", 0.15, 1.0, 0.75, 0.5, False, "rate of collectives between nodes, or pods, over the cards'"
     ),
     "elementwise": CalibrationConstant(
-        "stack", 0.3, 12.0, 2.0, 0.4, True, "bytes that elementwise kernels move over those of fused ones"
+        "stack", 1.0, 12.0, 2.0, 0.4, True, "bytes that elementwise kernels move over those of fused ones"
     ),
     "exposed": CalibrationConstant(
         "stack", 0.0, 1.05, 0.4, 1.0, False, "exposed share of communication that no kernel waits for"
     ),
     "launch_s": CalibrationConstant(
         "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"
+    ),
+    "routing_s": CalibrationConstant(
+        "stack", 1e-4, 5e-2, 4e-3, 0.7, True, "seconds of the host for one pass of a layer with routed experts"
     ),
     "attention": CalibrationConstant(
         "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"
@@ -123,8 +126,8 @@ class Calibration:
     """The constants of a chip under a stack (`CONSTANTS`), two facts about the stack, and the spread of what was predicted.
 
     `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
-    `fused_attention`: scores stay on the chip. `synchronises`: the host waits for the router's counts before it launches
-    the experts' products. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model ("dense",
+    `fused_attention`: scores stay on the chip. `has_capacity`: experts take a fixed number of rows, so that the host does
+    not wait for the router's counts. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model ("dense",
     "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and `spread_notes`, for kinds of which
     it is not the stack's own, why. `source` says what it was fitted to.
     """
@@ -134,7 +137,7 @@ class Calibration:
     loss: str | None = None
     clock: float = 1.0
     fused_attention: bool = True
-    synchronises: bool = True
+    has_capacity: bool = False
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     spread_notes: Mapping[str, str] = field(default_factory=dict)
     source: str = ""

@@ -22,7 +22,7 @@ from shardwise.values.dtypes import BYTES_PER_ELEMENT
 
 OPTIONAL_FIELDS = (
     "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
-    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction",
+    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction", "attention_fraction",
 )  # fmt: skip
 
 
@@ -37,7 +37,8 @@ class Chip:
     `peak_flops_per_s`: FLOP/s without the factor 2 of sparsity, by number format; `memory_bytes`: capacity in bytes ("16 GiB" is
     binary, "80 GB" decimal; sources print GB for both); `memory_bytes_per_s`: its bandwidth, decimal.
     `matmul_fraction` and `memory_fraction` are the shares of the peaks that micro-benchmarks reach; 1.0 where the catalogue has
-    no measurement, and the estimate is then a lower bound. `fp8_matmul_fraction` is that of fp8, where it was measured.
+    no measurement, and the estimate is then a lower bound. `fp8_matmul_fraction` is that of fp8, where it was measured, and
+    `attention_fraction` that of fused attention over the bf16 peak.
     `runtime_bytes` is memory that tensors cannot use. `host_shape`: chips on one host, along the axes of a torus;
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
     data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`:
@@ -69,6 +70,7 @@ class Chip:
     price_usd_per_hour: float | None = None
     price_date: str | None = None
     fp8_matmul_fraction: float | None = None
+    attention_fraction: float | None = None
     base: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -85,7 +87,7 @@ class Chip:
             is_too_low = value is not None and (value < 0 if name == "runtime_bytes" else value <= 0)
             if value is not None and (is_too_low or not value <= MAX_QUANTITY):
                 yield f"{chip}: {name} is {value:g}; a positive number of at most {MAX_QUANTITY:g} is required"
-        for name in ("matmul_fraction", "fp8_matmul_fraction", "memory_fraction"):
+        for name in ("matmul_fraction", "fp8_matmul_fraction", "attention_fraction", "memory_fraction"):
             fraction = getattr(self, name)
             if fraction is not None and not 0 < fraction <= 1:
                 yield f"{chip}: {name} is {fraction:g}; a part of the peak, above 0 and at most 1, is required"
@@ -211,7 +213,8 @@ def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None)
         reader.problems.append(f"{where}: name: found {short_repr(name)}; a text is required")
     readers: dict[str, Callable[[str], Any]] = {
         "host_shape": reader.sizes, "matrix_unit": reader.size, "price_date": reader.text,
-        "matmul_fraction": reader.fraction, "fp8_matmul_fraction": reader.fraction, "memory_fraction": reader.fraction,
+        "matmul_fraction": reader.fraction, "fp8_matmul_fraction": reader.fraction, "attention_fraction": reader.fraction,
+        "memory_fraction": reader.fraction,
         "runtime_bytes": reader.non_negative,
     }  # fmt: skip
     values: dict[str, Any] = {}

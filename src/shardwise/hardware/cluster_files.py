@@ -201,7 +201,7 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
     return Calibration(
         stack=published.stack, constants={**published.constants, **constants}, spread={**published.spread, **spread},
         spread_notes=notes, clock=relative_clock(chip) if clock is None else clock, source=source, loss=loss or published.loss,
-        **{"fused_attention": published.fused_attention, "synchronises": published.synchronises, **flags},
+        **{"fused_attention": published.fused_attention, **flags},
     )  # fmt: skip
 
 

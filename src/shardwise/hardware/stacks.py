@@ -13,12 +13,12 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
 from shardwise.values import BUCKET_BYTES, InputError, IssuePolicy, did_you_mean
-from shardwise.values.issue_policy import Casts
+from shardwise.values.issue_policy import Casts, RouterWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,35 @@ SOFTWARE_PATTERNS = (
 DEFAULT_PRECISION = "bf16"  # if no stack is named, or its users' recipe is unknown
 
 
+# How the host launches a layer with experts: every kernel, waiting for the router's counts; `router`: attention and router are
+# replayed as CUDA graphs; `step`: the whole step is.
+RoutedGraphs = Literal["none", "router", "step"]
+# What an exchange between groups of devices moves of a token: a copy for each of its experts, or one for each group with any of
+# them, which the group distributes (DeepEP, HybridEP).
+Dispatch = Literal["per_expert", "per_group"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedLayers:
+    """How a stack's recipes run layers with experts, on the chips and for the models (a pattern of names) of which they say so."""
+
+    chips: tuple[str, ...] = ()
+    models: str = ""
+    graphs: RoutedGraphs = "none"
+    dispatch: Dispatch = "per_expert"
+    overlaps: bool = False
+    source: str = ""
+
+    def holds(self, chip: str, model: str) -> bool:
+        """Return True if it is of a chip and a model."""
+        return (not self.chips or chip in self.chips) and bool(re.search(self.models, model, re.IGNORECASE))
+
+
+def _routed_layers(entry: Mapping[str, Any]) -> tuple[RoutedLayers, ...]:
+    tables = _inherited(entry, "routed", [])
+    return tuple(RoutedLayers(**{**table, "chips": tuple(table.get("chips", ()))}) for table in tables)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
     """Software stack as its table describes it: its kind, and whether attention writes its scores. `known`: published runs
@@ -153,9 +182,15 @@ class Stack:
     host_s: float = 0.0
     overlaps_tp: bool = False
     casts: Casts = "everywhere"
+    router_weights: RouterWeights = "results"
     precision: str = DEFAULT_PRECISION
     precision_source: str = ""
     is_known: bool = True
+    routed: tuple[RoutedLayers, ...] = ()
+
+    def routed_layers(self, chip: str, model: str) -> RoutedLayers:
+        """Return how the stack's recipes run layers with experts of a model, by name, on a chip: the first that holds."""
+        return next((recipe for recipe in self.routed if recipe.holds(chip, model)), RoutedLayers())
 
     @property
     def overlaps_gradients(self) -> bool:
@@ -168,7 +203,7 @@ class Stack:
     @property
     def policy(self) -> IssuePolicy:
         """Policy of the collectives that the stack issues."""
-        return IssuePolicy(bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts)
+        return IssuePolicy(bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights)
 
     def prior(self, constant: str) -> float:
         """Return the prior of a constant of the stack."""
@@ -193,8 +228,8 @@ def get_stack(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", kind.loss), platforms=tuple(entry.get("platforms", ("GPU",))),
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
-        casts=entry.get("casts", "everywhere"), precision=_inherited(entry, "precision", DEFAULT_PRECISION),
-        precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS,
+        casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"), precision=_inherited(entry, "precision", DEFAULT_PRECISION),
+        precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS, routed=_routed_layers(entry),
     )  # fmt: skip
 
 
@@ -209,10 +244,11 @@ def _stack_entry(name: str) -> Mapping[str, Any]:
     return _stack_tables()[name]
 
 
-def _inherited(entry: Mapping[str, Any], key: str, default: str) -> str:
+def _inherited(entry: Mapping[str, Any], key: str, default: Any) -> Any:
     """Return a value of a stack: its own, or that of the stack that it is `as`."""
-    stated: str | None = entry.get(key)
-    return stated or (_inherited(_stack_tables()[entry["as"]], key, default) if "as" in entry else default)
+    if key in entry:
+        return entry[key]
+    return _inherited(_stack_tables()[entry["as"]], key, default) if "as" in entry else default
 
 
 def default_precision(stack: str | None) -> str:

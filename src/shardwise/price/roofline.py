@@ -15,9 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from shardwise.hardware import Calibration, Chip, Cluster, Stack, get_stack
+from shardwise.hardware import Calibration, Chip, Cluster, RoutedLayers, Stack, get_stack
+from shardwise.hardware.stacks import RoutedGraphs
 from shardwise.model import Job
-from shardwise.values import InputError, IssuePolicy, Value, maximum, where
+from shardwise.values import InputError, IssuePolicy, Value, maximum, minimum, where
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
 # the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.
@@ -31,11 +32,11 @@ SCORE_BYTES = {False: 13.0, True: 17.0}
 # Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
 # whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
 TENSOR_CORE_WIDTH, NO_TENSOR_CORE_FACTOR = 8, 4.0
-# A layer with experts launches several times the kernels that we count (sorts, permutations, counts, padding), and a host that
-# waits for the router's counts pays for each in full.
-# Source: published runs of mixtures of experts without CUDA graphs, 9 to 17 ms for a layer of some 60 kernels forward and
-# backward, and half of that where capacity is fixed; dense models of the same stacks show 10 to 40 us for a kernel.
-ROUTED_LAUNCHES, SYNCHRONISED_LAUNCHES = 6.0, 12.0
+# Share of `routing_s` by what is replayed as CUDA graphs (`RoutedLayers.graphs`), and where the host knows the rows of every expert
+# (fixed capacity), so that it does not wait for the router's counts.
+# Source: published runs of one model and machine with and without (Qwen3 30B and 235B, NeMo 25.09, 25.11 and 26.02).
+ROUTED_HOST_SHARE: Mapping[RoutedGraphs, float] = {"none": 1.0, "router": 0.4, "step": 0.1}
+CAPACITY_SHARE = 0.5
 
 
 class Formula(NamedTuple):
@@ -87,12 +88,14 @@ class Rates:
     loss: Value | None = None
     exposed: Value | None = None
     launch_s: Value = 0.0
+    routing_s: Value = 0.0
     host_s: float = 0.0
     overlaps_gradients: bool = False
     attention: Value = 1.0
     clock: Value = 1.0
     fused_attention: bool = True
-    synchronises: bool = False
+    routed: RoutedLayers = RoutedLayers()
+    has_capacity: bool = False
     is_bound: bool = False
     policy: IssuePolicy = field(default_factory=IssuePolicy)
 
@@ -107,8 +110,9 @@ class Rates:
 
     def flops_per_s(self, dtype: str) -> Value:
         """Return the sustained rate of products of a format."""
-        fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
-        return self.chip.peak(dtype) * self.clock * fraction
+        if dtype == "fp8":
+            return self.chip.peak(dtype) * minimum(self.fp8_matmul_fraction * self.clock, _ceiling(self.chip, "fp8"))
+        return self.chip.peak(dtype) * minimum(self.matmul_fraction * self.clock, _ceiling(self.chip, dtype))
 
     def kernel_s(self, kind: str, dtype: str, work: KernelWork) -> Value:
         """Return the seconds of a kernel; for products and attention the longer of compute and memory time."""
@@ -129,8 +133,9 @@ class Rates:
         return self.elementwise if measured is None else measured
 
     def _fused_s(self, dtype: str, work: KernelWork) -> Value:
-        rate = self.chip.peak(dtype) * self.clock * self.attention_fraction
-        return maximum(work.flops / rate * self.attention, work.num_bytes / self.bytes_per_s)
+        fraction = self.attention_fraction * self.clock / self.attention
+        rate = self.chip.peak(dtype) * minimum(fraction, _attention_ceiling(self.chip))
+        return maximum(work.flops / rate, work.num_bytes / self.bytes_per_s)
 
     def _unfused_s(self, dtype: str, work: KernelWork) -> Value:
         """Return the seconds of unfused attention: products over all scores, masked ones too, and kernels over every score.
@@ -165,10 +170,10 @@ class Rates:
         if self.is_bound:
             return device_s
         gaps_s = num_kernels * self.launch_s
-        if not routed:
+        if not routed or not num_kernels:
             return device_s + gaps_s + self.host_bound_s(device_s, num_kernels, routed=routed)
-        host_s = gaps_s * (SYNCHRONISED_LAUNCHES if self.synchronises else ROUTED_LAUNCHES)
-        return (device_s**2 + host_s**2) ** 0.5
+        host_s = self.routing_s * ROUTED_HOST_SHARE[self.routed.graphs] * (CAPACITY_SHARE if self.has_capacity else 1.0)
+        return ((device_s + gaps_s) ** 2 + host_s**2) ** 0.5
 
     def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Return the seconds of these in which the device waits for its host, while collectives already launched may run."""
@@ -177,11 +182,22 @@ class Rates:
         return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
 
 
+def _ceiling(chip: Chip, dtype: str) -> float:
+    """Return the largest share of a peak that a micro-benchmark of products reached on a chip."""
+    measured = chip.fp8_matmul_fraction if dtype == "fp8" else None
+    return chip.matmul_fraction if measured is None else measured
+
+
+def _attention_ceiling(chip: Chip) -> float:
+    """Return the largest share of the peak that fused attention reached on a chip; that of products where it is not known."""
+    return chip.matmul_fraction if chip.attention_fraction is None else chip.attention_fraction
+
+
 def _is_zero(number: Value) -> bool:
     return isinstance(number, float) and number == 0.0
 
 
-def chip_rates(chip: Chip, calibration: Calibration | None) -> Rates:
+def chip_rates(chip: Chip, calibration: Calibration | None, model: str = "") -> Rates:
     """Return the rates of a chip: its calibration's, or the best that micro-benchmarks reach."""
     if calibration is None:
         fp8 = chip.matmul_fraction if chip.fp8_matmul_fraction is None else chip.fp8_matmul_fraction
@@ -191,7 +207,7 @@ def chip_rates(chip: Chip, calibration: Calibration | None) -> Rates:
         )  # fmt: skip
     return rates_from_constants(
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
-        synchronises=calibration.synchronises, stack=get_stack(calibration.stack),
+        has_capacity=calibration.has_capacity, stack=get_stack(calibration.stack), model=model,
     )  # fmt: skip
 
 
@@ -212,12 +228,12 @@ def loss_kind(cluster: Cluster, job: Job) -> str:
 
 
 def rates_from_constants(
-    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, synchronises: bool, stack: Stack
+    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, has_capacity: bool, stack: Stack, model: str = ""
 ) -> Rates:
     """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped."""
     of_links = ("link_fraction", "network_fraction")
     chip_constants = {name: value for name, value in constants.items() if name not in of_links}
     return Rates(
-        chip=chip, clock=clock, fused_attention=fused_attention, synchronises=synchronises, policy=stack.policy,
+        chip=chip, clock=clock, fused_attention=fused_attention, has_capacity=has_capacity, routed=stack.routed_layers(chip.catalog_name, model), policy=stack.policy,
         host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients, **chip_constants,
     )  # fmt: skip

@@ -18,10 +18,11 @@ from typing import NamedTuple
 from shardwise.derive import ShardedUnit
 from shardwise.derive.low_precision_products import ProductOperand, product_operands, saved_tensor_readers
 from shardwise.model import DEFAULT_OPTIMIZER, Optimizer, Role, density, factor_bytes, get_optimizer, moment_bytes
+from shardwise.model.decoder_block import RETURNED
 from shardwise.model.optimizer_program import element_moments
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step import Kernel, UnitCollective
-from shardwise.values import ZERO, Polynomial, Precision, SymbolValues, Value, bytes_per_element
+from shardwise.values import ZERO, IssuePolicy, Polynomial, Precision, SymbolValues, Value, bytes_per_element
 
 
 class SavedElements(NamedTuple):
@@ -53,11 +54,14 @@ class ProductOperands(NamedTuple):
         return bool(self.operands)
 
 
-def read_products(unit: ShardedUnit) -> ProductOperands:
+def read_products(unit: ShardedUnit, policy: IssuePolicy) -> ProductOperands:
     """Read the product operands and saved tensors of a unit."""
     phases, tensors = unit.phases(), unit.tensors
     operands = product_operands(phases, tensors, unit.saved)
-    return ProductOperands(operands, SavedTensors(unit, operands).saved(unit.saved_by_this_unit_only.items()))
+    saved = unit.saved_by_this_unit_only.items()
+    if policy.router_weights == "activations":
+        saved = [(name, spec) for name, spec in saved if not name.endswith(RETURNED)]
+    return ProductOperands(operands, SavedTensors(unit, operands).saved(saved))
 
 
 class SavedTensors:

@@ -180,6 +180,9 @@ class UnitPricer:
         compute["backward"] = compute["backward"] + weight_s
         launched = {p: self.with_launches_s(parts, p, seconds) for p, seconds in compute.items()}
         comm = self.exposed_activation_s(parts, values, links)
+        if self.rates.routed.overlaps:
+            for phase, seconds in compute.items():
+                self.hide_exchanges(comm, phase, links.per_placement(seconds))
         if self.rates.host_s:
             idle = {p: links.per_placement(self.host_bound_s(parts, p, seconds)) for p, seconds in compute.items()}
             self.hide_behind_host(comm, idle)
@@ -250,6 +253,11 @@ class UnitPricer:
         """Return the seconds of a phase in which the device waits for its host."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.host_bound_s(device_s, num_kernels, routed=parts.routed)
+
+    def hide_exchanges(self, comm: dict[tuple[str, str], Value], phase: str, device_s: Value) -> None:
+        """Subtract from exchanges of routed tokens what runs beside the kernels of another micro-batch."""
+        if (phase, "ep") in comm:
+            comm[phase, "ep"] = maximum(comm[phase, "ep"] - device_s, 0.0)
 
     def hide_behind_host(self, comm: dict[tuple[str, str], Value], idle_s: Mapping[str, Value]) -> None:
         """Subtract from blocking communication what fits into the time that the device waits for its host."""
@@ -348,7 +356,7 @@ class UnitPricer:
         def make() -> Value:
             compute, format_key = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
             count, num_bytes = values.compute_rate_independent((collective.payload,), compute, key=format_key)
-            num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed else 1
+            num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed and self.rates.routed.dispatch == "per_group" else 1
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)
 

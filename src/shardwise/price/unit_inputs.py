@@ -353,7 +353,7 @@ def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -
     return UnitCostInputs(
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
-        read_products(unit), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name), weight_arrays(unit),
+        read_products(unit, policy), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name), weight_arrays(unit),
     )  # fmt: skip
 
 
@@ -366,4 +366,4 @@ def _cached_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) ->
 def derive_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Derive the live sets of a unit that may be the peak."""
     unit_instructions = lower_unit(scheme, name, policy)
-    return maximal_live_sets(unit_instructions, read_products(unit_instructions.unit).operands)
+    return maximal_live_sets(unit_instructions, read_products(unit_instructions.unit, policy).operands)

@@ -24,6 +24,11 @@ BUCKET_BYTES = 25_000_000
 # casts), or `in_products` alone, as Shardwise's own engine does.
 Casts = Literal["everywhere", "in_products"]
 CASTS: tuple[Casts, ...] = get_args(Casts)
+# What the router's weights multiply: the `results` of experts, as Shardwise's own engine does, which are saved for the weights'
+# gradients, or the `activations` before an expert's last product, after which nothing of the results is saved.
+# Source: Megatron-Core 0.12, transformer/moe/experts.py (weighted_bias_swiglu_impl).
+RouterWeights = Literal["results", "activations"]
+ROUTER_WEIGHTS: tuple[RouterWeights, ...] = get_args(RouterWeights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +39,7 @@ class IssuePolicy:
     ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.
     `reduce_each_micro_batch`: in every micro-batch, not in a step's last only. `statistics`: how often the routers' are summed.
     `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows. `casts`: where
-    the operands of narrow products are cast, and so what is moved and kept of them.
+    the operands of narrow products are cast, and so what is moved and kept of them. `router_weights`: what they multiply.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
     >>> IssuePolicy(reduction="per_parameter").max_bucket_bytes
@@ -47,11 +52,13 @@ class IssuePolicy:
     statistics: RouterStatistics = "never"
     noise_scale: bool = False
     casts: Casts = "everywhere"
+    router_weights: RouterWeights = "results"
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(GRADIENT_REDUCTIONS), self.reduction, "reduction")
         lookup(ROUTER_STATISTICS, self.statistics, "statistics")
         lookup(dict.fromkeys(CASTS), self.casts, "casts")
+        lookup(dict.fromkeys(ROUTER_WEIGHTS), self.router_weights, "router_weights")
         raise_problems(
             [] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"]
         )

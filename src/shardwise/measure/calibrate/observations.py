@@ -66,7 +66,7 @@ def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
     def seconds(constants: Constants) -> Value:
         rates = rates_from_constants(
             chip, constants, clock=software.clock, fused_attention=software.fused_attention,
-            synchronises=software.synchronises, stack=software.stack,
+            has_capacity=software.has_capacity, stack=software.stack, model=case.architecture.name,
         )  # fmt: skip
         links = scale_rates(case.cluster.topology, constants["link_fraction"], constants["network_fraction"])
         return pricing.at(rates, links).slowest_s()
@@ -113,7 +113,7 @@ class BenchmarkTarget:
         """Return the rates of the chip at the constants."""
         return rates_from_constants(
             self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention,
-            synchronises=True, stack=self.stack,
+            has_capacity=False, stack=self.stack,
         )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ class CalibrationRuns(NamedTuple):
 
 def run_from_log(name: str, problem: Problem, layout: Layout, stack: Stack, step_time_s: float) -> PricedRun:
     """Return a run from its launch and its log, which leave nothing to guess."""
-    software = RowSoftware(stack=stack, fused_attention=not stack.unfused_attention, synchronises=True, clock=1.0)
+    software = RowSoftware(stack=stack, fused_attention=not stack.unfused_attention, has_capacity=False, clock=1.0)
     case = RunCase(
         architecture=problem.architecture, cluster=without_calibration(problem.cluster), job=problem.job,
         layout=layout_as_run(stack, layout), software=software, recomputes=(layout.recompute,), approximations=(),

@@ -172,7 +172,7 @@ class RowSoftware:
 
     stack: Stack
     fused_attention: bool
-    synchronises: bool
+    has_capacity: bool
     clock: float
 
     def calibration(self, chip: Chip) -> Calibration:
@@ -182,7 +182,7 @@ class RowSoftware:
     def apply_to(self, calibration: Calibration) -> Calibration:
         """Return a calibration with what the row states."""
         return replace(
-            calibration, clock=self.clock, fused_attention=self.fused_attention, synchronises=self.synchronises
+            calibration, clock=self.clock, fused_attention=self.fused_attention, has_capacity=self.has_capacity
         )
 
 
@@ -192,5 +192,5 @@ def read_software(cells: RowCells, clock: float) -> RowSoftware:
     flash_attention, routing_text = cells.flag("flash_attn"), cells.text("model") + cells.text("notes")
     return RowSoftware(
         stack=stack, fused_attention=not stack.unfused_attention if flash_attention is None else flash_attention,
-        synchronises=not re.search(r"token-?drop|capacity", routing_text), clock=clock,
+        has_capacity=bool(re.search(r"token-?drop|capacity", routing_text)), clock=clock,
     )  # fmt: skip

@@ -265,7 +265,9 @@ def read_recomputes(cells: RowCells) -> tuple[str, ...]:
         if is_partly_recomputed(cells):
             return ("full",)
         return ("alternate" if "per-op" in detail else "selective", "full")
-    return (stated,) if stated else tuple(POLICIES)
+    if stated:
+        return (stated,)
+    return ("none", "moe_act", "layernorm+moe_act", "selective", "full") if cells.size("n_experts") else tuple(POLICIES)
 
 
 def is_partly_recomputed(cells: RowCells) -> bool:
