@@ -29,6 +29,7 @@ from .network.topology import collective_s as collective_s
 from .network.torus import Torus as Torus
 from .published_constants import published_calibration as published_calibration
 from .published_constants import with_calibration as with_calibration
+from .published_constants import with_ideal_constants as with_ideal_constants
 from .published_constants import with_published_constants as with_published_constants
 from .published_constants import without_calibration as without_calibration
 from .stacks import RoutedLayers as RoutedLayers

@@ -1,6 +1,6 @@
 """Fractions of the ideal that a chip and a software stack reach: the constants that measurements fit, with priors and bounds.
 
-Eight constants belong to a chip and its network, four to a stack. Each has a physical meaning, bounds, a prior and the
+Eight constants belong to a chip and its network, five to a stack. Each has a physical meaning, bounds, a prior and the
 prior's width (`CONSTANTS`). A `Calibration` has one value of each. The step time of a cluster with a calibration is a
 prediction; without one it is a lower bound, at the rates of micro-benchmarks.
 """
@@ -102,12 +102,18 @@ CONSTANTS: Mapping[str, CalibrationConstant] = {
         "stack", 2e-7, 1e-3, 12e-6, 0.7, True, "seconds between one kernel and the next"
     ),
     "routing_s": CalibrationConstant(
-        "stack", 1e-4, 5e-2, 4e-3, 0.7, True, "seconds of the host for one pass of a layer with routed experts"
+        "stack", 1e-4, 5e-2, 6e-3, 0.7, True, "seconds of the host for one pass of a layer with routed experts"
     ),
     "attention": CalibrationConstant(
         "stack", 0.2, 6.0, 1.0, 0.4, True, "time of its attention kernels over that of the chip's usual ones"
     ),
 }  # fmt: skip
+
+# All constants where nothing is lost: no measurement is faster, since rates end at what micro-benchmarks reached
+# (`price.roofline.Rates`, `scale_rates`).
+IDEAL_CONSTANTS: Mapping[str, float] = {
+    name: constant.high if name.endswith("fraction") else constant.low for name, constant in CONSTANTS.items()
+}
 
 # Constants that benchmarks of the machine itself can fit (`bench machine`), and published runs cannot: without them these kernels
 # are priced as other elementwise ones. On a CPU they differ: these stream from memory or take exponentials, others run in caches.
@@ -126,10 +132,11 @@ class Calibration:
     """The constants of a chip under a stack (`CONSTANTS`), two facts about the stack, and the spread of what was predicted.
 
     `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
-    `fused_attention`: scores stay on the chip. `has_capacity`: experts take a fixed number of rows, so that the host does
-    not wait for the router's counts. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model ("dense",
-    "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and `spread_notes`, for kinds of which
-    it is not the stack's own, why. `source` says what it was fitted to.
+    `fused_attention`: scores stay on the chip. `has_capacity`: experts take a fixed number of rows, so that the host does not
+    wait for the router's counts. `is_measured`: fitted to measurements of this very cluster, whose rates may exceed the best
+    that others published; else they end there. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model
+    ("dense", "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and `spread_notes`, for kinds
+    of which it is not the stack's own, why. `source` says what it was fitted to.
     """
 
     stack: str
@@ -138,6 +145,7 @@ class Calibration:
     clock: float = 1.0
     fused_attention: bool = True
     has_capacity: bool = False
+    is_measured: bool = False
     spread: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     spread_notes: Mapping[str, str] = field(default_factory=dict)
     source: str = ""
@@ -188,7 +196,7 @@ class Calibration:
 def unscale_rates(topology: Topology, link_fraction: float, network_fraction: float) -> Topology:
     """Return the network from which `scale_rates` made this one, with fractions of 1: the original fractions are not kept."""
     if isinstance(topology, Switched):
-        return scale_rates(topology, 1.0, 1.0)
+        return Switched(tiers=tuple(replace(tier, fraction=1.0) for tier in topology.tiers))
     return scale_rates(topology, 1.0 / link_fraction, 1.0 / network_fraction)
 
 

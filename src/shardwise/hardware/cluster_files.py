@@ -185,7 +185,7 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
         reader.add_problem("calibration", "a table with a stack and constants")
         return None
     num_problems, where = len(reader.problems), f"{reader.where}: calibration"
-    table = TableReader(where, raw, CALIBRATION_KEYS, reader.problems)
+    table = TableReader(where, raw, (*CALIBRATION_KEYS, "synchronises"), reader.problems)
     constants = _read_constants(table)
     spread = _read_spread(table)
     clock = (
@@ -193,7 +193,9 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
         if "clock" in raw
         else None
     )
-    flags = {name: table.flag(name) for name in ("fused_attention", "synchronises") if name in raw}
+    flags = {name: table.flag(name) for name in ("fused_attention", "has_capacity", "is_measured") if name in raw}
+    if "synchronises" in raw:  # the name in files that were written before 2026-11-28
+        flags["has_capacity"] = not table.flag("synchronises")
     source, notes, loss = table.text("source", reader.where), table.text_table("spread_notes"), _read_loss(table)
     published = _published_calibration(table, chip)
     if len(reader.problems) > num_problems or published is None or chip is None:
@@ -201,7 +203,7 @@ def read_calibration(reader: TableReader, chip: Chip | None) -> Calibration | No
     return Calibration(
         stack=published.stack, constants={**published.constants, **constants}, spread={**published.spread, **spread},
         spread_notes=notes, clock=relative_clock(chip) if clock is None else clock, source=source, loss=loss or published.loss,
-        **{"fused_attention": published.fused_attention, **flags},
+        **{"fused_attention": published.fused_attention, "is_measured": bool(constants), **flags},
     )  # fmt: skip
 
 

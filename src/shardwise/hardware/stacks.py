@@ -143,7 +143,11 @@ Dispatch = Literal["per_expert", "per_group"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedLayers:
-    """How a stack's recipes run layers with experts, on the chips and for the models (a pattern of names) of which they say so."""
+    """How a stack's recipes run layers with experts.
+
+    They say so of `chips`, all if empty, and of `models`, a pattern of names. `overlaps`: exchanges of tokens run beside the
+    kernels of another micro-batch.
+    """
 
     chips: tuple[str, ...] = ()
     models: str = ""
@@ -203,7 +207,9 @@ class Stack:
     @property
     def policy(self) -> IssuePolicy:
         """Policy of the collectives that the stack issues."""
-        return IssuePolicy(bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights)
+        return IssuePolicy(
+            bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights
+        )
 
     def prior(self, constant: str) -> float:
         """Return the prior of a constant of the stack."""
@@ -228,8 +234,9 @@ def get_stack(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", kind.loss), platforms=tuple(entry.get("platforms", ("GPU",))),
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
-        casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"), precision=_inherited(entry, "precision", DEFAULT_PRECISION),
-        precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS, routed=_routed_layers(entry),
+        casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"),
+        precision=_inherited(entry, "precision", DEFAULT_PRECISION), routed=_routed_layers(entry),
+        precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS,
     )  # fmt: skip
 
 

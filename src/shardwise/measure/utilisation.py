@@ -154,9 +154,12 @@ def _kernel_losses(plan: Plan, at_peak_s: float) -> Iterator[tuple[str, float]]:
         yield "kernels, beyond their FLOPs at the peak", compute_s - at_peak_s
         return
     idealised, remaining_s = replace(calibration, clock=max(calibration.clock, 1.0)), compute_s
+    # What is lost counts from the peak, not from the best that was measured.
+    chip = replace(plan.cluster.chip, matmul_fraction=1.0, fp8_matmul_fraction=1.0, attention_fraction=1.0)
+    cluster = replace(plan.cluster, chip=chip)
     for name, ideal in IDEAL_CONSTANTS.items():
         idealised, previous_s = replace(idealised, constants={**idealised.constants, **ideal}), remaining_s
-        remaining_s = _compute_s(replace(plan, cluster=with_calibration(plan.cluster, idealised)), reprice=True)
+        remaining_s = _compute_s(replace(plan, cluster=with_calibration(cluster, idealised)), reprice=True)
         yield name, previous_s - remaining_s
     yield REST_OF_KERNELS, remaining_s - at_peak_s
 

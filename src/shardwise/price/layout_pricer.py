@@ -226,6 +226,6 @@ def _distinct_stages(stages: Sequence[StageCosts]) -> list[StageCosts]:
 def term_context(cluster: Cluster, job: Job, layout: Layout) -> TermContext:
     """Return the facts that the wording of a layout's terms depends on."""
     return TermContext(
-        chip_rates(cluster.chip, cluster.calibration, architecture.name), get_precision(job.precision), get_loss_kernel(loss_kind(cluster, job)),
+        chip_rates(cluster.chip, cluster.calibration), get_precision(job.precision), get_loss_kernel(loss_kind(cluster, job)),
         layout.schedule, job.overlap_convention,
     )  # fmt: skip

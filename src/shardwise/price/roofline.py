@@ -32,8 +32,8 @@ SCORE_BYTES = {False: 13.0, True: 17.0}
 # Tensor cores take heads whose width is a multiple of 8; other units reach a quarter of the rate. Source: NVIDIA A100
 # whitepaper: 312 TFLOP/s in fp16 on tensor cores, 78 without them.
 TENSOR_CORE_WIDTH, NO_TENSOR_CORE_FACTOR = 8, 4.0
-# Share of `routing_s` by what is replayed as CUDA graphs (`RoutedLayers.graphs`), and where the host knows the rows of every expert
-# (fixed capacity), so that it does not wait for the router's counts.
+# Share of `routing_s` by what is replayed as CUDA graphs (`RoutedLayers.graphs`), and where the host knows the rows of every
+# expert (fixed capacity), so that it does not wait for the router's counts.
 # Source: published runs of one model and machine with and without (Qwen3 30B and 235B, NeMo 25.09, 25.11 and 26.02).
 ROUTED_HOST_SHARE: Mapping[RoutedGraphs, float] = {"none": 1.0, "router": 0.4, "step": 0.1}
 CAPACITY_SHARE = 0.5
@@ -51,7 +51,7 @@ _ROOFLINE = "Williams, Waterman and Patterson 2009, Roofline, CACM 52(4)"
 _BOUND = Formula("Σ max(FLOPs / matmul rate, bytes / memory rate)", "bytes of state / memory rate", _ROOFLINE)
 _PREDICTION = Formula(
     "(device + kernels · launch_s), or kernels · host_s where that is longer: device = Σ max(FLOPs / rate · shape, bytes / "
-    "memory rate), elementwise bytes several times; with experts √(device² + host²), the host several launches a kernel",
+    "memory rate), elementwise bytes several times; with experts √(device² + routing_s²)",
     "elementwise · bytes of state / memory rate",
     f"{_ROOFLINE}; NVIDIA, Matrix Multiplication Background User's Guide (shape); constants of the calibration, docs/accuracy.md",
 )
@@ -94,9 +94,10 @@ class Rates:
     attention: Value = 1.0
     clock: Value = 1.0
     fused_attention: bool = True
-    routed: RoutedLayers = RoutedLayers()
+    routed: RoutedLayers = field(default_factory=RoutedLayers)
     has_capacity: bool = False
     is_bound: bool = False
+    is_limited: bool = True
     policy: IssuePolicy = field(default_factory=IssuePolicy)
 
     @property
@@ -106,13 +107,16 @@ class Rates:
 
     @property
     def bytes_per_s(self) -> Value:
-        return self.chip.memory_bytes_per_s * self.memory_fraction
+        return self.chip.memory_bytes_per_s * self._limited(self.memory_fraction, self.chip.memory_fraction)
 
     def flops_per_s(self, dtype: str) -> Value:
         """Return the sustained rate of products of a format."""
-        if dtype == "fp8":
-            return self.chip.peak(dtype) * minimum(self.fp8_matmul_fraction * self.clock, _ceiling(self.chip, "fp8"))
-        return self.chip.peak(dtype) * minimum(self.matmul_fraction * self.clock, _ceiling(self.chip, dtype))
+        fraction = self.fp8_matmul_fraction if dtype == "fp8" else self.matmul_fraction
+        return self.chip.peak(dtype) * self._limited(fraction * self.clock, _ceiling(self.chip, dtype))
+
+    def _limited(self, fraction: Value, ceiling: float) -> Value:
+        """Return a share of a peak, at most what the best micro-benchmark reached where the constants are limited to that."""
+        return minimum(fraction, ceiling) if self.is_limited and not self.is_bound else fraction
 
     def kernel_s(self, kind: str, dtype: str, work: KernelWork) -> Value:
         """Return the seconds of a kernel; for products and attention the longer of compute and memory time."""
@@ -134,7 +138,7 @@ class Rates:
 
     def _fused_s(self, dtype: str, work: KernelWork) -> Value:
         fraction = self.attention_fraction * self.clock / self.attention
-        rate = self.chip.peak(dtype) * minimum(fraction, _attention_ceiling(self.chip))
+        rate = self.chip.peak(dtype) * self._limited(fraction, _attention_ceiling(self.chip))
         return maximum(work.flops / rate, work.num_bytes / self.bytes_per_s)
 
     def _unfused_s(self, dtype: str, work: KernelWork) -> Value:
@@ -160,19 +164,24 @@ class Rates:
             return shape
         return shape / self.grouped_fraction * (1.0 + TILE_ROWS / 2 / work.group_rows)
 
-    def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+    def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool, host_share: float = 1.0) -> Value:
         """Return the seconds of kernels as a host launches them: with a gap after each, and the time that the device
         waits for the host.
 
         `routed`: a router and its experts are among them; then it is the slower of device and host, and more where both
-        are as slow.
+        are as slow. `host_share`: of the kernels of a forward pass; those of a selective recompute are fewer.
         """
         if self.is_bound:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed or not num_kernels:
             return device_s + gaps_s + self.host_bound_s(device_s, num_kernels, routed=routed)
-        host_s = self.routing_s * ROUTED_HOST_SHARE[self.routed.graphs] * (CAPACITY_SHARE if self.has_capacity else 1.0)
+        host_s = (
+            self.routing_s
+            * host_share
+            * ROUTED_HOST_SHARE[self.routed.graphs]
+            * (CAPACITY_SHARE if self.has_capacity else 1.0)
+        )
         return ((device_s + gaps_s) ** 2 + host_s**2) ** 0.5
 
     def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
@@ -204,10 +213,12 @@ def chip_rates(chip: Chip, calibration: Calibration | None, model: str = "") -> 
         return Rates(
             chip=chip, matmul_fraction=chip.matmul_fraction, fp8_matmul_fraction=fp8,
             attention_fraction=chip.matmul_fraction, memory_fraction=chip.memory_fraction, is_bound=True,
+            routed=RoutedLayers(dispatch="per_group"),
         )  # fmt: skip
     return rates_from_constants(
         chip, calibration.constants, clock=calibration.clock, fused_attention=calibration.fused_attention,
         has_capacity=calibration.has_capacity, stack=get_stack(calibration.stack), model=model,
+        is_limited=not calibration.is_measured,
     )  # fmt: skip
 
 
@@ -228,12 +239,22 @@ def loss_kind(cluster: Cluster, job: Job) -> str:
 
 
 def rates_from_constants(
-    chip: Chip, constants: Mapping[str, Value], *, clock: float, fused_attention: bool, has_capacity: bool, stack: Stack, model: str = ""
+    chip: Chip,
+    constants: Mapping[str, Value],
+    *,
+    clock: float,
+    fused_attention: bool,
+    has_capacity: bool,
+    stack: Stack,
+    model: str = "",
+    is_limited: bool = True,
 ) -> Rates:
     """Return the rates at given constants by name, numbers or arrays; constants of links are the network's and dropped."""
     of_links = ("link_fraction", "network_fraction")
     chip_constants = {name: value for name, value in constants.items() if name not in of_links}
     return Rates(
-        chip=chip, clock=clock, fused_attention=fused_attention, has_capacity=has_capacity, routed=stack.routed_layers(chip.catalog_name, model), policy=stack.policy,
+        chip=chip, clock=clock, fused_attention=fused_attention, has_capacity=has_capacity, policy=stack.policy,
+        is_limited=is_limited,
+        routed=stack.routed_layers(chip.catalog_name, model),
         host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients, **chip_constants,
     )  # fmt: skip

@@ -58,9 +58,12 @@ def read_products(unit: ShardedUnit, policy: IssuePolicy) -> ProductOperands:
     """Read the product operands and saved tensors of a unit."""
     phases, tensors = unit.phases(), unit.tensors
     operands = product_operands(phases, tensors, unit.saved)
-    saved = unit.saved_by_this_unit_only.items()
-    if policy.router_weights == "activations":
-        saved = [(name, spec) for name, spec in saved if not name.endswith(RETURNED)]
+    drops_results = policy.router_weights == "activations"
+    saved = [
+        (name, spec)
+        for name, spec in unit.saved_by_this_unit_only.items()
+        if not (drops_results and name.endswith(RETURNED))
+    ]
     return ProductOperands(operands, SavedTensors(unit, operands).saved(saved))
 
 

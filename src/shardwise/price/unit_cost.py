@@ -181,8 +181,8 @@ class UnitPricer:
         launched = {p: self.with_launches_s(parts, p, seconds) for p, seconds in compute.items()}
         comm = self.exposed_activation_s(parts, values, links)
         if self.rates.routed.overlaps:
-            for phase, seconds in compute.items():
-                self.hide_exchanges(comm, phase, links.per_placement(seconds))
+            for phase, device_s in compute.items():
+                self.hide_exchanges(comm, phase, links.per_placement(device_s))
         if self.rates.host_s:
             idle = {p: links.per_placement(self.host_bound_s(parts, p, seconds)) for p, seconds in compute.items()}
             self.hide_behind_host(comm, idle)
@@ -225,7 +225,10 @@ class UnitPricer:
     def with_launches_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
         """Return the seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        return self.rates.with_launches_s(device_s, num_kernels, routed=parts.routed)
+        share = 1.0
+        if phase == "recompute":
+            share = num_kernels / max(sum(kernel.phase == "forward" for kernel in parts.kernels), 1)
+        return self.rates.with_launches_s(device_s, num_kernels, routed=parts.routed, host_share=share)
 
     def exposed_activation_s(
         self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
@@ -356,7 +359,10 @@ class UnitPricer:
         def make() -> Value:
             compute, format_key = partial(self.payloads, collective, width, values), (width, self.max_bucket_elements)
             count, num_bytes = values.compute_rate_independent((collective.payload,), compute, key=format_key)
-            num_bytes, rows = links.per_placement(num_bytes), values["k"] if routed and self.rates.routed.dispatch == "per_group" else 1
+            num_bytes, rows = (
+                links.per_placement(num_bytes),
+                values["k"] if routed and self.rates.routed.dispatch == "per_group" else 1,
+            )
             seconds = collective_s(collective.kind, collective.axes, num_bytes, links, rows)
             return scale_by_count(links.per_placement(count), seconds)
 

@@ -353,7 +353,8 @@ def derive_cost_inputs(scheme: ShardingScheme, name: str, policy: IssuePolicy) -
     return UnitCostInputs(
         tuple(replace(kernel, steps=()) for kernel in kernels),
         tuple(replace(collective, derived=(), counts_rows_of=None) for collective in unit_instructions.collectives),
-        read_products(unit, policy), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name), weight_arrays(unit),
+        read_products(unit, policy), weight_grad_inputs(unit, kernels), routes_tokens(scheme.structure, name),
+        weight_arrays(unit),
     )  # fmt: skip
 
 

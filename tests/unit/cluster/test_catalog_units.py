@@ -28,7 +28,8 @@ MEANING = {
 }  # fmt: skip
 # Numbers without a unit that a source could print otherwise; the rest of a chip's fields are names and shapes.
 PLAIN = {
-    "matmul_fraction", "fp8_matmul_fraction", "memory_fraction", "matrix_unit", "host_shape", "name", "vendor", "sources",
+    "matmul_fraction", "fp8_matmul_fraction", "attention_fraction", "memory_fraction",
+    "matrix_unit", "host_shape", "name", "vendor", "sources",
     "price_date",
 }  # fmt: skip
 RACK = 72  # GPUs of a GB200 or GB300 NVL72

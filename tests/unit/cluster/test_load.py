@@ -448,7 +448,7 @@ KEY = st.sampled_from(
 )  # fmt: skip
 PAIRS = st.dictionaries(KEY, ODD, max_size=6)
 CALIBRATION = st.dictionaries(
-    st.sampled_from(["stack", "constants", "clock", "fused_attention", "synchronises", "spread", "source", "odd"]),
+    st.sampled_from(["stack", "constants", "clock", "fused_attention", "has_capacity", "spread", "source", "odd"]),
     ODD, max_size=4,
 )  # fmt: skip
 

@@ -31,7 +31,7 @@ def some_calibration(chip: str) -> Calibration:
         for number, (name, one) in enumerate(CONSTANTS.items())
     }
     return replace(
-        shipped, constants=constants, clock=1 / 1.3, fused_attention=False, synchronises=False,
+        shipped, constants=constants, clock=1 / 1.3, fused_attention=False, has_capacity=True,
         spread={"dense": (0.91234567, 1.1), "moe": (0.7, 1.0)}, source='of "us", C:\\runs\n2026',
     )  # fmt: skip
 

@@ -65,7 +65,8 @@ def test_backward_traffic_hides_beside_the_products_of_weight_gradients() -> Non
 
 
 def test_traffic_that_is_longer_than_those_products_hides_in_part() -> None:
-    fast = replace(RATES, matmul_fraction=RATES.matmul_fraction * 20)
+    peaks = {dtype: peak * 20 for dtype, peak in RATES.chip.peak_flops_per_s.items()}
+    fast = replace(RATES, chip=replace(RATES.chip, peak_flops_per_s=peaks))
     apart, beside = block_at(fast), block_at(replace(fast, overlaps_gradients=True))
     assert 0 < apart.weight_s < apart.backward_traffic_s["tp"] * 2 / 3
     assert apart.backward_traffic_s["tp"] - beside.backward_traffic_s["tp"] == pytest.approx(apart.weight_s)

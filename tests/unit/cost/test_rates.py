@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.switches import all_to_all_seconds_per_byte
 from shardwise.hardware.published_constants import published_calibration, with_calibration
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware.stacks import RoutedLayers, get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -22,10 +23,9 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.price.roofline import (
     ALIGNED_ELEMENTS,
+    CAPACITY_SHARE,
     MISALIGNED_FACTOR,
-    ROUTED_LAUNCHES,
     SCORE_BYTES,
-    SYNCHRONISED_LAUNCHES,
     KernelWork,
     chip_rates,
 )
@@ -88,9 +88,12 @@ def test_attention_that_writes_its_scores_moves_them_and_computes_the_masked_one
 def test_gaps_add_up_but_a_slow_host_hides_the_device() -> None:
     gaps = 100 * CALIBRATION["launch_s"]
     assert RATES.with_launches_s(1.0, 100, routed=False) == pytest.approx(1.0 + gaps)
-    assert RATES.with_launches_s(0.0, 100, routed=True) == pytest.approx(gaps * SYNCHRONISED_LAUNCHES)
-    dropping = replace(RATES, synchronises=False)
-    assert dropping.with_launches_s(0.0, 100, routed=True) == pytest.approx(gaps * ROUTED_LAUNCHES)
+    stalled = CALIBRATION["routing_s"]
+    assert RATES.with_launches_s(0.0, 100, routed=True) == pytest.approx(math.hypot(gaps, stalled))
+    dropping = replace(RATES, has_capacity=True)
+    assert dropping.with_launches_s(0.0, 100, routed=True) == pytest.approx(math.hypot(gaps, stalled * CAPACITY_SHARE))
+    replayed = replace(RATES, routed=RoutedLayers(graphs="router"))
+    assert replayed.with_launches_s(0.0, 100, routed=True) < RATES.with_launches_s(0.0, 100, routed=True)
 
 
 def test_devices_wait_for_a_host_that_takes_longer() -> None:

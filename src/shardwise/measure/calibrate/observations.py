@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardwise.hardware import CONSTANTS, Cluster, GroupLinks, Stack, collective_s
-from shardwise.hardware.calibration_constants import scale_rates
+from shardwise.hardware.calibration_constants import IDEAL_CONSTANTS, scale_rates
 from shardwise.hardware.toml_tables import TableReader
 from shardwise.layout import cuts_by_axis, default_placement
 from shardwise.layout.placement import ATOMIC_AXES, PLACED_AXES
@@ -58,15 +58,18 @@ class Observation:
         return CONSTANTS[name].prior if CONSTANTS[name].owner == "chip" else self.stack.prior(name)
 
 
-def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
-    """Return the step time of a run as a function of the constants; what does not depend on them is computed once."""
+def step_time_function(case: RunCase, *, is_limited: bool = True) -> Callable[[Constants], Value]:
+    """Return the step time of a run as a function of the constants; what does not depend on them is computed once.
+
+    `is_limited`: no rate exceeds the best published micro-benchmark.
+    """
     pricing = Pricing(Problem(case.architecture, case.cluster, case.job), case.layout)
     software, chip = case.software, case.cluster.chip
 
     def seconds(constants: Constants) -> Value:
         rates = rates_from_constants(
             chip, constants, clock=software.clock, fused_attention=software.fused_attention,
-            has_capacity=software.has_capacity, stack=software.stack, model=case.architecture.name,
+            has_capacity=software.has_capacity, stack=software.stack, model=case.architecture.name, is_limited=is_limited,
         )  # fmt: skip
         links = scale_rates(case.cluster.topology, constants["link_fraction"], constants["network_fraction"])
         return pricing.at(rates, links).slowest_s()
@@ -74,10 +77,10 @@ def step_time_function(case: RunCase) -> Callable[[Constants], Value]:
     return seconds
 
 
-def run_observation(case: RunCase, measured_s: float, weight: float = 1.0) -> Observation:
+def run_observation(case: RunCase, measured_s: float, weight: float = 1.0, *, is_limited: bool = True) -> Observation:
     """Return the observation of a training run."""
     return Observation(
-        chip=case.cluster.chip.name, stack=case.software.stack, seconds=step_time_function(case), measured_s=measured_s,
+        chip=case.cluster.chip.name, stack=case.software.stack, seconds=step_time_function(case, is_limited=is_limited), measured_s=measured_s,
         weight=weight,
     )  # fmt: skip
 
@@ -90,10 +93,6 @@ BENCH_SIGMA = 0.03
 # Below this a kernel's time is its launch and its last wave: a launch is 5 to 15 microseconds (`CONSTANTS`), which would be
 # attributed to a rate.
 SHORTEST_S = 5e-5
-# All constants where nothing is lost: no measurement is faster.
-IDEAL_CONSTANTS = {
-    name: constant.high if name.endswith("fraction") else constant.low for name, constant in CONSTANTS.items()
-} | {"attention_fraction": 1.0}
 # What the verb `bench` notes beside: the spread of repetitions, their number, where they ran.
 NOTED_KEYS = ("low", "high", "repeats", "machine")
 COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send_recv")
@@ -113,7 +112,7 @@ class BenchmarkTarget:
         """Return the rates of the chip at the constants."""
         return rates_from_constants(
             self.cluster.chip, constants, clock=self.clock, fused_attention=not self.stack.unfused_attention,
-            has_capacity=False, stack=self.stack,
+            has_capacity=False, stack=self.stack, is_limited=False,
         )  # fmt: skip
 
 
@@ -168,7 +167,7 @@ def _parse_line(where: str, line: str, target: BenchmarkTarget, problems: list[s
     name, price = read_price(reader, target)
     if len(problems) > num_problems:
         return None
-    fastest_s = float(price(IDEAL_CONSTANTS))
+    fastest_s = float(price({**IDEAL_CONSTANTS, "attention_fraction": 1.0}))
     if table["bench"] in ("matmul", "memory") and seconds < fastest_s:
         reader.add_problem("seconds", f"{fastest_s:.3g} or more, what {target.cluster.chip.name} takes at its peak,")
         return None

@@ -179,7 +179,7 @@ class UserClusterFit:
         """Return the fitted constants with the clock and the facts about the stack at which they were fitted."""
         shipped = published_calibration(self._chip, self.stack)
         return replace(
-            shipped, constants={shift.name: shift.after for shift in self.constants}, spread=self.spread, source=source,
+            shipped, is_measured=bool(self.benches), constants={shift.name: shift.after for shift in self.constants}, spread=self.spread, source=source,
             spread_notes={}, clock=relative_clock(self.user_cluster.nominal.chip),
         )  # fmt: skip
 
@@ -214,7 +214,7 @@ def fit_user_cluster(
 ) -> UserClusterFit:  # fmt: skip
     """Fit the constants to rows, to runs read from logs and to a file of micro-benchmarks; priors from published runs.
     Raises `InputError` if none of them can be used."""
-    runs, matched_stack, skipped = select_runs(rows, user_cluster, stack, logged)
+    runs, matched_stack, skipped = select_runs(rows, user_cluster, stack, logged, is_limited=bench_path is None)
     stack = matched_stack or stack or match_stack("")
     progress(f"{len(runs)} runs read")
     target = BenchmarkTarget(cluster=user_cluster.nominal, stack=stack, clock=relative_clock(user_cluster.nominal.chip))

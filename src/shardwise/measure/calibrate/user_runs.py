@@ -95,10 +95,15 @@ def run_from_log(name: str, problem: Problem, layout: Layout, stack: Stack, step
 
 
 def select_runs(
-    rows: Sequence[RunRow], user_cluster: MeasuredCluster, stack: Stack | None, logged: Sequence[PricedRun] = ()
+    rows: Sequence[RunRow],
+    user_cluster: MeasuredCluster,
+    stack: Stack | None,
+    logged: Sequence[PricedRun] = (),
+    *,
+    is_limited: bool = True,
 ) -> CalibrationRuns:
     """Select the rows, and the runs read from logs, that measure a cluster. `stack` is that of all runs; None takes the
-    stack of most of them and skips the others."""
+    stack of most of them and skips the others. `is_limited`: no rate exceeds the best published micro-benchmark."""
     usable: list[PricedRun] = []
     skipped: Counter[str] = Counter()
     for candidate in (*logged, *(_price_row(row, user_cluster) for row in rows)):
@@ -115,7 +120,9 @@ def select_runs(
         skipped.update(f"of another stack, {run.case.software.stack.name}" for run in other_stack_runs)
         usable = [run for run in usable if run not in other_stack_runs]
     weights = duplicate_weights(run.row for run in usable)
-    runs = tuple(_to_run(run, user_cluster, stack, weights[run.row.dup_group]) for run in usable if stack)
+    runs = tuple(
+        _to_run(run, user_cluster, stack, weights[run.row.dup_group], is_limited=is_limited) for run in usable if stack
+    )
     return CalibrationRuns(runs, stack, skipped)
 
 
@@ -138,7 +145,9 @@ def _price_row(row: RunRow, user_cluster: MeasuredCluster) -> PricedRun | str:
     return PricedRun(row, row.step_time_s, prediction.case) if isinstance(prediction, Prediction) else prediction.kind
 
 
-def _to_run(run: PricedRun, user_cluster: MeasuredCluster, stack: Stack, weight: float) -> CalibrationRun:
+def _to_run(
+    run: PricedRun, user_cluster: MeasuredCluster, stack: Stack, weight: float, *, is_limited: bool
+) -> CalibrationRun:
     flash_attention = run.row.cells.flag("flash_attn")
     software = replace(
         run.case.software, stack=stack,
@@ -150,7 +159,9 @@ def _to_run(run: PricedRun, user_cluster: MeasuredCluster, stack: Stack, weight:
         topology=_user_network(run.case.cluster.topology, user_cluster)
     ))  # fmt: skip
     kind = "moe" if case.architecture.num_experts else "dense"
-    return CalibrationRun(id=run.row.id, kind=kind, observation=run_observation(case, run.measured_s, weight))
+    return CalibrationRun(
+        id=run.row.id, kind=kind, observation=run_observation(case, run.measured_s, weight, is_limited=is_limited)
+    )
 
 
 def _user_chip(stated: Chip, user_cluster: MeasuredCluster) -> Chip:

@@ -224,7 +224,7 @@ class MachineFit:
         published = published_calibration("", get_stack(STACK))
         moe_spread = published.spread["moe"]
         return Calibration(
-            stack=STACK, constants=self.constants(), source=self.machine.source, loss=published.loss,
+            stack=STACK, constants=self.constants(), source=self.machine.source, loss=published.loss, is_measured=True,
             spread={"dense": spread, "moe": (min(moe_spread[0], spread[0]), max(moe_spread[1], spread[1]))},
         )  # fmt: skip
 

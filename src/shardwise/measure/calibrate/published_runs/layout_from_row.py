@@ -28,7 +28,8 @@ from typing import Any
 from shardwise.layout import Layout
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
-from shardwise.model import POLICIES, Architecture, Job
+from shardwise.model import POLICIES, Architecture, Job, policy_names
+from shardwise.model.recompute_policies import MODULES
 from shardwise.pipeline import get_schedule, natural_schedule
 from shardwise.pipeline.registry import schedule_names_by_alias
 from shardwise.values import PRECISIONS
@@ -253,21 +254,33 @@ def typical_virtual_stages(num_layers: int, pp: int, num_micro_batches: int) -> 
     return next((v for v in range(num_layers // (2 * pp), 1, -1) if any(n % (pp * v) == 0 for n in layer_counts)), 1)
 
 
+# Of a mixture of experts that does not state it, from the least recomputation on: recipes first discard what experts need.
+# Source: Megatron-Bridge 0.2.0 to 0.4.0, scripts/performance/configs (recompute_modules: moe_act, layernorm).
+MOE_RECOMPUTES = ("none", "moe_act", "layernorm+moe_act", "selective", "full")
+
+
 def read_recomputes(cells: RowCells) -> tuple[str, ...]:
     """Return the recompute policies that a row may have used, from the least to the most recomputation. "selective"
     means anything between none and all of a block, so "full" comes next; per operation it is torchtitan's."""
     stated, detail = cells.text("recompute").lower(), cells.text("recompute_detail").lower()
-    if stated and stated not in POLICIES:
+    if stated and stated not in policy_names():
         raise SkippedRow("recompute not known here", stated[:40])
     if _offloads_inputs(cells):
         return ("full",)
     if stated == "selective":
         if is_partly_recomputed(cells):
             return ("full",)
-        return ("alternate" if "per-op" in detail else "selective", "full")
+        modules = _module_policy(detail)
+        return (modules,) if modules else ("alternate" if "per-op" in detail else "selective", "full")
     if stated:
         return (stated,)
-    return ("none", "moe_act", "layernorm+moe_act", "selective", "full") if cells.size("n_experts") else tuple(POLICIES)
+    return MOE_RECOMPUTES if cells.count("n_experts") else tuple(POLICIES)
+
+
+def _module_policy(detail: str) -> str | None:
+    """Return the policy of modules that a detail names, such as "core_attn+layernorm"; None if it names others."""
+    named = set(re.split(r"[+,\s]+", detail.removesuffix(" baseline")))
+    return "+".join(name for name in MODULES if name in named) if named and named <= MODULES.keys() else None
 
 
 def is_partly_recomputed(cells: RowCells) -> bool:
