@@ -129,14 +129,14 @@ BENCH_ONLY_CONSTANTS: Mapping[str, CalibrationConstant] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The constants of a chip under a stack (`CONSTANTS`), two facts about the stack, and the spread of what was predicted.
+    """The constants of a chip under a stack (`CONSTANTS`), facts about the stack, and the spread of what was predicted.
 
     `clock`: sustained clock over that of the chip that the constants were fitted on (a power limit lowers it).
     `fused_attention`: scores stay on the chip. `has_capacity`: experts take a fixed number of rows, so that the host does not
-    wait for the router's counts. `is_measured`: fitted to measurements of this very cluster, whose rates may exceed the best
-    that others published; else they end there. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by kind of model
-    ("dense", "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and `spread_notes`, for kinds
-    of which it is not the stack's own, why. `source` says what it was fitted to.
+    wait for the router's counts. `is_measured`: fitted to micro-benchmarks of this very cluster, whose rates may exceed the best
+    that others published; else they end there. `loss`: the leanest cross-entropy that the stack has, if known. `spread`: by
+    kind of model ("dense", "moe") the ends of the 90% prediction interval, as factors on a predicted step time, and
+    `spread_notes`, for kinds of which it is not the stack's own, why. `source` says what it was fitted to.
     """
 
     stack: str

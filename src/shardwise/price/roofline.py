@@ -164,24 +164,19 @@ class Rates:
             return shape
         return shape / self.grouped_fraction * (1.0 + TILE_ROWS / 2 / work.group_rows)
 
-    def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool, host_share: float = 1.0) -> Value:
+    def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
         """Return the seconds of kernels as a host launches them: with a gap after each, and the time that the device
         waits for the host.
 
         `routed`: a router and its experts are among them; then it is the slower of device and host, and more where both
-        are as slow. `host_share`: of the kernels of a forward pass; those of a selective recompute are fewer.
+        are as slow.
         """
         if self.is_bound:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed or not num_kernels:
             return device_s + gaps_s + self.host_bound_s(device_s, num_kernels, routed=routed)
-        host_s = (
-            self.routing_s
-            * host_share
-            * ROUTED_HOST_SHARE[self.routed.graphs]
-            * (CAPACITY_SHARE if self.has_capacity else 1.0)
-        )
+        host_s = self.routing_s * ROUTED_HOST_SHARE[self.routed.graphs] * (CAPACITY_SHARE if self.has_capacity else 1.0)
         return ((device_s + gaps_s) ** 2 + host_s**2) ** 0.5
 
     def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:

@@ -225,10 +225,7 @@ class UnitPricer:
     def with_launches_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
         """Return the seconds of a phase's kernels as the host launches them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        share = 1.0
-        if phase == "recompute":
-            share = num_kernels / max(sum(kernel.phase == "forward" for kernel in parts.kernels), 1)
-        return self.rates.with_launches_s(device_s, num_kernels, routed=parts.routed, host_share=share)
+        return self.rates.with_launches_s(device_s, num_kernels, routed=parts.is_routed(phase))
 
     def exposed_activation_s(
         self, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
@@ -255,7 +252,7 @@ class UnitPricer:
     def host_bound_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
         """Return the seconds of a phase in which the device waits for its host."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        return self.rates.host_bound_s(device_s, num_kernels, routed=parts.routed)
+        return self.rates.host_bound_s(device_s, num_kernels, routed=parts.is_routed(phase))
 
     def hide_exchanges(self, comm: dict[tuple[str, str], Value], phase: str, device_s: Value) -> None:
         """Subtract from exchanges of routed tokens what runs beside the kernels of another micro-batch."""

@@ -287,6 +287,16 @@ class UnitCostInputs(NamedTuple):
     routed: bool
     arrays: tuple[WeightArrays, ...]
 
+    def is_routed(self, phase: str) -> bool:
+        """Return True if a phase launches products of experts, whose sizes the host reads from the router's counts.
+
+        The backward pass of a policy that only recomputes elementwise results has the counts of the forward pass.
+        """
+        return self.routed and any(
+            kernel.phase == phase and kernel.kind == "contract" and Role.ROUTED in kernel.elements
+            for kernel in self.kernels
+        )
+
     @property
     def state(self) -> StateElements:
         """Elements of its weights, as expressions."""

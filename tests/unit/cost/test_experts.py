@@ -9,6 +9,8 @@ import pytest
 from shardwise.book_formulas.rules import book_rules
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.switches import Switched
+from shardwise.hardware.published_constants import published_calibration, with_calibration
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
@@ -99,3 +101,19 @@ def test_recomputing_sends_no_token_again_unless_the_whole_block_runs_again() ->
     )
     assert selective == pytest.approx(none)
     assert 1.49 * none < full < 1.5 * none  # rows go there and back once more; how many is told once
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"), [("moe_act", False), ("layernorm+moe_act", False), ("selective", False), ("full", True)]
+)
+def test_recomputation_waits_for_the_router_only_where_it_launches_experts(policy: str, waits: bool) -> None:
+    """Elementwise results are computed again from tensors whose sizes the host knows since the forward pass."""
+
+    def recompute_s(routing_s: float) -> float:
+        calibration = published_calibration("h100", get_stack("megatron"))
+        constants = {**calibration.constants, "routing_s": routing_s}
+        cluster = with_calibration(CLUSTER, dataclasses.replace(calibration, constants=constants))
+        layout = Layout(fsdp=8, ep=8, zero_stage=1, recompute=policy)
+        return estimate(Problem(MODEL, cluster, JOB), layout).time["recompute"]
+
+    assert (recompute_s(0.05) > recompute_s(0.001)) is waits

@@ -80,8 +80,8 @@ def step_time_function(case: RunCase, *, is_limited: bool = True) -> Callable[[C
 def run_observation(case: RunCase, measured_s: float, weight: float = 1.0, *, is_limited: bool = True) -> Observation:
     """Return the observation of a training run."""
     return Observation(
-        chip=case.cluster.chip.name, stack=case.software.stack, seconds=step_time_function(case, is_limited=is_limited), measured_s=measured_s,
-        weight=weight,
+        chip=case.cluster.chip.name, stack=case.software.stack, seconds=step_time_function(case, is_limited=is_limited),
+        measured_s=measured_s, weight=weight,
     )  # fmt: skip
 
 

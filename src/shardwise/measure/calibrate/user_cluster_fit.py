@@ -179,7 +179,8 @@ class UserClusterFit:
         """Return the fitted constants with the clock and the facts about the stack at which they were fitted."""
         shipped = published_calibration(self._chip, self.stack)
         return replace(
-            shipped, is_measured=bool(self.benches), constants={shift.name: shift.after for shift in self.constants}, spread=self.spread, source=source,
+            shipped, is_measured=bool(self.benches),
+            constants={shift.name: shift.after for shift in self.constants}, spread=self.spread, source=source,
             spread_notes={}, clock=relative_clock(self.user_cluster.nominal.chip),
         )  # fmt: skip
 
