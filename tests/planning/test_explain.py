@@ -507,7 +507,7 @@ def test_the_payload(file: Path, plan: Plan, capsys: pytest.CaptureFixture[str])
     assert payload.keys() == {
         "schema", "model", "cluster", "layout", "placement", "model_error", "fit", "batch", "throughput", "runners_up",
         "options", "schedules", "run", "constants", "against", "terms", "notes",
-        "stack", "critical_batch", "recompute",
+        "stack", "critical_batch", "recompute", "batch_advice", "published",
     }  # fmt: skip
     assert [term["layout"] for term in payload["terms"]] == [payload["layout"], payload["against"]["layout"]]
     assert payload["against"]["time"]["tp"].keys() == {"plan", "other", "change"}

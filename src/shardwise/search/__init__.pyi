@@ -1,3 +1,5 @@
+from .batch_advice import BatchAdvice as BatchAdvice
+from .batch_advice import advise_batch as advise_batch
 from .compare_clusters import Comparison as Comparison
 from .compare_clusters import describe_missed_limits as describe_missed_limits
 from .compare_clusters import describe_near_misses as describe_near_misses
@@ -42,5 +44,12 @@ from .plan_sweep import run_sweep as run_sweep
 from .plan_sweep import sweep_cases as sweep_cases
 from .plan_to_target_loss import describe_missed_target as describe_missed_target
 from .planner import make_plan as make_plan
+from .published_layouts import compare_published_runs as compare_published_runs
+from .published_layouts import describe_lead as describe_lead
+from .published_layouts import describe_runs as describe_runs
+from .published_runs import NearestRuns as NearestRuns
+from .published_runs import PublishedComparison as PublishedComparison
+from .published_runs import PublishedLayout as PublishedLayout
+from .published_runs import PublishedRun as PublishedRun
 from .sweep_values import grid_points as grid_points
 from .sweep_values import parse_sweeps as parse_sweeps

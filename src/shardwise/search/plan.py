@@ -16,6 +16,7 @@ from shardwise.hardware import Cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
 from shardwise.price import Estimate, Limits, Problem, Run
+from shardwise.search.published_runs import PublishedComparison
 from shardwise.values import Displayable, IssuePolicy
 from shardwise.version import __version__
 
@@ -51,7 +52,8 @@ class Plan(Displayable):
     the whole run; None for a job without `tokens`. `policy` says which collectives the stack issues for the layout. `to_loss`
     is the loss that batch and devices were chosen for, with the noise scale; None for a given batch. `defaults` names what a user
     left out: "seq_len" and "batch_tokens", which are usual for the model (`model.usual_job`), and of one priced layout "layout".
-    `limits` are those that the run was required to meet; plan files do not have them.
+    `limits` are those that the run was required to meet, and `published` the nearest published runs beside the plan; a plan that
+    is read from a file has neither.
 
     >>> import shardwise as sw
     >>> plan = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G")
@@ -74,6 +76,7 @@ class Plan(Displayable):
     to_loss: LossTarget | None = None
     defaults: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits, compare=False)
+    published: PublishedComparison | None = field(default=None, compare=False)
 
     @property
     def problem(self) -> Problem:

@@ -23,8 +23,10 @@ from shardwise.layout.payload import parse_layout
 from shardwise.model import Architecture, Job, ModelFacts, get_optimizer
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
+from shardwise.search.batch_advice import BatchAdvice, advise_batch
 from shardwise.search.plan import Alternative, Plan, SearchSummary
 from shardwise.search.plan_from_layout import LayoutPlan
+from shardwise.search.published_runs import PublishedComparison
 from shardwise.values import (
     Flat,
     InputError,
@@ -266,7 +268,8 @@ class AlternativeRecord(Payload):
 class PlanRecord(Payload):
     """A plan. `smallest_change` is present where `estimate` prices a layout that does not fit.
 
-    `defaults` is present where something was left out and assumed: `seq_len`, `batch_tokens` or `layout`.
+    `defaults` is present where something was left out and assumed: `seq_len`, `batch_tokens` or `layout`. `batch_advice` is
+    present where the batch is too small for the devices, and `published` where there are published runs near the plan.
     """
 
     SCHEMA = PLAN_SCHEMA
@@ -285,6 +288,8 @@ class PlanRecord(Payload):
     to_loss: LossTarget | None
     defaults: Annotated[Sequence[str], OmitEmpty]
     smallest_change: Annotated[str, OmitEmpty] = ""
+    batch_advice: Annotated[BatchAdvice | None, OmitEmpty] = None
+    published: Annotated[PublishedComparison | None, OmitEmpty] = None
 
     @classmethod
     def of(cls, plan: Plan, smallest_change: str = "") -> PlanRecord:
@@ -292,6 +297,7 @@ class PlanRecord(Payload):
         return cls.from_attributes(
             plan, model=ModelFacts.of(plan.model), cluster=ClusterFacts.of(plan.cluster), job=JobFacts.of(plan.job),
             layout=layout_of_plan(plan), issue_policy=plan.policy, smallest_change=smallest_change,
+            batch_advice=advise_batch(plan),
             alternatives=[
                 AlternativeRecord.from_attributes(alternative, layout=layout_of_plan(plan, alternative.layout))
                 for alternative in plan.alternatives

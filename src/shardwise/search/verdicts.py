@@ -22,6 +22,10 @@ MODEL_ERROR = 0.10
 # Source: `benchmarks/published.py --leads`, 1,050 pairs of published runs: below 3% right in 56% of 199 pairs, from 3 to 10% in
 # 75% of 400, above in 94% of 451.
 RESOLUTION = 0.03
+NUM_NAMED_TERMS, MIN_CHANGE_SHARE = (
+    3,
+    0.1,
+)  # of two steps: the terms that differ most, and least of the largest difference
 MIN_TERM_SHARE = 0.02  # of the difference between two steps: a term with less is no reason for it
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
 # The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
@@ -51,6 +55,17 @@ def explain_slowdown(candidate: Estimate, best: Estimate) -> str:
     terms = " and ".join(f"{_term_label(term)} +{format_seconds(changes[term])}" for term in worst)
     tie_text = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
     return f"{ratio:.1%} slower{tie_text}: {terms}; {memory_text}"
+
+
+def describe_time_changes(candidate: Estimate, best: Estimate) -> str:
+    """Return the terms by which two steps differ most, as "forward +682 ms, recompute -1.44 s"."""
+    changes = {term: candidate.time[term] - best.time[term] for term in best.time}
+    least_s = MIN_CHANGE_SHARE * max(map(abs, changes.values()))
+    terms = sorted((term for term in changes if abs(changes[term]) > least_s), key=lambda term: -abs(changes[term]))
+    return ", ".join(
+        f"{_term_label(term)} {'+' if changes[term] > 0 else '-'}{format_seconds(abs(changes[term]))}"
+        for term in terms[:NUM_NAMED_TERMS]
+    )
 
 
 def _term_label(term: str) -> str:

@@ -8,7 +8,15 @@ from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Status, Table
 from shardwise.present.reports.memory import recompute_tables
 from shardwise.present.reports.sweep import doublings_table, noise_text
-from shardwise.present.reports.wording import job_text, overlap_text, run_lines, step_parts, throughput_parts
+from shardwise.present.reports.wording import (
+    job_text,
+    overlap_text,
+    published_table,
+    published_text,
+    run_lines,
+    step_parts,
+    throughput_parts,
+)
 from shardwise.price.estimate import caveats as caveats_of
 from shardwise.price.term_inputs import TermInput
 from shardwise.search import Explanation
@@ -64,6 +72,7 @@ def explain_report(explanation: Explanation) -> Report:
         Section(list(_critical_batch(explanation))),
         Section(_schedules(explanation), title="the same degrees under each schedule", detail=True),
         Section(_runners_up(explanation), title="runners-up, and why each lost", name="runners-up"),
+        Section(_published(explanation), title="published runs near this plan, with their layouts priced for its job"),
         Section(list(_run(explanation)), title="what the whole run takes", detail=True),
         *_constants(explanation),
         *([_comparison(explanation.against, explanation.placement)] if explanation.against else []),
@@ -119,6 +128,8 @@ def _batch(explanation: Explanation) -> Iterator[Block]:
             " replicas have work",
         )
     )
+    if explanation.batch_advice:
+        yield f"   {explanation.batch_advice.reason}"
     for name, value in batch.waste.items():
         is_batch = name == "nearest_full_batch_tokens"
         yield (
@@ -213,6 +224,13 @@ def _runners_up(explanation: Explanation) -> list[Block]:
     ties = [number for number, layout in enumerate(explanation.runners_up, 1) if layout.step_time_s <= limit]
     brief = 3 * max([MAX_NAMED, *ties])
     return [Table(rows=tuple(rows), right=(0,), head=False, indent=2, brief=brief)] if rows else []
+
+
+def _published(explanation: Explanation) -> list[Block]:
+    published = explanation.published
+    if published is None:
+        return []
+    return [f"  {published_text(explanation.plan, published)}", published_table(published, "")]
 
 
 def _run(explanation: Explanation) -> Iterator[Block]:

@@ -10,7 +10,13 @@ from shardwise.layout.placement import degrees_across_pods
 from shardwise.model import Job
 from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
 from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Table, share_bar
-from shardwise.present.reports.wording import format_rate_interval, plan_summary, run_lines, spare_lines
+from shardwise.present.reports.wording import (
+    format_rate_interval,
+    plan_summary,
+    published_table,
+    run_lines,
+    spare_lines,
+)
 from shardwise.price import Estimate, mfu_format
 from shardwise.search import LayoutPlan, Plan
 from shardwise.values import format_seconds, get_precision
@@ -44,6 +50,7 @@ def _plan_sections(plan: Plan, smallest_change: str | None = None) -> list[Secti
             term_table({n: num_bytes(b, f"estimate.memory.{n}") for n, b in estimate.memory.items()})
         ],
         "other shapes": _alternatives(plan),
+        "published runs": [published_table(plan.published, "")] if plan.published else (),
         "the books' rules": _rules(plan),
         "the search": _search(plan),
     }

@@ -12,9 +12,9 @@ from shardwise.layout import Layout, layout_degrees, num_micro_batches
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, num_params
 from shardwise.model.usual_job import usual_whole_batch
 from shardwise.present.rendering.numbers import count, seconds, share, usd
-from shardwise.present.rendering.report import Cell, Line, Number, Section, Status, facts_table
+from shardwise.present.rendering.report import Cell, Line, Number, Row, Section, Status, Table, facts_table
 from shardwise.price import Estimate, Limits, Run
-from shardwise.search import Plan
+from shardwise.search import Plan, PublishedComparison, PublishedLayout, advise_batch, describe_lead, describe_runs
 from shardwise.values import (
     COMMUNICATION_TERMS,
     SECONDS_PER_DAY,
@@ -233,6 +233,55 @@ def _summary_rows(plan: Plan, smallest_change: str | None, path: str) -> Iterato
     )  # fmt: skip
     if plan.run:
         yield "run", run_line(plan.run, f"{path}run")
+    if plan.published:
+        yield "published", _published_line(plan, plan.published, path)
+
+
+def _published_line(plan: Plan, published: PublishedComparison, path: str) -> Line:
+    """Return the published runs near a plan, what it does unlike all of them, and the step of the nearest layout."""
+    for index, layout in enumerate(published.layouts):
+        if layout.step_time_s is not None and layout.lead is not None:
+            step = seconds(layout.step_time_s, f"{path}published.layouts.{index}.step_time_s")
+            fit_text = "" if layout.fits else ", and does not fit"
+            nearest = f"; the nearest, {layout.layout_text}, would take "
+            return Line(
+                (published_text(plan, published), nearest, step, f" here, {describe_lead(layout.lead)}{fit_text}")
+            )
+    return Line((published_text(plan, published),))
+
+
+def published_text(plan: Plan, published: PublishedComparison) -> str:
+    """Return which published runs a plan is compared with, and what it does unlike all of them."""
+    text = describe_runs(published, plan.model.name, plan.cluster.chip.name)
+    return f"{text}; unlike all of them the plan has {', '.join(published.unlike)}" if published.unlike else text
+
+
+def published_table(published: PublishedComparison, path: str) -> Table:
+    """Return each published layout as priced for the plan's job: step, layout, difference, and what was measured of it."""
+    rows: list[Row] = []
+    for index, layout in enumerate(published.layouts):
+        step: Cell = "refused"
+        if layout.step_time_s is not None:
+            step = seconds(layout.step_time_s, f"{path}published.layouts.{index}.step_time_s")
+        rows += [(step, layout.layout_text), ("", layout.problem or layout.difference)]
+        rows += [("", f"not of the plan's stack: {layout.lacks}")] if layout.lacks else []
+        rows.append(("", Line(tuple(_measured_parts(layout, f"{path}published.layouts.{index}")))))
+    return Table(rows=tuple(rows), right=(0,), head=False, indent=2)
+
+
+def _measured_parts(layout: PublishedLayout, path: str) -> Iterator[Cell]:
+    """Yield what was measured of a published layout's nearest run, and how many runs have the layout."""
+    run = layout.run
+    yield f"{pluralize(layout.num_runs, 'run')}; the nearest, {run.id}, measured "
+    yield count(run.tokens_per_s_per_device, f"{path}.run.tokens_per_s_per_device", "tokens/s")
+    if layout.best_tokens_per_s_per_device > run.tokens_per_s_per_device:
+        yield " (the fastest "
+        yield count(layout.best_tokens_per_s_per_device, f"{path}.best_tokens_per_s_per_device", "tokens/s")
+        yield ")"
+    yield (
+        f" tokens/s per device: {run.model_name} on {run.num_devices:,} {run.chip}, {run.num_seqs:,} sequences of "
+        f"{run.seq_len:,}, {run.precision}, {run.software}"
+    )
 
 
 def throughput_parts(estimate: Estimate | StepThroughput, path: str) -> tuple[Cell, ...]:
@@ -290,5 +339,8 @@ def notes(plan: Plan) -> Iterator[tuple[str, Cell]]:
     if "sequences" in plan.estimate.waste:
         idle, nearest = plan.estimate.waste["sequences"], plan.estimate.waste["nearest_full_batch_tokens"]
         yield "note", f"{idle:.1%} of the replicas' time is idle: the nearest full batch is {nearest:,.0f} tokens"
+    advice = advise_batch(plan)
+    if advice:
+        yield "note", Status(advice.reason, "note")
     if plan.search and plan.search.elsewhere:
         yield "note", plan.search.elsewhere

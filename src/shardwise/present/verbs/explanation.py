@@ -15,6 +15,7 @@ from shardwise.model import model_names
 from shardwise.present.arguments import CLUSTER_HELP, PLAN_HELP, USUAL_JOB, JobFields
 from shardwise.present.exports import html_report
 from shardwise.present.verb import Argument, verb
+from shardwise.present.verbs.published_comparison import compare_with_published_runs
 from shardwise.values import InputError, Progress, ignore_progress
 from shardwise.values.argument_labels import argument_label
 
@@ -106,6 +107,7 @@ def explain(
         plan_doublings=lambda repriced: (
             search.plan_doublings(repriced, repriced.to_loss, progress=progress) if repriced.to_loss else ()
         ),
+        published=None if term else compare_with_published_runs(loaded),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from shardwise.present.arguments import USUAL_JOB, BatchSchedule, JobFields, Mod
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Export, Mode, verb
 from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
+from shardwise.present.verbs.published_comparison import compare_with_published_runs
 from shardwise.present.verbs.search_arguments import (
     Budget,
     Deadline,
@@ -322,4 +323,4 @@ def plan(
     chosen = search.plan_inputs(inputs, choices=allowed, runnable=runnable, reliability=reliability, progress=progress)
     chosen = search.with_batch_schedule(replace(chosen, limits=limits), batch_schedule, reliability)
     search.require_within_limits(chosen, limits, allowed, progress)
-    return chosen
+    return replace(chosen, published=compare_with_published_runs(chosen))

@@ -16,6 +16,7 @@ from shardwise.price.estimate_terms import DerivedExpression
 from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.price.term_inputs import TermInput
 from shardwise.price.training_run import training_run
+from shardwise.search.batch_advice import BatchAdvice, advise_batch
 from shardwise.search.explain.constant_sensitivity import ConstantSensitivity, rank_constants
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.explain.other_layouts import (
@@ -40,6 +41,7 @@ from shardwise.search.explain.playbook_steps import (
 )
 from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import Plan
+from shardwise.search.published_runs import PublishedComparison
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
 from shardwise.values import Displayable, Hidden, InputError, Payload, describe_unknown, format_count, format_seconds
@@ -54,7 +56,8 @@ class Explanation(Displayable, Payload):
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
     sensitive to, `recompute` is what layers keep for the backward pass and compute again; `model_error` is the error of
-    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale. `plan` is the plan.
+    predictions on held-out runs, as a share of the step. `critical_batch` is of plans with a noise scale. `batch_advice` is of a
+    batch that is too small for the devices, `published` compares published runs. `plan` is the plan.
 
     >>> import shardwise as sw
     >>> found = sw.explain(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024))
@@ -81,6 +84,8 @@ class Explanation(Displayable, Payload):
     stack: str | None = None
     critical_batch: CriticalBatch | None = None
     recompute: tuple[LayerRecompute, ...] = ()
+    batch_advice: BatchAdvice | None = None
+    published: PublishedComparison | None = None
     plan: Annotated[Plan, Hidden]
 
     def __repr__(self) -> str:
@@ -93,13 +98,13 @@ class Explanation(Displayable, Payload):
 
 def explain_plan(
     plan: Plan, find_nearest: FindNearest, *, other_layout: Layout | None = None, filled: str = "", term_name: str | None = None,
-    plan_doublings: PlanDoublings = lambda plan: (),
+    plan_doublings: PlanDoublings = lambda plan: (), published: PublishedComparison | None = None,
 ) -> Explanation:  # fmt: skip
     """Explain a plan, optionally compared with another layout (`other_layout`), of which a search filled the fields in `filled`.
 
     The plan and its runners-up are priced again, so that all numbers come from the same version of the model. `find_nearest`
     returns the nearest layout that fits, or None. `term_name` takes one term apart. `plan_doublings` plans a plan to a loss again
-    with twice the batch, the devices or both."""
+    with twice the batch, the devices or both. `published` are the nearest published runs (`compare_published_runs`)."""
     repriced = reprice_plan(plan)
     other_layout = other_layout and layout_as_run(stack_of(plan.cluster), other_layout)
     terms = _explain_terms(repriced, other_layout, term_name) if term_name else ()  # first: its name may be wrong
@@ -117,6 +122,7 @@ def explain_plan(
             locate_critical_batch(repriced, plan.to_loss, plan_doublings(repriced)) if plan.to_loss and not term_name else None
         ),
         recompute=list_layer_recompute(Pricing(plan.problem, plan.layout)), plan=plan,
+        batch_advice=advise_batch(repriced), published=published,
     )  # fmt: skip
 
 
