@@ -1,4 +1,4 @@
-"""What an expert says of a batch with which a cluster is used badly: a batch, or a number of devices, that would use it well."""
+"""Advice on a batch that is too small for its cluster: a batch, or a number of devices, with which devices are used well."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def advise_batch(plan: Plan) -> BatchAdvice | None:
         reason=(
             f"{tokens:,.0f} tokens for each device are too few to use it well: FSDP alone is compute-bound from {least:,.0f}, "
             f"with a batch of {batch_tokens:,} tokens ({multiple} times this one), or with at most {int(devices):,} devices; "
-            "whether a larger batch pays, --noise-scale says"
+            "--noise-scale tells whether a larger batch pays"
         ),
     )  # fmt: skip

@@ -124,7 +124,7 @@ def _unlike_choices(layout: Layout, runs: Sequence[PublishedRun]) -> Iterator[st
     """Yield the choices of a layout that no run made, each with those of the runs."""
     layouts = [Layout.parse(run.layout_text) for run in runs]
     for axis, label in COMPARED_CHOICES.items():
-        published = sorted({getattr(other, axis) for other in layouts})
+        published = sorted({getattr(run_layout, axis) for run_layout in layouts})
         if getattr(layout, axis) not in published:
             yield f"{label} {getattr(layout, axis)} (theirs: {', '.join(map(str, published))})"
     policies = {policy for run in runs for policy in run.recomputes}

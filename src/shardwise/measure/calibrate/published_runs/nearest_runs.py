@@ -107,15 +107,15 @@ def nearest_published_runs(problem: Problem) -> NearestRuns:
     return NearestRuns(runs=tuple(indexed.run for indexed in runs), same_model=False, same_chip=same_chip)
 
 
-def generation_distance(chip: str, other: str) -> int:
+def generation_distance(chip: str, second_chip: str) -> int:
     """Return how many generations lie between two chips of the catalogue; the most if one of them is not listed.
 
     >>> generation_distance("h100", "h200"), generation_distance("a100-80gb", "b200"), generation_distance("h100", "tpu-v5p")
     (0, 2, 4)
     """
-    if chip == other:
+    if chip == second_chip:
         return 0
-    numbers = [number for name in (chip, other) for number, chips in enumerate(GENERATIONS) if name in chips]
+    numbers = [number for name in (chip, second_chip) for number, chips in enumerate(GENERATIONS) if name in chips]
     return abs(numbers[0] - numbers[1]) if len(numbers) == 2 else OTHER_GENERATION
 
 
