@@ -113,6 +113,13 @@ def test_a_layout_that_a_rule_refuses_names_the_rule() -> None:
     assert not too_many.difference
 
 
+def test_a_layout_whose_price_needs_a_value_without_a_source_is_refused_too() -> None:
+    plan = plan_of("llama-3-8b", "h100:8", "fsdp=8 zero_stage=1")
+    cluster = replace(plan.cluster, chip=replace(plan.cluster.chip, pcie_bytes_per_s=None))
+    refused = compare_one(replace(plan, cluster=cluster), run_of("fsdp=8 zero_stage=3 offload=optimizer"))
+    assert "pcie_bytes_per_s" in refused.problem
+
+
 def test_recomputation_that_is_not_stated_is_the_least_that_fits() -> None:
     plan = plan_of("llama-3-8b", "h100:8", "fsdp=8 zero_stage=1")
     long = run_of("fsdp=8 zero_stage=3 micro_batch_seqs=6", recomputes=("none", "selective", "full"))

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices, violations
+from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices
+from shardwise.layout.rules.table import require_legal
 from shardwise.price import Estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.plan import Plan
 from shardwise.search.published_runs import NearestRuns, PublishedComparison, PublishedLayout, PublishedRun
 from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, describe_time_changes
-from shardwise.values import format_bytes, pluralize
+from shardwise.values import ShardwiseError, format_bytes, pluralize
 
 NUM_PRICED = 3  # different layouts that are priced beside a plan
 COMPARED_CHOICES = {"tp": "TP", "cp": "CP", "pp": "PP", "ep": "EP", "zero_stage": "ZeRO stage"}
@@ -61,19 +62,18 @@ def _layout_on_cluster(plan: Plan, run: PublishedRun) -> Layout:
 
 def _price_layout(plan: Plan, layout: Layout, runs: Sequence[PublishedRun]) -> PublishedLayout:
     """Price a layout with the least recomputation of the runs that fits."""
-    problem, best_rate = _first_violation(plan, layout), max(run.tokens_per_s_per_device for run in runs)
-    if problem:
+    best_rate = max(run.tokens_per_s_per_device for run in runs)
+    try:
+        require_legal(plan.model, plan.job, plan.cluster.num_devices, layout)
+        for recompute in runs[0].recomputes:
+            placed, priced = place_fastest(plan, replace(layout, recompute=recompute))
+            if priced.fits:
+                break
+    except ShardwiseError as error:  # a rule that refuses the layout, or a value of the chip that nobody measured
         return PublishedLayout(
-            run=runs[0],
-            num_runs=len(runs),
-            best_tokens_per_s_per_device=best_rate,
-            layout_text=str(layout),
-            problem=problem,
-        )
-    for recompute in runs[0].recomputes:
-        placed, priced = place_fastest(plan, replace(layout, recompute=recompute))
-        if priced.fits:
-            break
+            run=runs[0], num_runs=len(runs), best_tokens_per_s_per_device=best_rate, layout_text=str(layout),
+            problem=str(error).splitlines()[0],
+        )  # fmt: skip
     stack = stack_of(plan.cluster)
     lacks = unsupported_choices(stack, plan.model, plan.job, placed) if stack and stack.is_known else []
     return PublishedLayout(
@@ -88,11 +88,6 @@ def _price_layout(plan: Plan, layout: Layout, runs: Sequence[PublishedRun]) -> P
 def _changes(plan_terms: Mapping[str, float], other_terms: Mapping[str, float]) -> dict[str, float]:
     """Return other terms less the plan's; terms that are zero in both are left out."""
     return {name: value - plan_terms[name] for name, value in other_terms.items() if value or plan_terms[name]}
-
-
-def _first_violation(plan: Plan, layout: Layout) -> str:
-    problems = violations(plan.model, plan.job, plan.cluster.num_devices, layout)
-    return problems[0] if problems else ""
 
 
 def describe_lead(lead: float) -> str:
