@@ -138,7 +138,7 @@ def launch_with(layout: str, *, precision: str = "bf16") -> Launch:
         ("fsdp=16 offload=activations", "moves checkpoints"),
         ("fsdp=8 tp=2", "sequence parallelism"),
         ("fsdp=16 micro_batch_seqs=3", "not a multiple of micro-batch"),
-        ("dp=16", "job.precision is bf16"),
+        ("dp=16", "precision bf16 only with ZeRO; set another zero_stage than 0"),
         ("fsdp=16 offload=optimizer", "no offload=optimizer"),
     ],
 )

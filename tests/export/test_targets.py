@@ -10,6 +10,7 @@ from export.random_launches import chip_of, random_launches, runnable_launches, 
 
 import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.targets import TARGETS, find_target, get_target
 from shardwise.interop.launches.export_launch import build_files, export
 from shardwise.interop.launches.launch import Launch, launch_from_plan
@@ -103,7 +104,8 @@ def test_the_nearest_that_is_named_is_one_that_runs(target: Target) -> None:
     ],
 )
 def test_what_no_option_can_hold_is_a_reason_among_others(model: str, target: str, reason: str) -> None:
-    job, layout = Job(global_batch_tokens=2**18, seq_len=2048), Layout.parse("fsdp=8 zero_stage=1")
+    precision = get_stack(get_target(target).stack).precision
+    job, layout = Job(global_batch_tokens=2**18, seq_len=2048, precision=precision), Layout.parse("fsdp=8 zero_stage=1")
     launch = launch_from_plan(plan_layout(load_model(model), load_cluster("h100:8"), job, layout))
     assert [text for text in refusals(launch, get_target(target)) if reason in text]
 

@@ -28,11 +28,18 @@ from shardwise.values.loss_kernels import LOSS_KERNELS
 from shardwise.values.precision import PRECISIONS
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)
+
+
+def job_of(stack: str) -> sw.Job:
+    return replace(JOB, precision=get_stack(stack).precision)
+
+
 TABLES: dict[str, Any] = {
     "axes": ("tp", "cp", "pp", "ep"), "zero": range(4), "zero_with_pp": range(4),
     "zero_with_cp": range(4), "zero_with_ep": range(4), "schedules": SCHEDULES,
     "cp_variants": CP_VARIANTS, "recompute": policy_names(), "losses": LOSS_KERNELS, "offload": OFFLOADS,
     "products": [one.matmul_format for one in PRECISIONS.values()] + ["int8"],
+    "precisions": PRECISIONS, "replica_precisions": PRECISIONS,
 }  # fmt: skip
 NAMED = tuple(name for name in stack_names() if name not in STACK_KINDS)
 
@@ -127,7 +134,7 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, .
 )  # fmt: skip
 def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: str) -> None:
     model = sw.load_model("llama-3-8b")
-    found = unsupported_choices(get_stack(stack), model, JOB, Layout.parse(text))
+    found = unsupported_choices(get_stack(stack), model, job_of(stack), Layout.parse(text))
     assert len(found) == bool(words), found
     assert all(words in problem for problem in found)
 
@@ -138,10 +145,10 @@ def test_what_a_stack_lacks_of_a_layout_is_named(stack: str, text: str, words: s
 def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, model: str) -> None:
     stack, architecture = get_stack(name), sw.load_model(model)
     cluster = sw.load_cluster("h100:16" if "GPU" in stack.platforms else "tpu-v5p:2x2x4", stack=name)
-    job = replace(JOB, loss=stack.loss)
+    job = replace(job_of(name), loss=stack.loss)
     found = search_layouts(
         Problem(architecture, cluster, job),
-        choices=Choices().limit_to_stack(stack, architecture, JOB),
+        choices=Choices().limit_to_stack(stack, architecture, job_of(name)),
         checks=SearchChecks(num_samples=200),
     )
     for row in (*found.best, *found.by_factorisation, *found.sampled):
@@ -154,7 +161,7 @@ def test_a_search_under_a_stack_finds_nothing_that_it_does_not_run(name: str, mo
 
 def test_only_what_a_stack_has_is_searched() -> None:
     llama = sw.load_model("llama-3-8b")
-    has = {name: Choices().limit_to_stack(get_stack(name), llama, JOB) for name in stack_names()}
+    has = {name: Choices().limit_to_stack(get_stack(name), llama, job_of(name)) for name in stack_names()}
     in_pieces = {name for name, one in has.items() if one.async_tp == (0, 1)}
     assert {"megatron", "nemo-25", "torchtitan", "maxtext", "fused", "compiled"} <= in_pieces
     assert not {"megatron-2022", "deepspeed", "torch-fsdp", "internevo", "shardwise"} & in_pieces
@@ -181,7 +188,7 @@ def test_only_what_a_stack_has_is_searched() -> None:
         )),
         ("megatron-2022", "gpt-3-175b", "bf16", ("none", "core_attn", "full")),
         ("nemo-24", "llama-3-8b", "bf16", ("none", "full")),
-        ("torchtitan", "llama-3-8b", "bf16", ("none", "alternate", "full")),
+        ("torchtitan", "llama-3-8b", "bf16_fp32_reduction", ("none", "alternate", "full")),
     ],
 )  # fmt: skip
 def test_only_the_recompute_that_a_stack_runs_on_a_model_is_searched(
@@ -259,7 +266,7 @@ def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
     found = (
         Choices()
         .with_pins({"async_tp": False, "schedule": "1f1b"}, {})
-        .limit_to_stack(stack, sw.load_model("llama-3-8b"), JOB)
+        .limit_to_stack(stack, sw.load_model("llama-3-8b"), job_of(stack.name))
     )
     assert (found.async_tp, found.schedule) == ((0,), ("1f1b",))
     assert found.stack == stack
@@ -276,7 +283,7 @@ def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
         estimate(Problem(model, cluster, replace(JOB, loss="unfused")), layout), notes=()
     )
     for other in ("torchtitan", "fused"):
-        notes = plan_layout(model, sw.load_cluster("h100:16", stack=other), JOB, layout).estimate.notes
+        notes = plan_layout(model, sw.load_cluster("h100:16", stack=other), job_of(other), layout).estimate.notes
         assert not any("has no" in note for note in notes)
 
 

@@ -29,8 +29,9 @@ class Abilities:
     work in a pipeline. `zero_with_cp` and `zero_with_ep`: those that work with such an axis, over which some also shard
     weights; they contain 0 if plain replicas do. `schedules` of pipelines, `cp_variants`, policies of `recompute`, kinds of
     loss (`losses`), formats of matmuls (`products`) beside those of 16 and 32 bits, and what it can `offload`, are names of
-    their tables. `uneven_stages`: a pipeline's stages may have different numbers of layers; `whole_experts`: experts may be
-    whole where tp splits layers (`etp=1`). `source`: where that is written.
+    their tables. `precisions`: recipes that it has with ZeRO; `replica_precisions`: those with plain replicas.
+    `uneven_stages`: a pipeline's stages may have different numbers of layers; `whole_experts`: experts may be whole where tp
+    splits layers (`etp=1`). `source`: where that is written.
     """
 
     axes: tuple[str, ...]
@@ -43,6 +44,8 @@ class Abilities:
     recompute: tuple[str, ...]
     losses: tuple[str, ...]
     products: tuple[str, ...]
+    precisions: tuple[str, ...]
+    replica_precisions: tuple[str, ...]
     offload: tuple[str, ...]
     sequence_parallel: bool
     async_tp: bool
@@ -58,7 +61,8 @@ class Abilities:
 def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities:
     """Return the abilities of a stack: its own lines, and for the rest those of the stack that it is `as`.
 
-    Without a statement a stack combines all its stages of ZeRO with any axis, and supports whole experts.
+    Without a statement a stack combines all its stages of ZeRO with any axis, supports whole experts, and has the same recipes
+    with and without ZeRO.
     """
     runs: Any = {}
     ancestor: str | None = name
@@ -66,7 +70,8 @@ def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abiliti
         runs = {**table[ancestor].get("runs", {}), **runs}
         ancestor = table[ancestor].get("as")
     all_stages = sorted({0, *runs["zero"]})
-    runs = {"zero_with_cp": all_stages, "zero_with_ep": all_stages, "whole_experts": True, **runs}
+    usual = {"zero_with_cp": all_stages, "zero_with_ep": all_stages, "whole_experts": True}
+    runs = {**usual, "replica_precisions": runs["precisions"], **runs}
     values: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in runs.items()}
     return Abilities(**values)
 

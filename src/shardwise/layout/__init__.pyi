@@ -21,6 +21,7 @@ from .rules.engine import job_for_engine as job_for_engine
 from .rules.engine import require_runnable as require_runnable
 from .rules.stack_abilities import layout_as_run as layout_as_run
 from .rules.stack_abilities import stack_of as stack_of
+from .rules.stack_abilities import supported_precision as supported_precision
 from .rules.stack_abilities import unsupported_choices as unsupported_choices
 from .rules.table import violations as violations
 from .sharding_scheme import BATCH_AXES as BATCH_AXES

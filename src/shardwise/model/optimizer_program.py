@@ -7,7 +7,8 @@ both are read from the forward program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import NamedTuple
 
 from shardwise.model.operations import Contract, Dims, Map, MatrixFunction, Operation
@@ -21,7 +22,7 @@ from shardwise.model.optimizers.definition import (
 )
 from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
-from shardwise.values import LocalDim, Precision, bytes_per_element, multiply_symbols
+from shardwise.values import LocalDim, Precision, bytes_per_element, get_precision, multiply_symbols
 from shardwise.values.symbolic import ElementPairs, FewestElements
 
 
@@ -46,6 +47,29 @@ def state_parts(precision: Precision, optimizer: Optimizer) -> tuple[float, floa
         bytes_per_element(precision.weights), precision.gradient_bytes, precision.master_bytes,
         moment_bytes(precision, optimizer),
     )  # fmt: skip
+
+
+def nearest_precision(precision: Precision, names: Iterable[str], optimizer: Optimizer) -> str | None:
+    """Return the recipe of some, by name, that is nearest to another: with its format of matmuls, if any has it, then as few
+    other bytes of state per parameter as possible. None without names.
+
+    >>> from shardwise.model import get_optimizer
+    >>> from shardwise.values import get_precision
+    >>> nearest_precision(get_precision("bf16"), ["fp32", "bf16_fp32_gradients"], get_optimizer("adamw"))
+    'bf16_fp32_gradients'
+    """
+    recipes = [get_precision(name) for name in names]
+    with_format = [recipe for recipe in recipes if recipe.matmul_format == precision.matmul_format] or recipes
+    return (
+        min(with_format, key=lambda recipe: precision_distance(precision, optimizer, recipe)).name if recipes else None
+    )
+
+
+def precision_distance(planned: Precision, optimizer: Optimizer, candidate: Precision) -> tuple[float, int]:
+    """Return how far a recipe is from a planned one: bytes of state per parameter first, then the number of differing choices."""
+    state_pairs = zip(state_parts(planned, optimizer), state_parts(candidate, optimizer), strict=True)
+    choices = (getattr(planned, field.name) != getattr(candidate, field.name) for field in fields(planned))
+    return sum(abs(ours - theirs) for ours, theirs in state_pairs), sum(choices)
 
 
 def state_formats(precision: Precision, optimizer: Optimizer) -> dict[str, str]:

@@ -31,6 +31,7 @@ from shardwise.layout import (
     cuts_by_axis,
     default_placement,
     layout_degrees,
+    supported_precision,
     violations,
 )
 from shardwise.price import Problem
@@ -187,11 +188,13 @@ def nearest_layout(plan: Plan, target: Target) -> Layout | None:
 
     Keeps as many of the plan's degrees as possible: each entry of `NEAREST_PINS` is searched in turn.
     """
-    cluster = with_published_constants(plan.cluster, get_stack(target.stack))
+    stack = get_stack(target.stack)
+    cluster = with_published_constants(plan.cluster, stack)
+    precision = supported_precision(stack, plan.job)
     for pinned_axes in NEAREST_PINS:
         pins = {axis: getattr(plan.layout, axis) for axis in pinned_axes}
         try:
-            job, choices = replace(plan.job, loss=None), choices_from_pins(pins, {})
+            job, choices = replace(plan.job, loss=None, precision=precision), choices_from_pins(pins, {})
             nearest_plan = search(Problem(plan.model, cluster, job), choices=choices, elsewhere=False)
         except (InputError, NothingFitsError):
             continue

@@ -7,7 +7,7 @@ and reading back does not restore.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,9 +16,9 @@ from shardwise.interop.launches.launch import Launch, launch_from_fields, with_s
 from shardwise.interop.launches.target import OptionReader, Target
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import unsupported_choices
-from shardwise.model import Architecture, Optimizer, get_optimizer
-from shardwise.model.optimizer_program import state_parts
-from shardwise.values import PRECISIONS, InputError, Precision, get_precision, raise_problems
+from shardwise.model import Architecture, get_optimizer
+from shardwise.model.optimizer_program import precision_distance
+from shardwise.values import PRECISIONS, InputError, get_precision, raise_problems
 
 # Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.
 LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
@@ -99,18 +99,11 @@ def choose_precision(launch: Launch, target: Target) -> Launch:
     planned, optimizer = get_precision(launch.job.precision), get_optimizer(launch.job.optimizer)
     # Frameworks combine a matmul format with gradient and state dtypes of their own, so every recipe with that format is tried.
     candidates = [recipe for recipe in PRECISIONS.values() if recipe.matmul_format == planned.matmul_format]
-    for recipe in sorted(candidates, key=partial(_precision_distance, planned, optimizer)):
+    for recipe in sorted(candidates, key=partial(precision_distance, planned, optimizer)):
         candidate = replace(launch, job=replace(launch.job, precision=recipe.name))
         if not refusals(candidate, target):
             return candidate
     return launch
-
-
-def _precision_distance(planned: Precision, optimizer: Optimizer, candidate: Precision) -> tuple[float, int]:
-    """Return how far a recipe is from the plan's: bytes of state per parameter first, then the number of differing choices."""
-    state_pairs = zip(state_parts(planned, optimizer), state_parts(candidate, optimizer), strict=True)
-    choices = (getattr(planned, field.name) != getattr(candidate, field.name) for field in fields(planned))
-    return sum(abs(ours - theirs) for ours, theirs in state_pairs), sum(choices)
 
 
 def use_target_stages(launch: Launch, target: Target) -> Launch:

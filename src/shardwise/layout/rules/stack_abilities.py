@@ -17,7 +17,8 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES
-from shardwise.model import Architecture, Job, is_byte_budget
+from shardwise.model import Architecture, Job, get_optimizer, is_byte_budget
+from shardwise.model.optimizer_program import nearest_precision
 from shardwise.model.recompute_policies import is_tensor_set, required_abilities
 from shardwise.pipeline import SCHEDULES
 from shardwise.values import Value, get_precision
@@ -86,6 +87,14 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
             "stack_sequence_parallel", "stack", ("sequence_parallel",),
             lambda c: abilities.sequence_parallel | (c["sequence_parallel"] == 0) | ("tp" not in abilities.axes),
             lambda c: f"{name} has no sequence parallelism; set sequence_parallel=false",
+        ),
+        LayoutRule(
+            "stack_precision", "stack", ("zero_stage",),
+            lambda c: _runs_precision(stack, c),
+            lambda c: (
+                f"{name} has precision {c.precision.name} only with{'' if c['zero_stage'] == 0 else 'out'} ZeRO; set "
+                f"{'another zero_stage than 0' if c['zero_stage'] == 0 else 'zero_stage=0'}, or another precision"
+            ),
         ),
         LayoutRule(
             "stack_whole_experts", "stack", ("etp",),
@@ -176,6 +185,19 @@ def _required_zero_text(stages: tuple[int, ...]) -> str:
     return f"a zero_stage of {', '.join(map(str, stages))} is required"
 
 
+def _runs_precision(stack: Stack, context: RuleContext) -> Value:
+    """Return whether a recipe that a stack has goes with a stage of ZeRO; a single replica needs none."""
+    name, abilities = context.precision.name, stack.abilities
+    with_zero, with_replicas = name in abilities.precisions, name in abilities.replica_precisions
+    if with_zero == with_replicas:
+        return True
+    return (
+        (context["zero_stage"] > 0) | (context["dp"] * context["fsdp"] == 1)
+        if with_zero
+        else context["zero_stage"] == 0
+    )
+
+
 def _has_possible_variant(variants: tuple[str, ...], context: RuleContext) -> Value:
     is_possible: Value = False
     for name in variants:
@@ -238,6 +260,20 @@ def _job_problems(stack: Stack, job: Job) -> Iterator[str]:
     if product not in (*COMMON_PRODUCT_FORMATS, *abilities.products):
         formats = ", ".join(("16 and 32 bits", *abilities.products))
         yield f"{stack.name} has no products in {product} (precision {job.precision}); it has those in {formats}"
+    elif (nearest := supported_precision(stack, job)) != job.precision:
+        yield f"{stack.name} has no precision {job.precision}; precision={nearest} is the nearest that it has"
+
+
+def supported_precision(stack: Stack, job: Job) -> str:
+    """Return a job's precision recipe, or the nearest that a stack has.
+
+    >>> from shardwise.hardware import get_stack
+    >>> supported_precision(get_stack("nanotron"), Job(global_batch_tokens=4096, seq_len=4096, precision="bf16"))
+    'bf16_fp32_gradients'
+    """
+    recipes = (*stack.abilities.precisions, *stack.abilities.replica_precisions)
+    nearest = nearest_precision(get_precision(job.precision), recipes, get_optimizer(job.optimizer))
+    return job.precision if job.precision in recipes else nearest or job.precision
 
 
 def unsupported_pins(stack: Stack, job: Job, pins: Mapping[str, Any]) -> list[str]:
