@@ -35,24 +35,33 @@ class RecomputePolicy:
     """A recompute policy; `summary` describes it for people.
 
     `keeps` says whether the results of an operation may be saved. Of a block's products, only the first and every
-    `product_step`th after it may be; of the rest, what no module of `modules` discards. `keeps_scores`: attention that writes
-    its scores to memory keeps them for the backward pass.
+    `product_step`th after it may be; of the rest, what no module of `modules` discards. `keeps_grouped_products`: those of
+    experts count among a block's products, and none of them is saved otherwise. `keeps_scores`: attention that writes its
+    scores to memory keeps them for the backward pass.
     """
 
     summary: str
     keeps: Callable[[Operation], bool]
     product_step: int = 1
+    keeps_grouped_products: bool = True
     modules: tuple[RecomputeModule, ...] = ()
     keeps_scores: bool = False
 
     def may_save(self, block: Program) -> Callable[[str], bool]:
         """Return a predicate on the names of a block's results: may this result be saved?"""
-        products = [id(operation) for operation in block.operations if operation.kind == "contract"]
-        skipped = set(products) - set(products[:: self.product_step])
+        products = [operation for operation in block.operations if operation.kind == "contract"]
+        grouped = {id(product) for product in products if _is_grouped(block, product)}
+        plain = [id(product) for product in products if id(product) not in grouped or self.keeps_grouped_products]
+        skipped = {id(product) for product in products} - set(plain[:: self.product_step])
         saving = (operation for operation in block.operations if id(operation) not in skipped and self.keeps(operation))
         names = {name for operation in saving for name in operation.outputs}
         discarded = {name for name in names for module in self.modules if module.discards(block, block.tensors[name])}
         return (names - discarded).__contains__
+
+
+def _is_grouped(block: Program, product: Operation) -> bool:
+    """Return whether a product is one of experts: each multiplies its own tokens with its own weights."""
+    return block.tensors[product.outputs[0]].role is Role.ROUTED
 
 
 def _save_all(operation: Operation) -> bool:
@@ -79,11 +88,14 @@ POLICIES: dict[str, RecomputePolicy] = {
 # Policies that a layout may name and that are searched where they are asked for: engines have them by default, and others do as
 # well for as much memory.
 OPTIONAL_POLICIES: dict[str, RecomputePolicy] = {
-    # torchtitan, parallelize_llama.py: per-op selective checkpointing saves products and attention, "except every second mm"
+    # torchtitan, distributed/activation_checkpoint.py and the models' parallelize.py (_op_sac_save_list): per-op selective
+    # checkpointing saves aten.mm "except every second mm", attention and all_to_all_single. Experts run in _grouped_mm, which
+    # is not in the list.
     "alternate": RecomputePolicy(
-        "keep the results of every other product and of attention, rebuild the rest",
-        lambda operation: operation.kind in ("contract", "scan"),
+        "keep the results of every other product, of attention and of exchanges; rebuild the rest, with all of experts",
+        is_expensive_to_recompute,
         product_step=2,
+        keeps_grouped_products=False,
     )
 }
 

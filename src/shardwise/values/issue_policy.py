@@ -25,8 +25,10 @@ BUCKET_BYTES = 25_000_000
 Casts = Literal["everywhere", "in_products"]
 CASTS: tuple[Casts, ...] = get_args(Casts)
 # What the router's weights multiply: the `results` of experts, as Shardwise's own engine does, which are saved for the weights'
-# gradients, or the `activations` before an expert's last product, after which nothing of the results is saved.
-# Source: Megatron-Core 0.12, transformer/moe/experts.py (weighted_bias_swiglu_impl).
+# gradients, or the `activations` before an expert's last product or the tokens before its first (torchtitan), after which
+# nothing of the results is saved.
+# Source: Megatron-Core 0.12, transformer/moe/experts.py (weighted_bias_swiglu_impl); torchtitan v0.2.2, models/moe.py
+# (MoEArgs.score_before_experts, True by default).
 RouterWeights = Literal["results", "activations"]
 ROUTER_WEIGHTS: tuple[RouterWeights, ...] = get_args(RouterWeights)
 
