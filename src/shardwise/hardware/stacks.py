@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
 from shardwise.values import BUCKET_BYTES, InputError, IssuePolicy, did_you_mean
-from shardwise.values.issue_policy import Casts, RouterWeights
+from shardwise.values.issue_policy import Casts, RouterWeights, WholeGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,8 @@ class Stack:
 
     `platforms`: chips that it runs on. `loss`: the cross-entropy that it is assumed to use. `abilities`: what it can run.
     `host_s`: seconds of the host per launched kernel; 0 if devices never wait for it. `overlaps_tp`: it moves tensor
-    parallelism's operands in pieces beside matmuls, whatever a layout says. `casts`: where it casts the operands of
+    parallelism's operands in pieces beside matmuls, whatever a layout says. `dropout`: its users train with dropout. `whole_gradients`: when it
+    reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the operands of
     low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
     """
 
@@ -192,6 +193,8 @@ class Stack:
     overlaps_tp: bool = False
     casts: Casts = "everywhere"
     router_weights: RouterWeights = "results"
+    dropout: bool = False
+    whole_gradients: WholeGradients = "never"
     precision: str = DEFAULT_PRECISION
     precision_source: str = ""
     is_known: bool = True
@@ -213,8 +216,9 @@ class Stack:
     def policy(self) -> IssuePolicy:
         """Policy of the collectives that the stack issues."""
         return IssuePolicy(
-            bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights
-        )
+            bucket_bytes=STACK_KINDS[self.kind].bucket_bytes, casts=self.casts, router_weights=self.router_weights,
+            dropout=self.dropout, whole_gradients=self.whole_gradients,
+        )  # fmt: skip
 
     def prior(self, constant: str) -> float:
         """Return the prior of a constant of the stack."""
@@ -240,6 +244,7 @@ def get_stack(name: str) -> Stack:
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
         casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"),
+        dropout=entry.get("dropout", False), whole_gradients=entry.get("whole_gradients", "never"),
         precision=_inherited(entry, "precision", DEFAULT_PRECISION), routed=_routed_layers(entry),
         precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS,
     )  # fmt: skip

@@ -11,6 +11,9 @@ from shardwise.values import LOSS_KERNELS, PRECISIONS, did_you_mean, raise_probl
 from shardwise.values.units import read_as_binary
 
 OverlapConvention = Literal["per_axis", "sum", "max"]
+# Attention whose scores stay on the chip, or are written to memory by kernels of their own.
+AttentionKernel = Literal["fused", "unfused"]
+ATTENTION_KERNELS: tuple[AttentionKernel, ...] = ("fused", "unfused")
 OVERLAP_CONVENTIONS: tuple[OverlapConvention, ...] = ("per_axis", "sum", "max")
 DEFAULT_SEQ_LEN = 4096  # default tokens of a sequence, for verbs such as `memory` that need no job
 MAX_BATCH_TOKENS = 10**15  # of one batch: far above any, and its products stay finite
@@ -25,7 +28,9 @@ class Job:
     convention by which a lower bound hides communication (`overlap_convention` where it is None); a job that names one is
     planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
     (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of the
-    documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence.
+    documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence. `attention`:
+    whether its scores are written to memory ("unfused") or stay on the chip; None: as the stack runs it. `dropout`: masks of
+    dropout are saved for the backward pass, whatever the stack's default.
 
     Raises `InputError` for values out of range, unknown names, and a batch that is not a whole number of sequences.
 
@@ -42,6 +47,8 @@ class Job:
     loss: str | None = None
     document_tokens: int | None = None
     optimizer: str = DEFAULT_OPTIMIZER
+    attention: AttentionKernel | None = None
+    dropout: bool = False
 
     def __post_init__(self) -> None:
         problems = [
@@ -70,6 +77,7 @@ class Job:
             problems.append(f"job: tokens is {self.tokens!r}; a positive number is required")
         choices: Mapping[str, Collection[str]] = {
             "precision": PRECISIONS, "overlap": OVERLAP_CONVENTIONS, "loss": LOSS_KERNELS, "optimizer": OPTIMIZERS,
+            "attention": ATTENTION_KERNELS,
         }  # fmt: skip
         problems += [
             f"job: {name} is {value!r}{did_you_mean(value, allowed)}; one of {', '.join(allowed)} is required"

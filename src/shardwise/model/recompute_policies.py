@@ -47,6 +47,11 @@ class RecomputePolicy:
     modules: tuple[RecomputeModule, ...] = ()
     keeps_scores: bool = False
 
+    @property
+    def keeps_masks(self) -> bool:
+        """True if masks of dropout are saved: where all elementwise results are; otherwise they are drawn again."""
+        return self.keeps is _save_all
+
     def may_save(self, block: Program) -> Callable[[str], bool]:
         """Return a predicate on the names of a block's results: may this result be saved?"""
         products = [operation for operation in block.operations if operation.kind == "contract"]

@@ -69,6 +69,13 @@ class DeviceMemory:
         return self.stage.sum_state(field)
 
     @property
+    def gradients(self) -> Value:
+        """Gradients between the micro-batches of a step: as they rest, or whole where only the last one reduces them."""
+        deferred = self.sum_state("deferred_bytes")
+        resting = self.sum_state("gradients_bytes")
+        return resting if is_zero(deferred) else resting + deferred * (self.stage.pipeline.num_micro_batches > 1)
+
+    @property
     def activations(self) -> Value:
         """Activations saved for the backward passes of the micro-batches in flight.
 

@@ -194,8 +194,11 @@ def _state_rule(description: str, formula: str, column: str, *, goes_to_host: bo
 
 MEMORY: TermRules[DeviceMemory] = TermRules("memory", "B", {
     "parameters": _state_rule("weights as they rest", "Σ elements at rest · bytes of a weight", "parameters_bytes"),
-    "gradients": _state_rule(
-        "gradients as they rest between micro-batches", "Σ elements · bytes of a gradient", "gradients_bytes"
+    "gradients": TermRule(
+        "gradients as they rest between micro-batches", "Σ elements · bytes of a gradient",
+        lambda context: f"{_ZERO_SOURCE}; recipe {context.precision.name}: {context.precision.source}",
+        lambda memory: memory.gradients,
+        lambda read: read.state("gradients_bytes"),
     ),
     "master": _state_rule(
         "the optimizer's copy of the weights", "Σ elements · bytes of the master copy", "master_bytes", goes_to_host=True

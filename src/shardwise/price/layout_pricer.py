@@ -72,6 +72,7 @@ class Pricing:
         rates = chip_rates(cluster.chip, cluster.calibration, architecture.name)
         self.pricer = UnitPricer(
             rates if policy is None else replace(rates, policy=policy), precision, loss_kind(cluster, job), job.optimizer,
+            attention=job.attention, dropout=job.dropout,
         )  # fmt: skip
 
     # Cached properties: uneven stages are played, which callers that ask for FLOPs or instructions do not need.

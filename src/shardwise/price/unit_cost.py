@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -67,7 +67,8 @@ class StateCost:
     `exchange_s`: of the gradients of two copies of the same weights, on the first and the last stage. `unscattered_bytes`:
     the gradients among the transient bytes. `arriving_bytes`: what a device receives when they are scattered, before it is
     added to the resting gradients. `leaving_bytes`: what of both is still live when the gradients of the next unit are made.
-    `passing_bytes`: gradients as products give them, where the resting ones have another format.
+    `passing_bytes`: gradients as products give them, where the resting ones have another format. `deferred_bytes`: whole
+    gradients of ZeRO-2 and -3, less the resting ones, where they are reduced in a step's last micro-batch only.
     """
 
     gather_forward_s: Annotated[Value, "ZeRO's collectives for it in a forward pass"]
@@ -85,6 +86,7 @@ class StateCost:
     arriving_bytes: Annotated[Value, "what a device gets of its gradients when they are scattered"]
     leaving_bytes: Annotated[Value, "the last of its gradients to be scattered"]
     passing_bytes: Annotated[Value, "its gradients as products give them"]
+    deferred_bytes: Annotated[Value, "its whole gradients until the last micro-batch, beyond those at rest"]
     update_bytes: Annotated[Value, "what is there beside the state while matrices are updated as a whole"]
 
 
@@ -130,16 +132,22 @@ class UnitPricer:
     """Prices units at the rates of a chip under a stack, with one precision recipe, one kind of loss and one optimizer."""
 
     def __init__(
-        self, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT_OPTIMIZER
-    ) -> None:
+        self, rates: Rates, precision: Precision, loss: str = "unfused", optimizer: str = DEFAULT_OPTIMIZER, *,
+        attention: str | None = None, dropout: bool = False,
+    ) -> None:  # fmt: skip
         self.precision = precision
         cast = precision if rates.policy.casts == "everywhere" else precision.with_casts_in_matmuls
         self.formats = TensorFormats(cast, get_optimizer(optimizer))
         self.loss = get_loss_kernel(loss)
+        self.attention, self.dropout = attention, dropout
         self._set_rates(rates)
 
     def _set_rates(self, rates: Rates) -> None:
         """Set the rates, and what depends on them: the memo of kernels' seconds, and the memory model of their stack."""
+        if self.attention:  # a job's choices count before those of the stack
+            rates = replace(rates, fused_attention=self.attention == "fused")
+        if self.dropout:
+            rates = replace(rates, policy=replace(rates.policy, dropout=True))
         self.rates, self.seconds = rates, IdentityCache()
         self.memory = UnitMemory(
             self.formats, self.precision, self.loss, rates.policy, fused_attention=rates.fused_attention

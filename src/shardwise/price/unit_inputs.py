@@ -47,9 +47,10 @@ from shardwise.values import (
     where,
 )
 
-# Bytes of a score that the backward pass reads where attention is not fused: softmax's result and dropout's (2 each) and
-# dropout's mask (1). Source: Korthikanti et al. 2022, 4.1. What was read last has a gradient (2) by then.
-SAVED_SCORE_BYTES, SCORE_GRADIENT_BYTES = 5.0, 2.0
+# Bytes of a score that the backward pass reads where attention is not fused: softmax's result (2) and, with dropout, its result
+# (2) and its mask (1). Source: Korthikanti et al. 2022, 4.1. What was read last has a gradient (2) by then.
+SAVED_SCORE_BYTES: Mapping[bool, float] = {False: 2.0, True: 5.0}  # by whether there is dropout
+SCORE_GRADIENT_BYTES = 2.0
 
 
 class ConditionalTensor(NamedTuple):
@@ -83,19 +84,19 @@ class LiveSetSizes(NamedTuple):
 
 
 def maximal_live_sets(
-    unit_instructions: UnitInstructions, operands: Iterable[ProductOperand]
+    unit_instructions: UnitInstructions, operands: Iterable[ProductOperand], *, dropout: bool = False
 ) -> tuple[LiveSetSizes, ...]:
     """Return the live sets of a unit's backward pass that may be the peak: those that no other one contains."""
     keys = SavedTensors(unit_instructions.unit, operands)
     fullest: list[LiveSetSizes] = []
     for moment in live_sets(unit_instructions):
-        sizes = _live_set_sizes(moment, keys)
+        sizes = _live_set_sizes(moment, keys, dropout=dropout)
         if not any(_dominates(rival, sizes) for rival in fullest):
             fullest = [rival for rival in fullest if not _dominates(sizes, rival)] + [sizes]
     return tuple(fullest)
 
 
-def _live_set_sizes(moment: LiveSet, keys: SavedTensors) -> LiveSetSizes:
+def _live_set_sizes(moment: LiveSet, keys: SavedTensors, *, dropout: bool) -> LiveSetSizes:
     tensors_by_condition: dict[tuple[Axes, Spec | None], list[tuple[str, Spec]]] = {}
     for tensor in moment.parts:
         tensors_by_condition.setdefault((tensor.over, tensor.rows), []).append((tensor.name, tensor.spec))
@@ -108,7 +109,7 @@ def _live_set_sizes(moment: LiveSet, keys: SavedTensors) -> LiveSetSizes:
     gradients = sum_polynomials(spec.local_elements() for spec in moment.gradients)
     return LiveSetSizes(
         tensors, conditional, gradients, moment.has_weight_grads,
-        SAVED_SCORE_BYTES * moment.scores + SCORE_GRADIENT_BYTES * moment.gradient_of_scores,
+        SAVED_SCORE_BYTES[dropout] * moment.scores + SCORE_GRADIENT_BYTES * moment.gradient_of_scores,
     )  # fmt: skip
 
 
@@ -377,4 +378,5 @@ def _cached_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) ->
 def derive_live_sets(scheme: ShardingScheme, name: str, policy: IssuePolicy) -> tuple[LiveSetSizes, ...]:
     """Derive the live sets of a unit that may be the peak."""
     unit_instructions = lower_unit(scheme, name, policy)
-    return maximal_live_sets(unit_instructions, read_products(unit_instructions.unit, policy).operands)
+    operands = read_products(unit_instructions.unit, policy).operands
+    return maximal_live_sets(unit_instructions, operands, dropout=policy.dropout)

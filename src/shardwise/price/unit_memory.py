@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from shardwise.layout import ShardingScheme
 from shardwise.model import Role, factor_bytes, moment_bytes
+from shardwise.model.decoder import LAYER_UNITS
 from shardwise.model.recompute_policies import get_recompute_policy
 from shardwise.price.tensor_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (
@@ -48,8 +49,11 @@ class UnitMemory:
         scheme = priced_scheme(scheme, name)
         parts = self.parts(scheme, name)
         saved, logits = self.saved_bytes(parts, values)
-        if get_recompute_policy(scheme.recompute).keeps_scores:
-            saved = saved + SAVED_SCORE_BYTES * self.written_scores(parts, values)
+        policy = get_recompute_policy(scheme.recompute)
+        if policy.keeps_scores:
+            saved = saved + self.saved_score_bytes(parts, values)
+        if self.policy.dropout and policy.keeps_masks and name in LAYER_UNITS:
+            saved = saved + self.mask_bytes(parts, values)
         return parts, {
             "saved_bytes": saved, "logits_bytes": logits,
             "workspace_bytes": self.workspace_bytes(name, scheme, values) - saved,
@@ -65,7 +69,21 @@ class UnitMemory:
         parts = self.parts(scheme, name)
         elements = state_elements(parts.arrays, values, self.max_bucket_elements)
         resting_bytes = self.state_bytes(parts, scheme, elements)
-        return parts, elements, {**resting_bytes, "update_bytes": self.update_bytes(parts, elements, values)}
+        of_update, deferred = self.update_bytes(parts, elements, values), self.deferred_bytes(scheme, elements, values)
+        return parts, elements, {**resting_bytes, "update_bytes": of_update, "deferred_bytes": deferred}
+
+    def deferred_bytes(self, scheme: ShardingScheme, elements: StateElements, values: SymbolValues) -> Value:
+        """Return the bytes of gradients that stay whole until a step's last micro-batch, less those that rest in shards.
+
+        Source: PyTorch, fully_shard: without gradient synchronisation, unsharded gradients are accumulated in the format of
+        their reduction (FSDPParam.unsharded_accumulated_grad); torch/distributed/pipelining/stage.py synchronises in the last
+        micro-batch only.
+        """
+        if scheme.zero_stage < 2 or self.policy.whole_gradients == "never":
+            return 0.0
+        whole = elements.trained * bytes_per_element(self.precision.gradient_reduction)
+        extra = maximum(whole - elements.shard * self.precision.gradient_bytes, 0.0)
+        return extra * (values["pp"] > 1) if self.policy.whole_gradients == "in_pipelines" else extra
 
     def update_bytes(self, parts: UnitCostInputs, elements: StateElements, values: SymbolValues) -> Value:
         """Return the bytes that whole-matrix updates need beside the state; 0 for elementwise updates.
@@ -98,8 +116,19 @@ class UnitMemory:
             candidates = [live_set for live_set in live_sets if live_set.has_weight_grads or not making]
             return peak_workspace_bytes(candidates, self.formats, scores, values, zero_stage=scheme.zero_stage)
         plain = self.parts(scheme.with_recompute("none"), name)
-        unrecomputed = self.saved_bytes(plain, values)[0] + SAVED_SCORE_BYTES * self.written_scores(plain, values)
+        unrecomputed = self.saved_bytes(plain, values)[0] + self.saved_score_bytes(plain, values)
         return (1.0 + GRADIENT_SHARE * (name != "head")) * unrecomputed
+
+    def saved_score_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
+        """Return the bytes of the scores that are saved, where they are written to memory."""
+        return SAVED_SCORE_BYTES[self.policy.dropout] * self.written_scores(parts, values)
+
+    def mask_bytes(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
+        """Return the bytes of the masks of dropout on what is added to the residual: one for each of its saved sums.
+
+        Source: Korthikanti et al. 2022, 4.1: 1 byte for an element, of attention's result and of the MLP's.
+        """
+        return elements_with_role(parts.products.saved, Role.RESIDUAL).evaluate(values)
 
     def written_scores(self, parts: UnitCostInputs, values: SymbolValues) -> Value:
         """Return the scores that are written to memory, where attention is not fused; every recompute rebuilds them."""

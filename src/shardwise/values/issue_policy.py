@@ -31,6 +31,10 @@ CASTS: tuple[Casts, ...] = get_args(Casts)
 # (MoEArgs.score_before_experts, True by default).
 RouterWeights = Literal["results", "activations"]
 ROUTER_WEIGHTS: tuple[RouterWeights, ...] = get_args(RouterWeights)
+# When gradients that ZeRO-2 and -3 scatter stay whole until a step's last micro-batch, in the format of their reduction: `never`,
+# as Shardwise's own engine has it, `in_pipelines` or `always` (PyTorch, FSDPModule.set_requires_gradient_sync).
+WholeGradients = Literal["never", "in_pipelines", "always"]
+WHOLE_GRADIENTS: tuple[WholeGradients, ...] = get_args(WholeGradients)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,8 @@ class IssuePolicy:
     `reduce_each_micro_batch`: in every micro-batch, not in a step's last only. `statistics`: how often the routers' are summed.
     `noise_scale`: the norm of each micro-batch's gradient is taken, from which the gradient noise scale follows. `casts`: where
     the operands of narrow products are cast, and so what is moved and kept of them. `router_weights`: what they multiply.
+    `dropout`: its masks are saved for the backward pass. `whole_gradients`: when those that ZeRO-2 and -3 scatter stay whole over
+    the micro-batches of a step.
     Raises `InputError` for a choice that does not exist and for buckets without room.
 
     >>> IssuePolicy(reduction="per_parameter").max_bucket_bytes
@@ -55,12 +61,15 @@ class IssuePolicy:
     noise_scale: bool = False
     casts: Casts = "everywhere"
     router_weights: RouterWeights = "results"
+    dropout: bool = False
+    whole_gradients: WholeGradients = "never"
 
     def __post_init__(self) -> None:
         lookup(dict.fromkeys(GRADIENT_REDUCTIONS), self.reduction, "reduction")
         lookup(ROUTER_STATISTICS, self.statistics, "statistics")
         lookup(dict.fromkeys(CASTS), self.casts, "casts")
         lookup(dict.fromkeys(ROUTER_WEIGHTS), self.router_weights, "router_weights")
+        lookup(dict.fromkeys(WHOLE_GRADIENTS), self.whole_gradients, "whole_gradients")
         raise_problems(
             [] if self.bucket_bytes > 0 else [f"bucket_bytes is {self.bucket_bytes}; more than 0 is required"]
         )

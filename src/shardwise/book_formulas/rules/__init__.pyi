@@ -98,6 +98,7 @@ from .roofline import transfer_s as transfer_s
 from .state_and_activations import StateBytes as StateBytes
 from .state_and_activations import bytes_per_chip as bytes_per_chip
 from .state_and_activations import checkpoint_bytes as checkpoint_bytes
+from .state_and_activations import layer_activation_bytes as layer_activation_bytes
 from .state_and_activations import max_params_per_device as max_params_per_device
 from .state_and_activations import min_chips as min_chips
 from .state_and_activations import zero3_extra_all_gathers as zero3_extra_all_gathers

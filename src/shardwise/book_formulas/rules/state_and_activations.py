@@ -99,6 +99,22 @@ def checkpoint_bytes(
     return bytes_per_element * tokens * num_layers * (num_d_model * d_model + num_d_ff * d_ff)
 
 
+def layer_activation_bytes(
+    tokens: float, d_model: float, *, num_heads: float = 0, seq_len: float = 0, tp: float = 1, sequence_parallel: bool = False,
+    fused_attention: bool = False, dropout: bool = True,
+) -> float:  # fmt: skip
+    """Activations that a layer of GPT saves for the backward pass in bf16.
+
+    Formula: T·D·(10 + 24/`tp` + 5·`num_heads`·`seq_len`/(D·`tp`)), 10/`tp` with sequence parallelism. Unit: B.
+    Assumes: an MLP of 4·D with GELU; each score of attention takes 5 bytes: softmax and dropout (2 each) and a mask (1); none
+    where attention is fused; without dropout 2 a score, and 2 bytes of T·D less for the masks behind attention and MLP.
+    Source: the playbook, "Memory for activations": 34 + 5·a·s/h bytes a token and width, after Korthikanti et al. 2022, 4.1.
+    """
+    plain = (10.0 if dropout else 8.0) / (tp if sequence_parallel else 1)
+    scores = 0.0 if fused_attention or not d_model else (5.0 if dropout else 2.0) * num_heads * seq_len / d_model
+    return tokens * d_model * (plain + (24.0 + scores) / tp)
+
+
 def bytes_per_chip(
     num_params: float, bytes_per_param: float, activation_bytes: float, num_chips: float
 ) -> float:  # fmt: skip
