@@ -178,9 +178,9 @@ class Stack:
 
     `platforms`: chips that it runs on. `loss`: the cross-entropy that it is assumed to use. `abilities`: what it can run.
     `host_s`: seconds of the host per launched kernel; 0 if devices never wait for it. `overlaps_tp`: it moves tensor
-    parallelism's operands in pieces beside matmuls, whatever a layout says. `dropout`: its users train with dropout. `whole_gradients`: when it
-    reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the operands of
-    low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
+    parallelism's operands in pieces beside matmuls, whatever a layout says. `dropout`: its users train with dropout.
+    `whole_gradients`: when it reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the
+    operands of low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
     """
 
     name: str

@@ -6,6 +6,7 @@ Independent truth: S1, activation memory: 34 + 5·a·s/h bytes for each token, l
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ SEQ_LEN = 1024
 JOB = sw.Job(global_batch_tokens=8 * SEQ_LEN, seq_len=SEQ_LEN, loss="unfused")
 
 
-def saved_bytes(text: str, **options: object) -> float:
+def saved_bytes(text: str, **options: Any) -> float:
     """Bytes that a block saves for one sequence."""
     layout = Layout.parse(f"dp=8 {text}" if "tp=" not in text else text)
     job = replace(JOB, **options)

@@ -30,8 +30,9 @@ _TRAIN_COMMAND = (
 
 
 def _launch_options(launch: Launch) -> Options:
-    """Return every field of a launch under its own name."""
-    return {field: value for field, value in launch.fields().items() if value is not None}
+    """Return every field of a launch under its own name; without dropout, which the engine does not have, none for it."""
+    fields = {field: value for field, value in launch.fields().items() if value is not None}
+    return fields if launch.job.dropout else {field: value for field, value in fields.items() if field != "job.dropout"}
 
 
 def _read_launch(reader: OptionReader) -> Mapping[str, Any]:

@@ -117,8 +117,12 @@ def _other_job_values(plan: Plan) -> Mapping[str, object]:
     """Return a job's values that no field of a state has and that are not the defaults."""
     job = plan.job
     filled = loss_kind(plan.cluster, replace(job, loss=None))
-    values = {"loss": None if job.loss == filled else job.loss, "document_tokens": job.document_tokens,
-              "attention": job.attention, "dropout": job.dropout or None}
+    values = {
+        "loss": None if job.loss == filled else job.loss,
+        "document_tokens": job.document_tokens,
+        "attention": job.attention,
+        "dropout": job.dropout or None,
+    }
     values["optimizer"] = job.optimizer if job.optimizer != Job(global_batch_tokens=1, seq_len=1).optimizer else None
     return {name: value for name, value in values.items() if value is not None}
 

@@ -59,8 +59,12 @@ class TableInputs:
         self.placement_table, self.families = placed, families
         precision = get_precision(job.precision)
         self.pricer = UnitPricer(
-            chip_rates(cluster.chip, cluster.calibration, architecture.name), precision, loss_kind(cluster, job), job.optimizer,
-            attention=job.attention, dropout=job.dropout,
+            chip_rates(cluster.chip, cluster.calibration, architecture.name),
+            precision,
+            loss_kind(cluster, job),
+            job.optimizer,
+            attention=job.attention,
+            dropout=job.dropout,
         )
         self.base_scheme = make_sharding_scheme(
             Layout(), architecture.structure, optimizer=job.optimizer, shares_amax=precision.shares_amax
