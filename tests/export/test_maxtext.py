@@ -276,3 +276,25 @@ def test_adam_as_pax_has_it_is_planned_as_adamw() -> None:
 def test_what_the_release_does_not_have_is_named() -> None:
     assert heard(GOOD.replace("max_target_length", "max_target_len")).unknown == ("max_target_len",)
     assert "gcs_metrics" in heard(GOOD + "gcs_metrics: true\n").unread
+
+
+@pytest.mark.parametrize(
+    ("tiles", "loss"), [("", "streamed"), ("num_vocab_tiling: 1\n", "streamed"), ("num_vocab_tiling: 8\n", "chunked")]
+)
+def test_tiles_of_the_vocabulary_are_a_chunked_loss(tiles: str, loss: str) -> None:
+    assert heard(GOOD + tiles).launch.job.loss == loss
+
+
+def test_a_chunked_loss_is_written_and_frees_logits() -> None:
+    """Gemma's vocabulary: XLA's loss over all logits takes four bytes for each."""
+    model, cluster = sw.load_model("gemma-2-9b"), sw.load_cluster("tpu-v6e:8x8", stack="maxtext")
+    layout = sw.Layout.parse("fsdp=64 zero_stage=3 recompute=full")
+    logits = {}
+    for loss in ("streamed", "chunked"):
+        job = sw.Job(global_batch_tokens=64 * 8192, seq_len=8192, loss=loss)
+        plan = plan_layout(model, cluster, job, layout)
+        logits[loss] = plan.estimate.memory["logits"]
+        text = export(plan, launch_config.TPU).files["config.yml"]
+        assert ("num_vocab_tiling: 4" in text) == (loss == "chunked")
+    assert logits["streamed"] == 4 * 8192 * model.vocab_size
+    assert logits["chunked"] < logits["streamed"] / 3

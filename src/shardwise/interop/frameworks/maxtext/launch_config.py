@@ -161,12 +161,24 @@ def _format_options(options: Options) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items() if value)
 
 
+# Parts of the tokens whose logits are there at a time: with XLA's 4 bytes for each logit, the byte that a chunked loss counts.
+VOCABULARY_TILES = 4
+
+
+def _loss_options(launch: Launch) -> Options:
+    return {"num_vocab_tiling": VOCABULARY_TILES} if launch.job.loss == "chunked" else {}
+
+
+def _read_loss(reader: OptionReader) -> Mapping[str, Any]:
+    return {"job.loss": "chunked" if reader.get("num_vocab_tiling", 1) > 1 else "streamed"}
+
+
 def _mappings(hardware: str) -> tuple[OptionMapping, ...]:
     return (
         *MODEL_MAPPINGS,
         *layout_mappings(hardware),
         OptionMapping(partial(_precision_options, hardware), partial(_read_precision, hardware)),
-        OptionMapping(lambda launch: {}, lambda reader: {"job.loss": "streamed"}),
+        OptionMapping(_loss_options, _read_loss),
         map_names("job.optimizer", "opt_type", {"adamw": "adamw"}, "adamw"),
         add_options("hardware", "run_name", "base_config", "dataset_type", "enable_checkpointing", "attention",
                     "use_tokamax_splash", "model_name", "global_parameter_scale", "packing",
