@@ -81,8 +81,8 @@ class UnitMemory:
         """
         if scheme.zero_stage < 2 or self.policy.whole_gradients == "never":
             return 0.0
-        whole = elements.trained * bytes_per_element(self.precision.gradient_reduction)
-        extra = maximum(whole - elements.shard * self.precision.gradient_bytes, 0.0)
+        unsharded = elements.trained * bytes_per_element(self.precision.gradient_reduction)
+        extra = maximum(unsharded - elements.shard * self.precision.gradient_bytes, 0.0)
         return extra * (values["pp"] > 1) if self.policy.whole_gradients == "in_pipelines" else extra
 
     def update_bytes(self, parts: UnitCostInputs, elements: StateElements, values: SymbolValues) -> Value:
