@@ -30,7 +30,8 @@ class Abilities:
     weights; they contain 0 if plain replicas do. `schedules` of pipelines, `cp_variants`, policies of `recompute`, kinds of
     loss (`losses`), formats of matmuls (`products`) beside those of 16 and 32 bits, and what it can `offload`, are names of
     their tables. `precisions`: recipes that it has with ZeRO; `replica_precisions`: those with plain replicas.
-    `uneven_stages`: a pipeline's stages may have different numbers of layers; `whole_experts`: experts may be whole where tp
+    `uneven_stages`: a pipeline's stages may have different numbers of layers;
+    `uneven_batches`: replicas may have different numbers of sequences; `whole_experts`: experts may be whole where tp
     splits layers (`etp=1`). `source`: where that is written.
     """
 
@@ -50,6 +51,7 @@ class Abilities:
     sequence_parallel: bool
     async_tp: bool
     uneven_stages: bool
+    uneven_batches: bool
     whole_experts: bool
     source: str
 
@@ -70,7 +72,7 @@ def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abiliti
         runs = {**table[ancestor].get("runs", {}), **runs}
         ancestor = table[ancestor].get("as")
     all_stages = sorted({0, *runs["zero"]})
-    usual = {"zero_with_cp": all_stages, "zero_with_ep": all_stages, "whole_experts": True}
+    usual = {"zero_with_cp": all_stages, "zero_with_ep": all_stages, "whole_experts": True, "uneven_batches": True}
     runs = {**usual, "replica_precisions": runs["precisions"], **runs}
     values: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in runs.items()}
     return Abilities(**values)

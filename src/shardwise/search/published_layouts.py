@@ -69,7 +69,7 @@ def _price_layout(plan: Plan, layout: Layout, runs: Sequence[PublishedRun]) -> P
             placed, priced = place_fastest(plan, replace(layout, recompute=recompute))
             if priced.fits:
                 break
-    except ShardwiseError as error:  # a rule that refuses the layout, or a value of the chip that nobody measured
+    except ShardwiseError as error:  # a rule refuses the layout, or the chip lacks a rate
         return PublishedLayout(
             run=runs[0], num_runs=len(runs), best_tokens_per_s_per_device=best_rate, layout_text=str(layout),
             problem=str(error).splitlines()[0],

@@ -208,13 +208,13 @@ def test_frozen_values_evaluate_once() -> None:
 
 
 def test_scores_that_attention_writes_are_kept_unless_they_are_rebuilt() -> None:
-    """5 bytes for each score of 32 heads and 2 sequences in each of 32 layers."""
+    """2 bytes for each score of 32 heads and 2 sequences in each of 32 layers: the softmax, without dropout."""
     model, job = load_model("llama-3-8b"), Job(global_batch_tokens=2**17, seq_len=2048)
     cluster = with_calibration(load_cluster("h100:8"), CALIBRATION)
     plain = replace(cluster, calibration=replace(CALIBRATION, fused_attention=False))
     layout = Layout(fsdp=8, zero_stage=3, micro_batch_seqs=2)
     fused, unfused = (estimate(Problem(model, one, job), layout).memory["activations"] for one in (cluster, plain))
-    assert unfused - fused == pytest.approx(5 * 32 * 2 * 32 * 2048**2)
+    assert unfused - fused == pytest.approx(2 * 32 * 2 * 32 * 2048**2)
     again = replace(layout, recompute="selective")
     assert (
         estimate(Problem(model, plain, job), again).memory["activations"]

@@ -16,7 +16,7 @@ from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES
+from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES, has_even_batch
 from shardwise.model import Architecture, Job, get_optimizer, is_byte_budget
 from shardwise.model.optimizer_program import nearest_precision
 from shardwise.model.recompute_policies import is_tensor_set, required_abilities
@@ -107,6 +107,14 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
             lambda c: (
                 f"{name} has as many layers on each stage, and pp·num_virtual_stages = {c['pp'] * c['num_virtual_stages']} does "
                 f"not divide {c.model.num_layers}; choose numbers that do"
+            ),
+        ),
+        LayoutRule(
+            "stack_batch", "stack", ("dp", "fsdp", "micro_batch_seqs"),
+            lambda c: abilities.uneven_batches | has_even_batch(c.job, c.degrees),
+            lambda c: (
+                f"{name} gives all replicas as many sequences, and dp·fsdp·micro_batch_seqs = "
+                f"{c['dp'] * c['fsdp'] * c['micro_batch_seqs']} does not divide {c.job.num_seqs}; choose numbers that do"
             ),
         ),
         LayoutRule(
