@@ -145,12 +145,15 @@ def test_verdicts(plan: Plan) -> None:
     )
     assert compare_steps(replace(best, step_time_s=best.step_time_s * 1.2), best) == "slower by 20.0%"
     assert compare_steps(replace(best, step_time_s=best.step_time_s * 0.8), best) == "faster by 20.0%"
-    assert compare_steps(replace(best, fits=False, memory_bytes=90e9), best).startswith("does not fit: 10 GB too much")
+    assert compare_steps(replace(best, fits=False, memory_bytes=90e9), best).startswith(
+        "does not fit: 5.07 GB too much"
+    )
 
 
 def test_every_option_ends_at_its_step(plan: Plan) -> None:
     """Each is priced again here: what ends at 1 needs more memory, at 2 leaves replicas idle, at 3 has a time."""
-    small = replace(plan, job=job_of(8 * 16384, 16384))
+    cluster = replace(plan.cluster, chip=replace(plan.cluster.chip, usable_bytes=80e9))
+    small = replace(plan, cluster=cluster, job=job_of(8 * 16384, 16384))
     found = told(given(small, "tp=2 fsdp=8 recompute=full")).options
     assert {one.step for one in found} == {1, 2, 3}
     for one in found:
@@ -458,11 +461,13 @@ def test_constants_are_sorted_and_priced(plan: Plan) -> None:
 
 
 def test_a_tenth_less_memory_comes_first_where_the_plan_depends_on_it(plan: Plan) -> None:
-    full = given(replace(plan, cluster=sw.load_cluster("h100:2"), job=job_of(2**16, 8192)),
-                 "cp=2 zero_stage=3 recompute=full")  # fmt: skip
+    cluster = sw.load_cluster("h100:2")
+    cluster = replace(cluster, chip=replace(cluster.chip, usable_bytes=80e9))
+    full = given(replace(plan, cluster=cluster, job=job_of(2**16, 8192)), "cp=2 zero_stage=3 recompute=full")
     first = told(full).constants[0]
     assert (first.name, first.fits, first.change) == ("chip.memory_bytes", False, 0.0)
     assert 0.9 * 80e9 < full.estimate.memory_bytes < 80e9
+    assert full.estimate.verdict == "tight"
     assert all(one.fits for one in told(plan).constants)
 
 

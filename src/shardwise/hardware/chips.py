@@ -22,7 +22,7 @@ from shardwise.values.dtypes import BYTES_PER_ELEMENT
 
 OPTIONAL_FIELDS = (
     "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",
-    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction", "attention_fraction",
+    "matrix_unit", "price_usd_per_hour", "price_date", "fp8_matmul_fraction", "attention_fraction", "usable_bytes",
 )  # fmt: skip
 
 
@@ -39,7 +39,8 @@ class Chip:
     `matmul_fraction` and `memory_fraction` are the shares of the peaks that micro-benchmarks reach; 1.0 where the catalogue has
     no measurement, and the estimate is then a lower bound. `fp8_matmul_fraction` is that of fp8, where it was measured, and
     `attention_fraction` that of fused attention over the bf16 peak.
-    `runtime_bytes` is memory that tensors cannot use. `host_shape`: chips on one host, along the axes of a torus;
+    `usable_bytes` is the memory that a program sees on the catalogue's chip (`capacity_bytes`), which is not the nominal one;
+    of it `runtime_bytes` is what tensors cannot use. `host_shape`: chips on one host, along the axes of a torus;
     `pcie_bytes_per_s`: one chip to its host, one direction; `dcn_bytes_per_s_per_host`: a host to other hosts over the
     data-centre network, all its cards in one direction; `vmem_bytes`: on-chip memory that software manages, `vmem_bytes_per_s`:
     from it to the matrix unit; `matrix_unit`: side of the systolic array; `price_usd_per_hour` was read on `price_date`. A
@@ -71,6 +72,7 @@ class Chip:
     price_date: str | None = None
     fp8_matmul_fraction: float | None = None
     attention_fraction: float | None = None
+    usable_bytes: float | None = None
     base: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,6 +102,19 @@ class Chip:
     def platform(self) -> str | None:
         """ "GPU" or "TPU"; None for a host, whose catalogue entry has no peak of a 16-bit format, and for an unknown vendor."""
         return PLATFORMS.get(self.vendor) if not self.peak_flops_per_s.keys().isdisjoint(HALF_DTYPES) else None
+
+    @property
+    def capacity_bytes(self) -> float:
+        """Bytes of memory that a program sees: `usable_bytes`, or the nominal memory without it.
+
+        The catalogue's `usable_bytes` belong to the catalogue's memory: a chip whose `memory_bytes` were set to another value
+        has these.
+        """
+        if self.usable_bytes is None:
+            return self.memory_bytes
+        nominal = load_chip(self.base) if self.base is not None else self
+        is_other_memory = self.memory_bytes != nominal.memory_bytes and self.usable_bytes == nominal.usable_bytes
+        return self.memory_bytes if is_other_memory else self.usable_bytes
 
     @property
     def catalog_name(self) -> str:

@@ -13,6 +13,7 @@ from shardwise.present.charts.step_charts import step_chart, timeline_chart, tit
 from shardwise.present.charts.sweep_charts import absent, search_chart, sweep_chart, what_is_planned
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.price import Estimate, Simulation
+from shardwise.price.memory_verdict import describe_margin
 from shardwise.search import Comparison, Explanation, LayoutMemory, LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.compare_clusters import Contender
 from shardwise.search.loss_time import LossPoint
@@ -33,7 +34,7 @@ def estimate_facts(estimate: Estimate) -> dict[str, str]:
     between = (
         " to ".join(map(format_seconds, estimate.interval90)) if estimate.interval90 else "none: the step is a bound"
     )
-    fits = f"fits, {estimate.margin:.0%} free" if estimate.fits else f"DOES NOT FIT, {-estimate.margin:.0%} too much"
+    fits = describe_margin(estimate.margin, estimate.verdict)
     return {
         "step": format_seconds(estimate.step_time_s), "90% prediction interval": between,
         "tokens/s per device": f"{estimate.tokens_per_s_per_device:,.0f}", "MFU": f"{estimate.mfu:.1%}",
@@ -125,7 +126,7 @@ def shown_explanation(found: Explanation) -> NotebookDisplay:
 def shown_memory(found: LayoutMemory) -> NotebookDisplay:
     """Memory of the devices, in a notebook: a bar for each stage of the pipeline."""
     capacity = found.memory_capacity_bytes
-    fits = f"fits, {found.margin:.0%} free" if found.fits else f"DOES NOT FIT, {-found.margin:.0%} too much"
+    fits = describe_margin(found.margin, found.verdict)
     facts = {
         "layout": str(found.layout), "micro-batches": f"{found.num_micro_batches:,}",
         "fullest device": f"{format_bytes(found.memory_bytes)} of {format_bytes(capacity)} ({fits})",

@@ -18,6 +18,7 @@ from shardwise.layout.rules.table import require_legal
 from shardwise.model import Job, model_flops_per_token
 from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
+from shardwise.price.memory_verdict import MemoryVerdict, describe_margin, memory_verdict, tight_memory_note
 from shardwise.price.problem import Problem
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero
@@ -48,9 +49,10 @@ class Estimate(Displayable):
 
     `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides, in its own pass
     or in others; `memory` (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak,
-    `margin` the free share of `memory_capacity_bytes`. `interval90` is the 90% prediction interval of the step in seconds, None
-    for a lower bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a bound or a
-    prediction, and what that rests on.
+    `margin` the free share of `memory_capacity_bytes`; `verdict` says "fits", "tight" (the price's error leaves the answer
+    open) or "does not fit", and `fits` is true but for the last. `interval90` is the 90% prediction interval of the step in
+    seconds, None for a lower bound. `waste` has the idle shares of an uneven batch or pipeline. `notes` say whether it is a
+    bound or a prediction, and what that rests on.
 
     >>> import shardwise as sw
     >>> found = sw.estimate("llama-3-8b", "h100:8", layout="fsdp=8", global_batch_tokens="512Ki", seq_len=4096)
@@ -67,6 +69,7 @@ class Estimate(Displayable):
     memory_capacity_bytes: float
     margin: float
     fits: bool
+    verdict: MemoryVerdict
     time: Mapping[str, float]
     hidden: Mapping[str, float]
     memory: Mapping[str, float]
@@ -96,7 +99,7 @@ class Estimate(Displayable):
         interval = " to ".join(map(format_seconds, self.interval90)) if self.interval90 else ""
         kind = f"90% prediction interval {interval}" if interval else "a bound"
         step = f"{format_seconds(self.step_time_s)} ({kind})"
-        fits = f"fits, {self.margin:.0%} free" if self.fits else f"DOES NOT FIT, {-self.margin:.0%} too much"
+        fits = describe_margin(self.margin, self.verdict)
         return (
             f"Estimate: step {step}, {self.tokens_per_s_per_device:,.0f} tokens/s per device, MFU {self.mfu:.1%}, bound by "
             f"{self.bound}\n  memory {format_bytes(self.memory_bytes)} of {format_bytes(self.memory_capacity_bytes)} ({fits})"
@@ -154,14 +157,17 @@ def _build_estimate(pricing: Pricing) -> Estimate:
     step_s, time = step.total_s, TIME.values(step)
     tokens, devices, peak = job.global_batch_tokens, cluster.num_devices, cluster.chip.peak(mfu_format(job))
     flops_s = model_flops_per_token(pricing.architecture, job.attended_tokens) * tokens / (devices * peak)
-    total, capacity = sum(memory.values()), cluster.chip.memory_bytes
+    total, capacity = sum(memory.values()), cluster.chip.capacity_bytes
+    verdict = memory_verdict(total, capacity)
+    tight = (tight_memory_note(1 - total / capacity),) if verdict == "tight" else ()
     return Estimate(
         step_time_s=step_s, tokens_per_s_per_device=tokens / step_s / devices, mfu=flops_s / step_s,
         hfu=flops_s / step_s * pricing.hardware_ratio(), bound=_largest_part(time),
-        memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity, fits=total <= capacity,
+        memory_bytes=total, memory_capacity_bytes=capacity, margin=1 - total / capacity,
+        fits=verdict != "does not fit", verdict=verdict,
         time=time, hidden={axis: seconds for axis, seconds in hidden.items() if seconds > 0},
         memory=memory, train_days=job.tokens / tokens * step_s / 86400 if job.tokens else None,
-        interval90=_interval90(pricing, step_s), waste=_waste(pricing, stages), notes=_notes(pricing),
+        interval90=_interval90(pricing, step_s), waste=_waste(pricing, stages), notes=(*_notes(pricing), *tight),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from shardwise.model import Architecture, Job, ModelFacts
 from shardwise.pipeline import get_schedule
 from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
+from shardwise.price.memory_verdict import MemoryVerdict, memory_verdict
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
 from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems, to_json
 
@@ -53,8 +54,13 @@ class LayoutMemory(Displayable):
 
     @property
     def fits(self) -> bool:
-        """True if the fullest device has room."""
-        return self.memory_bytes <= self.memory_capacity_bytes
+        """True unless the fullest device has no room."""
+        return self.verdict != "does not fit"
+
+    @property
+    def verdict(self) -> MemoryVerdict:
+        """Verdict on the fullest device: "fits", "tight" or "does not fit"."""
+        return memory_verdict(self.memory_bytes, self.memory_capacity_bytes)
 
     @property
     def margin(self) -> float:
@@ -94,7 +100,7 @@ def layout_memory(problem: Problem, layout: Layout) -> LayoutMemory:
         layout=layout, job=problem.job, stages=stage_memories(problem, layout),
         recompute=list_layer_recompute(Pricing(planned, layout)),
         num_micro_batches=num_micro_batches(problem.job, layout_degrees(layout)),
-        memory_capacity_bytes=problem.cluster.chip.memory_bytes,
+        memory_capacity_bytes=problem.cluster.chip.capacity_bytes,
     )  # fmt: skip
 
 
@@ -146,6 +152,7 @@ class LayoutMemoryRecord(Payload):
     num_micro_batches: int
     memory_bytes: float
     fits: bool
+    verdict: MemoryVerdict
     margin: float
     fullest_stage: int
     stages: Sequence[Mapping[str, float]]
@@ -172,7 +179,7 @@ class MemoryRecord(Payload):
         return cls(
             model=ModelFacts.of(model), cluster=cluster.name, defaults=comparison.defaults,
             job=MemoryJobRecord.from_attributes(job, global_batch_tokens=batch),
-            memory_capacity_bytes=cluster.chip.memory_bytes,
+            memory_capacity_bytes=cluster.chip.capacity_bytes,
             layouts=[
                 LayoutMemoryRecord.from_attributes(
                     memory, memory.job, layout=LayoutFacts.of(memory.layout, model, memory.job, cluster.topology)

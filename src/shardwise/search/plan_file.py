@@ -118,7 +118,7 @@ def parse_plan(payload: Any, payload_name: str = "plan") -> Plan:
         cluster=cluster,
         job=job,
         layout=parse_layout(payload["layout"], model, job),
-        estimate=parse_dataclass(Estimate, payload["estimate"], "estimate"),
+        estimate=_read_estimate(payload["estimate"], "estimate"),
         alternatives=tuple(_parse_alternative(alternative, model, job) for alternative in _parse_list(payload, "alternatives")),
         rules=tuple(parse_dataclass(Rule, rule, "rule") for rule in _parse_list(payload, "rules")),
         search=parse_dataclass(SearchSummary, payload["search"], "search") if payload.get("search") else None,
@@ -205,9 +205,15 @@ def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternati
         raise InputError("alternatives: each needs a layout, an estimate and a reason; plan again with this version")
     return Alternative(
         layout=parse_layout(payload["layout"], model, job),
-        estimate=parse_dataclass(Estimate, payload["estimate"], "alternative"),
+        estimate=_read_estimate(payload["estimate"], "alternative"),
         reason=str(payload["reason"]),
     )  # fmt: skip
+
+
+def _read_estimate(payload: JsonObject, label: str) -> Estimate:
+    """Return an estimate; plans of before the verdict on memory have the two values of `fits`."""
+    verdict = "fits" if payload.get("fits") else "does not fit"
+    return parse_dataclass(Estimate, {"verdict": verdict, **payload}, label)
 
 
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}

@@ -51,8 +51,8 @@ def make_plan(
     """Search for the best layout and return its plan: the runners-up with reasons, the books' rules, and the whole run.
 
     The best is the simplest of the fastest that fit (`choose_simplest`), predicted for a typical stack unless the cluster or
-    the job says otherwise (`price.problem.with_problem_defaults`). Layouts that leave a tenth of the memory free are preferred;
-    if there is none, any that fits will do. Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
+    the job says otherwise (`price.problem.with_problem_defaults`). Layouts that fit are searched; where there is none, those
+    whose memory is tight (`price.memory_verdict`). Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
     rate, restarts and power of the run. `elsewhere`: search also what another stack could run (`add_other_stack_gain`), which
     takes about half of the time; of many plans only the chosen one needs it."""
     problem.architecture.require_positions(problem.job.seq_len)
@@ -78,7 +78,7 @@ def make_plan(
         remedies += describe_offload(_price_offloads(problem, least_memory))
         raise NothingFitsError(describe_excess(least_memory, priced, narrowed=requested is not None, remedies=remedies))
     balancer = StageBalancer(
-        problem.architecture, problem.cluster, problem.job, problem.cluster.chip.memory_bytes * (1 - reserve)
+        problem.architecture, problem.cluster, problem.job, problem.cluster.chip.capacity_bytes * (1 - reserve)
     )
     balances = BALANCED in choices.stages
     if balances:
@@ -113,7 +113,7 @@ def _fit_activation_budget(problem: Problem, budget: str, layouts: Iterable[Layo
     """Return the fastest layout that fits with the tensors its activation budget keeps.
 
     Layouts that differ only in what they recompute count once. Raises `NothingFitsError` if none fits."""
-    capacity, problems = problem.cluster.chip.memory_bytes * (1 - reserve), list[str]()
+    capacity, problems = problem.cluster.chip.capacity_bytes * (1 - reserve), list[str]()
     fitting: list[tuple[float, Layout]] = []
     for layout in dict.fromkeys(replace(candidate, recompute=budget, recompute_layers=None) for candidate in layouts):
         try:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from shardwise.layout import Layout
 from shardwise.price import Estimate, Problem, loss_kind
 from shardwise.price.estimate import estimate
+from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import LOSS_KERNELS, format_bytes, format_seconds, get_loss_kernel
 from shardwise.values.argument_labels import argument_label
 
@@ -28,8 +29,8 @@ NUM_NAMED_TERMS, MIN_CHANGE_SHARE = (
 )  # of two steps: the terms that differ most, and least of the largest difference
 MIN_TERM_SHARE = 0.02  # of the difference between two steps: a term with less is no reason for it
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
-# The share is a choice: against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
-MEMORY_RESERVE = 0.10
+# With less a layout is tight. Against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
+MEMORY_RESERVE = TIGHT_MARGIN
 
 FIT_ADVICE = "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
 COMPARED_FIELDS = (

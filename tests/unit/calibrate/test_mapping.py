@@ -403,16 +403,17 @@ HEAVY = {**BASE, "layers": "48", "d_model": "4096", "n_heads": "32", "d_ff": "16
 
 
 def test_an_unstated_recompute_is_the_least_that_fits() -> None:
-    """One layer less would not fit, and neither would the policies before."""
+    """With one layer less memory would be tight; the policies before would not fit."""
     found = predict_row(RowCells(HEAVY))
     case, layout = found.case, found.case.layout
-    assert found.estimate.fits
+    assert found.estimate.verdict == "fits"
     assert layout.recompute == "full"
     assert layout.recompute_layers is not None
     less = layout.recompute_layers - 1
     for policy, number in (("none", None), ("selective", None), ("full", less)):
         other = replace(layout, recompute=policy, recompute_layers=number)
-        assert not estimate(Problem(case.architecture, case.cluster, case.job), other).fits
+        priced = estimate(Problem(case.architecture, case.cluster, case.job), other)
+        assert priced.verdict == ("tight" if policy == "full" else "does not fit")
 
 
 def test_every_nth_block_is_full_recompute_of_few_layers() -> None:

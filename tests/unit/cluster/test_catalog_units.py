@@ -23,6 +23,7 @@ BASES = {"FLOP/s": 1.0, "B/s": 1.0, "b/s": 1 / 8, "B": 1.0, "W": 1.0}
 # What a quantity of the catalogue is of, and in how many directions.
 MEANING = {
     "peak": ("chip", 1), "memory_bytes": ("chip", 1), "memory_bytes_per_s": ("chip", 1), "available_bytes": ("chip", 1),
+    "usable_bytes": ("chip", 1),
     "power_w": ("chip", 1), "pcie_bytes_per_s": ("chip", 1), "dcn_bytes_per_s_per_host": ("host", 1), "vmem_bytes": ("chip", 1),
     "vmem_bytes_per_s": ("chip", 1), "torus": ("link", 1), "tier": ("chip", 1),
 }  # fmt: skip

@@ -22,6 +22,7 @@ from shardwise.measure.calibrate.prediction_errors import (
     EvaluatedRun,
     count_refuted_fits,
     count_skipped,
+    count_tight_fits,
     error_tables,
     memory_error_tables,
 )
@@ -118,11 +119,12 @@ class PredictedRowRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefutedFitsRecord(Payload):
-    """Runs that say what they recompute, and how many of them the memory model says would not fit."""
+    """Runs that say what they recompute, and how many of them the memory model says would not fit, or tightly."""
 
     stated: int
     would_not_fit: int
     by_over_a_tenth: int
+    tight: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +155,9 @@ class ValidationRecord(Payload):
         return cls(
             rows=[PredictedRowRecord.of(run) for run in runs],
             summary=error_tables(runs), memory_summary=memory_error_tables(runs),
-            fits=RefutedFitsRecord(stated=stated, would_not_fit=would_not_fit, by_over_a_tenth=by_over_a_tenth),
+            fits=RefutedFitsRecord(
+                stated=stated, would_not_fit=would_not_fit, by_over_a_tenth=by_over_a_tenth, tight=count_tight_fits(runs)
+            ),
             skipped={kind: SkippedRowsRecord(rows=rows, scored=scored) for kind, (rows, scored) in count_skipped(runs).items()},
             unreadable=list(unreadable_cells(run.row for run in runs)),
         )  # fmt: skip

@@ -199,6 +199,12 @@ def count_refuted_fits(runs: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
     return len(estimates), num_refuted, sum(estimate.margin < -0.1 for estimate in estimates)
 
 
+def count_tight_fits(runs: Sequence[EvaluatedRun]) -> int:
+    """Count the runs that state what they recompute whose predicted memory is tight (`price.memory_verdict`)."""
+    estimates = [run.prediction.estimate for run in runs if run.scored and run.prediction and run.row.cell("recompute")]
+    return sum(estimate.verdict == "tight" for estimate in estimates)
+
+
 def largest_errors(runs: Sequence[EvaluatedRun], limit: int) -> Iterator[EvaluatedRun]:
     """Yield up to `limit` rows that count with the largest errors, one of each group of duplicates."""
     groups: set[str] = set()

@@ -103,5 +103,5 @@ def memory_comparison_chart(comparison: MemoryComparison) -> Chart:
             f"[{number}] {memory.layout}": memory.stages[memory.fullest_stage]
             for number, memory in enumerate(layouts, start=1)
         }
-    title, limit = f"Memory of {comparison.model.name} on {comparison.cluster.name}", chip.memory_bytes
+    title, limit = f"Memory of {comparison.model.name} on {comparison.cluster.name}", chip.capacity_bytes
     return bar_chart(title, subtitle, bars, limit=limit, limit_label=f"{chip.name}: {format_bytes(limit)}")

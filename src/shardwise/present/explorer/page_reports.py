@@ -37,6 +37,8 @@ from shardwise.present.rendering.page_report import (
 )
 from shardwise.present.rendering.payload_text import FORMATS, Payload, PayloadText, format_share
 from shardwise.present.rendering.report import Number
+from shardwise.present.reports.wording import FIT_ANSWERS
+from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import (
     MEMORY_TERMS,
     TIME_TERMS,
@@ -146,8 +148,10 @@ def _fit_section(fit: Payload, claims: Sequence[Sequence[PageCell]], blocks: Seq
     room: list[PageCell] = ["Fits with ", share, " headroom"]
     if not fit["fits"]:
         room = ["Does not fit: ", share, " over a device's memory"]
+    if fit["verdict"] == "tight":
+        room = ["Tight: ", share, f" headroom of the {TIGHT_MARGIN:.0%} that predictions of memory need"]
     style = "verdict" if fit["fits"] else "verdict cannot"
-    return PageSection(blocks=blocks, style=style, claims=[room, *claims], mark="good" if fit["fits"] else "bad")
+    return PageSection(blocks=blocks, style=style, claims=[room, *claims], mark=FIT_ANSWERS[fit["verdict"]][1])
 
 
 def _compared(payload: Payload) -> Sequence[PageCell]:

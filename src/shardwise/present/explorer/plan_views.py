@@ -95,7 +95,8 @@ def _overview_provenance(request: ViewRequest) -> Fields:
             "traffic of the axis behind compute", "seconds of the traffic - the exposed ones", "s", "price/overlap.py", kind,
         ),
         "estimate.estimate.memory_capacity_bytes": Field(
-            "memory of a device", "given", "B", chip.sources.get("memory_bytes", OPENED_PLAN), EXACT,
+            "memory of a device", "given", "B",
+            chip.sources.get("usable_bytes", chip.sources.get("memory_bytes", OPENED_PLAN)), EXACT,
         ),
     }  # fmt: skip
 
@@ -105,7 +106,7 @@ def _verdict(request: ViewRequest) -> dict[str, Any]:
     priced = request.plan.estimate
     best = request.search["best"] if request.search else None
     return {
-        "fits": priced.fits, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(request),
+        "fits": priced.fits, "verdict": priced.verdict, "margin": priced.margin, "bound": priced.bound, "bubble": bubble(request),
         "times_the_best": priced.step_time_s / best["step_time_s"] if best else None,
         "is_best": best is not None and best["layout"] == layout_text(request.layout),
         "kind": "prediction" if priced.interval90 else "bound",
@@ -148,7 +149,7 @@ def pareto(request: ViewRequest) -> dict[str, Any]:
     """Return the search's report so far, and the time and memory of the current layout."""
     return {
         "search": dict(request.search or SEARCHING),
-        "memory_capacity_bytes": request.cluster.chip.memory_bytes,
+        "memory_capacity_bytes": request.cluster.chip.capacity_bytes,
         "own": _current_point(request),
         "fields": fields_payload(_pareto_provenance(request)),
     }

@@ -192,7 +192,7 @@ def timeline(request: ViewRequest) -> dict[str, Any]:
     return {
         "simulation": simulation_payload(result), "num_ranks": len(result.memories), "end_s": step.step_time_s,
         "shown": passes.payload(),
-        "memory_capacity_bytes": plan.cluster.chip.memory_bytes,
+        "memory_capacity_bytes": plan.cluster.chip.capacity_bytes,
         "ranks": [_rank(step, rank, result.memories[rank], step.step_time_s * num_rows / RESOLUTION)
                   for rank in range(num_rows)],
         "fields": fields_payload(_timeline_provenance(request)),

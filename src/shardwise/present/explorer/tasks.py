@@ -74,7 +74,7 @@ def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> floa
 
 
 def _fits(request: ViewRequest) -> Requirement:
-    capacity = request.cluster.chip.memory_bytes
+    capacity = request.cluster.chip.capacity_bytes
     return _at_most(
         "memory of a device", _priced(request, lambda priced: priced.plan.estimate.memory_bytes), capacity, "B"
     )

@@ -50,7 +50,7 @@ def memory_panels(
     title: str, subtitle: str, axis_title: str, columns: Sequence[Value], rows: Mapping[str, Callable[[Value], Memory]]
 ) -> Chart:  # fmt: skip
     """Return stacked memory of each column, a panel for each row, against the capacity of a device."""
-    capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
+    capacity = load_cluster(f"{CHIP}:1").chip.capacity_bytes
     x = Axis(
         title=axis_title, categories=categories(f"{one:,}" if isinstance(one, int) else str(one) for one in columns)
     )
@@ -233,7 +233,7 @@ def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32,
 
 def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: int = 1024) -> int:
     """The most sequences of a micro-batch whose memory a device holds; 0 where not even one fits."""
-    capacity = load_cluster(f"{CHIP}:1").chip.memory_bytes
+    capacity = load_cluster(f"{CHIP}:1").chip.capacity_bytes
 
     def fits(num_seqs: int) -> bool:
         return sum(fullest(model, SEQ_LEN, layout_of(num_seqs)).values()) <= capacity

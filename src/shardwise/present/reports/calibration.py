@@ -11,6 +11,7 @@ from shardwise.measure.calibrate.prediction_errors import (
     ErrorStatistics,
     count_refuted_fits,
     count_skipped,
+    count_tight_fits,
     error_tables,
     guess_error_cause,
     largest_errors,
@@ -210,7 +211,7 @@ def _refuted_fits(runs: Sequence[EvaluatedRun]) -> Iterator[str]:
     if num_stated:
         yield (
             f"{num_over} of {num_stated} runs that say what they recompute would not fit by the memory model, though they ran, "
-            f"{num_far_over} by more than a tenth"
+            f"{num_far_over} by more than a tenth; of {count_tight_fits(runs)} others memory would be tight"
         )
 
 

@@ -9,6 +9,7 @@ from shardwise.present.rendering.report import Block, Cell, Line, Number, Report
 from shardwise.present.reports.memory import recompute_tables
 from shardwise.present.reports.sweep import doublings_table, noise_text
 from shardwise.present.reports.wording import (
+    FIT_ANSWERS,
     job_text,
     overlap_text,
     published_table,
@@ -18,6 +19,7 @@ from shardwise.present.reports.wording import (
     throughput_parts,
 )
 from shardwise.price.estimate import caveats as caveats_of
+from shardwise.price.memory_verdict import describe_margin
 from shardwise.price.term_inputs import TermInput
 from shardwise.search import Explanation
 from shardwise.search.explain.explanation import LayoutTerm
@@ -89,9 +91,10 @@ def _head(explanation: Explanation) -> str:
 
 def _fit(explanation: Explanation) -> Iterator[Block]:
     fit = explanation.fit
-    verdict = f"yes, {fit.margin:.0%} free" if fit.fits else f"NO, {-fit.margin:.0%} too much"
+    answer, mark = FIT_ANSWERS[fit.verdict]
+    room = describe_margin(fit.margin, fit.verdict).partition(", ")[2]
     usage = f"{format_bytes(fit.memory_bytes)} of {format_bytes(fit.memory_capacity_bytes)} on the fullest device"
-    yield Status(f"1. does it fit? {verdict}: {usage}", "good" if fit.fits else "bad")
+    yield Status(f"1. does it fit? {answer}, {room}: {usage}", mark)
     yield Line(
         (
             "   weights, gradients and optimizer are ", num_bytes(fit.state_bytes, "fit.state_bytes"), ": the memory of ",

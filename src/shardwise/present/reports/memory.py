@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.present.rendering.numbers import num_bytes, seconds, share
 from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Status, Table, share_bar
-from shardwise.present.reports.wording import tensor_names
+from shardwise.present.reports.wording import FIT_ANSWERS, tensor_names
+from shardwise.price.memory_verdict import describe_margin
 from shardwise.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -68,16 +69,16 @@ def _side_by_side(layouts: Sequence[LayoutMemory]) -> Section:
     ]
     totals = (num_bytes(memory.memory_bytes, f"layouts.{i}.memory_bytes") for i, memory in enumerate(layouts))
     rows.append(("total", *totals))
-    rows.append(("fits", *(Status("yes", "good") if memory.fits else Status("NO", "bad") for memory in layouts)))
+    rows.append(("fits", *(Status(*FIT_ANSWERS[memory.verdict]) for memory in layouts)))
     table = Table(rows=tuple(rows), right=range(1, len(layouts) + 1), indent=2)
     return Section([table], title="side by side (fullest stages)")
 
 
 def _layout_sections(memory: LayoutMemory, mark: str, path: str) -> Iterator[Section]:
     stages, fullest, capacity = memory.stages, memory.fullest_stage, memory.memory_capacity_bytes
-    free = f"fits, {memory.margin:.0%} free" if memory.fits else f"DOES NOT FIT, {-memory.margin:.0%} too much"
+    free = describe_margin(memory.margin, memory.verdict)
     usage = Status(
-        f"  {format_bytes(memory.memory_bytes)} of {format_bytes(capacity)} ({free})", "good" if memory.fits else "bad"
+        f"  {format_bytes(memory.memory_bytes)} of {format_bytes(capacity)} ({free})", FIT_ANSWERS[memory.verdict][1]
     )
     batch = f"  batch of {memory.job.global_batch_tokens:,} tokens, micro-batches of each replica: {memory.num_micro_batches:,}"
     where = f"  stage {fullest}, the fullest" if len(stages) > 1 else "  every device"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ from shardwise.layout import Layout, layout_degrees, num_micro_batches
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, num_params
 from shardwise.model.usual_job import usual_whole_batch
 from shardwise.present.rendering.numbers import count, seconds, share, usd
-from shardwise.present.rendering.report import Cell, Line, Number, Row, Section, Status, Table, facts_table
+from shardwise.present.rendering.report import Cell, Line, Number, Row, Section, Status, Table, Tone, facts_table
 from shardwise.price import Estimate, Limits, Run
+from shardwise.price.memory_verdict import MemoryVerdict, describe_margin
 from shardwise.search import Plan, PublishedComparison, PublishedLayout, advise_batch, describe_lead, describe_runs
 from shardwise.values import (
     COMMUNICATION_TERMS,
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from shardwise.search.explain.playbook_steps import StepThroughput
 
 INTERVAL = "90% prediction interval"
+# Answers to "does it fit?", with their tone.
+FIT_ANSWERS: Mapping[MemoryVerdict, tuple[str, Tone]] = {
+    "fits": ("yes", "good"), "tight": ("TIGHT", "note"), "does not fit": ("NO", "bad"),
+}  # fmt: skip
 MAX_NAMED_TENSORS = 3  # of a kernel or an instruction
 
 
@@ -301,7 +306,9 @@ def fit_cell(estimate: Estimate) -> Status:
     """Return the bytes of the fullest device, of how many, and whether they fit."""
     usage = f"{format_bytes(estimate.memory_bytes)} of {format_bytes(estimate.memory_capacity_bytes)}"
     if estimate.fits:
-        return Status(f"{usage} (fits, {estimate.margin:.0%} free)", "good")
+        return Status(
+            f"{usage} ({describe_margin(estimate.margin, estimate.verdict)})", FIT_ANSWERS[estimate.verdict][1]
+        )
     over = estimate.memory_bytes - estimate.memory_capacity_bytes
     return Status(f"{usage} (DOES NOT FIT, {format_bytes(over)} too much)", "bad")
 

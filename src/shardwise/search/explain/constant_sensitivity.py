@@ -115,7 +115,11 @@ def _worsen_cluster(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, float, 
     """Yield each constant's name and value, and the cluster with this one scaled."""
     for name in _chip_constants(plan, cluster):
         value: float = getattr(cluster.chip, name)
-        yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **{name: value * SCALE}))  # type: ignore[arg-type]
+        worse = {name: value * SCALE}
+        if name == "memory_bytes":  # of all that there is
+            value = cluster.chip.capacity_bytes
+            worse = {name: value * SCALE, "usable_bytes": value * SCALE}
+        yield f"chip.{name}", value, replace(cluster, chip=replace(cluster.chip, **worse))  # type: ignore[arg-type]
     for name, value, topology in _worsen_links(cluster.topology):
         yield name, value, replace(cluster, topology=topology)
 

@@ -89,9 +89,8 @@ class Explanation(Displayable, Payload):
     plan: Annotated[Plan, Hidden]
 
     def __repr__(self) -> str:
-        verdict = "fits" if self.fit.fits else "does not fit"
         return (
-            f"Explanation: {self.model} on {self.cluster}, {self.layout}\n  {verdict}: {self.fit.because}\n  "
+            f"Explanation: {self.model} on {self.cluster}, {self.layout}\n  {self.fit.verdict}: {self.fit.because}\n  "
             f"{self.batch.because}\n  bound by {self.throughput.bound}: {format_seconds(self.throughput.step_time_s)} a step"
         )
 

@@ -16,6 +16,7 @@ from shardwise.price import MEMORY
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import TIME, TermRules
 from shardwise.price.layout_pricer import term_context
+from shardwise.price.memory_verdict import MemoryVerdict
 from shardwise.price.training_run import trained_bytes
 from shardwise.search.explain.neighbour_layouts import larger_memory_neighbours
 from shardwise.search.plan import Plan
@@ -44,6 +45,7 @@ class MemoryFit:
     """
 
     fits: bool
+    verdict: MemoryVerdict
     num_devices: int
     state_bytes: float
     devices_for_state: int
@@ -110,7 +112,7 @@ def explain_fit(plan: Plan, smallest_change: str | None = None) -> MemoryFit:
     recipe, frozen = get_precision(plan.job.precision), num_params(plan.model) - num_trained_params(plan.model)
     state = trained_bytes(plan.model, plan.job) + frozen * bytes_per_element(recipe.weights)
     return MemoryFit(
-        fits=priced.fits, num_devices=devices, state_bytes=state,
+        fits=priced.fits, verdict=priced.verdict, num_devices=devices, state_bytes=state,
         devices_for_state=math.ceil(state / priced.memory_capacity_bytes), held=_sharding_text(plan),
         memory_bytes=priced.memory_bytes, memory_capacity_bytes=priced.memory_capacity_bytes,
         margin=priced.margin, regime="GPU-poor" if poor else "GPU-rich",

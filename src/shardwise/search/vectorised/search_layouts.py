@@ -87,7 +87,7 @@ def search_layouts(
         raise NothingFitsError(
             f"no legal layout: all {space.num_candidates:,} candidates break a rule ({rules})\n{nearest}"
         )
-    best = BestRows(top, problem.cluster.chip.memory_bytes * (1 - reserve), len(space.degrees["pp"]))
+    best = BestRows(top, problem.cluster.chip.capacity_bytes * (1 - reserve), len(space.degrees["pp"]))
     search = _LayoutSearch(problem, space, best, progress)
     search.exhaustive = checks.exhaustive
     search.sample(checks.num_samples, checks.seed)

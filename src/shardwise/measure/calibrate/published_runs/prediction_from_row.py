@@ -23,6 +23,7 @@ from shardwise.measure.calibrate.published_runs.run_table import RowCells, Skipp
 from shardwise.model import Architecture, Job
 from shardwise.price import Estimate, Pricing, Problem
 from shardwise.price.estimate import estimate
+from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import ShardwiseError
 
 
@@ -79,7 +80,7 @@ def predict_row(cells: RowCells, user_cluster: Cluster | None = None, *, bound: 
     cluster = case.cluster if bound else with_calibration(case.cluster, case.software.calibration(case.cluster.chip))
     stated = cells.text("recompute").lower()
     # From the least recomputation to the most. A stated policy was run, so that only memory far above the capacity
-    # refutes it; one that is not stated must fit, and then as few layers are recomputed as do.
+    # refutes it; one that is not stated must fit at least tightly, and then as few layers are recomputed as fit.
     memory_limit = REFUTED if stated else 1.0
     for recompute in case.recomputes:
         layout = replace(case.layout, recompute=recompute)
@@ -106,11 +107,13 @@ def _fewest_layers(case: RunCase, cluster: Cluster, layout: Layout, predicted: E
     """Return the layout with the fewest recomputed layers per stage that fit, at most all of them, and its estimate."""
     max_layers = max(layers_by_stage(case.architecture, layout))
     pricing = Pricing(Problem(case.architecture, cluster, case.job), replace(layout, recompute_layers=max_layers))
-    costs, capacity = pricing.unit_costs(), cluster.chip.memory_bytes
+    costs, capacity = pricing.unit_costs(), cluster.chip.capacity_bytes
 
     def fits(num_layers: int) -> bool:
         partial_pricing = pricing.with_recompute_layers(num_layers)
-        return sum(partial_pricing.fullest_device(partial_pricing.stages(costs))[1].values()) <= capacity
+        return sum(partial_pricing.fullest_device(partial_pricing.stages(costs))[1].values()) <= capacity * (
+            1.0 - TIGHT_MARGIN
+        )
 
     fewest = 1 + bisect_left(range(1, max_layers), True, key=fits)
     if fewest == max_layers:
