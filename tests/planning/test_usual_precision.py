@@ -59,3 +59,33 @@ def test_python_takes_it_too() -> None:
     assert to_loss.job.precision == MAIN
     assert sw.memory("llama-3.2-1b", where, "fsdp=8", precision="bf16").job.precision == "bf16"
     assert sw.plan("llama-3.2-1b", where, sw.Job(global_batch_tokens=2**19, seq_len=4096)).job.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("flags", "precision"),
+    [([], "fp16"), (["--stack", "deepspeed"], "fp16_fp32_update"), (["--stack", "megatron"], "fp16")],
+)
+def test_a_chip_without_bf16_trains_in_fp16(
+    flags: list[str], precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Volta's tensor cores have fp16 only (NVIDIA, Tesla V100 whitepaper)."""
+    assert main(["plan", "gpt-3-1.3b", "v100:8", *JOB[:3], "2048", *flags, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["job"]["precision"] == precision
+    recipe = PRECISIONS[precision]
+    assert (recipe.weights, recipe.gradients, recipe.activations, recipe.master, recipe.moments) == (
+        "fp16", "fp16", "fp16", "fp32", "fp32",
+    )  # fmt: skip
+
+
+def test_fp16_takes_what_bf16_takes() -> None:
+    """Formats of the same width and, on an A100, of the same peak."""
+    fields = {"global_batch_tokens": "512Ki", "seq_len": 2048, "layout": "fsdp=8"}
+    fp16, bf16 = (sw.estimate("gpt-3-1.3b", "a100-80gb:8", precision=name, **fields) for name in ("fp16", "bf16"))
+    assert (fp16.step_time_s, fp16.memory, fp16.mfu) == (bf16.step_time_s, bf16.memory, bf16.mfu)
+
+
+def test_the_default_of_several_clusters_is_one_that_all_have() -> None:
+    fields = {"global_batch_tokens": "512Ki", "seq_len": 1024}
+    found = sw.plan_clusters("gpt-2", ["h100:8", "v100:8"], **fields)
+    assert {contender.plan.job.precision for contender in found.contenders if contender.plan} == {"fp16"}

@@ -140,8 +140,14 @@ class Chip:
         except KeyError:
             dtypes = ", ".join(self.peak_flops_per_s)
             precision, kernel_dtype = argument_label("precision", "--precision"), argument_label("dtype", "--dtype")
-            has_fp32 = "fp32" in self.peak_flops_per_s
-            fix = f"; choose {precision} fp32, or for a kernel {kernel_dtype} fp32" if has_fp32 else ""
+            format_with_peak = next((name for name in ("fp16", "fp32") if name in self.peak_flops_per_s), None)
+            if "bf16" in self.peak_flops_per_s and format_with_peak == "fp16":
+                format_with_peak = "bf16"
+            fix = (
+                f"; choose {precision} {format_with_peak}, or for a kernel {kernel_dtype} {format_with_peak}"
+                if format_with_peak
+                else ""
+            )
             raise MissingValueError(f"chip {self.name}: no sourced {dtype} peak; it has {dtypes}{fix}") from None
 
     def matmul_flops_per_s(self, dtype: str) -> float:

@@ -138,6 +138,10 @@ SOFTWARE_PATTERNS = (
     (r"", "eager"),
 )
 DEFAULT_PRECISION = "bf16"  # if no stack is named, or its users' recipe is unknown
+# Recipes of chips that have fp16 and no bf16 (V100). Source: DeepSpeed, ZeRO with fp16 (see the recipe); Megatron-LM,
+# megatron/training/arguments.py: gradients of fp16 stay in fp16 unless --accumulate-allreduce-grads-in-fp32.
+FP16_PRECISIONS: Mapping[str, str] = {"deepspeed": "fp16_fp32_update", "megatron-deepspeed": "fp16_fp32_update"}
+FP16_PRECISION = "fp16"  # of the other stacks
 
 
 # How the host launches a layer with experts: every kernel, waiting for the router's counts; `router`: attention and router are
@@ -270,14 +274,18 @@ def _inherited(entry: Mapping[str, Any], key: str, default: Any) -> Any:
     return _inherited(_stack_tables()[entry["as"]], key, default) if "as" in entry else default
 
 
-def default_precision(stack: str | None) -> str:
-    """Return the default precision recipe under a stack: the one that its users run. Raises `InputError` for an unknown
-    stack.
+def default_precision(stack: str | None, chips: Iterable[Chip] = ()) -> str:
+    """Return the default precision recipe under a stack: the one that its users run, or that of fp16 for chips without bf16.
 
-    >>> default_precision("nemo-25"), default_precision(None)
-    ('bf16_fp32_main_gradients', 'bf16')
+    Raises `InputError` for an unknown stack.
+
+    >>> from shardwise.hardware.chips import load_chip
+    >>> default_precision("nemo-25"), default_precision(None), default_precision(None, [load_chip("v100")])
+    ('bf16_fp32_main_gradients', 'bf16', 'fp16')
     """
-    return DEFAULT_PRECISION if stack is None else get_stack(stack).precision
+    recipe = DEFAULT_PRECISION if stack is None else get_stack(stack).precision
+    needs_fp16 = any("fp16" in chip.peak_flops_per_s and "bf16" not in chip.peak_flops_per_s for chip in chips)
+    return FP16_PRECISIONS.get(stack or "", FP16_PRECISION) if needs_fp16 else recipe
 
 
 @lru_cache(maxsize=len(STACK_KINDS))

@@ -7,7 +7,8 @@ problem at once, each under the name that the user wrote (`argument_label`).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -215,12 +216,21 @@ def _drop_none(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _usual_precision(clusters: Iterable[ClusterLike], stack: str | None) -> str:
-    """Return the precision of a stack's users; the stack is the named one, or that of clusters that have one."""
+def _usual_precision(clusters: Sequence[ClusterLike], stack: str | None) -> str:
+    """Return the precision of a stack's users on the clusters' chips; the stack is the named one, or that of clusters that have
+    one."""
     calibrations = [cluster.calibration for cluster in clusters if isinstance(cluster, Cluster)]
     names = {calibration.stack for calibration in calibrations if calibration is not None}
     stack = stack or (names.pop() if len(names) == 1 else None)
-    return default_precision(stack if stack in stack_names() else None)
+    return default_precision(stack if stack in stack_names() else None, _chips_of(clusters))
+
+
+def _chips_of(clusters: Iterable[ClusterLike]) -> Iterator[Chip]:
+    """Yield the chips of the clusters that can be loaded; what is wrong with the others is reported where they are needed."""
+    for cluster in clusters:
+        with suppress(InputError):
+            loaded = _load_cluster(cluster)
+            yield loaded.chip if isinstance(loaded, Cluster) else loaded.nominal.chip
 
 
 def _parse_field(name: str, value: Any, kind: str, clusters: Sequence[ClusterLike]) -> Any:

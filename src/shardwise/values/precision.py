@@ -112,6 +112,9 @@ _BF16 = Precision(
     name="bf16", weights="bf16", gradients="bf16", master="fp32", moments="fp32",
     source="S1, memory: 2 + 2 + 4 + 8 = 16 bytes per parameter",
 )  # fmt: skip
+_FP16 = replace(
+    _BF16, name="fp16", weights="fp16", gradients="fp16", activations="fp16", gradient_reduction="fp16"
+)  # fmt: skip
 _FP32 = Precision(
     name="fp32", weights="fp32", gradients="fp32", master=None, moments="fp32", activations="fp32",
     gradient_reduction="fp32", source="S1, memory: 4 + 4 + 8 = 16 bytes per parameter",
@@ -138,11 +141,10 @@ PRECISIONS = {
         replace(_BF16, name="bf16_bf16_moments", moments="bf16",
                 source="Megatron-Core, precision-aware optimizer with bf16 moments: 2 + 2 + 4 + 4 = 12 bytes, or 4 + 8 over the "
                 "data-parallel degree; Megatron Bridge, recipes of DeepSeek-V3 and Moonlight"),
-        replace(_BF16, name="fp16_fp32_update", update_gradients="fp32",
+        replace(_FP16, name="fp16_fp32_update", update_gradients="fp32",
                 source="DeepSpeed, ZeRO-1 with fp16: gradients add up in fp16, and each device casts those of its shard to fp32 "
-                "for the update: 2 + 2 + 4 + 8 + 4 = 20 bytes, or 4 + 16 over the data-parallel degree; fp16 has the width and "
-                "the peak of bf16"),
-        replace(_BF16, name="fp16", weights="fp16", gradients="fp16", activations="fp16", gradient_reduction="fp16",
+                "for the update: 2 + 2 + 4 + 8 + 4 = 20 bytes, or 4 + 16 over the data-parallel degree"),
+        replace(_FP16,
                 source="S1, FP16 and BF16 training; Micikevicius et al. 2018 (arXiv 1710.03740): an fp32 copy of the weights, a "
                 "loss that is scaled, sums in fp32; 2 + 2 + 4 + 8 = 16 bytes"),
         replace(_BF16, name="bf16_no_master", master=None,

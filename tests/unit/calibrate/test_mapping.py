@@ -190,7 +190,7 @@ def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("cells", "recipe"),
     [
-        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "bf16"), ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
+        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "fp16"), ({"dtype": "fp16-or-bf16"}, "bf16"), ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
         ({"dtype": "mxfp8"}, "mxfp8"), ({"dtype": "fp8"}, "fp8_delayed"),
         ({"dtype": "fp8", "software": "NeMo container 26.02"}, "fp8_current"),
         ({"dtype": "fp8", "software": "torch 1963fc8, torchtitan 9dec370"}, "fp8_torchao"),
@@ -518,7 +518,7 @@ def test_what_was_measured_is_never_read() -> None:
 @pytest.mark.parametrize(
     ("cells", "words"),
     [
-        ({"flash_attn": "no"}, ""), ({"dtype": "fp16"}, "fp16 is priced as bf16"),
+        ({"flash_attn": "no"}, ""), ({"dtype": "fp16"}, ""),
         ({"task": "sft"}, ""), ({"notes": "packed sequences"}, "packed sequences"),
         ({"notes": "capacity routing"}, "capacity"), ({"model": "DeepSeekV3 (tokendrop)"}, "capacity"),
         ({"overlap_flags": "EP overlap on (search)"}, "exchanges of experts"),

@@ -180,7 +180,7 @@ def test_what_has_no_source_is_an_error_that_names_it() -> None:
     with pytest.raises(MissingValueError, match=r"^chip tpu-v5e: no sourced power_w$"):
         load_chip("tpu-v5e").require_value("power_w")
     with pytest.raises(
-        MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32; choose --precision fp32"
+        MissingValueError, match=r"^chip v100: no sourced bf16 peak; it has fp16, fp32; choose --precision fp16"
     ):
         sw.plan(SMALL, load_cluster("v100:4"), Job(global_batch_tokens=2**16, seq_len=1024))
     with pytest.raises(

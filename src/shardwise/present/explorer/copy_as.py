@@ -61,7 +61,7 @@ def _flags(request: ViewRequest) -> Iterator[str]:
         "--tokens": None if state.tokens is None else f"{state.tokens:g}",
     }
     yield from (word for flag, value in arguments.items() if value is not None for word in (flag, value))
-    if state.precision != default_precision(state.stack):
+    if state.precision != default_precision(state.stack, [request.cluster.chip]):
         yield from ("--precision", state.precision)
     for key, value in state.changes:
         yield from ("--set", f"{key}={value}")
@@ -76,7 +76,7 @@ def python(request: ViewRequest) -> str:
     fields: dict[str, Any] = {
         "layout": text, "global_batch_tokens": request.job.global_batch_tokens, "seq_len": request.job.seq_len,
         "tokens": state.tokens,
-        "precision": None if state.precision == default_precision(state.stack) else state.precision,
+        "precision": None if state.precision == default_precision(state.stack, [request.cluster.chip]) else state.precision,
         "overlap": state.overlap, "stack": state.stack,
         **{name: getattr(request.job, name) for room, name in changed if room == "job"},
     }  # fmt: skip

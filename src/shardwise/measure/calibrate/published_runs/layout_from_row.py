@@ -42,7 +42,7 @@ FINE_TUNING_TOKENS = 256
 # A row names torchtitan, or the nightly build of PyTorch that it ran with.
 TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 # Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
-# of it the first recipe that there is: none skips the row. fp16 has the widths and the peak of bf16. NeMo scales fp8 with the
+# of it the first recipe that there is: none skips the row. "fp16-or-bf16" is priced as bf16, of the same widths and peaks. NeMo scales fp8 with the
 # maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
 PRECISION_RECIPES = (
     # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
@@ -50,7 +50,8 @@ PRECISION_RECIPES = (
     (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
     (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
     (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
-    (r"|bf16|fp16|fp16-or-bf16", r"", ("bf16",)),
+    (r"fp16", r"", ("fp16",)),
+    (r"|bf16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
     (r"fp8-rowwise", r"\btorch", ("fp8_torchao_rowwise",)),
     (r"fp8", TORCHTITAN, ("fp8_torchao", "fp8")),
@@ -301,7 +302,6 @@ def list_approximations(cells: RowCells) -> tuple[str, ...]:
     """Return the features of a row that the estimate lacks, each with what it is priced as."""
     routing_text, offload_text = cells.text("model") + cells.text("notes"), cells.text("offload").lower()
     checks = {
-        "fp16 is priced as bf16": cells.text("dtype").lower().startswith("fp16"),
         "packed sequences are priced as one sequence each": "packed" in cells.text("notes"),
         "exchanges of experts' tokens run beside computation; priced as exposed": "ep overlap on"
         in cells.text("overlap_flags").lower(),
