@@ -1,17 +1,19 @@
 """Constants of chips and stacks fitted to published runs (`catalog/published_constants.toml`, written by
 `benchmarks/published.py`), and clusters with them.
 
-A stack without runs has the priors of its kind; a chip without runs has the constants of a similar chip.
+A stack without runs has the priors of its kind; a chip without runs has the constants of a similar chip, at the clock that its
+power allows, and a wider interval.
 """
 
+import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from shardwise.hardware.calibration_constants import CONSTANTS, IDEAL_CONSTANTS, MODEL_KINDS, Calibration
-from shardwise.hardware.chips import chip_names, load_chip, relative_clock
+from shardwise.hardware.calibration_constants import CONSTANTS, HIGHEST_CLOCK, IDEAL_CONSTANTS, MODEL_KINDS, Calibration
+from shardwise.hardware.chips import chip_names, clock_of_similar_chip, load_chip, relative_clock
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.stacks import CATALOG, Stack, get_stack, stack_names
 from shardwise.values import InputError
@@ -23,6 +25,12 @@ SIMILAR_CHIP: Mapping[str, str] = {
     "h800": "h100", "h100-pcie": "h100", "h200": "h100", "a100-40gb": "a100-80gb", "a100-80gb-pcie": "a100-80gb",
     "b300": "b200", "gb300": "gb200", "tpu-v4": "tpu-v5p", "tpu-v3": "tpu-v5p", "tpu-v7x": "tpu-v6e",
 }  # fmt: skip
+# Standard deviation of the logarithm of a step time by which a prediction with a similar chip's constants is off: the root of
+# the mean square of these. Source: published runs of dense models priced with another chip's constants, at the clock of its
+# power, less the mean error with their own: GB200 as B200 -0.7%, B200 as GB200 -8.9, H200 as H100 +20.6, H100 as H200 0, H100 as
+# A100 +6.3, v6e as v5p -7.6, v5p as v6e +9.8, v5e as v5p +8.5, v5e as v6e +17.7. Of mixtures of experts it is less: 0.07.
+SIMILAR_CHIP_DEVIATION = 0.11
+QUANTILE_90 = 1.645  # of a normal distribution: half the width of a 90% interval over its standard deviation
 
 
 @lru_cache(maxsize=1)
@@ -102,12 +110,27 @@ def published_calibration(chip: str, stack: Stack) -> Calibration:
         kind: load_published_fit()["spread"]["known" if num_runs(chip, stack, kind) >= MIN_RUNS else "unknown"][kind]
         for kind in MODEL_KINDS
     }
+    if chip_with_runs(chip) != chip:
+        spread = {kind: (1.0 / _widen(1.0 / low), _widen(high)) for kind, (low, high) in spread.items()}
     return Calibration(
         stack=stack.name, fused_attention=not stack.unfused_attention,
         spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
-        constants=constant_values(chip, stack), loss=stack.loss,
+        constants=constant_values(chip, stack), loss=stack.loss, clock=_clock_of_constants(chip),
         source=load_published_fit()["source"], spread_notes=_spread_notes(chip, stack),
     )  # fmt: skip
+
+
+def _clock_of_constants(chip: str) -> float:
+    """Return the sustained clock of a chip over that of the chip whose constants it uses."""
+    similar_chip = chip_with_runs(chip)
+    if similar_chip is None or chip not in chip_names():
+        return 1.0
+    return clock_of_similar_chip(load_chip(chip), load_chip(similar_chip))
+
+
+def _widen(factor: float) -> float:
+    """Return an end of an interval, a factor above 1, with the error of a similar chip's constants, independent of the rest."""
+    return math.exp(math.hypot(math.log(factor), QUANTILE_90 * SIMILAR_CHIP_DEVIATION))
 
 
 def _spread_notes(chip: str, stack: Stack) -> dict[str, str]:
@@ -123,7 +146,9 @@ def _without_runs(chip: str, stack: Stack) -> Iterator[str]:
     if similar_chip is None:
         yield f"no published run is of {chip}, which has what is expected of any chip"
     elif similar_chip != chip:
-        yield f"no published run is of {chip}, which is taken to be as {similar_chip}"
+        clock = _clock_of_constants(chip)
+        at_clock = "" if clock == 1.0 else f", at {clock:.2f} of its share of the peak (power for each peak FLOP/s)"
+        yield f"no published run is of {chip}, which is taken to be as {similar_chip}{at_clock}"
     if not stack.is_known:
         yield f"the stack is not known, and has the defaults of its kind, {stack.kind}: --stack NAME narrows the interval"
     elif not is_measured(stack):
@@ -154,8 +179,9 @@ def with_published_constants(cluster: Cluster, stack: Stack) -> Cluster:
             f"stack: {stack.name} runs on {' and '.join(stack.platforms)}s, and {chip.name} is a {chip.platform}; one of "
             f"{fitting} is required"
         )
+    published = published_calibration(chip.catalog_name, stack)
     return with_calibration(
-        cluster, replace(published_calibration(chip.catalog_name, stack), clock=relative_clock(chip))
+        cluster, replace(published, clock=min(published.clock * relative_clock(chip), HIGHEST_CLOCK))
     )
 
 

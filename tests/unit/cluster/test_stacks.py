@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +11,20 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.catalog_networks import replace_chip
+from shardwise.hardware.chips import clock_of_similar_chip
 from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
 from shardwise.hardware.published_constants import (
     SIMILAR_CHIP,
+    SIMILAR_CHIP_DEVIATION,
     constant_values,
     load_published_fit,
     num_runs,
     published_calibration,
     with_calibration,
+    with_published_constants,
     without_calibration,
 )
 from shardwise.hardware.stacks import get_stack, stack_names  # fmt: skip
@@ -106,7 +110,29 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
     assert none["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     assert none["exposed"] == load_published_fit()["stacks"]["nemo-25"]["exposed"]
     wide = published_calibration("h100", get_stack("fused")).spread
-    assert none.spread == like.spread == wide != published_calibration("h100", stack).spread
+    assert none.spread == like.spread
+    for kind, (low, high) in like.spread.items():
+        half_width = 1.645 * SIMILAR_CHIP_DEVIATION
+        assert math.log(high) == pytest.approx(math.hypot(math.log(wide[kind][1]), half_width))
+        assert math.log(low) == pytest.approx(-math.hypot(math.log(wide[kind][0]), half_width))
+
+
+@pytest.mark.parametrize(
+    ("chip", "clock"), [("gb300", 1.0527), ("b300", 1.0), ("h100-pcie", 0.868), ("a100-80gb-pcie", 0.9086)]
+)
+def test_a_similar_chip_sustains_of_its_own_peak_what_its_power_allows(chip: str, clock: float) -> None:
+    """The sustained clock follows the power for each peak FLOP/s; interval and note say what is assumed."""
+    cluster = with_published_constants(sw.load_cluster(f"{chip}:4"), get_stack("megatron"))
+    calibration = cluster.calibration
+    assert calibration is not None
+    assert calibration.clock == pytest.approx(clock, abs=1e-3)
+    note = calibration.interval_note(moe=False) or ""
+    assert (f"at {clock:.2f} of its share of the peak" in note) == (clock != 1.0)
+
+
+def test_the_power_rule_agrees_with_micro_benchmarks() -> None:
+    pcie, sxm = (sw.load_cluster(f"{name}:4").chip for name in ("a100-80gb-pcie", "a100-80gb"))
+    assert pcie.matmul_fraction / sxm.matmul_fraction == pytest.approx(clock_of_similar_chip(pcie, sxm), rel=0.03)
 
 
 OWN = """

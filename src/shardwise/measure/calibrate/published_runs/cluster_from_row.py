@@ -182,7 +182,10 @@ class RowSoftware:
     def apply_to(self, calibration: Calibration) -> Calibration:
         """Return a calibration with what the row states."""
         return replace(
-            calibration, clock=self.clock, fused_attention=self.fused_attention, has_capacity=self.has_capacity
+            calibration,
+            clock=calibration.clock * self.clock,
+            fused_attention=self.fused_attention,
+            has_capacity=self.has_capacity,
         )
 
 

@@ -42,8 +42,8 @@ FINE_TUNING_TOKENS = 256
 # A row names torchtitan, or the nightly build of PyTorch that it ran with.
 TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 # Precision recipes by the sources' names for a format and what the software and the model say; the first line that fits, and
-# of it the first recipe that there is: none skips the row. "fp16-or-bf16" is priced as bf16, of the same widths and peaks. NeMo scales fp8 with the
-# maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
+# of it the first recipe that there is: none skips the row. "fp16-or-bf16" is priced as bf16, of the same widths and peaks. NeMo
+# scales fp8 with the maxima of earlier steps until 2025, Megatron Bridge with current ones; torchtitan casts with torchao.
 PRECISION_RECIPES = (
     # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
     (r"fp16|fp16-or-bf16", r"deepspeed", ("fp16_fp32_update",)),
