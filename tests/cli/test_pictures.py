@@ -218,7 +218,7 @@ def test_memory_of_one_layout_is_the_estimates() -> None:
     assert found["schema"] == "shardwise.memory/2"
     (one,) = found["layouts"]
     assert one.keys() == {
-        "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "margin", "fullest_stage", "stages",
+        "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "verdict", "margin", "fullest_stage", "stages",
         "recompute",
     }  # fmt: skip
     layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
@@ -237,7 +237,7 @@ def test_the_report_is_a_tree_and_the_stages() -> None:
         "stage 3, the fullest",
         "stages, of the capacity",
         "<- fullest",
-        "of 80 GB (fits",
+        "of 84.9 GB (fits",
     ):
         assert part in shown
     assert "side by side" not in shown
@@ -317,7 +317,7 @@ def test_layouts_side_by_side(tmp_path: Path) -> None:
     assert rows["fits"] == ["NO", "yes"]
     assert rows["optimizer"] == ["64.2", "GB", "8.03", "GB"]
     assert "DOES NOT FIT" in shown
-    assert {"h100: 80 GB", "parameters", "optimizer"} <= texts(target)
+    assert {"h100: 84.9 GB", "parameters", "optimizer"} <= texts(target)
     assert any(text.startswith("[2] fsdp=8") for text in texts(target))
 
 

@@ -42,7 +42,7 @@ def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None
         r"^llama-3\.2-1b \(1\.24B parameters\) on h100:16 \(16 devices\)",
         r"^  layout +\w+=\d+ .*recompute=\w+$",
         r"^ +DP \d+, .*, no recomputation$",
-        r"^  memory +[\d.]+ GB of 80 GB \(fits, \d+% free\)$",
+        r"^  memory +[\d.]+ GB of 84\.9 GB \(fits, \d+% free\)$",
         r"^  step +[\d.]+ m?s \(90% prediction interval [\d.]+ m?s to [\d.]+ m?s\) predicted for fused$",
         r"^  bound by +compute \(\d+% of the step\); \d+% of communication exposed, [\d.]+ m?s$",
         r"^  run +1T tokens in [\d.]+ days, ",

@@ -71,7 +71,7 @@ def test_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert payload["memory_summary"]["overall"]["all"]["num_rows"] == 1
     assert set(payload["memory_summary"]) == {*payload["summary"], "measured"}
     assert payload["memory_summary"]["measured"].keys() == {"not stated"}
-    assert payload["fits"] == {"stated": 0, "would_not_fit": 0, "by_over_a_tenth": 0}
+    assert payload["fits"] == {"stated": 0, "would_not_fit": 0, "by_over_a_tenth": 0, "tight": 0}
     assert payload["skipped"] == {"no precision recipe": {"rows": 1, "scored": 1}}
     assert set(payload["summary"]) == {
         "overall", "chip", "dtype", "model", "source", "quality", "recompute", "stack",

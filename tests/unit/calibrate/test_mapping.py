@@ -190,7 +190,8 @@ def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
 @pytest.mark.parametrize(
     ("cells", "recipe"),
     [
-        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "fp16"), ({"dtype": "fp16-or-bf16"}, "bf16"), ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
+        ({"dtype": ""}, "bf16"), ({"dtype": "fp16"}, "fp16"), ({"dtype": "fp16-or-bf16"}, "bf16"),
+        ({"dtype": "fp32"}, "fp32"), ({"dtype": "nvfp4"}, "nvfp4"),
         ({"dtype": "mxfp8"}, "mxfp8"), ({"dtype": "fp8"}, "fp8_delayed"),
         ({"dtype": "fp8", "software": "NeMo container 26.02"}, "fp8_current"),
         ({"dtype": "fp8", "software": "torch 1963fc8, torchtitan 9dec370"}, "fp8_torchao"),

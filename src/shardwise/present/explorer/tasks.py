@@ -12,6 +12,7 @@ from shardwise.present.explorer.batch_view import LOSS
 from shardwise.present.explorer.number_provenance import bubble
 from shardwise.present.explorer.request import ViewRequest
 from shardwise.present.explorer.state import State, parse_query
+from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import COMMUNICATION_TERMS, ShardwiseError
 
 Comparison = Literal["at most", "at least", ""]
@@ -74,7 +75,7 @@ def _priced(request: ViewRequest, value: Callable[[ViewRequest], float]) -> floa
 
 
 def _fits(request: ViewRequest) -> Requirement:
-    capacity = request.cluster.chip.capacity_bytes
+    capacity = request.cluster.chip.capacity_bytes * (1.0 - TIGHT_MARGIN)
     return _at_most(
         "memory of a device", _priced(request, lambda priced: priced.plan.estimate.memory_bytes), capacity, "B"
     )
