@@ -218,8 +218,8 @@ def test_memory_of_one_layout_is_the_estimates() -> None:
     assert found["schema"] == "shardwise.memory/2"
     (one,) = found["layouts"]
     assert one.keys() == {
-        "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "verdict", "margin", "fullest_stage", "stages",
-        "recompute",
+        "layout", "global_batch_tokens", "num_micro_batches", "memory_bytes", "fits", "verdict", "margin",
+        "fullest_stage", "stages", "recompute",
     }  # fmt: skip
     layout = sw.Layout(fsdp=8, zero_stage=3, recompute="full")
     job = sw.Job(global_batch_tokens=2**19, seq_len=8192, loss="fused")  # the leanest of the stack that is typical

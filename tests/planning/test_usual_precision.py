@@ -63,7 +63,7 @@ def test_python_takes_it_too() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "precision"),
-    [([], "fp16"), (["--stack", "deepspeed"], "fp16_fp32_update"), (["--stack", "megatron"], "fp16")],
+    [([], "fp16"), (["--stack", "deepspeed"], "fp16_fp32_update"), (["--stack", "megatron"], "fp16_fp32_update")],
 )
 def test_a_chip_without_bf16_trains_in_fp16(
     flags: list[str], precision: str, capsys: pytest.CaptureFixture[str]

@@ -138,10 +138,10 @@ SOFTWARE_PATTERNS = (
     (r"", "eager"),
 )
 DEFAULT_PRECISION = "bf16"  # if no stack is named, or its users' recipe is unknown
-# Recipes of chips that have fp16 and no bf16 (V100). Source: DeepSpeed, ZeRO with fp16 (see the recipe); Megatron-LM,
-# megatron/training/arguments.py: gradients of fp16 stay in fp16 unless --accumulate-allreduce-grads-in-fp32.
-FP16_PRECISIONS: Mapping[str, str] = {"deepspeed": "fp16_fp32_update", "megatron-deepspeed": "fp16_fp32_update"}
-FP16_PRECISION = "fp16"  # of the other stacks
+FP16_PRECISIONS = (
+    "fp16",
+    "fp16_fp32_update",
+)  # recipes of chips that have fp16 and no bf16 (V100): the first that a stack has
 
 
 # How the host launches a layer with experts: every kernel, waiting for the router's counts; `router`: attention and router are
@@ -285,7 +285,10 @@ def default_precision(stack: str | None, chips: Iterable[Chip] = ()) -> str:
     """
     recipe = DEFAULT_PRECISION if stack is None else get_stack(stack).precision
     needs_fp16 = any("fp16" in chip.peak_flops_per_s and "bf16" not in chip.peak_flops_per_s for chip in chips)
-    return FP16_PRECISIONS.get(stack or "", FP16_PRECISION) if needs_fp16 else recipe
+    if not needs_fp16:
+        return recipe
+    abilities = () if stack is None else get_stack(stack).abilities.precisions
+    return next((name for name in FP16_PRECISIONS if name in abilities), FP16_PRECISIONS[0])
 
 
 @lru_cache(maxsize=len(STACK_KINDS))
