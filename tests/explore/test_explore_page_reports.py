@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+import shardwise as sw
+from shardwise.present.explorer.background_search import SEARCHING, Values, report_searches
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS, field_path
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_reports import REPORTS
+from shardwise.present.explorer.state import State
 from shardwise.present.explorer.web_server import dump_payload
 from shardwise.present.rendering.page_report import Action, Facts, PageSection, panels, report_to_json
 from shardwise.present.rendering.payload_text import FORMATS, PayloadText, format_share
@@ -91,3 +95,39 @@ def test_what_nothing_explains_is_text_and_what_is_unknown_a_dash() -> None:
     facts = Facts([("days", Number("-", None), []), ("usd", Number("$1", 1.0, "$", "usd"), [])])
     (section,) = report_to_json([PageSection(title="run", blocks=[facts])], lambda path: "")
     assert section["blocks"][0]["facts"] == [["days", {"unknown": "-"}, []], ["usd", "$1", []]]
+
+
+class Ended:
+    """A search that ended with a report."""
+
+    def __init__(self, outcome: str, problem: str) -> None:
+        self.report = {**SEARCHING, "state": "done", "outcome": outcome, "problems": [problem]}
+
+    def ask(self, setting: State, values: Values) -> Mapping[str, Any]:
+        return self.report
+
+
+@pytest.mark.parametrize(
+    ("outcome", "claim"),
+    [
+        ("nothing fits", "no layout of this job fits"),
+        ("refused", "the best layout is not known"),
+        ("stopped", "the best layout is not known: the search was stopped"),
+    ],
+)
+def test_a_search_without_a_result_is_no_verdict_on_fit(outcome: str, claim: str) -> None:
+    answer = Explorer(NameResolver(), Ended(outcome, "why it ended")).answer(
+        "overview", "model=gpt-2&cluster=h100:8&layout=fsdp=8"
+    )
+    texts = json.dumps(answer["report"])
+    assert claim in texts
+    assert "why it ended" in texts
+    assert ("no layout of this job fits" in texts) == (outcome == "nothing fits")
+
+
+def test_a_problem_of_the_job_is_no_verdict_on_fit() -> None:
+    job = sw.Job(global_batch_tokens=1 << 16, seq_len=1024)
+    (refused,) = report_searches(sw.load_model("gpt-2"), sw.load_cluster("h100:8"), replace(job, seq_len=2048))
+    assert refused["outcome"] == "refused"
+    (full,) = report_searches(sw.load_model("llama-3-405b"), sw.load_cluster("h100:8"), job)
+    assert full["outcome"] == "nothing fits"

@@ -222,6 +222,12 @@ def small() -> tuple[object, object, object]:
     return sw.load_model("gpt-2"), sw.load_cluster("h100:8"), sw.Job(global_batch_tokens=1 << 16, seq_len=1024)
 
 
+def large() -> tuple[object, object, object]:
+    """A model, a cluster and a job that are searched for several seconds."""
+    job = sw.Job(global_batch_tokens=15360 * 4096, seq_len=4096)
+    return sw.load_model("deepseek-v3"), sw.load_cluster("h100:16384"), job
+
+
 def test_a_search_runs_once_in_a_process_of_its_own() -> None:
     searches, setting = Searches(), State(model="gpt-2")
     try:
@@ -240,7 +246,30 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
     searches = Searches(max_search_s=0.01)
     try:
         report = searches.wait(State(), small(), 60)
-        assert "took more than" in report["problems"][0]
+        assert report["outcome"] == "stopped"
+        (problem,) = report["problems"]
+        assert "took more than 0.01 s" in problem
+        assert "whether a layout fits is not known" in problem
+    finally:
+        searches.close()
+
+
+def test_a_search_whose_process_ends_says_that_and_how_many_layouts_it_priced() -> None:
+    searches = Searches()
+    try:
+        searches.ask(State(), large())
+        with searches.changed:
+            assert searches.changed.wait_for(
+                lambda: searches.results.get(State(), {}).get("num_priced") is not None, timeout=60
+            )
+        searches._kill()
+        report = searches.wait(State(), large(), 60)
+        assert report["outcome"] == "stopped"
+        (problem,) = report["problems"]
+        assert "its process ended" in problem
+        assert "took more than" not in problem
+        assert 0 <= report["num_priced"] < report["num_candidates"]
+        assert f"{report['num_priced']:,} of {report['num_candidates']:,} layouts were priced" in problem
     finally:
         searches.close()
 

@@ -12,6 +12,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
+from shardwise.present.explorer.background_search import SEARCHING
 from shardwise.present.explorer.opened_plan import NameResolver, resolver_of_plan
 from shardwise.present.explorer.request import resolve_request
 from shardwise.present.explorer.state import MOST_CHARACTERS, VIEWS, State, parse_query, write_query
@@ -102,7 +103,7 @@ def test_a_state_without_a_batch_has_the_usual_job_of_its_model() -> None:
 
 def test_the_layout_is_the_one_of_the_address_or_the_best_that_was_found() -> None:
     state = parse_query("model=gpt-2&cluster=h100:8")
-    search = {"state": "done", "best": {"layout": "dp=8"}, "problems": []}
+    search = {**SEARCHING, "state": "done", "outcome": "found", "best": {"layout": "dp=8"}}
     best = resolve_request(state, NameResolver(), search)
     assert (best.layout, best.layout_source) == (Layout.parse("dp=8"), "search")
     chosen = resolve_request(replace(state, layout=Layout.parse("fsdp=8")), NameResolver(), search)

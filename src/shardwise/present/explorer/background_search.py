@@ -6,10 +6,11 @@ import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, stack_of
@@ -20,12 +21,19 @@ from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
 from shardwise.search.plan import Alternative
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
-from shardwise.values import ShardwiseError
+from shardwise.values import NothingFitsError, Progress, ShardwiseError, ignore_progress
 from shardwise.values.argument_labels import label_arguments
 
 MAX_REPORTS = 24  # some 50 KB each
 MAX_SEARCH_S = 180.0  # ten times what 16,384 devices take
-SEARCHING: Mapping[str, Any] = {"state": "searching", "best": None, "problems": []}
+# How a search ended: "nothing fits" is a result; after "refused" (a problem of the job) and "stopped" (by the limit of time, or
+# with its process) it is not known which layout is the best, nor whether one fits.
+Outcome = Literal["searching", "found", "nothing fits", "refused", "stopped"]
+SEARCHING: Mapping[str, Any] = {
+    "state": "searching", "outcome": "searching", "best": None, "problems": [], "num_priced": None, "num_candidates": None,
+}  # fmt: skip
+PRICED_TASK = "layouts priced"  # of the search's progress
+REPORT_EVERY_S = 0.5  # between two reports of how many layouts are priced
 Values = tuple[Any, Any, Any]  # model, cluster and job
 
 
@@ -90,8 +98,13 @@ class Searches:
 
     def _search(self, setting: State, values: Values) -> None:
         """Have the child search, and end it after `max_search_s`."""
-        child = self._start_child()
-        timer = threading.Timer(self.max_search_s, self._kill)
+        child, timed_out = self._start_child(), threading.Event()
+
+        def stop() -> None:
+            timed_out.set()
+            self._kill()
+
+        timer = threading.Timer(self.max_search_s, stop)
         timer.daemon = True
         timer.start()
         try:
@@ -100,9 +113,10 @@ class Searches:
                     self._keep(setting, message)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._drop()
-            problem = f"the search took more than {self.max_search_s:g} s; `shardwise plan` has no such limit"
             with self.changed:
-                self._keep(setting, {**self.results.get(setting, SEARCHING), "state": "done", "problems": [problem]})
+                report = self.results.get(setting, SEARCHING)
+                problem = _stopped_text(report, self.max_search_s if timed_out.is_set() else None)
+                self._keep(setting, {**report, "state": "done", "outcome": "stopped", "problems": [problem]})
         finally:
             timer.cancel()
 
@@ -146,29 +160,52 @@ class Searches:
         self.changed.notify_all()
 
 
+def _stopped_text(report: Mapping[str, Any], limit_s: float | None) -> str:
+    """Return why a search was stopped, how far it was, and what is not known therefore; `limit_s` None: its process ended."""
+    reason = "its process ended before its answer" if limit_s is None else f"it took more than {limit_s:g} s"
+    if report["best"] is not None:
+        return (
+            f"the search of the front was stopped: {reason}; the best layout was found before, the front is not known"
+        )
+    priced, total = report["num_priced"], report["num_candidates"]
+    progress = (
+        "how many layouts were priced is not known"
+        if priced is None
+        else f"{priced:,} of {total:,} layouts were priced"
+    )
+    return f"the search was stopped: {reason}; {progress}; whether a layout fits is not known. `shardwise plan` has no limit"
+
+
 MAX_POINTS = 300  # layouts drawn next to the front
 
 
-def report_searches(model: Architecture, cluster: Cluster, job: Job) -> Iterator[dict[str, Any]]:
+def report_searches(
+    model: Architecture, cluster: Cluster, job: Job, progress: Progress = ignore_progress
+) -> Iterator[dict[str, Any]]:
     """Yield reports of a job's searches: the plan that `shardwise plan` chooses, then the Pareto front too."""
     try:
-        chosen = make_plan(Problem(model, cluster, job))
+        chosen = make_plan(Problem(model, cluster, job), progress=progress)
     except ShardwiseError as error:
-        yield {"state": "done", "best": None, "problems": list(error.problems)}
+        outcome: Outcome = "nothing fits" if isinstance(error, NothingFitsError) else "refused"
+        yield {**SEARCHING, "state": "done", "outcome": outcome, "problems": list(error.problems)}
         return
     best = _best(chosen)
-    yield {"state": "searching", "best": best, "problems": []}
+    yield {**SEARCHING, "best": best}
     problem = Problem(model, cluster, job).with_defaults()
     choices = Choices().limit_to_stack(stack_of(problem.cluster), model, job, problem.cluster.scale_up_size)
     result = search_layouts(problem, choices=choices)
-    yield {"state": "done", "best": best, "problems": [], **_front(result)}
+    yield _finished(best, result)
 
 
 def report_search_again(chosen: Plan) -> dict[str, Any]:
     """Return the report of a plan: it searches again for the Pareto front."""
     choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
     result = search_layouts(chosen.problem, choices=choices)
-    return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
+    return _finished(_best(chosen), result)
+
+
+def _finished(best: Mapping[str, Any], result: SearchResult) -> dict[str, Any]:
+    return {**SEARCHING, "state": "done", "outcome": "found", "best": best, **_front(result)}
 
 
 def _best(chosen: Plan) -> dict[str, Any]:
@@ -213,10 +250,27 @@ def main() -> None:
         except (EOFError, KeyboardInterrupt):
             return
         with label_arguments(PAGE_LABELS):
-            for message in report_searches(model, cluster, job):
+            for message in report_searches(model, cluster, job, _report_priced()):
                 message["problems"] = [page_wording(problem) for problem in message["problems"]]
-                pickle.dump(message, sys.stdout.buffer)
-                sys.stdout.buffer.flush()
+                _send(message)
+
+
+def _send(message: Mapping[str, Any]) -> None:
+    pickle.dump(message, sys.stdout.buffer)
+    sys.stdout.buffer.flush()
+
+
+def _report_priced() -> Progress:
+    """Return a progress that sends how many layouts are priced, now and then: all that is known if the search is stopped."""
+    sent_s = -REPORT_EVERY_S
+
+    def progress(task: str, done: int = 0, total: int = 0) -> None:
+        nonlocal sent_s
+        if task == PRICED_TASK and time.monotonic() - sent_s >= REPORT_EVERY_S:
+            sent_s = time.monotonic()
+            _send({**SEARCHING, "num_priced": done, "num_candidates": total})
+
+    return progress
 
 
 if __name__ == "__main__":

@@ -154,6 +154,13 @@ def _fit_section(fit: Payload, claims: Sequence[Sequence[PageCell]], blocks: Seq
     return PageSection(blocks=blocks, style=style, claims=[room, *claims], mark=FIT_ANSWERS[fit["verdict"]][1])
 
 
+# By how the search ended. A search that was stopped, and one that the job's problems keep from a result, say nothing about fit.
+NO_BEST: Mapping[str, str] = {
+    "searching": "searching for the best", "nothing fits": "no layout of this job fits",
+    "refused": "the best layout is not known", "stopped": "the best layout is not known: the search was stopped",
+}  # fmt: skip
+
+
 def _compared(payload: Payload) -> Sequence[PageCell]:
     """Return how the layout compares with the best."""
     verdict, search = payload["verdict"], payload["search"]
@@ -161,7 +168,7 @@ def _compared(payload: Payload) -> Sequence[PageCell]:
     if not search:
         return ["a bound" if verdict["kind"] == "bound" else "a prediction"]
     if times is None:
-        return ["no layout of this job fits" if search["problems"] else "searching for the best"]
+        return [NO_BEST[search["outcome"]]]
     if verdict["is_best"] or 0.995 < times < 1.005:
         return ["the best layout" if verdict["is_best"] else "as fast as the best"]
     text = format_share(abs(times - 1)) if times < 1.1 else f"{times:.2g}×"

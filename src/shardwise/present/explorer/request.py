@@ -101,10 +101,11 @@ def head(request: ViewRequest) -> dict[str, Any]:
 
 
 def _search(request: ViewRequest) -> dict[str, Any] | None:
-    """Return the search's state, its best layout and its problems, without the front."""
+    """Return the search's state, how it ended, its best layout and its problems, without the front."""
     search = request.search
     if search is None:
         return None
     best = search["best"]
     best_summary = best and {name: best[name] for name in ("layout", "text", "step_time_s", "memory_bytes")}
-    return {"state": search["state"], "best": best_summary, "problems": search["problems"]}
+    parts = {name: search[name] for name in ("state", "outcome", "problems", "num_priced", "num_candidates")}
+    return {**parts, "best": best_summary}
