@@ -210,6 +210,11 @@ def test_what_a_model_refuses_is_a_problem_of_its_points(capsys: pytest.CaptureF
     )
     assert found["points"][0]["problem"] is None
     assert "2048" in found["points"][1]["problem"] or "2,048" in found["points"][1]["problem"]
+    assert [point["no_plan"] for point in found["points"]] == [None, "job refused"]
+    _, out, _ = run(
+        capsys, "plan", "gpt-2", "h100:8", "--batch-tokens", "64Ki", "--seq-len", "1024", "--sweep", "seq_len=1Ki,2Ki"
+    )
+    assert row(out, "2,048")[1:3] == ["job", "refused"]
 
 
 def test_where_no_point_has_a_plan_the_exit_code_says_why(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.targets import TARGETS, find_target, get_target
-from shardwise.interop.launches.export_launch import build_files, export
+from shardwise.interop.launches.export_launch import NONE_NEAR, build_files, export
 from shardwise.interop.launches.launch import Launch, launch_from_plan
 from shardwise.interop.launches.target import Target
 from shardwise.interop.launches.translate_launch import LISTED_FIELDS, choose_precision, refusals, to_options
@@ -77,7 +77,7 @@ def named_instead(plan: Plan, target: Target) -> Plan | None:
         export(plan, target)
     start, said, layout = told.value.problems[-1].partition("the nearest layout that it runs: ")
     if not said:
-        assert start == "it runs no layout of this job that fits"
+        assert start == NONE_NEAR
         return None
     return plan_layout(plan.model, plan.cluster, plan.job, Layout.parse(layout))
 

@@ -19,6 +19,7 @@ from shardwise.search.compare_clusters import (
     describe_missed_limits,
     suggest_remedies,
 )
+from shardwise.search.verdicts import NoPlanReason
 
 MODEL = sw.load_model("llama-3-8b")
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)
@@ -130,10 +131,48 @@ def test_a_cluster_on_which_nothing_fits_stays_with_its_reason() -> None:
     found = sw.plan_clusters(big, [sw.load_cluster("h100:8"), sw.load_cluster("h100:64")], JOB)
     assert found.contenders[0] == Contender(
         cluster="h100:8", chip="h100", num_devices=8, plan=None, problem=found.contenders[0].problem,
-        in_time=None, within_budget=None,
+        in_time=None, within_budget=None, no_plan="nothing fits",
     )  # fmt: skip
     assert "no legal layout fits" in (found.contenders[0].problem or "")
     assert found.chosen == 1
+
+
+FP8 = ["--precision", "fp8_deepseek_v3"]  # the A100 has no sourced peak of it
+
+
+def test_a_cluster_without_a_sourced_rate_is_not_said_to_be_too_small(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "a100-80gb:64", "h100:64", *WORDS, *FP8)
+    assert code == 0
+    line = next(line for line in out.splitlines() if "a100-80gb:64" in line)
+    assert "not known" in line
+    assert "nothing fits" not in line
+    code, out, err = run(capsys, "a100-80gb:64", "a100-80gb:32", *WORDS, *FP8)
+    assert (code, out) == (2, "")
+    assert "no sourced fp8" in err
+
+
+def contender(no_plan: NoPlanReason) -> Contender:
+    return Contender(
+        cluster=no_plan, chip="h100", num_devices=8, plan=None, problem="why", in_time=None, within_budget=None,
+        no_plan=no_plan,
+    )  # fmt: skip
+
+
+def test_that_no_layout_fits_is_said_only_where_all_were_priced(planned: Comparison) -> None:
+    fits_not, unknown = contender("nothing fits"), contender("not known")
+    assert choose_contender([fits_not], sw.Limits()).reason == "no layout fits on any of the clusters"
+    reason = choose_contender([fits_not, unknown], sw.Limits()).reason
+    assert reason == "no cluster has a plan (nothing fits: nothing fits, not known: not known)"
+    unpriced = again(planned, sw.Limits(budget_usd=1.0), priceless=(0,))
+    assert unpriced.reason == "no cluster is known to meet the budget"
+
+
+def test_smaller_sizes_that_were_planned_are_named() -> None:
+    plan = sw.plan("llama-3-70b", cluster("h100:16", 2.0), sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11))
+    assert plan.run is not None
+    assert plan.run.usd is not None
+    fewer, _ = suggest_remedies(plan, sw.Limits(budget_usd=plan.run.usd / 2))
+    assert fewer == "the model does not fit on h100:8, h100:4, h100:2, h100:1"
 
 
 def test_a_miss_says_by_how_much_and_what_would_do() -> None:

@@ -53,3 +53,4 @@ from .published_runs import PublishedLayout as PublishedLayout
 from .published_runs import PublishedRun as PublishedRun
 from .sweep_values import grid_points as grid_points
 from .sweep_values import parse_sweeps as parse_sweeps
+from .verdicts import error_without_plan as error_without_plan

@@ -14,7 +14,7 @@ from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
 from shardwise.price.run_limits import missing_price
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
-from shardwise.search.verdicts import MODEL_ERROR
+from shardwise.search.verdicts import MODEL_ERROR, NoPlanReason, no_plan_reason
 from shardwise.values import (
     SECONDS_PER_DAY,
     Displayable,
@@ -44,7 +44,7 @@ def plan_clusters(
     `problems` are those of one job on each of the clusters. `defaults` names what a user left out of the job."""
     limits, contenders = limits or Limits(), []
     for problem in problems:
-        plan, reason, cluster = None, None, problem.cluster
+        plan, reason, no_plan, cluster = None, None, None, problem.cluster
         try:
             plan = make_plan(
                 problem, choices=choices, reliability=reliability, progress=prefix_progress(progress, cluster.name),
@@ -52,12 +52,12 @@ def plan_clusters(
             )  # fmt: skip
             plan = replace(plan, defaults=defaults)
         except (NothingFitsError, MissingValueError) as error:
-            reason = str(error)
+            reason, no_plan = str(error), no_plan_reason(error)
         run = plan.run if plan else None
         contenders.append(
             Contender(
                 cluster=cluster.name, chip=cluster.chip.name, num_devices=cluster.num_devices, plan=plan, problem=reason,
-                in_time=limits.in_time(run), within_budget=limits.within_budget(run),
+                no_plan=no_plan, in_time=limits.in_time(run), within_budget=limits.within_budget(run),
             )
         )  # fmt: skip
     comparison = replace(choose_contender(contenders, limits), choices=choices)
@@ -143,6 +143,7 @@ def _plan_other_sizes(
     """Describe the first cluster with more (or fewer) chips that meets all limits, planned again."""
     size_ratio = run.days * SECONDS_PER_DAY / limits.deadline_s if more and limits.deadline_s else 0.5
     tried: list[tuple[Cluster, Run]] = []
+    unfit: list[str] = []
     for cluster in _sizes_to_try(missed.cluster, size_ratio):
         try:
             other_run = make_plan(
@@ -150,21 +151,29 @@ def _plan_other_sizes(
                 progress=prefix_progress(progress, cluster.name), elsewhere=False,
             ).run  # fmt: skip
         except NothingFitsError:
+            unfit.append(cluster.name)
             continue
         assert other_run is not None
         if limits.met(other_run):
             return f"{cluster.name}, planned again: {_run_summary(other_run)}"
         tried.append((cluster, other_run))
     if tried:
-        nearest, nearest_run = min(tried, key=lambda pair: pair[1].days if more else pair[1].usd or math.inf)
+        nearest, nearest_run = min(tried, key=lambda pair: pair[1].days if more else _known_usd(pair[1]))
         names = ", ".join(cluster.name for cluster, _ in tried)
         return f"none of {names}, planned again, does it; {nearest.name} takes {_run_summary(nearest_run)}"
     if more:
+        if unfit:
+            return f"the model does not fit on {', '.join(unfit)}, the larger clusters that were planned"
         return (
             f"{math.ceil(missed.cluster.num_devices * size_ratio):,} devices, if each had the throughput that it has here "
             "(not planned: more links, smaller shares of the batch)"
         )
-    return "the model fits on no smaller cluster of this chip that was tried"
+    return f"the model does not fit on {', '.join(unfit)}" if unfit else "no smaller cluster of this chip is known"
+
+
+def _known_usd(run: Run) -> float:
+    """Return the dollars of a run; infinite where they are not known, so that they are never the fewest."""
+    return math.inf if run.usd is None else run.usd
 
 
 def _sizes_to_try(cluster: Cluster, size_ratio: float) -> list[Cluster]:
@@ -186,7 +195,7 @@ def _run_summary(run: Run) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """One cluster: its plan, or the reason for none (`problem`); which limits it meets (None: cannot be judged)."""
+    """One cluster: its plan, or the reason for none (`problem`, in short `no_plan`); which limits it meets (None: not known)."""
 
     cluster: str
     chip: str
@@ -195,6 +204,7 @@ class Contender:
     problem: str | None
     in_time: bool | None
     within_budget: bool | None
+    no_plan: NoPlanReason | None = None
 
     @property
     def run(self) -> Run | None:
@@ -259,7 +269,7 @@ def describe_near_misses(comparison: Comparison, progress: Progress = ignore_pro
         )
         yield from (f"{contender.cluster}: {line}" for line in missed)
     by_days = limits.deadline_s is not None
-    nearest, plan, _ = min(planned, key=lambda row: row[2].days if by_days else row[2].usd or math.inf)
+    nearest, plan, _ = min(planned, key=lambda row: row[2].days if by_days else _known_usd(row[2]))
     for line in suggest_remedies(plan, limits, choices=comparison.choices, progress=progress):
         yield f"what would do for {nearest.cluster}: {line}"
 
@@ -271,7 +281,7 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
     its step time."""
     able = [i for i, contender in enumerate(contenders) if contender.plan and (not limits or limits.met(contender.run))]
     if not able:
-        reason = f"no cluster meets the {limit_names(limits)}" if limits else "no layout fits on any of the clusters"
+        reason = _reason_for_none(contenders, limits)
         return Comparison(contenders=tuple(contenders), limits=limits, chosen=None, reason=reason)
     measure, reason = _deciding_measure([contenders[i] for i in able], limits)
     ranked = sorted(able, key=lambda i: measure(contenders[i]))
@@ -280,6 +290,20 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
         if lead < MODEL_ERROR:
             reason += f"; {contenders[ranked[1]].cluster} is within {lead:.1%}, below the model's error"
     return Comparison(contenders=tuple(contenders), limits=limits, chosen=ranked[0], reason=reason)
+
+
+def _reason_for_none(contenders: Sequence[Contender], limits: Limits) -> str:
+    """Return why no cluster is chosen; a cluster of which something is not known is not said to miss a limit, or not to fit."""
+    if any(contender.plan for contender in contenders):
+        known = all(
+            contender.within_budget is not None for contender in contenders if contender.plan and limits.budget_usd
+        )
+        return f"no cluster {'meets' if known else 'is known to meet'} the {limit_names(limits)}"
+    reasons = {contender.no_plan or "nothing fits" for contender in contenders}
+    if reasons == {"nothing fits"}:
+        return "no layout fits on any of the clusters"
+    listed = ", ".join(f"{contender.cluster}: {contender.no_plan or 'nothing fits'}" for contender in contenders)
+    return f"no cluster has a plan ({listed})"
 
 
 def limit_names(limits: Limits) -> str:

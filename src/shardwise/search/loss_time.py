@@ -16,6 +16,7 @@ from shardwise.price import Limits, Problem, Reliability, Run
 from shardwise.price.training_run import training_run
 from shardwise.search.plan import Plan
 from shardwise.search.planner import make_plan
+from shardwise.search.verdicts import NoPlanReason
 from shardwise.values import (
     SECONDS_PER_DAY,
     Displayable,
@@ -115,7 +116,7 @@ Goal = Literal["time", "usd"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPoint:
-    """A batch on a cluster: its plan with its time to the loss, or the reason that it has none (`problem`)."""
+    """A batch on a cluster: its plan with its time to the loss, or the reason for none (`problem`, in short `no_plan`)."""
 
     cluster: str
     chip: str
@@ -125,6 +126,7 @@ class LossPoint:
     time: LossTime | None = None
     problem: str | None = None
     within_limits: bool = True
+    no_plan: NoPlanReason | None = None
 
     @property
     def name(self) -> str:

@@ -22,6 +22,7 @@ from shardwise.search.loss_time import Doubling, LossPoint, LossSearch, LossTime
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import PlanRecord, layout_of_plan
 from shardwise.search.plan_sweep import SweepPoint, Swept, find_knee, step_time_parts
+from shardwise.search.verdicts import NoPlanReason
 from shardwise.values import (
     MEMORY_TERMS,
     SECONDS_PER_DAY,
@@ -44,7 +45,7 @@ class SweepRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPointRecord(Payload):
-    """A point: its values, and its plan's figures. Where it has no plan, `problem` says why and they are null."""
+    """A point: its values, and its plan's figures. Where it has no plan, `problem` and `no_plan` say why and they are null."""
 
     at: Mapping[str, Any]
     model: ModelFacts
@@ -53,6 +54,7 @@ class SweepPointRecord(Payload):
     global_batch_tokens: int
     seq_len: int
     problem: str | None
+    no_plan: NoPlanReason | None
     layout: LayoutFacts | None
     num_micro_batches: int | None
     step_time_s: float | None
@@ -156,13 +158,14 @@ def _csv_row(point: SweepPoint) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPointRecord(Payload):
-    """A batch on a cluster. Where it has no plan, `problem` says why and the rest is null."""
+    """A batch on a cluster. Where it has no plan, `problem` and `no_plan` say why and the rest is null."""
 
     cluster: str
     chip: str
     num_devices: int
     batch_tokens: int
     problem: str | None
+    no_plan: NoPlanReason | None
     within_limits: bool
     layout: LayoutFacts | None
     mfu: float | None
@@ -250,12 +253,13 @@ class ExplanationRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContenderRecord(Payload):
-    """One cluster. Where it has no plan, `problem` says why, and the plan's fields are null."""
+    """One cluster. Where it has no plan, `problem` and `no_plan` say why, and the plan's fields are null."""
 
     cluster: str
     chip: str
     num_devices: int
     problem: str | None
+    no_plan: NoPlanReason | None
     layout: LayoutFacts | None
     stack: str | None
     interval90: tuple[float, float] | None

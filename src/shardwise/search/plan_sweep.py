@@ -23,6 +23,7 @@ from shardwise.search.sweep_values import (
     grid_points,
     resize_shorthand,
 )
+from shardwise.search.verdicts import NoPlanReason, error_without_plan, no_plan_reason
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,
@@ -60,7 +61,7 @@ class SweepCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPoint:
-    """A case with its plan, or with the reason why it has none (`error`): nothing fits, or no layout is legal."""
+    """A case with its plan, or with the reason why it has none (`error`, in short `no_plan`)."""
 
     case: SweepCase
     plan: Plan | None
@@ -70,6 +71,11 @@ class SweepPoint:
     def at(self) -> SweptValues:
         """Swept values."""
         return self.case.at
+
+    @property
+    def no_plan(self) -> NoPlanReason | None:
+        """Reason in two or three words why it has no plan; None for a point with one."""
+        return None if self.error is None else no_plan_reason(self.error)
 
     @property
     def name(self) -> str:
@@ -247,12 +253,11 @@ def run_sweep(
 
 
 def require_a_plan(swept: Swept) -> None:
-    """Raise if no point has a plan: `NothingFitsError` if nothing fits at one of them, else `InputError`."""
+    """Raise if no point has a plan: `NothingFitsError` if nothing fits at one of them, else what all of them lack."""
     if any(point.plan for point in swept.points):
         return
     lines = [f"{point.name}: {point.error}" for point in swept.points]
-    nothing_fits = any(isinstance(point.error, NothingFitsError) for point in swept.points)
-    raise NothingFitsError(*lines) if nothing_fits else InputError(*lines)
+    raise error_without_plan((point.no_plan for point in swept.points), lines)
 
 
 def step_time_parts(estimate: Estimate) -> dict[str, float]:

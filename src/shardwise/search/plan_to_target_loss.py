@@ -16,7 +16,7 @@ from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability
 from shardwise.search.compare_clusters import describe_missed_limits, limit_names
 from shardwise.search.loss_time import Goal, LossPoint, LossSearch, NoiseSensitivity, time_to_loss, training_run_to_loss
 from shardwise.search.planner import add_other_stack_gain, make_plan
-from shardwise.search.verdicts import RESOLUTION
+from shardwise.search.verdicts import RESOLUTION, error_without_plan, no_plan_reason
 from shardwise.values import (
     InputError,
     MissingValueError,
@@ -66,7 +66,7 @@ def plan_to_loss(
     """Plan every batch on every cluster, and choose what reaches the loss the soonest, or for the fewest dollars.
 
     `problems` are those of one job on each of the clusters. Of plans whose times a prediction cannot tell apart, the cheaper one
-    is chosen. Raises `NothingFitsError` if no point has a plan."""
+    is chosen. If no point has a plan, raises `NothingFitsError` where nothing fits at one of them, else what all of them lack."""
     target, limits, points = question.target, question.limits, []
     pairs = [(problem, batch) for problem in problems for batch in question.batches_for(problem.job)]
     for number, (problem, batch) in enumerate(pairs, 1):
@@ -85,13 +85,14 @@ def plan_to_loss(
                 ),
             )  # fmt: skip
         except (InputError, MissingValueError, NothingFitsError) as error:
-            points.append(replace(point, problem=str(error)))
+            points.append(replace(point, problem=str(error), no_plan=no_plan_reason(error)))
             continue
         within_limits = not limits or limits.met(training_run_to_loss(plan, target, reliability))
         time = time_to_loss(plan, target, reliability)
         points.append(replace(point, plan=replace(plan, to_loss=target), time=time, within_limits=within_limits))
     if not any(point.plan for point in points):
-        raise NothingFitsError(*(f"{point.name}: {point.problem}" for point in points))
+        lines = [f"{point.name}: {point.problem}" for point in points]
+        raise error_without_plan((point.no_plan for point in points), lines)
     goal = question.goal or ("usd" if limits.deadline_s is not None else "time")
     search = choose_point(
         LossSearch(target=target, points=tuple(points), limits=limits, goal=goal, chosen=None, reason="")

@@ -5,14 +5,24 @@ plan leaves free."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from shardwise.layout import Layout
 from shardwise.price import Estimate, Problem, loss_kind
 from shardwise.price.estimate import estimate
 from shardwise.price.memory_verdict import TIGHT_MARGIN
-from shardwise.values import LOSS_KERNELS, format_bytes, format_seconds, get_loss_kernel
+from shardwise.values import (
+    LOSS_KERNELS,
+    InputError,
+    MissingValueError,
+    NothingFitsError,
+    ShardwiseError,
+    format_bytes,
+    format_seconds,
+    get_loss_kernel,
+)
 from shardwise.values.argument_labels import argument_label
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
@@ -31,6 +41,31 @@ MIN_TERM_SHARE = 0.02  # of the difference between two steps: a term with less i
 # Memory that a plan leaves free where it can: allocators fragment, and the model of memory has an error.
 # With less a layout is tight. Against XLA's peaks of a training step the estimate is 20% and more above (docs/xla.md).
 MEMORY_RESERVE = TIGHT_MARGIN
+
+NoPlanReason = Literal["nothing fits", "no legal layout", "job refused", "not known"]
+
+
+def no_plan_reason(error: ShardwiseError) -> NoPlanReason:
+    """Return in two or three words why a job has no plan. "not known": a value has no source, so that nothing was priced.
+
+    >>> no_plan_reason(MissingValueError("chip a100: no sourced fp8 peak"))
+    'not known'
+    """
+    if str(error).startswith("no legal layout:"):  # a `NothingFitsError` too, though nothing was priced
+        return "no legal layout"
+    if isinstance(error, NothingFitsError):
+        return "nothing fits"
+    return "not known" if isinstance(error, MissingValueError) else "job refused"
+
+
+def error_without_plan(reasons: Iterable[NoPlanReason | None], lines: Sequence[str]) -> ShardwiseError:
+    """Return the error of several jobs none of which has a plan: `NothingFitsError` only if one of them has no layout that is
+    legal and fits, `MissingValueError` if all lack a value, else `InputError`."""
+    distinct = set(reasons)
+    if distinct & {"nothing fits", "no legal layout"}:
+        return NothingFitsError(*lines)
+    return MissingValueError(*lines) if distinct == {"not known"} else InputError(*lines)
+
 
 FIT_ADVICE = "use more devices, chips with more memory, a smaller sequence or a leaner precision recipe"
 COMPARED_FIELDS = (

@@ -13,7 +13,7 @@ from shardwise.hardware.cluster_loading import double_cluster
 from shardwise.price import Limits, Problem
 from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
 from shardwise.search.plan_to_target_loss import LossQuestion, batches_around, choose_point, plan_to_loss
-from shardwise.values.errors import InputError, NothingFitsError
+from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 
 TARGET = LossTarget(noise=NoiseScale(tokens=2.0**20))
 MODEL = sw.load_model("gpt-2")
@@ -114,6 +114,14 @@ def test_where_nothing_fits_every_point_says_why() -> None:
     with pytest.raises(NothingFitsError) as raised:
         plan_to_loss([problem], LossQuestion(TARGET, (2**16, 2**17)))
     assert len(raised.value.problems) == 2
+
+
+def test_where_no_rate_has_a_source_it_is_not_said_that_nothing_fits() -> None:
+    problem = Problem(
+        sw.load_model("llama-3-8b"), sw.load_cluster("a100-80gb:8"), replace(JOB, precision="fp8_deepseek_v3")
+    )
+    with pytest.raises(MissingValueError, match="no sourced fp8"):
+        plan_to_loss([problem], LossQuestion(TARGET, (2**20,)))
 
 
 def test_a_target_of_nothing_is_refused() -> None:

@@ -73,6 +73,11 @@ Files of {target.title}: {", ".join(name for name in names if name != BATCH_FILE
 
 
 # Degrees that the nearest layout keeps from a plan that the target cannot run; tried in order.
+# Said where `nearest_layout` has none: of each search only the choice and its runners-up are tried on the target.
+NONE_NEAR = (
+    "it runs none of the layouts that were tried, the choice and the runners-up of a search; whether it runs another one that "
+    "fits is not known"
+)
 NEAREST_PINS = (("tp", "cp", "pp", "ep"), ("tp", "pp"), ())
 
 
@@ -137,7 +142,7 @@ def export(plan: Plan, target: Target) -> ExportedLaunch:
     reasons = refusals(launch, target)
     if reasons:
         nearest = nearest_layout(plan, target)
-        fix = f"the nearest layout that it runs: {nearest}" if nearest else "it runs no layout of this job that fits"
+        fix = f"the nearest layout that it runs: {nearest}" if nearest else NONE_NEAR
         raise InputError(f"{target.title} {target.version} cannot run this plan", *reasons, fix)
     options = to_options(target, launch)
     listed = [text for field, text in lost_fields(target, launch, options) if field.startswith(LISTED_FIELDS)]
@@ -184,7 +189,7 @@ def _placement_note(plan: Plan, target: Target) -> Iterator[str]:
 
 
 def nearest_layout(plan: Plan, target: Target) -> Layout | None:
-    """Return the best layout for the plan's job that the target can run, or None.
+    """Return the best layout for the plan's job that the target can run; None if it runs none of those that were tried.
 
     Keeps as many of the plan's degrees as possible: each entry of `NEAREST_PINS` is searched in turn.
     """

@@ -89,7 +89,7 @@ def absent(point: SweepPoint | None) -> str:
     """Why a point has no plan, in two or three words."""
     if point is None:
         return "not planned"
-    return "no legal layout" if str(point.error).startswith("no legal layout:") else "nothing fits"
+    return point.no_plan or ""
 
 
 def panel_chart(swept: Swept) -> Chart:

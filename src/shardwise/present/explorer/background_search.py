@@ -21,7 +21,8 @@ from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
 from shardwise.search.plan import Alternative
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
-from shardwise.values import NothingFitsError, Progress, ShardwiseError, ignore_progress
+from shardwise.search.verdicts import no_plan_reason
+from shardwise.values import Progress, ShardwiseError, ignore_progress
 from shardwise.values.argument_labels import label_arguments
 
 MAX_REPORTS = 24  # some 50 KB each
@@ -186,7 +187,7 @@ def report_searches(
     try:
         chosen = make_plan(Problem(model, cluster, job), progress=progress)
     except ShardwiseError as error:
-        outcome: Outcome = "nothing fits" if isinstance(error, NothingFitsError) else "refused"
+        outcome: Outcome = "nothing fits" if no_plan_reason(error) == "nothing fits" else "refused"
         yield {**SEARCHING, "state": "done", "outcome": outcome, "problems": list(error.problems)}
         return
     best = _best(chosen)

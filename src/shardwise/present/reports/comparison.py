@@ -18,8 +18,14 @@ ABSENT = "-"
 Column = Callable[[Contender, str], Cell]  # of a contender, and its place in the payload
 
 
-def _of_plan(cell: Callable[[Plan, str], Cell], absent: str = ABSENT) -> Column:
-    return lambda contender, path: cell(contender.plan, path) if contender.plan else absent
+def _of_plan(cell: Callable[[Plan, str], Cell]) -> Column:
+    return lambda contender, path: cell(contender.plan, path) if contender.plan else ABSENT
+
+
+def _step(contender: Contender, path: str) -> Cell:
+    if contender.plan is None:
+        return contender.no_plan or "nothing fits"
+    return seconds(contender.plan.estimate.step_time_s, f"{path}.step_time_s")
 
 
 def _of_run(cell: Callable[[Run, str], Cell]) -> Column:
@@ -56,7 +62,7 @@ def _yes_or_no(met: bool | None) -> str:
 
 COLUMNS: Mapping[str, Column] = {
     "devices": lambda contender, path: count(contender.num_devices, f"{path}.num_devices"),
-    "step": _of_plan(lambda plan, path: seconds(plan.estimate.step_time_s, f"{path}.step_time_s"), "nothing fits"),
+    "step": _step,
     "stack": lambda contender, path: contender.stack or ABSENT,
     INTERVAL: _interval,
     "MFU": _of_plan(lambda plan, path: share(plan.estimate.mfu, f"{path}.mfu")),

@@ -77,7 +77,8 @@ def _changes(launch: PricedLaunch) -> Section:
     """Return each change as options with their values, the step and the memory with them."""
     before = launch.plan.estimate
     if not launch.better:
-        return Section(["no other layout is predicted to be faster by a hundredth or more"])
+        verdict = "is predicted to be faster by a hundredth or more" if before.fits else "fits"
+        return Section([f"no layout that was tried {verdict}: the search's choice, and changes of one choice"])
     rows: list[Row] = []
     for index, change in enumerate(launch.better):
         options = ", ".join(_option_text(name, value) for name, value in change.options.items())

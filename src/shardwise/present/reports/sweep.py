@@ -290,7 +290,7 @@ def _points(search: LossSearch, numbers: Iterable[int]) -> Table:
 def _cells(point: LossPoint, path: str) -> Sequence[Cell]:
     batch = _batch(point.batch_tokens, f"{path}.batch_tokens")
     if point.plan is None or point.time is None:
-        return (batch, NO_PLAN, "no plan", *[NO_PLAN] * (len(HEAD) - 3))
+        return (batch, NO_PLAN, point.no_plan or "no plan", *[NO_PLAN] * (len(HEAD) - 3))
     time, time_path = point.time, f"{path}.time"
     return (
         batch, _noise_ratio(time, time_path), seconds(time.step_time_s, f"{time_path}.step_time_s"),

@@ -29,7 +29,6 @@ from shardwise.present.verbs.search_arguments import (
 )
 from shardwise.values import (
     InputError,
-    NothingFitsError,
     Progress,
     ignore_progress,
     raise_problems,
@@ -129,7 +128,8 @@ def _require_choice(comparison: Comparison, progress: Progress) -> None:
         return
     contenders = comparison.contenders
     if not any(contender.plan for contender in contenders):
-        raise NothingFitsError("\n".join(f"{contender.cluster}: {contender.problem}" for contender in contenders))
+        lines = "\n".join(f"{contender.cluster}: {contender.problem}" for contender in contenders)
+        raise search.error_without_plan((contender.no_plan for contender in contenders), [lines])
     runs = {contender.chip: contender.run for contender in contenders if contender.run}
     if comparison.limits.budget_usd is not None and all(run.usd is None for run in runs.values()):
         raise price.missing_price(runs)
