@@ -198,6 +198,22 @@ def test_one_point_that_does_not_fit_does_not_lose_the_others(
     assert "nothing fits" in texts(target)
 
 
+def test_dollars_and_days_carry_the_interval_of_the_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    target = tmp_path / "sweep.csv"
+    arguments = [*PLAN, "--tokens", "10B", "--stack", "torchtitan", "--sweep", "tp=1,2"]
+    found = payload(capsys, *arguments, "--csv", str(target))
+    for point in found["points"]:
+        ratios = [end / point["step_time_s"] for end in point["interval90"]]
+        for name in ("usd_per_step", "usd_per_token", "days", "chip_hours", "usd"):
+            assert [end / point[name] for end in point[f"{name}_interval90"]] == pytest.approx(ratios, rel=0.01)
+    with target.open(encoding="utf-8") as file:
+        first = next(csv.DictReader(file))
+    assert float(first["usd_interval90_high"]) == found["points"][0]["usd_interval90"][1]
+    _, out, _ = run(capsys, *arguments)
+    low, high = (end / found["points"][0]["step_time_s"] for end in found["points"][0]["interval90"])
+    assert f"{low:.2f} to {high:.2f} times each step and its dollars" in out
+
+
 def test_a_point_without_a_legal_layout_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, *PLAN, "--sweep", "tp=1,3")
     assert row(out, "3")[1:4] == ["no", "legal", "layout"]

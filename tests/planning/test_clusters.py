@@ -12,6 +12,9 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.present.command_line import main
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.comparison import comparison_report
+from shardwise.present.reports.wording import spare_lines
 from shardwise.search.compare_clusters import (
     Comparison,
     Contender,
@@ -173,6 +176,41 @@ def test_smaller_sizes_that_were_planned_are_named() -> None:
     assert plan.run.usd is not None
     fewer, _ = suggest_remedies(plan, sw.Limits(budget_usd=plan.run.usd / 2))
     assert fewer == "the model does not fit on h100:8, h100:4, h100:2, h100:1"
+
+
+def test_days_and_dollars_carry_the_interval_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["h100:32", "h100:64", *WORDS, "--stack", "torchtitan"]
+    _, out, _ = run(capsys, *arguments, "--json")
+    _, report, _ = run(capsys, *arguments)
+    for found in json.loads(out)["clusters"]:
+        ratios = [end / found["step_time_s"] for end in found["interval90"]]
+        for name in ("days", "chip_hours", "usd", "energy_mwh"):
+            assert [end / found[name] for end in found[f"{name}_interval90"]] == pytest.approx(ratios, rel=0.01)
+        low, high = found["days_interval90"]
+        assert f"{found['days']:,.1f} ({low:,.1f} to {high:,.1f})" in report
+
+
+def test_prices_of_different_years_are_named(planned: Comparison) -> None:
+    older = planned.contenders[0].plan
+    assert older is not None
+    chip = replace(older.cluster.chip, price_date="2024-Q4")
+    changed = replace(planned.contenders[0], plan=replace(older, cluster=replace(older.cluster, chip=chip)))
+    mixed = replace(planned, contenders=(changed, *planned.contenders[2:]), chosen=0)
+    text = render_text(comparison_report(mixed))
+    assert "the prices are of different years (h100 2024-Q4, tpu-v5p 2026-01-01)" in text
+    assert "different years" not in render_text(comparison_report(planned))
+
+
+def test_a_deadline_that_the_interval_misses_is_said() -> None:
+    plan = sw.plan(MODEL, sw.load_cluster("h100:64", stack="torchtitan"), JOB)
+    assert plan.run is not None
+    assert plan.run.days_interval90 is not None
+    between, above = (sum(plan.run.days_interval90) / 2, plan.run.days_interval90[1] * 1.01)
+    assert plan.run.days < between
+    (tight,) = spare_lines(sw.Limits(deadline_s=between * DAY), plan.run)
+    assert "the upper end of its 90% interval" in tight
+    (wide,) = spare_lines(sw.Limits(deadline_s=above * DAY), plan.run)
+    assert "upper end" not in wide
 
 
 def test_a_miss_says_by_how_much_and_what_would_do() -> None:

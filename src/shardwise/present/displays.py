@@ -12,7 +12,8 @@ from shardwise.present.charts.plan_charts import estimate_charts, memory_chart, 
 from shardwise.present.charts.step_charts import step_chart, timeline_chart, title_of
 from shardwise.present.charts.sweep_charts import absent, search_chart, sweep_chart, what_is_planned
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
-from shardwise.price import Estimate, Simulation
+from shardwise.present.reports.wording import interval_remark
+from shardwise.price import Estimate, Run, Simulation
 from shardwise.price.memory_verdict import describe_margin
 from shardwise.search import Comparison, Explanation, LayoutMemory, LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.compare_clusters import Contender
@@ -52,6 +53,14 @@ def shown_estimate(estimate: Estimate) -> NotebookDisplay:
     )  # fmt: skip
 
 
+def _run_days(run: Run) -> str:
+    return format_days(run.days) + interval_remark(run.days_interval90, format_days)
+
+
+def _run_usd(run: Run) -> str:
+    return "" if run.usd is None else format_usd(run.usd) + interval_remark(run.usd_interval90, format_usd)
+
+
 MOST_BARS = 6  # the chosen one, and the nearest of the others
 
 
@@ -62,9 +71,7 @@ def shown_plan(plan: Plan) -> NotebookDisplay:
     batch = f"{job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}, {job.precision}"
     facts = {"layout": str(plan.layout), "job": batch, **estimate_facts(plan.estimate)}
     if plan.run:
-        facts["run"] = format_days(plan.run.days) + (
-            f", {format_usd(plan.run.usd)}" if plan.run.usd is not None else ""
-        )
+        facts["run"] = ", ".join(filter(None, (_run_days(plan.run), _run_usd(plan.run))))
     lost = tuple(
         (str(other.layout), format_seconds(other.estimate.step_time_s), other.reason) for other in plan.alternatives
     )
@@ -93,8 +100,7 @@ def _contender_row(one: Contender) -> tuple[str, ...]:
     if one.plan is None:
         return one.cluster, one.problem or "", "", "", "", ""
     estimate, run = one.plan.estimate, one.run
-    days = format_days(run.days) if run else ""
-    usd = format_usd(run.usd) if run and run.usd is not None else ""
+    days, usd = (_run_days(run), _run_usd(run)) if run else ("", "")
     return one.cluster, format_seconds(estimate.step_time_s), f"{estimate.mfu:.1%}", days, usd, str(one.plan.layout)
 
 
@@ -195,7 +201,9 @@ def _loss_row(point: LossPoint) -> tuple[str, ...]:
     time = point.time
     return (
         point.cluster, format_binary(point.batch_tokens), f"{time.batch_over_noise:.2g}", format_seconds(time.step_time_s),
-        format_seconds(time.token_s), format_seconds(time.loss_s), "" if time.usd is None else format_usd(time.usd),
+        format_seconds(time.token_s) + interval_remark(time.token_s_interval90, format_seconds),
+        format_seconds(time.loss_s) + interval_remark(time.loss_s_interval90, format_seconds),
+        "" if time.usd is None else format_usd(time.usd) + interval_remark(time.usd_interval90, format_usd),
         str(point.plan.layout),
     )  # fmt: skip
 

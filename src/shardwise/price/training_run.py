@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardwise.batch_size.batch_schedule import BatchSchedule, PhasedBatches, steps_per_phase
 from shardwise.hardware import MAX_QUANTITY, Cluster
@@ -44,6 +44,10 @@ FORMULAS: Mapping[str, str] = {
 }  # fmt: skip
 
 
+Interval = tuple[float, float]  # ends of a 90% prediction interval
+SCALED_TOTALS = ("ideal_days", "days", "chip_hours", "usd", "energy_mwh")  # totals that follow the seconds of a step
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInput:
     """A value that the run was computed from, and where it comes from."""
@@ -73,7 +77,8 @@ class Run:
     checkpoints and interruptions: with `goodput` they add up to 1. Seconds, bytes, hours, US dollars (`usd`) and MWh
     (`energy_mwh`) are in the names. Without failures there are no checkpoints, and `mtbf_s` and `checkpoint_interval_s` are None.
     `usd` and `energy_mwh` are None where the chip has no sourced price or power; `missing` names these. `phases` are those of a
-    run whose batch changes.
+    run whose batch changes. The fields in `_interval90` are the same quantities with the step at the ends of its 90% prediction
+    interval; None for a lower bound. Prices, powers and failure rates are taken as exact.
 
     >>> import shardwise as sw
     >>> run = sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024, tokens="10G").run
@@ -101,6 +106,11 @@ class Run:
     inputs: tuple[RunInput, ...]
     formulas: Mapping[str, str]
     phases: tuple[RunPhase, ...] = ()
+    ideal_days_interval90: Interval | None = None
+    days_interval90: Interval | None = None
+    chip_hours_interval90: Interval | None = None
+    usd_interval90: Interval | None = None
+    energy_mwh_interval90: Interval | None = None
 
 
 def training_run(
@@ -122,28 +132,39 @@ def training_run(
     if job.tokens is None:
         return None
     return price_run_steps(
-        Problem(architecture, cluster, job), job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability
-    )
+        Problem(architecture, cluster, job), job.tokens / job.global_batch_tokens, estimate.step_time_s, reliability,
+        estimate.interval90,
+    )  # fmt: skip
 
 
 def price_run_steps(
     problem: Problem, num_steps: float, step_time_s: float,
-    reliability: Reliability | None = None,
+    reliability: Reliability | None = None, interval90: Interval | None = None,
 ) -> Run:  # fmt: skip
-    """Return the run of a job with `tokens` in so many steps, which take `step_time_s` on average."""
+    """Return the run of a job with `tokens` in so many steps, which take `step_time_s` on average, with 90% between the ends of
+    `interval90`."""
     assert problem.job.tokens is not None
     rates = reliability or Reliability()
     size = checkpoint_bytes(problem.architecture, problem.job)
     write_s = _write_seconds(size, problem.cluster.num_devices, rates)
     totals = run_totals(problem, num_steps, step_time_s, write_s, rates)
+    ends = [run_totals(problem, num_steps, end_s, write_s, rates) for end_s in interval90 or ()]
     chip = problem.cluster.chip
     return Run(
         tokens=problem.job.tokens, num_steps=math.ceil(num_steps), **totals._asdict(),
         checkpoint_bytes=size, checkpoint_s=write_s, price_date=chip.price_date,
         missing=tuple(name for name in ("price_usd_per_hour", "power_w") if getattr(chip, name) is None),
         reliability=rates, inputs=tuple(_run_inputs(problem, (num_steps, step_time_s), size, rates)),
-        formulas=FORMULAS,
+        formulas=FORMULAS, **_total_intervals(ends),
     )  # fmt: skip
+
+
+def _total_intervals(ends: Sequence[RunTotals]) -> dict[str, Any]:
+    """Return the intervals of a run's totals from the totals at both ends of the step's interval; None for those not known."""
+    pairs = {name: [getattr(end, name) for end in ends] for name in SCALED_TOTALS}
+    return {
+        f"{name}_interval90": (pair[0], pair[1]) if pair and None not in pair else None for name, pair in pairs.items()
+    }
 
 
 class RunTotals(NamedTuple):
@@ -314,7 +335,13 @@ def price_scheduled_run(
     )
     times, counts = [phase_estimate.step_time_s for phase_estimate in priced], [count for _, count in parts]
     ideal_s = sum(time * count for time, count in zip(times, counts, strict=True))
-    run = price_run_steps(problem, sum(counts), ideal_s / sum(counts), reliability)
+    intervals = [phase_estimate.interval90 for phase_estimate in priced]
+    low_s, high_s = (
+        sum(interval[end] * count for interval, count in zip(intervals, counts, strict=True) if interval) / sum(counts)
+        for end in (0, 1)
+    )
+    interval90 = None if None in intervals else (low_s, high_s)
+    run = price_run_steps(problem, sum(counts), ideal_s / sum(counts), reliability, interval90)
     return replace(run, phases=tuple(_run_phases(run, [batch for batch, _ in parts], counts, times)))
 
 

@@ -38,7 +38,8 @@ class LossTime:
 
     Both are with the interruptions of that many devices. `steps` and `tokens` are those to the loss, S(B) and E(B), and the
     ratios are to the fewest of each. `chip_hours` and `usd` are to the loss; `usd` is None without a sourced price. Where the
-    target has no tokens, all are of a billion of the fewest tokens.
+    target has no tokens, all are of a billion of the fewest tokens. The fields in `_interval90` are the same with the step at the
+    ends of its 90% prediction interval; None for a lower bound. The noise scale is taken as exact.
 
     Source: Stratos, Compute-Bound Training, 2026, 2.2.1 (token-time and loss-time).
 
@@ -63,6 +64,10 @@ class LossTime:
     loss_s: float
     chip_hours: float
     usd: float | None
+    token_s_interval90: tuple[float, float] | None = None
+    loss_s_interval90: tuple[float, float] | None = None
+    chip_hours_interval90: tuple[float, float] | None = None
+    usd_interval90: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +99,17 @@ def time_to_loss(plan: Plan, target: LossTarget, reliability: Reliability | None
     """Return times, tokens and dollars of a plan to a loss."""
     batch_tokens, run = plan.job.global_batch_tokens, training_run_to_loss(plan, target, reliability)
     tradeoff, loss_s = target.tradeoff, run.days * SECONDS_PER_DAY
+    low, high = run.days_interval90 or (0.0, 0.0)
+    interval = (low * SECONDS_PER_DAY, high * SECONDS_PER_DAY) if run.days_interval90 else None
+    token_share = target.reference_tokens / run.tokens
     return LossTime(
         batch_tokens=batch_tokens, num_devices=plan.cluster.num_devices, step_time_s=plan.estimate.step_time_s,
         batch_over_noise=batch_tokens / target.noise.tokens, side=target.side(batch_tokens),
         steps=tradeoff.steps(batch_tokens), tokens=run.tokens, steps_ratio=tradeoff.steps(batch_tokens) / tradeoff.min_steps,
         tokens_ratio=run.tokens / tradeoff.min_tokens, token_s=loss_s * target.reference_tokens / run.tokens, loss_s=loss_s,
-        chip_hours=run.chip_hours, usd=run.usd,
+        chip_hours=run.chip_hours, usd=run.usd, loss_s_interval90=interval,
+        token_s_interval90=interval and (interval[0] * token_share, interval[1] * token_share),
+        chip_hours_interval90=run.chip_hours_interval90, usd_interval90=run.usd_interval90,
     )  # fmt: skip
 
 

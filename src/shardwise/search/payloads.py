@@ -71,6 +71,11 @@ class SweepPointRecord(Payload):
     days: float | None
     chip_hours: float | None
     usd: float | None
+    usd_per_step_interval90: tuple[float, float] | None
+    usd_per_token_interval90: tuple[float, float] | None
+    days_interval90: tuple[float, float] | None
+    chip_hours_interval90: tuple[float, float] | None
+    usd_interval90: tuple[float, float] | None
     parts: Mapping[str, float] | None
     time: Mapping[str, float] | None
     memory: Mapping[str, float] | None
@@ -143,6 +148,9 @@ def _csv_row(point: SweepPoint) -> dict[str, Any]:
     """Flatten the payload of a point."""
     fields = to_json(SweepPointRecord.of(point))
     low, high = fields.pop("interval90") or (None, None)
+    ends = {
+        name: fields.pop(name) or (None, None) for name in [name for name in fields if name.endswith("_interval90")]
+    }
     time, memory, swept_values = fields.pop("time") or {}, fields.pop("memory") or {}, fields.pop("at")
     del fields["parts"]
     fields["model"], fields["layout"] = fields["model"]["name"], fields["layout"] and fields["layout"]["text"]
@@ -151,6 +159,7 @@ def _csv_row(point: SweepPoint) -> dict[str, Any]:
         **fields,
         "interval90_low_s": low,
         "interval90_high_s": high,
+        **{f"{name}_{side}": pair[end] for name, pair in ends.items() for end, side in enumerate(("low", "high"))},
     }
     row |= {f"time_s.{term}": time.get(term) for term in TIME_TERMS}
     return row | {f"memory_bytes.{term}": memory.get(term) for term in MEMORY_TERMS}
@@ -273,6 +282,11 @@ class ContenderRecord(Payload):
     chip_hours: float | None
     usd: float | None
     energy_mwh: float | None
+    days_interval90: tuple[float, float] | None
+    chip_hours_interval90: tuple[float, float] | None
+    usd_interval90: tuple[float, float] | None
+    energy_mwh_interval90: tuple[float, float] | None
+    price_date: str | None
     missing: Sequence[str]
     in_time: bool | None
     within_budget: bool | None

@@ -85,15 +85,29 @@ class SweepPoint:
     @property
     def usd_per_step(self) -> float | None:
         """Dollars of a step: devices · hours · price of a chip-hour; None without a plan or a sourced price."""
-        price = self.case.cluster.chip.price_usd_per_hour
-        if self.plan is None or price is None:
-            return None
-        return self.case.cluster.num_devices * self.plan.estimate.step_time_s / SECONDS_PER_HOUR * price
+        return None if self.plan is None else self._step_usd(self.plan.estimate.step_time_s)
+
+    @property
+    def usd_per_step_interval90(self) -> tuple[float, float] | None:
+        """Dollars of a step at the ends of its 90% prediction interval; None for a bound, and if `usd_per_step` is."""
+        interval = self.plan.estimate.interval90 if self.plan else None
+        low, high = map(self._step_usd, interval or (0.0, 0.0))
+        return None if interval is None or low is None or high is None else (low, high)
 
     @property
     def usd_per_token(self) -> float | None:
         """Dollars of a trained token, without interruptions; None if `usd_per_step` is."""
         return None if self.usd_per_step is None else self.usd_per_step / self.case.job.global_batch_tokens
+
+    @property
+    def usd_per_token_interval90(self) -> tuple[float, float] | None:
+        """Dollars of a trained token at the ends of the step's interval; None if `usd_per_step_interval90` is."""
+        tokens, interval = self.case.job.global_batch_tokens, self.usd_per_step_interval90
+        return interval and (interval[0] / tokens, interval[1] / tokens)
+
+    def _step_usd(self, step_time_s: float) -> float | None:
+        price = self.case.cluster.chip.price_usd_per_hour
+        return None if price is None else self.case.cluster.num_devices * step_time_s / SECONDS_PER_HOUR * price
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

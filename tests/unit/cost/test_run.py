@@ -10,8 +10,10 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
+from shardwise.batch_size.batch_schedule import parse_batch_schedule
+from shardwise.price import Problem
 from shardwise.price.reliability import RELIABILITY_SOURCES, goodput, time_between_failures, young_interval
-from shardwise.price.training_run import FORMULAS, Run, checkpoint_bytes
+from shardwise.price.training_run import FORMULAS, Run, checkpoint_bytes, price_scheduled_run, training_run
 from shardwise.search.plan import Plan
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.values.errors import InputError
@@ -58,6 +60,48 @@ def test_every_number_by_hand() -> None:
     assert run.usd == pytest.approx(2.5 * run.chip_hours)
     assert run.energy_mwh == pytest.approx(run.chip_hours * 0.0007 * 1.2)
     assert run.missing == ()
+
+
+def test_totals_carry_the_interval_of_the_step() -> None:
+    cluster = sw.load_cluster("h100:64", stack="torchtitan")
+    job = sw.Job(global_batch_tokens=2**19, seq_len=8192, tokens=1e12)
+    estimate = sw.estimate(LLAMA, cluster, job, "fsdp=64")
+    run = training_run(LLAMA, cluster, job, estimate)
+    assert run is not None
+    assert estimate.interval90 is not None
+    for end, step_s in enumerate(estimate.interval90):
+        at_end = training_run(LLAMA, cluster, job, replace(estimate, step_time_s=step_s, interval90=None))
+        assert at_end is not None
+        for name in ("ideal_days", "days", "chip_hours", "usd", "energy_mwh"):
+            assert getattr(run, f"{name}_interval90")[end] == getattr(at_end, name)
+    low, high = run.days_interval90 or (0.0, 0.0)
+    assert low < run.days < high
+    assert priced().usd_interval90 is None  # a bound
+
+
+def test_what_is_not_known_has_no_interval() -> None:
+    cluster = sw.load_cluster("tpu-v5p:4x4x4", stack="maxtext")
+    run = sw.plan("llama-3-8b", cluster, sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e11)).run
+    assert run is not None
+    assert run.days_interval90 is not None
+    assert run.energy_mwh is run.energy_mwh_interval90 is None
+
+
+def test_a_schedule_of_batches_has_the_interval_of_its_phases() -> None:
+    cluster = sw.load_cluster("h100:64", stack="torchtitan")
+    job = sw.Job(global_batch_tokens=2**20, seq_len=8192, tokens=1e12)
+    problem = Problem(LLAMA, cluster, job)
+    run = price_scheduled_run(problem, sw.Layout.parse("fsdp=64"), parse_batch_schedule("0:512Ki,100G:1Mi"))
+    low, high = run.ideal_days_interval90 or (0.0, 0.0)
+    phases = [replace(job, global_batch_tokens=phase.batch_tokens) for phase in run.phases]
+    steps = [sw.estimate(LLAMA, cluster, phase, "fsdp=64") for phase in phases]
+    for end, days in enumerate((low, high)):
+        seconds = sum(
+            step.interval90[end] * phase.num_steps
+            for step, phase in zip(steps, run.phases, strict=True)
+            if step.interval90
+        )
+        assert days == pytest.approx(seconds / 86400)
 
 
 def test_goodput_is_the_first_order_formula_where_failures_are_rare() -> None:

@@ -11,7 +11,7 @@ from shardwise.batch_size.noise_scale import NoiseScale
 from shardwise.batch_size.tradeoff import LossTarget
 from shardwise.hardware.cluster_loading import double_cluster
 from shardwise.price import Limits, Problem
-from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings
+from shardwise.search.loss_time import LossPoint, LossSearch, LossTime, plan_doublings, time_to_loss
 from shardwise.search.plan_to_target_loss import LossQuestion, batches_around, choose_point, plan_to_loss
 from shardwise.values.errors import InputError, MissingValueError, NothingFitsError
 
@@ -122,6 +122,17 @@ def test_where_no_rate_has_a_source_it_is_not_said_that_nothing_fits() -> None:
     )
     with pytest.raises(MissingValueError, match="no sourced fp8"):
         plan_to_loss([problem], LossQuestion(TARGET, (2**20,)))
+
+
+def test_times_and_dollars_to_the_loss_carry_the_interval_of_the_step() -> None:
+    plan = sw.plan(MODEL, sw.load_cluster("h100:8", stack="torchtitan"), JOB)
+    time = time_to_loss(plan, TARGET)
+    assert plan.estimate.interval90 is not None
+    ratios = [end / plan.estimate.step_time_s for end in plan.estimate.interval90]
+    for name in ("loss_s", "token_s", "chip_hours", "usd"):
+        assert [end / getattr(time, name) for end in getattr(time, f"{name}_interval90")] == pytest.approx(
+            ratios, rel=0.01
+        )
 
 
 def test_a_target_of_nothing_is_refused() -> None:

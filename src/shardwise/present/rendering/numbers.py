@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shardwise.present.rendering.report import Number, NumberKind
+from collections.abc import Callable
+
+from shardwise.present.rendering.report import Line, Number, NumberKind
 from shardwise.values import format_bytes, format_percent, format_quantity, format_seconds, format_usd
 
 UNKNOWN = "-"
@@ -35,9 +37,20 @@ def count(value: float | None, path: str = "", unit: str = "") -> Number:
     return Number(UNKNOWN if value is None else f"{value:,.0f}", value, unit, path)
 
 
-def usd(value: float | None, path: str = "") -> Number:
+def usd(value: float | None, path: str = "", interval: tuple[float, float] | None = None) -> Number:
     """An amount of US dollars."""
-    return Number(UNKNOWN if value is None else format_usd(value), value, "$", path)
+    return Number(UNKNOWN if value is None else format_usd(value), value, "$", path, interval)
+
+
+def ends(number: Number, form: Callable[[float], str]) -> Line:
+    """Return a number with the ends of its interval behind it, such as "1.5 (1.2 to 2.1)"; alone if it has none."""
+    if number.interval is None:
+        return Line((number,))
+    path = f"{number.path}_interval90" if number.path else ""
+    low, high = (
+        Number(form(end), end, number.unit, path and f"{path}.{index}") for index, end in enumerate(number.interval)
+    )
+    return Line((number, " (", low, " to ", high, ")"))
 
 
 def quantity(value: float | None, unit: str, path: str = "", *, digits: int = 3) -> Number:

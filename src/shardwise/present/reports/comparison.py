@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from shardwise.present.rendering.numbers import count, seconds, share, usd
+from shardwise.present.rendering.numbers import count, ends, seconds, share, usd
 from shardwise.present.rendering.plain_text import render_block
 from shardwise.present.rendering.report import Cell, Line, Number, Report, Row, Section, Table
-from shardwise.present.reports.wording import INTERVAL, job_text
+from shardwise.present.reports.wording import INTERVAL, job_text, price_year_notes
 from shardwise.price import Run
 from shardwise.search import Comparison, Plan, describe_near_misses
 from shardwise.search.compare_clusters import Contender
-from shardwise.values import Progress, format_count, format_days, ignore_progress
+from shardwise.values import Progress, format_count, format_days, format_usd, ignore_progress
 from shardwise.values.units import format_energy
 
 ABSENT = "-"
@@ -39,8 +39,9 @@ def _interval(contender: Contender, path: str) -> Cell:
     return Line((low, " to ", high))
 
 
-def _days(run: Run, path: str) -> Number:
-    return Number(f"{run.days:,.1f}" if run.days >= 1 else format_days(run.days), run.days, "days", f"{path}.days")
+def _days(run: Run, path: str) -> Cell:
+    form: Callable[[float], str] = "{:,.1f}".format if run.days >= 1 else format_days
+    return ends(Number(form(run.days), run.days, "days", f"{path}.days", run.days_interval90), form)
 
 
 def _price(plan: Plan, path: str) -> Cell:
@@ -51,9 +52,13 @@ def _price(plan: Plan, path: str) -> Cell:
     return f"${chip.price_usd_per_hour:.2f}/h" + (f" ({chip.price_date})" if chip.price_date else "")
 
 
-def _energy(run: Run, path: str) -> Number:
+def _energy(run: Run, path: str) -> Cell:
     text = ABSENT if run.energy_mwh is None else format_energy(run.energy_mwh)
-    return Number(text, run.energy_mwh, "MWh", f"{path}.energy_mwh")
+    return ends(Number(text, run.energy_mwh, "MWh", f"{path}.energy_mwh", run.energy_mwh_interval90), format_energy)
+
+
+def _cost(run: Run, path: str) -> Cell:
+    return ends(usd(run.usd, f"{path}.usd", run.usd_interval90), format_usd)
 
 
 def _yes_or_no(met: bool | None) -> str:
@@ -68,10 +73,12 @@ COLUMNS: Mapping[str, Column] = {
     "MFU": _of_plan(lambda plan, path: share(plan.estimate.mfu, f"{path}.mfu")),
     "days": _of_run(_days),
     "chip-hours": _of_run(
-        lambda run, path: Number(format_count(run.chip_hours), run.chip_hours, "h", f"{path}.chip_hours")
+        lambda run, path: Number(
+            format_count(run.chip_hours), run.chip_hours, "h", f"{path}.chip_hours", run.chip_hours_interval90
+        )
     ),
     "price": _of_plan(_price),
-    "cost": _of_run(lambda run, path: usd(run.usd, f"{path}.usd")),
+    "cost": _of_run(_cost),
     "energy": _of_run(_energy),
     "in time": lambda contender, path: _yes_or_no(contender.in_time),
     "in budget": lambda contender, path: _yes_or_no(contender.within_budget),
@@ -133,6 +140,9 @@ def _mixed(comparison: Comparison) -> Iterator[str]:
     predicted = {contender.stack is not None for contender in comparison.contenders if contender.plan}
     if len(predicted) > 1:
         yield "  note: some of these steps are predictions and some bounds, which do not compare"
+    if any(contender.run for contender in comparison.contenders):
+        chips = {contender.chip: contender.plan.cluster.chip for contender in comparison.contenders if contender.plan}
+        yield from (f"  note: {note}" for note in price_year_notes(chips.values()))
 
 
 def _layout_text(contender: Contender) -> str:

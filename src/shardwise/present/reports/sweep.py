@@ -8,7 +8,7 @@ from shardwise.batch_size import LossTarget, NoiseScale
 from shardwise.present.charts.sweep_charts import BILLION, absent, what_is_planned
 from shardwise.present.rendering.numbers import count, num_bytes, percent, seconds, share, significant, usd
 from shardwise.present.rendering.report import Block, Cell, Number, Report, Row, Section, Status, Table, cell_text
-from shardwise.present.reports.wording import INTERVAL, plan_summary
+from shardwise.present.reports.wording import INTERVAL, plan_summary, price_year_notes
 from shardwise.price import PRICE_FIELD
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept, grid_points
 from shardwise.search.explain.explanation import critical_batch_text
@@ -32,7 +32,20 @@ def _part_share(plan: Plan, part: str) -> Number:
 
 
 def _days(plan: Plan, path: str) -> Cell:
-    return Number(format_days(plan.run.days), plan.run.days, "days", f"{path}.days") if plan.run else NO_PLAN
+    run = plan.run
+    return Number(format_days(run.days), run.days, "days", f"{path}.days", run.days_interval90) if run else NO_PLAN
+
+
+def _run_usd(point: SweepPoint, path: str) -> Cell:
+    run = point.plan.run if point.plan else None
+    return usd(run.usd if run else None, f"{path}.usd", run.usd_interval90 if run else None)
+
+
+def _billion_tokens(point: SweepPoint, path: str) -> Cell:
+    price, interval = point.usd_per_token, point.usd_per_token_interval90
+    return usd(
+        None if price is None else price * BILLION, interval=interval and (interval[0] * BILLION, interval[1] * BILLION)
+    )
 
 
 # Columns of a point with a plan; the second argument is the place of the point in the payload.
@@ -48,10 +61,10 @@ PLAN_COLUMNS: Mapping[str, Callable[[Plan, str], Cell]] = {
     "bound by": lambda plan, path: plan.estimate.bound,
 }
 POINT_COLUMNS: Mapping[str, Callable[[SweepPoint, str], Cell]] = {
-    "a step": lambda point, path: usd(point.usd_per_step, f"{path}.usd_per_step"),
-    "1B tokens": lambda point, path: usd(None if point.usd_per_token is None else point.usd_per_token * BILLION),
+    "a step": lambda point, path: usd(point.usd_per_step, f"{path}.usd_per_step", point.usd_per_step_interval90),
+    "1B tokens": _billion_tokens,
     "days": lambda point, path: _days(point.plan, path) if point.plan else NO_PLAN,
-    "the run": lambda point, path: usd(point.plan.run.usd if point.plan and point.plan.run else None, f"{path}.usd"),
+    "the run": _run_usd,
 }
 
 
@@ -72,11 +85,20 @@ def sweep_report(swept: Swept) -> Report:
 
 
 def _interval(swept: Swept) -> Iterator[str]:
-    """Yield how far a prediction may be off, as factors of each step."""
-    estimates = [point.plan.estimate for point in swept.points if point.plan and point.plan.estimate.interval90]
-    ratios = [end / estimate.step_time_s for estimate in estimates for end in estimate.interval90 or ()]
-    if ratios:
-        yield f"  {INTERVAL}: {min(ratios):.2f} to {max(ratios):.2f} times each step"
+    """Yield how far a prediction may be off, as factors of each step, and of the dollars and days that follow from it."""
+    plans = [point.plan for point in swept.points if point.plan]
+    steps = _end_ratios((plan.estimate.step_time_s, plan.estimate.interval90) for plan in plans)
+    runs = _end_ratios((plan.run.days, plan.run.days_interval90) for plan in plans if plan.run)
+    if steps:
+        yield f"  {INTERVAL}: {steps} times each step and its dollars" + (
+            f", {runs} times the days of the run" if runs else ""
+        )
+
+
+def _end_ratios(intervals: Iterable[tuple[float, tuple[float, float] | None]]) -> str:
+    """Return the ends of intervals over their values, the lowest and the highest; "" where there are none."""
+    ratios = [end / value for value, interval in intervals for end in interval or ()]
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
 
 
 def sweep_table(swept: Swept) -> Table:
@@ -255,6 +277,11 @@ def _head(search: LossSearch) -> Iterator[Block]:
     yield f"  {noise_text(search.target.noise)}"
     yield f"  {tokens_text(search.target)}"
     yield "  token time: of those tokens whatever the loss; loss time: to the loss, with the tokens that each batch takes to it"
+    ratios = _end_ratios((point.time.loss_s, point.time.loss_s_interval90) for point in search.points if point.time)
+    if ratios:
+        yield f"  {INTERVAL}: {ratios} times each time, its chip-hours and its cost"
+    chips = {point.chip: point.plan.cluster.chip for point in search.points if point.plan}
+    yield from (Status(f"  note: {note}", "note") for note in price_year_notes(chips.values()))
     if "published law" in search.target.noise.source:
         law = "the noise scale is that of another data set, and may be off by several times: measure it with a run of your own"
         yield Status(f"  note: {law}", "note")
@@ -291,12 +318,14 @@ def _cells(point: LossPoint, path: str) -> Sequence[Cell]:
     batch = _batch(point.batch_tokens, f"{path}.batch_tokens")
     if point.plan is None or point.time is None:
         return (batch, NO_PLAN, point.no_plan or "no plan", *[NO_PLAN] * (len(HEAD) - 3))
-    time, time_path = point.time, f"{path}.time"
+    time, time_path, interval = point.time, f"{path}.time", point.time.loss_s_interval90
     return (
         batch, _noise_ratio(time, time_path), seconds(time.step_time_s, f"{time_path}.step_time_s"),
-        share(point.plan.estimate.mfu, f"{path}.mfu"), seconds(time.token_s, f"{time_path}.token_s"),
+        share(point.plan.estimate.mfu, f"{path}.mfu"),
+        seconds(time.token_s, f"{time_path}.token_s", time.token_s_interval90, kind="prediction" if interval else "bound"),
         Number(format_count(time.tokens), time.tokens, "tokens", f"{time_path}.tokens"),
-        seconds(time.loss_s, f"{time_path}.loss_s"), _chip_hours(time, time_path), usd(time.usd, f"{time_path}.usd"),
+        seconds(time.loss_s, f"{time_path}.loss_s", interval, kind="prediction" if interval else "bound"),
+        _chip_hours(time, time_path), usd(time.usd, f"{time_path}.usd", time.usd_interval90),
     )  # fmt: skip
 
 
@@ -309,7 +338,8 @@ def _noise_ratio(time: LossTime, path: str) -> Number:
 
 
 def _chip_hours(time: LossTime, path: str) -> Number:
-    return Number(format_count(time.chip_hours), time.chip_hours, "h", f"{path}.chip_hours")
+    hours = time.chip_hours
+    return Number(format_count(hours), hours, "h", f"{path}.chip_hours", time.chip_hours_interval90)
 
 
 def _diagonal(search: LossSearch) -> Iterator[Block]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from shardwise.hardware import LOCAL, LOCAL_NOTE
+from shardwise.hardware import LOCAL, LOCAL_NOTE, Chip
 from shardwise.layout import Layout, layout_degrees, num_micro_batches
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, num_params
 from shardwise.model.usual_job import usual_whole_batch
-from shardwise.present.rendering.numbers import count, seconds, share, usd
+from shardwise.present.rendering.numbers import count, ends, seconds, share, usd
 from shardwise.present.rendering.report import Cell, Line, Number, Row, Section, Status, Table, Tone, facts_table
 from shardwise.price import Estimate, Limits, Run
 from shardwise.price.memory_verdict import MemoryVerdict, describe_margin
@@ -102,14 +102,15 @@ def tensor_names(names: Sequence[str]) -> str:
 
 def run_line(run: Run, path: str) -> Line:
     """Return the run in one line: tokens, days with interruptions, chip-hours, dollars; `path` is the run's in the payload."""
+    days = Number(format_days(run.days), run.days, "days", f"{path}.days", run.days_interval90)
+    hours = Number(format_count(run.chip_hours), run.chip_hours, "h", f"{path}.chip_hours", run.chip_hours_interval90)
     parts: list[Cell] = [
         Number(format_count(run.tokens), run.tokens, "tokens", f"{path}.tokens"), " tokens in ",
-        Number(format_days(run.days), run.days, "days", f"{path}.days"), ", ",
-        Number(format_count(run.chip_hours), run.chip_hours, "h", f"{path}.chip_hours"), " chip-hours",
+        *ends(days, format_days).parts, ", ", hours, " chip-hours",
     ]  # fmt: skip
     if run.usd is not None:
-        parts += [", ", usd(run.usd, f"{path}.usd")]
-    return Line(tuple(parts))
+        parts += [", ", *ends(usd(run.usd, f"{path}.usd", run.usd_interval90), format_usd).parts]
+    return Line((*parts, *(["; in parentheses the 90% intervals"] if run.days_interval90 else [])))
 
 
 def run_lines(run: Run) -> Iterator[str]:
@@ -117,7 +118,7 @@ def run_lines(run: Run) -> Iterator[str]:
     days = f"{run.days:.1f}" if run.ideal_days >= 1 else format_days(run.days)
     yield (
         f"{format_count(run.tokens)} tokens are {pluralize(run.num_steps, 'step')}: {format_days(run.ideal_days)} without "
-        f"interruptions, {days} with them"
+        f"interruptions, {days} with them{interval_remark(run.days_interval90, format_days)}"
     )
     yield _goodput(run)
     if run.mtbf_s is not None and run.checkpoint_interval_s is not None:
@@ -148,9 +149,29 @@ def spare_lines(limits: Limits, run: Run | None) -> Iterator[str]:
     """Yield what a run that meets its limits leaves of them."""
     if run is not None and limits.deadline_s is not None:
         deadline = limits.deadline_s / SECONDS_PER_DAY
-        yield f"meets the deadline of {format_days(deadline)} with {format_days(deadline - run.days)} to spare"
+        at_worst = _missed_at_worst(run.days_interval90, deadline, format_days)
+        yield f"meets the deadline of {format_days(deadline)} with {format_days(deadline - run.days)} to spare{at_worst}"
     if run is not None and run.usd is not None and limits.budget_usd is not None:
-        yield f"within the budget of {format_usd(limits.budget_usd)} with {format_usd(limits.budget_usd - run.usd)} to spare"
+        at_worst = _missed_at_worst(run.usd_interval90, limits.budget_usd, format_usd)
+        spare = format_usd(limits.budget_usd - run.usd)
+        yield f"within the budget of {format_usd(limits.budget_usd)} with {spare} to spare{at_worst}"
+
+
+def _missed_at_worst(interval: tuple[float, float] | None, limit: float, form: Callable[[float], str]) -> str:
+    """Return that the upper end of an interval misses a limit which the prediction meets; "" where it does not."""
+    return (
+        f"; the upper end of its 90% interval, {form(interval[1])}, misses it"
+        if interval and interval[1] > limit
+        else ""
+    )
+
+
+def price_year_notes(chips: Iterable[Chip]) -> Iterator[str]:
+    """Yield that prices of different years are compared, with each chip's date, or that a price has no date."""
+    dates = {chip.name: chip.price_date for chip in chips if chip.price_usd_per_hour is not None}
+    if len({date[:4] if date else None for date in dates.values()}) > 1:
+        listed = ", ".join(f"{name} {date or 'without a date'}" for name, date in dates.items())
+        yield f"the prices are of different years ({listed}): dollars do not compare as chip-hours and days do"
 
 
 def _goodput(run: Run) -> str:
@@ -162,15 +183,20 @@ def _dollars(run: Run) -> str:
     if run.usd is None:
         return "dollars left out: no sourced price_usd_per_hour (--set chip.price_usd_per_hour=VALUE)"
     price = _input_value(run, "price_usd_per_hour")
-    return f"{format_usd(run.usd)} at ${price:.2f} a chip-hour" + (f" ({run.price_date})" if run.price_date else "")
+    date = f" ({run.price_date})" if run.price_date else ""
+    return f"{format_usd(run.usd)}{interval_remark(run.usd_interval90, format_usd)} at ${price:.2f} a chip-hour{date}"
 
 
 def _energy(run: Run) -> str:
     if run.energy_mwh is None:
         return "energy left out: no sourced power_w (--set chip.power_w=VALUE)"
-    return (
-        f"{format_energy(run.energy_mwh)} (chips of {_input_value(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
-    )
+    energy = format_energy(run.energy_mwh) + interval_remark(run.energy_mwh_interval90, format_energy)
+    return f"{energy} (chips of {_input_value(run, 'power_w'):,.0f} W, PUE {run.reliability.pue:g})"
+
+
+def interval_remark(interval: tuple[float, float] | None, form: Callable[[float], str]) -> str:
+    """Return the ends of an interval as a remark behind its number; "" for a lower bound."""
+    return "" if interval is None else f" (90%: {form(interval[0])} to {form(interval[1])})"
 
 
 def _input_value(run: Run, name: str) -> float:
