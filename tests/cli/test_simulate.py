@@ -56,6 +56,22 @@ def test_the_payload_equals_the_estimate_by_its_convention(tmp_path: Path, capsy
     assert slower["step_time_s"] > listed["step_time_s"]
 
 
+def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plan_file(tmp_path, "fsdp=8 tp=2")
+    found, text = json.loads(run(capsys, path, "--json")), run(capsys, path)
+    change = found["step_time_s"] / found["estimate"]["step_time_s"] - 1
+    assert abs(change) > 0.005
+    side = "longer" if change > 0 else "shorter"
+    assert found["difference"].startswith(
+        f"the simulated step is {abs(change):.1%} {side} than the estimate (exposed tp "
+    )
+    assert "waits for transfers where the instruction list does" in found["difference"]
+    assert found["difference"] in " ".join(text.split())
+    assert "print the estimate" in text
+    alike = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
+    assert alike["difference"] == ""
+
+
 def test_a_pipeline_as_text_as_a_picture_and_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     svg, trace = tmp_path / "step.svg", tmp_path / "step.json"
     path = plan_file(tmp_path, "fsdp=4 tp=2 pp=2 zero_stage=1")

@@ -97,6 +97,16 @@ def test_what_nothing_explains_is_text_and_what_is_unknown_a_dash() -> None:
     assert section["blocks"][0]["facts"] == [["days", {"unknown": "-"}, []], ["usd", "$1", []]]
 
 
+def test_the_timeline_says_why_its_step_is_not_the_predicted_one() -> None:
+    payload = ask("timeline", LAYOUTS[0])
+    simulated, predicted = payload["simulation"]["step_time_s"], payload["simulation"]["estimate"]["step_time_s"]
+    assert abs(simulated / predicted - 1) > 0.005
+    texts = json.dumps(payload["report"], ensure_ascii=False)
+    assert payload["simulation"]["difference"][1:] in texts
+    assert "The time that this page prints is the prediction." in texts
+    assert texts.index("predicted") < texts.index("simulated")
+
+
 class Ended:
     """A search that ended with a report."""
 

@@ -146,7 +146,10 @@ def shown_memory(found: LayoutMemory) -> NotebookDisplay:
 def shown_simulation(simulation: Simulation) -> NotebookDisplay:
     """A simulated step in a notebook."""
     facts = {
-        "step": format_seconds(simulation.step_time_s), "bubble": format_percent(simulation.bubble),
+        "step, simulated": format_seconds(simulation.step_time_s),
+        "step, estimated": format_seconds(simulation.estimate.step_time_s),
+        "why they differ": simulation.difference or "they do not",
+        "bubble": format_percent(simulation.bubble),
         "memory at most": format_bytes(simulation.peak_bytes),
     } | {f"exposed {axis}": format_seconds(seconds) for axis, seconds in simulation.exposed.items()}  # fmt: skip
     title = f"A step of {simulation.step.pricing.architecture.name}, simulated"

@@ -73,7 +73,7 @@ class TraceAnalysis:
     def planned(self) -> Simulation:
         """The planned step on simulated streams."""
         plan = self.plan
-        return simulate(plan.problem, plan.layout)
+        return simulate(plan.problem, plan.layout, estimate=plan.estimate)
 
     @cached_property
     def occupancies(self) -> tuple[Occupancy, ...]:

@@ -352,10 +352,14 @@ def timeline_report(payload: Payload) -> PageReport:
         rows.append(SpanRow(name, height=22, source=f"{place}.compute", edges=edges))
         rows += [SpanRow(stream, height=11, source=f"{place}.streams.{stream}") for stream in rank["streams"]]
         rows.append(SpanRow(format_bytes(peak), height=56 if alone else 28, curve=f"{place}.curve"))
+    few = payload["shown"]["micro_batches"] < payload["shown"]["num_micro_batches"]
     lead = text.cells(
-        "{step_time_s:s} a step simulated, {estimate.step_time_s:s} estimated; bubble {bubble:%}; exposed communication: "
-    )
+        "{estimate.step_time_s:s} a step predicted" + (" of the micro-batches shown" if few else "") + ", {step_time_s:s} "
+        "simulated; bubble {bubble:%}; exposed communication: "
+    )  # fmt: skip
     lead += text.join("* {exposed.*:s}", "exposed") or ["none"]
+    why = payload["simulation"]["difference"]
+    differs = [_quiet(f"{why[0].upper()}{why[1:]}. The time that this page prints is the prediction.")] if why else []
     parts = text.table(
         "what the length of the step is made of", "part | seconds | share", "critical_path",
         lambda part: ("waiting for {axis}, " if part["axis"] else "") + "{unit} {phase} | {seconds:s} | {share:%}", folded=True,
@@ -368,7 +372,7 @@ def timeline_report(payload: Payload) -> PageReport:
     used = {span[2] for rank in ranks for spans in (rank["compute"], *rank["streams"].values()) for span in spans}
     legend = Legend([(term, term_words(term)) for term in TIME_TERMS if term in used])
     shown = truncated(payload["shown"])
-    return [_panel(FIGURE_TITLES["timeline"], Paragraph(lead, "lead"), *shown, legend, chart, parts)]
+    return [_panel(FIGURE_TITLES["timeline"], Paragraph(lead, "lead"), *differs, *shown, legend, chart, parts)]
 
 
 def _pass_edge(start: float, end: float, name: str) -> tuple[float, float, str, str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from shardwise.search import InstructionListing
     from shardwise.search.instruction_listing import Segment
 
+PRINTED = "  plans and all other reports print the estimate"
 SHOWN_SHARE = 1e-9  # of a step: terms with less are left out
 MAX_PATH_PARTS = 8  # of the critical path, in text
 
@@ -50,6 +51,8 @@ def simulation_report(simulation: Simulation) -> Report:
             )
         ),
     ]  # fmt: skip
+    if simulation.difference:
+        head[1:1] = [f"  {simulation.difference}", PRINTED]
     if pricing.layout.pp > 1:
         bubble = percent(simulation.bubble, "bubble")
         head.append(Line((f"  {title_of(step.actions)}; bubble ", bubble, " of the rest of the step")))
@@ -198,7 +201,12 @@ def trace_report(analysis: TraceAnalysis) -> Report:
     measured, planned = (
         seconds(step.seconds, "step_s", kind="measured"), seconds(analysis.planned.step_time_s, "planned_s", kind="prediction")
     )  # fmt: skip
-    head = [Line(("  step ", measured, " measured, ", planned, " planned"))]
+    head: list[Block] = [
+        Line(("  step ", measured, " measured, ", planned, " planned, simulated with the plan's instructions"))
+    ]
+    if analysis.planned.difference:
+        printed = seconds(analysis.planned.estimate.step_time_s)
+        head.append(Line(("  the plan's estimate is ", printed, f": {analysis.planned.difference}")))
     if num_ranks > 1:
         head.append(Line(("  clocks of the ranks compared within ", seconds(step.error_s, "clock_error_s"))))
     sections = [Section(head, title=title)]

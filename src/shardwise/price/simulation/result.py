@@ -25,6 +25,7 @@ from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
 from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass, critical_passes, find_critical_path
+from shardwise.price.simulation.estimate_difference import describe_difference
 from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
@@ -128,6 +129,11 @@ class Simulation(Displayable):
         pricing = self.step.pricing
         problem = Problem(pricing.architecture, pricing.cluster, pricing.job)
         return self.plan_estimate or price_layout(problem, pricing.layout)
+
+    @cached_property
+    def difference(self) -> str:
+        """Why the step differs from its estimate, in words; "" where the two are the same."""
+        return describe_difference(self.step, self.time, self.estimate)
 
     @property
     def step_time_s(self) -> float:
@@ -250,7 +256,8 @@ class EstimateRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRecord(Payload):
-    """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step."""
+    """A step on simulated streams, with its estimate. `bubble` is the idle time over the rest of the step, `difference` says why
+    the step and the estimate differ."""
 
     SCHEMA = "shardwise.simulation/2"
     model: ModelFacts
@@ -267,6 +274,7 @@ class SimulationRecord(Payload):
     critical_passes: Sequence[CriticalPassesRecord]
     ranks: Sequence[SimulatedRankRecord]
     estimate: EstimateRecord
+    difference: str
 
     @classmethod
     def of(cls, simulation: Simulation) -> SimulationRecord:
