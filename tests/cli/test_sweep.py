@@ -432,6 +432,7 @@ def test_ctrl_c_prints_the_points_found_so_far(
     code, out, err = run(capsys, *GPUS, "--draw", str(tmp_path / "sweep.svg"))
     assert (code, err) == (130, "stopped after 2 of 3 points\n")
     assert "stopped after 2 of 3 points; not planned:\n  gpus=32" in out
+    assert "2 points of 3 planned, in these no knee:" in " ".join(out.split())
     calls[0] = 2
     assert run(capsys, *GPUS)[:2] == (130, "")
     calls[0] = 1

@@ -25,6 +25,7 @@ from shardwise.search.payloads import ExplanationRecord
 from shardwise.search.plan import Plan
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, compare_steps, explain_slowdown
+from shardwise.values.errors import NothingFitsError
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 from shardwise.values.payload import to_json
 from shardwise.values.units import format_bytes
@@ -374,7 +375,24 @@ def test_nothing_fits_is_said(plan: Plan) -> None:
     assert not story.fit.fits
     assert story.fit.binding.startswith("memory: ")
     assert story.fit.smallest_change is not None
-    assert story.fit.smallest_change.startswith("nothing fits")
+    assert story.fit.smallest_change.startswith(
+        "nothing fits of what was searched, every degree without offload, and offload at the layout's degrees: "
+    )
+    chip = replace(big.cluster.chip, pcie_bytes_per_s=None)
+    unpriced = replace(big, cluster=replace(big.cluster, chip=chip))
+    change = told(given(unpriced, "fsdp=16 recompute=full")).fit.smallest_change or ""
+    assert "(not priced: no sourced pcie_bytes_per_s of h100)" in change
+
+
+def test_offload_without_a_rate_is_not_known_to_help() -> None:
+    cluster, job = sw.load_cluster("h100:2"), sw.Job(global_batch_tokens=2**16, seq_len=4096)
+    bare = replace(cluster, chip=replace(cluster.chip, pcie_bytes_per_s=None))
+    with pytest.raises(NothingFitsError) as known:
+        sw.plan("llama-3-70b", cluster, job)
+    assert "not known" not in str(known.value)
+    with pytest.raises(NothingFitsError) as unknown:
+        sw.plan("llama-3-70b", bare, job)
+    assert "whether offload to the host helps is not known (no sourced pcie_bytes_per_s of h100)" in str(unknown.value)
 
 
 @pytest.mark.parametrize("name", [*(f"time.{t}" for t in TIME_TERMS), *(f"memory.{t}" for t in MEMORY_TERMS)])

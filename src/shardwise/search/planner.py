@@ -75,7 +75,7 @@ def make_plan(
         least_memory = result.least_memory.layout
         priced = estimate(problem, least_memory)
         remedies = describe_leaner_loss(priced, price_leaner_losses(problem, least_memory))
-        remedies += describe_offload(_price_offloads(problem, least_memory))
+        remedies += describe_offload(_price_offloads(problem, least_memory)) or _unpriced_offload(problem, least_memory)
         raise NothingFitsError(describe_excess(least_memory, priced, narrowed=requested is not None, remedies=remedies))
     balancer = StageBalancer(
         problem.architecture, problem.cluster, problem.job, problem.cluster.chip.capacity_bytes * (1 - reserve)
@@ -115,7 +115,8 @@ def _fit_activation_budget(problem: Problem, budget: str, layouts: Iterable[Layo
     Layouts that differ only in what they recompute count once. Raises `NothingFitsError` if none fits."""
     capacity, problems = problem.cluster.chip.capacity_bytes * (1 - reserve), list[str]()
     fitting: list[tuple[float, Layout]] = []
-    for layout in dict.fromkeys(replace(candidate, recompute=budget, recompute_layers=None) for candidate in layouts):
+    tried = dict.fromkeys(replace(candidate, recompute=budget, recompute_layers=None) for candidate in layouts)
+    for layout in tried:
         try:
             fitted = fit_recompute_budget(problem, layout)
         except InputError as error:
@@ -127,8 +128,18 @@ def _fit_activation_budget(problem: Problem, budget: str, layouts: Iterable[Layo
         else:
             problems.append(f"{fitted}: needs {format_bytes(priced.memory_bytes)} of {format_bytes(capacity)}")
     if not fitting:
-        raise NothingFitsError(f"recompute: {budget}: none of the fastest layouts fits with it: {problems[0]}")
+        raise NothingFitsError(
+            f"recompute: {budget}: none of the {len(tried)} fastest layouts fits with it, others were not tried: {problems[0]}"
+        )
     return min(fitting, key=lambda pair: pair[0])[1]
+
+
+def _unpriced_offload(problem: Problem, layout: Layout) -> str:
+    """Return that it is not known whether offload helps; "" where the chip's PCIe has a rate, or the layout offloads already."""
+    chip = problem.cluster.chip
+    if layout.offload != "none" or chip.pcie_bytes_per_s is not None:
+        return ""
+    return f"whether offload to the host helps is not known (no sourced pcie_bytes_per_s of {chip.name}); "
 
 
 def _price_offloads(problem: Problem, layout: Layout) -> dict[str, Estimate]:

@@ -533,7 +533,7 @@ def batch_report(payload: Payload) -> PageReport:
     title = f"the critical batch: {critical} tokens, twice the fewest steps and the fewest tokens"
     knee = Points("best-ring", [PlotPoint(2 * payload["min_steps"], 2 * payload["min_tokens"], title)], 9)
     trade = _batch_plot(payload, "steps", "steps, S(B)", "tokens", "tokens, E(B)", knee)
-    days: list[PageBlock] = [_quiet("the layout runs none of these batches")]
+    days: list[PageBlock] = [_quiet("no batch has a price on this layout; the table below says why")]
     if any(row["days"] is not None for row in payload["rows"]):
         plot = _batch_plot(payload, "batch_tokens", "batch, tokens", "days", "days on this layout")
         days = [plot, _quiet(fields["rows.*.days"]["formula"])]

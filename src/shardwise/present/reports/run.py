@@ -186,7 +186,7 @@ def _memory_line(memory: StepMemory) -> Line:
         if wrong
         else f"every term within {MEMORY_TOLERANCE:.0%}"
     )
-    predicted = Number(format_bytes(total.predicted or 0.0), total.predicted, "B", "memory.total.predicted")
+    predicted = num_bytes(total.predicted, "memory.total.predicted")
     measured = num_bytes(total.measured, "memory.total.measured")
     return Line(("  memory ", predicted, " predicted, ", measured, f" measured; {verdict}"))
 

@@ -176,6 +176,8 @@ def _knees(swept: Swept) -> Iterator[str]:
             continue
         knee = find_knee(points)
         text = f"knee at {name}={format_value(knee.point.at[name])}: {knee.reason}" if knee else _no_knee(planned, name)
+        if not knee and not swept.is_complete:
+            text = f"{pluralize(len(swept.points), 'point')} of {swept.num_points} planned, in these {text}"
         series_name = _values_text(fixed_values)
         falls = [
             f"below {part:.0%} at {name}={format_value(first.at[name])}"

@@ -226,7 +226,10 @@ def require_memory(plan: Plan, recipe: TrainingRecipe, available_bytes: int, dev
         return
     smallest = smallest_change(plan, available_bytes, policy)
     if smallest is None:
-        help_text = "no change of recomputation, micro-batch or ZeRO stage fits: use more devices, or a smaller model or sequence"
+        help_text = (
+            "no change of one or two of recomputation, micro-batch and ZeRO stage fits, and other degrees were not tried: plan "
+            "again, use more devices, or a smaller model or sequence"
+        )
     else:
         change, priced = smallest
         current = plan.estimate if policy is None else estimate(plan.problem, plan.layout, policy)

@@ -85,13 +85,20 @@ def describe_smallest_change(plan: Plan, layout: Layout, find_nearest: FindNeare
     loss_flag = fitting_loss_flag(price_leaner_losses(plan.problem, layout))
     fitting = find_nearest(layout)
     if fitting is None:
-        return loss_flag or f"nothing fits: {FIT_ADVICE}"
+        return loss_flag or f"nothing fits of what was searched, {_searched_text(plan)}: {FIT_ADVICE}"
     changes = changed_fields(layout, fitting).items()
     changed = (
         ", ".join(f"{name} {_value_text(before)} → {_value_text(after)}" for name, (before, after) in changes)
         or "another placement"
     )
     return f"{changed}; or {loss_flag}" if loss_flag else changed
+
+
+def _searched_text(plan: Plan) -> str:
+    """Return what `find_nearest_fitting` searches, and what it leaves out."""
+    if plan.cluster.chip.pcie_bytes_per_s is None:
+        return f"every degree without offload (not priced: no sourced pcie_bytes_per_s of {plan.cluster.chip.name})"
+    return "every degree without offload, and offload at the layout's degrees"
 
 
 def find_smallest_change(plan: Plan, progress: Progress = ignore_progress) -> str | None:
