@@ -107,6 +107,16 @@ def test_the_timeline_says_why_its_step_is_not_the_predicted_one() -> None:
     assert texts.index("predicted") < texts.index("simulated")
 
 
+def test_days_of_batches_carry_the_interval_of_the_step() -> None:
+    payload = ask("batch", LAYOUTS[1])
+    priced = [row for row in payload["rows"] if row["days"] is not None]
+    assert priced
+    for row in priced:
+        low, high = row["days_interval90"]
+        assert low < row["days"] < high
+    assert f"{priced[0]['days_interval90'][1]:.3g}" in json.dumps(payload["report"])
+
+
 class Ended:
     """A search that ended with a report."""
 

@@ -80,6 +80,10 @@ def _fields(request: ViewRequest) -> Fields:
                                    "price/stage_step_time.py", kind_of(request)),
         row + "days": Field("days to the same loss on the layout", "S(B) · seconds of a step / 86,400", "days", source,
                             kind_of(request), {"S(B)": row + "steps", "seconds of a step": row + "step_time_s"}),
+        row + "days_interval90.*": Field(
+            "an end of the 90% prediction interval: the same with the step at that end of its interval",
+            "S(B) · seconds of a step / 86,400", "days", source, kind_of(request),
+        ),
     }  # fmt: skip
 
 
@@ -105,6 +109,7 @@ def _row(request: ViewRequest, tradeoff: BatchTradeoff, size: int) -> dict[str, 
         "tokens": tradeoff.tokens(size),
         "step_time_s": None,
         "days": None,
+        "days_interval90": None,
         "problem": "",
     }
     try:
@@ -112,4 +117,7 @@ def _row(request: ViewRequest, tradeoff: BatchTradeoff, size: int) -> dict[str, 
         priced = estimate(Problem(plan.model, plan.cluster, replace(plan.job, global_batch_tokens=size)), plan.layout)
     except ShardwiseError as error:
         return {**row, "problem": error.problems[0]}
-    return {**row, "step_time_s": priced.step_time_s, "days": priced.step_time_s * tradeoff.steps(size) / 86400.0}
+    steps = tradeoff.steps(size)
+    interval = priced.interval90 and [end_s * steps / 86400.0 for end_s in priced.interval90]
+    days = priced.step_time_s * steps / 86400.0
+    return {**row, "step_time_s": priced.step_time_s, "days": days, "days_interval90": interval}

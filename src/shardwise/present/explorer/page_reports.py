@@ -554,8 +554,9 @@ def batch_report(payload: Payload) -> PageReport:
     nearest = options[distances.index(min(distances))]["value"]
     slider = Slider("noise scale of the gradient, tokens", nearest, text.cells("{noise_tokens:k}")[0], options)
     table = text.table(
-        "batches to the same loss", "batch, tokens | steps | tokens | step | days | ", "rows",
-        "{batch_tokens:n} | {steps:n} | {tokens:k} | {step_time_s:s} | {days:g} | {problem}",
+        "batches to the same loss", "batch, tokens | steps | tokens | step | days | 90%, days | ", "rows",
+        lambda row: "{batch_tokens:n} | {steps:n} | {tokens:k} | {step_time_s:s} | {days:g} | "
+        + "{days_interval90.0:g} to {days_interval90.1:g}" * bool(row["days_interval90"]) + " | {problem}",
     )  # fmt: skip
     ring = _quiet("the ring is the critical batch: twice the least of both")
     return [
