@@ -45,7 +45,7 @@ def test_a_plan_is_said_in_few_lines(capsys: pytest.CaptureFixture[str]) -> None
         r"^  memory +[\d.]+ GB of 84\.9 GB \(fits, \d+% free\)$",
         r"^  step +[\d.]+ m?s \(90% prediction interval [\d.]+ m?s to [\d.]+ m?s\) predicted for fused$",
         r"^  bound by +compute \(\d+% of the step\); \d+% of communication exposed, [\d.]+ m?s$",
-        r"^  run +1T tokens in [\d.]+ days, ",
+        r"^  run +1T tokens in [\d.]+ days \([\d.]+ days to [\d.]+ days\), .*\$.+ \(\$.+ to \$.+\); in paren.* 90% intervals$",
         r"^next, with --out plan\.json: shardwise explain plan\.json",
         r"^with -v: .*time of a step, memory of a device, other shapes",
     ):

@@ -211,6 +211,11 @@ def test_a_deadline_that_the_interval_misses_is_said() -> None:
     assert "the upper end of its 90% interval" in tight
     (wide,) = spare_lines(sw.Limits(deadline_s=above * DAY), plan.run)
     assert "upper end" not in wide
+    low = plan.run.days_interval90[0]
+    (near,) = describe_missed_limits(sw.Limits(deadline_s=(low + plan.run.days) / 2 * DAY), plan.run)
+    assert "; the lower end of its 90% interval" in near
+    (far,) = describe_missed_limits(sw.Limits(deadline_s=low / 2 * DAY), plan.run)
+    assert "lower end" not in far
 
 
 def test_a_miss_says_by_how_much_and_what_would_do() -> None:
@@ -219,7 +224,7 @@ def test_a_miss_says_by_how_much_and_what_would_do() -> None:
     limits = sw.Limits(deadline_s=plan.run.days / 1.2 * DAY)
     (miss,) = describe_missed_limits(limits, plan.run)
     assert f"{plan.run.days:.1f} days are" in miss
-    assert "(20% too long)" in miss
+    assert "(20% too long; the lower end of its 90% interval" in miss
     more, mfu = suggest_remedies(plan, limits)
     name = more.partition(",")[0]
     bigger = sw.plan(MODEL, cluster(name, 2.0), JOB).run

@@ -77,7 +77,7 @@ def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
         deadline = limits.deadline_s / SECONDS_PER_DAY
         misses.append(
             f"{format_days(run.days)} are {format_days(run.days - deadline)} more than the deadline of {format_days(deadline)} "
-            f"({run.days / deadline - 1:.0%} too long)"
+            f"({run.days / deadline - 1:.0%} too long{_met_at_best(run.days_interval90, deadline, format_days)})"
         )
     if limits.budget_usd is not None and run.usd is None:
         misses.append(
@@ -86,9 +86,19 @@ def describe_missed_limits(limits: Limits, run: Run) -> list[str]:
     elif limits.budget_usd is not None and run.usd is not None and limits.within_budget(run) is False:
         misses.append(
             f"{format_usd(run.usd)} is {format_usd(run.usd - limits.budget_usd)} more than the budget of "
-            f"{format_usd(limits.budget_usd)} ({run.usd / limits.budget_usd - 1:.0%} too much)"
+            f"{format_usd(limits.budget_usd)} ({run.usd / limits.budget_usd - 1:.0%} too much"
+            f"{_met_at_best(run.usd_interval90, limits.budget_usd, format_usd)})"
         )
     return misses
+
+
+def _met_at_best(interval: tuple[float, float] | None, limit: float, form: Callable[[float], str]) -> str:
+    """Return that the lower end of an interval meets a limit which the prediction misses; "" where it does not."""
+    return (
+        f"; the lower end of its 90% interval, {form(interval[0])}, meets it"
+        if interval and interval[0] <= limit
+        else ""
+    )
 
 
 def require_within_limits(

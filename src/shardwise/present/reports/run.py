@@ -336,7 +336,12 @@ def _rehearsed_term(term: MemoryTerm, peak: MemoryTerm, index: int) -> Row:
 def _rehearsal_verdict(rehearsal: Rehearsal) -> str:
     if rehearsal.ok:
         return f"ok: the list of collectives is the planned one, memory within {REHEARSAL_TOLERANCE:.0%} by term"
-    wrong_terms = [f"{term.name} is not within {REHEARSAL_TOLERANCE:.0%}" for term in rehearsal.failed_terms]
+    wrong_terms = [
+        f"{term.name} is not predicted, so that nothing can be said of it"
+        if term.predicted is None
+        else f"{term.name} is not within {REHEARSAL_TOLERANCE:.0%}"
+        for term in rehearsal.failed_terms
+    ]
     wrong_list = [] if rehearsal.collectives.equal else ["the list of collectives is not the planned one"]
     return f"NOT ok: {'; '.join(wrong_list + wrong_terms)}"
 
