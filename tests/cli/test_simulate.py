@@ -17,6 +17,7 @@ from shardwise.present.command_line import main, verb_parsers
 from shardwise.price.simulation.stage_passes import OVERLAP_CHOICES
 from shardwise.search.plan_file import dump_plan
 from shardwise.search.plan_from_layout import plan_layout
+from shardwise.values import format_seconds
 
 
 def plan_file(tmp_path: Path, layout: str, tokens: int = 2**19) -> str:
@@ -68,6 +69,10 @@ def test_why_the_simulated_step_is_not_the_printed_one(tmp_path: Path, capsys: p
     assert "waits for transfers where the instruction list does" in found["difference"]
     assert found["difference"] in " ".join(text.split())
     assert "print the estimate" in text
+    svg = tmp_path / "step.svg"
+    run(capsys, path, "--draw", str(svg))
+    drawn = " ".join(ElementTree.parse(svg).getroot().itertext())
+    assert f"a step simulated, {format_seconds(found['estimate']['step_time_s'])} estimated" in " ".join(drawn.split())
     alike = json.loads(run(capsys, path, "--overlap", "sum", "--json"))
     assert alike["difference"] == ""
 

@@ -66,9 +66,10 @@ def step_chart(simulation: Simulation) -> Chart:
                 for start, end in _merged(found, times)
             )
             rows.append(Category(label=stream, thin=True))
+    estimated = f", {format_seconds(simulation.estimate.step_time_s)} estimated" if simulation.difference else ""
     return timeline(
         f"{found.pricing.architecture.name}, {title_of(found.actions)}",
-        f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
+        f"{format_seconds(found.step_time_s)} a step simulated{estimated}; bubble {format_percent(simulation.bubble)}"
         + (f"; exposed: {exposed}" if exposed else ""),
         found.step_time_s, rows, spans, held, held_title="memory of a device, GB",
         legend=[*legend_of(found.actions), *(LegendEntry(label=label, colour=colour) for colour, label in labels.items())],
