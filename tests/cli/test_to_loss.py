@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 import shardwise as sw
 from shardwise.present.command_line import main
+from shardwise.present.rendering.plain_text import render_text
+from shardwise.present.reports.sweep import to_loss_report
+from shardwise.search.loss_time import Doubling
 from shardwise.values.units import SECONDS_PER_DAY
 
 SIZES = ["--seq-len", "1024", "--pin", "pp=1", "--pin", "cp=1", "--pin", "tp=1"]  # pins: nine plans take long
@@ -141,6 +145,15 @@ def test_the_next_doubling_is_planned() -> None:
         str(both["batch_tokens"]),
     )
     assert both["loss_ratio"] == pytest.approx(again["points"][0]["time"]["loss_s"] / chosen["time"]["loss_s"])
+
+
+def test_a_doubling_without_a_plan_says_why() -> None:
+    search = sw.plan_to_loss("gpt-2", ["h100:8"], noise_scale="64Ki", batches=["64Ki"], seq_len=1024)
+    unplanned = Doubling(
+        doubled="devices", cluster="h100:8", batch_tokens=2**16, problem="no cluster of twice its size"
+    )
+    report = render_text(to_loss_report(replace(search, doublings=(unplanned,))))
+    assert "no plan of twice the devices: no cluster of twice its size" in report
 
 
 def test_the_report_says_what_a_reader_decides_by(capsys: pytest.CaptureFixture[str]) -> None:

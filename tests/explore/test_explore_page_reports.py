@@ -117,6 +117,15 @@ def test_days_of_batches_carry_the_interval_of_the_step() -> None:
     assert f"{priced[0]['days_interval90'][1]:.3g}" in json.dumps(payload["report"])
 
 
+def test_a_rate_without_a_source_is_not_said_to_keep_a_layout_from_running() -> None:
+    query = "model=llama-3-8b&cluster=a100-80gb:8&batch_tokens=1Mi&seq_len=8192&precision=fp8_deepseek_v3&layout=fsdp=8"
+    unknown = Explorer(NameResolver()).answer("overview", query)
+    assert "no sourced fp8" in unknown["problems"][0]
+    assert unknown["report"][0]["title"] == "Whether this layout runs is not known"
+    illegal = Explorer(NameResolver()).answer("overview", f"{JOB}&layout=tp=3+fsdp=8")
+    assert illegal["report"][0]["title"] == "This layout cannot run"
+
+
 class Ended:
     """A search that ended with a report."""
 

@@ -24,7 +24,7 @@ from shardwise.present.explorer.state import VIEWS, State, parse_query, write_qu
 from shardwise.present.explorer.step_views import roofline, schedule, timeline
 from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_payload
 from shardwise.present.rendering.page_report import report_to_json
-from shardwise.values import ShardwiseError, lookup
+from shardwise.values import MissingValueError, ShardwiseError, lookup
 from shardwise.values.argument_labels import label_arguments
 
 MAX_REQUESTS = 32  # of layouts with their plans, some 100 KB each
@@ -71,7 +71,7 @@ class Explorer:
             payload = view(request)
         except ShardwiseError as error:
             common = head(request) | {"controls": controls(request)} if question in VIEWS else {}
-            payload = common | {"problems": list(error.problems)}
+            payload = common | {"problems": list(error.problems), "is_known": not isinstance(error, MissingValueError)}
         if question in VIEWS:
             task = None if state.task is None else TASKS[state.task]
             payload |= {"tasks": task_names_payload(), "task": None if task is None else task_payload(task, request)}

@@ -122,6 +122,10 @@ def problems_section(payload: Payload) -> PageSection:
     if is_searching(payload):
         return PageSection(title="Searching for the best layout", blocks=[_progress(payload)], style="verdict")
     blocks = [Bullets(payload["problems"]), *_best(payload)]
+    if not payload.get("is_known", True):  # a value without a source: nothing is said of the layout
+        return PageSection(
+            title="Whether this layout runs is not known", blocks=blocks, style="verdict cannot", mark="bad"
+        )
     return PageSection(title="This layout cannot run", blocks=blocks, style="verdict cannot", mark="bad")
 
 

@@ -29,7 +29,7 @@ from shardwise.present.reports.run import reconcile_report
 from shardwise.price import Estimate, Problem
 from shardwise.search import compare_memory, memory_payload
 from shardwise.search.plan_file import plan_payload
-from shardwise.values import InputError, ShardwiseError
+from shardwise.values import InputError, MissingValueError, ShardwiseError
 
 
 def overview(request: ViewRequest) -> dict[str, Any]:
@@ -43,7 +43,10 @@ def _priced(request: ViewRequest) -> dict[str, Any]:
             return {"problems": list(request.problems), "estimate": None, "memory": None, "verdict": None}
         plan = request.plan
     except ShardwiseError as error:
-        return {"problems": list(error.problems), "estimate": None, "memory": None, "verdict": None}
+        is_known = not isinstance(error, MissingValueError)
+        return {
+            "problems": list(error.problems), "is_known": is_known, "estimate": None, "memory": None, "verdict": None
+        }  # fmt: skip
     return {
         "problems": [], "estimate": plan_payload(plan),
         "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(request),

@@ -257,7 +257,10 @@ def to_loss_report(search: LossSearch) -> Report:
             [f"chosen: {chosen.name} tokens, {search.reason}", f"  {critical_batch_text(chosen.time, search.target)}"]
         ),
         Section(list(_diagonal(search))),
-        Section([doublings_table(search.doublings, "doublings")], title="the next doubling of the chosen plan"),
+        Section(
+            [doublings_table(search.doublings, "doublings"), *_unplanned_doublings(search.doublings)],
+            title="the next doubling of the chosen plan",
+        ),
         Section(list(_sensitivity(search))),
         Section(
             [_points(search, range(len(search.points)))], title="every batch on every cluster", name="every batch",
@@ -385,6 +388,13 @@ def doublings_table(doublings: Sequence[Doubling], path: str) -> Table:
         batch = _batch(doubling.batch_tokens, f"{place}.batch_tokens")
         rows.append((doubling.doubled, doubling.cluster, batch, *ratios))
     return Table(rows=tuple(rows), right=range(2, len(rows[0])), indent=2)
+
+
+def _unplanned_doublings(doublings: Sequence[Doubling]) -> Iterator[str]:
+    """Yield why a doubling has no numbers."""
+    yield from (
+        f"  no plan of twice the {doubling.doubled}: {doubling.problem}" for doubling in doublings if doubling.problem
+    )
 
 
 def _sensitivity(search: LossSearch) -> Iterator[str]:
