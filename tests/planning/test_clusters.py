@@ -202,7 +202,7 @@ def test_prices_of_different_years_are_named(planned: Comparison) -> None:
 
 
 def test_a_deadline_that_the_interval_misses_is_said() -> None:
-    plan = sw.plan(MODEL, sw.load_cluster("h100:64", stack="torchtitan"), JOB)
+    plan = sw.plan(MODEL, sw.load_cluster("h100:64", stack="megatron"), JOB)
     assert plan.run is not None
     assert plan.run.days_interval90 is not None
     between, above = (sum(plan.run.days_interval90) / 2, plan.run.days_interval90[1] * 1.01)

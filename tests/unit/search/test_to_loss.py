@@ -125,7 +125,7 @@ def test_where_no_rate_has_a_source_it_is_not_said_that_nothing_fits() -> None:
 
 
 def test_times_and_dollars_to_the_loss_carry_the_interval_of_the_step() -> None:
-    plan = sw.plan(MODEL, sw.load_cluster("h100:8", stack="torchtitan"), JOB)
+    plan = sw.plan(MODEL, sw.load_cluster("h100:8", stack="megatron"), JOB)
     time = time_to_loss(plan, TARGET)
     assert plan.estimate.interval90 is not None
     ratios = [end / plan.estimate.step_time_s for end in plan.estimate.interval90]
