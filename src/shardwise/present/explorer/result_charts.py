@@ -16,7 +16,7 @@ from shardwise.present.charts.page_charts import (
     SpanRow,
     padded_range,
 )
-from shardwise.present.explorer.page_reports import term_list, term_spans
+from shardwise.present.explorer.page_sections import term_list, term_spans
 from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph
 from shardwise.present.rendering.payload_text import Format, Payload, format_share
 from shardwise.values import format_seconds, format_usd
