@@ -9,7 +9,8 @@ from shardwise.batch_size.batch_sweep_fit import TradeoffFit
 from shardwise.batch_size.branch_losses import ComparedBranches
 from shardwise.batch_size.noise_estimators import MeasuredNoise
 from shardwise.batch_size.run_noise import RunNoise
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, RuleLine, curve_chart
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, RuleLine
+from shardwise.present.charts.common_charts import curve_chart
 from shardwise.values import InputError, format_count
 
 NUM_POINTS = 65  # of the curve

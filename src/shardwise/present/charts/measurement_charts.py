@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, bar_chart, curve_chart
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points
+from shardwise.present.charts.common_charts import bar_chart, curve_chart
 from shardwise.records.step_log import MEASURED_TERMS
 from shardwise.values import MEMORY_TERMS, InputError
 

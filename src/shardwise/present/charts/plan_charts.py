@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.layout import Layout
 from shardwise.model import POLICIES
-from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, bar_chart, curve_chart
+from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points
+from shardwise.present.charts.common_charts import bar_chart, curve_chart
 from shardwise.price import Pricing, Problem
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
 from shardwise.values import InputError, format_bytes

@@ -17,7 +17,8 @@ from shardwise.hardware.network.message_simulation import (
     ShardPiece,
     simulate_placed,
 )
-from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, Curve, Panel, categories, curve_chart, frames_chart
+from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, Curve, Panel
+from shardwise.present.charts.common_charts import categories, curve_chart, frames_chart
 from shardwise.price import ProductReport
 from shardwise.sharding import CollectiveKind, Mesh, Spec
 from shardwise.sharding.shard_placement import shard_holders

@@ -14,19 +14,8 @@ from shardwise.pipeline import (
     Slot,
     Timeline,
 )
-from shardwise.present.charts.chart import (
-    Axis,
-    Band,
-    Category,
-    Chart,
-    Curve,
-    LegendEntry,
-    Pairs,
-    RuleLine,
-    Span,
-    curve_chart,
-    timeline,
-)
+from shardwise.present.charts.chart import Axis, Band, Category, Chart, Curve, LegendEntry, Pairs, RuleLine, Span
+from shardwise.present.charts.common_charts import curve_chart, timeline
 from shardwise.present.charts.palette import TERM_COLOURS
 from shardwise.present.rendering.numbers import percent
 from shardwise.present.rendering.report import Line, Number
@@ -70,7 +59,7 @@ def step_chart(simulation: Simulation) -> Chart:
         f"{found.pricing.architecture.name}, {title_of(found.actions)}",
         f"{format_seconds(found.step_time_s)} a step; bubble {format_percent(simulation.bubble)}"
         + (f"; exposed: {exposed}" if exposed else ""),
-        found.step_time_s, rows, spans, held, held_title="memory of a device, GB",
+        found.step_time_s, rows, spans, held, curves_title="memory of a device, GB",
         legend=[*legend_of(found.actions), *(LegendEntry(label=label, colour=colour) for colour, label in labels.items())],
     )  # fmt: skip
 
@@ -154,7 +143,7 @@ def timeline_chart(line: Timeline) -> Chart:
         title_of(line.actions), bubble_line(line).text, line.makespan,
         [_row(f"rank {rank}", share) for rank, share in enumerate(idle)], spans,
         {rank: tuple(line.memory(rank)) for rank in range(line.actions.num_ranks)},
-        held_title="activations held, in micro-batches of a stage", legend=legend_of(line.actions),
+        curves_title="activations held, in micro-batches of a stage", legend=legend_of(line.actions),
     )  # fmt: skip
 
 

@@ -8,20 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.layout import AXES
-from shardwise.present.charts.chart import (
-    Axis,
-    Category,
-    Cell,
-    Cells,
-    Chart,
-    Curve,
-    LegendEntry,
-    Panel,
-    RuleLine,
-    categories,
-    column_panel,
-    curve_chart,
-)
+from shardwise.present.charts.chart import Axis, Category, Cell, Cells, Chart, Curve, LegendEntry, Panel, RuleLine
+from shardwise.present.charts.common_charts import categories, column_panel, curve_chart
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.loss_time import LossTime
 from shardwise.search.payloads import accumulation_steps

@@ -17,7 +17,8 @@ from shardwise.model import Architecture, Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.chart import Axis, Chart, Curve, Panel, bar_chart, categories, column_panel, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve, Panel
+from shardwise.present.charts.common_charts import bar_chart, categories, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
 from shardwise.price import Estimate, Problem

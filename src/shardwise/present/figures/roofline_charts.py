@@ -22,17 +22,8 @@ from shardwise.book_formulas.rules import (
 )
 from shardwise.hardware import Chip, Cluster, Torus
 from shardwise.model import Architecture
-from shardwise.present.charts.chart import (
-    LETTERS,
-    Axis,
-    Cell,
-    Chart,
-    Curve,
-    Points,
-    RuleLine,
-    curve_chart,
-    frames_chart,
-)
+from shardwise.present.charts.chart import LETTERS, Axis, Cell, Chart, Curve, Points, RuleLine
+from shardwise.present.charts.common_charts import curve_chart, frames_chart
 from shardwise.values import InputError, format_quantity
 
 

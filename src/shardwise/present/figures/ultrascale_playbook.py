@@ -9,7 +9,8 @@ from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve
+from shardwise.present.charts.common_charts import curve_chart
 from shardwise.present.charts.sharding_charts import strip_of
 from shardwise.present.charts.step_charts import step_chart
 from shardwise.present.charts.sweep_charts import heat_map
