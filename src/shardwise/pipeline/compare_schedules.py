@@ -18,7 +18,7 @@ from shardwise.pipeline.registry import (
     min_virtual_stages,
 )
 from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
-from shardwise.values import Flat, InputError, MergedFields, Payload, to_json
+from shardwise.values import Flat, InputError, MergedFields, Payload
 
 
 class ScheduleFigures(NamedTuple):
@@ -201,9 +201,3 @@ class TimelineRecord(Payload):
                 for (source, target), count in sorted(count_messages(actions).items())
             ],
         )  # fmt: skip
-
-
-def timeline_payload(timeline: Timeline) -> dict[str, Any]:
-    """Return what `shardwise schedule --json` prints."""
-    payload: dict[str, Any] = to_json(TimelineRecord.of(timeline))
-    return payload

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, LayoutFacts, layout_degrees, num_micro_batches
@@ -13,7 +12,7 @@ from shardwise.pipeline import get_schedule
 from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
-from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems, to_json
+from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,9 +179,3 @@ class MemoryRecord(Payload):
                 for memory in comparison.layouts
             ],
         )  # fmt: skip
-
-
-def memory_payload(comparison: MemoryComparison) -> dict[str, Any]:
-    """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term."""
-    payload: dict[str, Any] = to_json(MemoryRecord.of(comparison))
-    return payload

@@ -16,7 +16,7 @@ from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model import ModelFacts
 from shardwise.search import Plan, layout_of_plan
 from shardwise.search.explain.neighbour_layouts import Remedy
-from shardwise.values import Flat, Payload, to_json
+from shardwise.values import Flat, Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,12 +70,6 @@ class ReconciliationRecord(Payload):
             reconciliation, **_plan_facts(reconciliation.plan), time=StepTimeRecord(time=time, terms=terms),
             attribution=AttributionRecord(attribution=attribution, term=attribution.term.name) if attribution else None,
         )  # fmt: skip
-
-
-def reconcile_payload(reconciliation: Reconciliation) -> dict[str, Any]:
-    """Return the JSON of `shardwise reconcile --json`."""
-    payload: dict[str, Any] = to_json(ReconciliationRecord.of(reconciliation))
-    return payload
 
 
 def _plan_facts(plan: Plan) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class PanelLayout:
         return rows
 
     def _rule_label_left(self, number: int) -> float:
-        """Return the left edge of a rule's label: right of the line, or left of it if it is the only one and has more room there."""
+        """Return the left edge of a rule's label: right of the line, or left of it if it stands alone with more room there."""
         x, width = self.x(self.rules[number].at), text_width(self.rules[number].label)
         is_left = len(self.rule_rows) == 1 and x + 6.0 + width > self.x0 + self.width and x - 6.0 - width >= self.x0
         return x - 6.0 - width if is_left else x + 6.0
