@@ -11,7 +11,7 @@ import pytest
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS, field_path
 from shardwise.present.explorer.opened_plan import NameResolver
-from shardwise.present.explorer.page_reports import REPORTS
+from shardwise.present.explorer.page_reports import REPORTS, view_report
 from shardwise.present.explorer.web_server import dump_payload
 from shardwise.present.rendering.page_report import Action, Facts, PageSection, panels, report_to_json
 from shardwise.present.rendering.payload_text import FORMATS, PayloadText, format_share
@@ -58,6 +58,21 @@ def test_every_number_is_the_one_at_its_path(question: str, layout: str) -> None
 @pytest.mark.parametrize("question", [name for name in REPORTS if name != "pareto"])
 def test_a_layout_that_cannot_run_has_a_report_too(question: str) -> None:
     assert "heads_by_tp" in json.dumps(ask(question, "tp=64")["report"])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "claim"),
+    [
+        ("searching", "searching for the best"), ("nothing fits", "no layout of this job fits"),
+        ("refused", "whether another layout fits is not known"), ("stopped", "whether another layout fits is not known"),
+    ],
+)  # fmt: skip
+def test_only_a_search_that_went_to_its_end_says_that_nothing_fits(outcome: str, claim: str) -> None:
+    payload = ask("overview", LAYOUTS[0])
+    problems = [] if outcome == "searching" else ["a problem"]
+    payload["search"] = {"state": "done", "outcome": outcome, "best": None, "problems": problems}
+    verdict = view_report("overview", payload)[0]
+    assert verdict.claims[1] == [claim]
 
 
 def test_a_text_reads_its_numbers_from_the_payload() -> None:

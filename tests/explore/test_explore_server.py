@@ -241,6 +241,22 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
     try:
         report = searches.wait(State(), small(), 60)
         assert "took more than" in report["problems"][0]
+        assert "not known" in report["problems"][0]
+        assert report["outcome"] == "stopped"
+    finally:
+        searches.close()
+
+
+def test_a_search_whose_process_ends_is_not_called_slow() -> None:
+    searches = Searches()
+    try:
+        searches.ask(State(), small())
+        while searches.child is None:
+            time.sleep(0.01)
+        searches.child.kill()
+        report = searches.wait(State(), small(), 60)
+        assert report["outcome"] == "stopped"
+        assert "the process of the search ended" in report["problems"][0]
     finally:
         searches.close()
 

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, stack_of
@@ -20,12 +20,14 @@ from shardwise.price import Problem
 from shardwise.search import Plan, make_plan
 from shardwise.search.plan import Alternative
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
-from shardwise.values import ShardwiseError
+from shardwise.values import NothingFitsError, ShardwiseError
 from shardwise.values.argument_labels import label_arguments
 
 MAX_REPORTS = 24  # some 50 KB each
 MAX_SEARCH_S = 180.0  # ten times what 16,384 devices take
-SEARCHING: Mapping[str, Any] = {"state": "searching", "best": None, "problems": []}
+# `outcome`: a job that was refused, and a search that was stopped, do not say whether a layout fits.
+Outcome = Literal["searching", "found", "nothing fits", "refused", "stopped"]
+SEARCHING: Mapping[str, Any] = {"state": "searching", "outcome": "searching", "best": None, "problems": []}
 Values = tuple[Any, Any, Any]  # model, cluster and job
 
 
@@ -91,7 +93,13 @@ class Searches:
     def _search(self, setting: State, values: Values) -> None:
         """Have the child search, and end it after `max_search_s`."""
         child = self._start_child()
-        timer = threading.Timer(self.max_search_s, self._kill)
+        timed_out = threading.Event()
+
+        def stop() -> None:
+            timed_out.set()
+            self._kill()
+
+        timer = threading.Timer(self.max_search_s, stop)
         timer.daemon = True
         timer.start()
         try:
@@ -100,9 +108,17 @@ class Searches:
                     self._keep(setting, message)
         except (OSError, EOFError, pickle.UnpicklingError):
             self._drop()
-            problem = f"the search took more than {self.max_search_s:g} s; `shardwise plan` has no such limit"
+            limit = f"the search took more than {self.max_search_s:g} s"
+            problem = limit if timed_out.is_set() else "the process of the search ended before it was done"
+            problem += ", so whether a layout fits is not known; `shardwise plan` has no such limit"
+            report = {
+                **self.results.get(setting, SEARCHING),
+                "state": "done",
+                "outcome": "stopped",
+                "problems": [problem],
+            }
             with self.changed:
-                self._keep(setting, {**self.results.get(setting, SEARCHING), "state": "done", "problems": [problem]})
+                self._keep(setting, report)
         finally:
             timer.cancel()
 
@@ -154,21 +170,22 @@ def report_searches(model: Architecture, cluster: Cluster, job: Job) -> Iterator
     try:
         chosen = make_plan(Problem(model, cluster, job))
     except ShardwiseError as error:
-        yield {"state": "done", "best": None, "problems": list(error.problems)}
+        outcome: Outcome = "nothing fits" if isinstance(error, NothingFitsError) else "refused"
+        yield {"state": "done", "outcome": outcome, "best": None, "problems": list(error.problems)}
         return
     best = _best(chosen)
-    yield {"state": "searching", "best": best, "problems": []}
+    yield {"state": "searching", "outcome": "found", "best": best, "problems": []}
     problem = Problem(model, cluster, job).with_defaults()
     choices = Choices().limit_to_stack(stack_of(problem.cluster), model, job, problem.cluster.scale_up_size)
     result = search_layouts(problem, choices=choices)
-    yield {"state": "done", "best": best, "problems": [], **_front(result)}
+    yield {"state": "done", "outcome": "found", "best": best, "problems": [], **_front(result)}
 
 
 def report_search_again(chosen: Plan) -> dict[str, Any]:
     """Return the report of a plan: it searches again for the Pareto front."""
     choices = Choices().limit_to_stack(stack_of(chosen.cluster), chosen.model, chosen.job, chosen.cluster.scale_up_size)
     result = search_layouts(chosen.problem, choices=choices)
-    return {"state": "done", "best": _best(chosen), "problems": [], **_front(result)}
+    return {"state": "done", "outcome": "found", "best": _best(chosen), "problems": [], **_front(result)}
 
 
 def _best(chosen: Plan) -> dict[str, Any]:

@@ -74,6 +74,14 @@ def _fit_section(fit: Payload, claims: Sequence[Sequence[PageCell]], blocks: Seq
     return PageSection(blocks=blocks, style=style, claims=[room, *claims], mark="good" if fit["fits"] else "bad")
 
 
+# Words for a search that found no layout.
+SEARCH_OUTCOMES = {
+    "searching": "searching for the best", "nothing fits": "no layout of this job fits",
+    "refused": "whether another layout fits is not known",
+    "stopped": "whether another layout fits is not known",
+}  # fmt: skip
+
+
 def _compared(payload: Payload) -> Sequence[PageCell]:
     """Return how the layout compares with the best."""
     verdict, search = payload["verdict"], payload["search"]
@@ -81,7 +89,7 @@ def _compared(payload: Payload) -> Sequence[PageCell]:
     if not search:
         return ["a bound" if verdict["kind"] == "bound" else "a prediction"]
     if times is None:
-        return ["no layout of this job fits" if search["problems"] else "searching for the best"]
+        return [SEARCH_OUTCOMES[search["outcome"]]]
     if verdict["is_best"] or 0.995 < times < 1.005:
         return ["the best layout" if verdict["is_best"] else "as fast as the best"]
     text = format_share(abs(times - 1)) if times < 1.1 else f"{times:.2g}×"

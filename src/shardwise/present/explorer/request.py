@@ -107,4 +107,9 @@ def _search(request: ViewRequest) -> dict[str, Any] | None:
         return None
     best = search["best"]
     best_summary = best and {name: best[name] for name in ("layout", "text", "step_time_s", "memory_bytes")}
-    return {"state": search["state"], "best": best_summary, "problems": search["problems"]}
+    return {
+        "state": search["state"],
+        "outcome": search["outcome"],
+        "best": best_summary,
+        "problems": search["problems"],
+    }
