@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from shardwise.present.charts.page_charts import (
@@ -18,8 +18,8 @@ from shardwise.present.charts.page_charts import (
 )
 from shardwise.present.explorer.page_sections import term_list, term_spans
 from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph
-from shardwise.present.rendering.payload_text import Format, Payload, format_share
-from shardwise.values import format_seconds, format_usd
+from shardwise.present.rendering.payload_text import FORMATS, Payload, format_share
+from shardwise.values import format_seconds
 
 PARTS = ("compute", "recompute", "exposed communication", "bubble", "optimizer and host")  # of a sweep's steps
 
@@ -102,8 +102,7 @@ def _stacks_section(points: Sequence[Payload]) -> PageSection:
 def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], unit: str) -> Plot:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     log = min(xs) > 0 and max(xs) / min(xs) > 8
-    forms: Mapping[str, Format] = {"s": format_seconds, "%": format_share, "$": format_usd}
-    marks = [PlotPoint(x, y, f"{name}={x:,}: {forms[unit](y)}") for x, y in points]
+    marks = [PlotPoint(x, y, f"{name}={x:,}: {FORMATS[unit](y)}") for x, y in points]
     return Plot(
         label=f"{title} over {name}", height=250, marks=[Curve("front", points), Points("batch-dot", marks)],
         x=PlotAxis(name, padded_range(xs, log=log), log=log), y=PlotAxis(title, padded_range(ys, room=0.15), unit),
