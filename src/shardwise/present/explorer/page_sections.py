@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from shardwise.present.charts.page_charts import Span
+from shardwise.present.charts.page_charts import RowSpan
 from shardwise.present.rendering.page_report import PageBlock, PageCell, PageSection, Paragraph, TermList
 from shardwise.present.rendering.payload_text import FORMATS, format_share
 from shardwise.present.rendering.report import Number
@@ -31,13 +31,13 @@ def term_words(term: str) -> str:
     return TERM_WORDS.get(term, term)
 
 
-def term_spans(values: Mapping[str, float], unit: str, tree: str = "") -> list[Span]:
+def term_spans(values: Mapping[str, float], unit: str, tree: str = "") -> list[RowSpan]:
     """Return the terms that are there as spans from zero on; `tree` explains them."""
     spans, start = [], 0.0
     for term, value in values.items():
         if value > 0:
             title, path = f"{term_words(term)}, {FORMATS[unit](value)}", tree and f"{tree}.{term}"
-            spans.append(Span(start, start + value, term, title, term, path))
+            spans.append(RowSpan(start, start + value, term, title, term, path))
             start += value
     return spans
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from shardwise.present.charts.page_charts import Curve, Limit, Plot, PlotAxis, PlotPoint, Points, padded_range
+from shardwise.present.charts.page_charts import (
+    Plot,
+    PlotAxis,
+    PlotCurve,
+    PlotLimit,
+    PlotPoint,
+    PlotPoints,
+    padded_range,
+)
 from shardwise.present.explorer.page_sections import FIGURE_TITLES, panel, quiet
 from shardwise.present.rendering.page_report import Legend, PageBlock, PageReport, Slider
 from shardwise.present.rendering.payload_text import Payload, PayloadText
@@ -28,11 +36,12 @@ def pareto_report(payload: Payload) -> PageReport:
     layouts = [*searched, *front, *([current] if current else [])]
     low, high = padded_range([*(layout["memory_bytes"] for layout in layouts), capacity])
     times = padded_range([layout["step_time_s"] for layout in layouts], log=True)
-    marks: list[Curve | Points | Limit] = [
-        Limit(capacity, f"{format_bytes(capacity)} of a device"), Points("searched", [*map(_layout_point, searched)], 2.6),
-        Curve("front", [(layout["memory_bytes"], layout["step_time_s"]) for layout in front]),
-        Points("on-front", [*map(_layout_point, front)]), Points("best-ring", [_layout_point(best, "the plan: ")], 9),
-        *([Points("own", [_layout_point(current, "this layout: ", "cross")], 8)] if current else []),
+    marks: list[PlotCurve | PlotPoints | PlotLimit] = [
+        PlotLimit(capacity, f"{format_bytes(capacity)} of a device"),
+        PlotPoints("searched", [*map(_layout_point, searched)], 2.6),
+        PlotCurve("front", [(layout["memory_bytes"], layout["step_time_s"]) for layout in front]),
+        PlotPoints("on-front", [*map(_layout_point, front)]), PlotPoints("best-ring", [_layout_point(best, "the plan: ")], 9),
+        *([PlotPoints("own", [_layout_point(current, "this layout: ", "cross")], 8)] if current else []),
     ]  # fmt: skip
     chart = Plot(
         label="time against memory of every layout searched", height=300, marks=marks,
@@ -57,7 +66,7 @@ def batch_report(payload: Payload) -> PageReport:
     text, fields, options = PayloadText(payload), payload["fields"], payload["noise_options"]
     critical = format_quantity(payload["critical_batch_tokens"])
     title = f"the critical batch: {critical} tokens, twice the fewest steps and the fewest tokens"
-    knee = Points("best-ring", [PlotPoint(2 * payload["min_steps"], 2 * payload["min_tokens"], title)], 9)
+    knee = PlotPoints("best-ring", [PlotPoint(2 * payload["min_steps"], 2 * payload["min_tokens"], title)], 9)
     trade = _batch_plot(payload, "steps", "steps, S(B)", "tokens", "tokens, E(B)", knee)
     days: list[PageBlock] = [quiet("the layout runs none of these batches")]
     if any(row["days"] is not None for row in payload["rows"]):
@@ -90,16 +99,17 @@ def batch_report(payload: Payload) -> PageReport:
     ]  # fmt: skip
 
 
-def _batch_plot(payload: Payload, x: str, x_title: str, y: str, y_title: str, *marks: Points) -> Plot:
+def _batch_plot(payload: Payload, x: str, x_title: str, y: str, y_title: str, *marks: PlotPoints) -> Plot:
     """Return a value of each batch over another; the job's batch is the large point."""
     rows = [row for row in payload["rows"] if row[y] is not None]
     points = {row["batch_tokens"]: PlotPoint(row[x], row[y], _batch_title(row)) for row in rows}
     job = points.get(payload["batch_tokens"])
     smaller = [point for point in points.values() if point is not job]
     xs, ys = [row[x] for row in rows], [row[y] for row in rows]
-    dots = [Points("batch-dot", smaller, 4), Points("own-dot", [job] if job else [], 7)]
+    dots = [PlotPoints("batch-dot", smaller, 4), PlotPoints("own-dot", [job] if job else [], 7)]
     return Plot(
-        label=f"{y_title} over {x_title} to the same loss", marks=[Curve("front", [*zip(xs, ys, strict=True)]), *dots, *marks],
+        label=f"{y_title} over {x_title} to the same loss",
+        marks=[PlotCurve("front", [*zip(xs, ys, strict=True)]), *dots, *marks],
         x=PlotAxis(x_title, padded_range(xs, log=True), log=True), y=PlotAxis(y_title, padded_range(ys, log=True), log=True),
     )  # fmt: skip
 

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 
 from shardwise.present.charts.page_charts import (
-    Curve,
-    Limit,
     Plot,
     PlotAxis,
+    PlotCurve,
+    PlotLimit,
     PlotPoint,
-    Points,
+    PlotPoints,
     Rows,
-    Span,
+    RowSpan,
     SpanRow,
     padded_range,
 )
@@ -114,14 +114,14 @@ def schedule_report(payload: Payload) -> PageReport:
     return [panel("Schedule", lead, *truncation, legend, chart, note, ranks), panel("All schedules", schedules)]
 
 
-def _pass_spans(slots: Iterable[Payload]) -> Iterator[Span]:
+def _pass_spans(slots: Iterable[Payload]) -> Iterator[RowSpan]:
     for slot in slots:
         start, end, actions = slot["start_s"], slot["end_s"], slot["actions"]
         for lane, action in enumerate(actions):
             match = ACTION.fullmatch(action)
             kind, label = (PASS_KINDS[match[2]], match[3]) if match else ("forward", action)
             title = f"{action_words(action)}, {format_seconds(end - start)}"
-            yield Span(start, end, kind, title, label, lane=lane, lanes=len(actions))
+            yield RowSpan(start, end, kind, title, label, lane=lane, lanes=len(actions))
 
 
 def _compared_schedules(payload: Payload, line: Payload) -> PageBlock:
@@ -157,9 +157,9 @@ def roofline_report(payload: Payload) -> PageReport:
     ]  # fmt: skip
     x = padded_range([*(point.x for point in points), knee], log=True, room=0.6)
     y = padded_range([*(point.y for point in points), peak, x[0] * rate], log=True, room=0.2)
-    marks: list[Curve | Points | Limit] = [
-        Curve("roof", [(x[0], x[0] * rate), (knee, peak), (x[1], peak)]),
-        Limit(x[1], f"{format_quantity(peak, 'FLOP/s')} {roofline['dtype']}", peak), Points("kernel", points, 5),
+    marks: list[PlotCurve | PlotPoints | PlotLimit] = [
+        PlotCurve("roof", [(x[0], x[0] * rate), (knee, peak), (x[1], peak)]),
+        PlotLimit(x[1], f"{format_quantity(peak, 'FLOP/s')} {roofline['dtype']}", peak), PlotPoints("kernel", points, 5),
     ]  # fmt: skip
     chart = Plot(
         label=f"roofline of a block's kernels on {roofline['chip']}", marks=marks,
