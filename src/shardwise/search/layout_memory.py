@@ -129,7 +129,7 @@ def compare_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryJobRecord(Payload):
-    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
+    """Fields of a job that memory depends on; `global_batch_tokens` is null where it was left out: each layout has its own."""
 
     global_batch_tokens: int | None
     seq_len: int
@@ -138,7 +138,7 @@ class MemoryJobRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMemoryRecord(Payload):
-    """Bytes of a device of each pipeline stage, by term."""
+    """Memory of a layout: bytes of a device of each pipeline stage, by term."""
 
     layout: LayoutFacts
     global_batch_tokens: int

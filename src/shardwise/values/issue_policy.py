@@ -28,7 +28,7 @@ CASTS: tuple[Casts, ...] = get_args(Casts)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuePolicy:
-    """Which collectives an engine issues for a layout.
+    """Policy of the collectives that an engine issues for a layout.
 
     `reduction`: when gradients that rest whole (ZeRO-0 and -1) are reduced: `after` the backward pass, `per_parameter` as each is
     ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.

@@ -21,7 +21,7 @@ from shardwise.values import Flat, Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTermRecord(Payload):
-    """A term, and its share of the measured step."""
+    """Term of time, with its share of the measured step."""
 
     term: Annotated[TimeTerm, Flat]
     share: float
@@ -29,7 +29,7 @@ class TimeTermRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRecord(Payload):
-    """A step, and its terms with their shares of it."""
+    """Time of a step, with its terms and their shares."""
 
     time: Annotated[StepTime, Flat]
     terms: Sequence[TimeTermRecord]
@@ -37,7 +37,7 @@ class StepTimeRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionRecord(Payload):
-    """What the step's error is attributed to, the term by name."""
+    """Attribution of the step's error to a term, which it has by name."""
 
     attribution: Annotated[Attribution, Flat]
     term: str
@@ -45,7 +45,7 @@ class AttributionRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationRecord(Payload):
-    """A run against its plan, term by term."""
+    """Comparison of a run with its plan, term by term."""
 
     SCHEMA = "shardwise.reconcile/3"
     model: ModelFacts
@@ -78,7 +78,7 @@ def _plan_facts(plan: Plan) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyRecord(Payload):
-    """A change of layout, the layout with its facts."""
+    """Change of layout, with the facts of the new layout."""
 
     remedy: Annotated[Remedy, Flat]
     layout: LayoutFacts
@@ -86,7 +86,7 @@ class RemedyRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckRecord(Payload):
-    """A bottleneck, and the change of layout that would save most, if any would."""
+    """Bottleneck, and the change of layout that would save most, if any would."""
 
     bottleneck: Annotated[Bottleneck, Flat]
     remedy: RemedyRecord | None
@@ -165,7 +165,7 @@ class RehearsedMemoryRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalRecord(Payload):
-    """One rank of a plan's world, run without the others."""
+    """Rehearsal of one rank of a plan, which ran without the others."""
 
     SCHEMA = "shardwise.rehearse/2"
     model: ModelFacts
