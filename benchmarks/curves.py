@@ -16,7 +16,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardwise.present.charts.chart import Axis, Curve, Points, curve_chart
+from shardwise.present.charts.chart import Axis, Curve, Points
+from shardwise.present.charts.common_charts import curve_chart
 from shardwise.present.charts.draw_chart import draw
 
 ROOT = Path(__file__).parents[1]

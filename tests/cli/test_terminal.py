@@ -222,11 +222,11 @@ class Shown(Terminal):
 def test_the_line_says_what_is_being_done_and_how_much_of_it() -> None:
     line = ProgressLine("plan", None)
     progress: Progress = line
-    assert line.words == "plan"
+    assert line.description == "plan"
     progress("layouts priced", 1000, 4000)
-    assert line.words == "plan: layouts priced 1,000 of 4,000"
+    assert line.description == "plan: layouts priced 1,000 of 4,000"
     progress("runners-up")
-    assert line.words == "plan: runners-up"
+    assert line.description == "plan: runners-up"
     assert ignore_progress("anything", 1, 2) is None  # type: ignore[func-returns-value]
 
 

@@ -51,7 +51,7 @@ def write_paint(result: Ride, target: str) -> Report:
 def ride(
     bike: Annotated[str, Argument(position=1, help="")],
     *,
-    wheels: Annotated[Sequence[str], Argument(many=True, help="")] = (),
+    wheels: Annotated[Sequence[str], Argument(variadic=True, help="")] = (),
     locked: Annotated[bool, Argument(flag="--unlocked", switch_value=False, help="")] = True,
     stage: Annotated[int, Argument(flag="--stage", parse=int, help="")] = 7,
     **extras: int | str,

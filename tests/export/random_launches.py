@@ -54,8 +54,8 @@ ANY = Abilities(
     axes=("tp", "cp", "pp", "ep"), zero=(1, 2, 3), zero_with_pp=(1, 2, 3), zero_with_cp=(0, 1, 2, 3), zero_with_ep=(0, 1, 2, 3),
     schedules=schedule_names(), cp_variants=cp_variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
     precisions=tuple(ALL_PRECISIONS), replica_precisions=tuple(ALL_PRECISIONS),
-    offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, uneven_batches=True, whole_experts=True,
-    source="every choice",
+    offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, uneven_batches=True,
+    whole_experts=True, source="every choice",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from shardwise.measure.reconcile.reconciliation import Reconciliation
 from shardwise.measure.reconcile.step_terms import CollectiveComparison, MemoryTerm, StepMemory, StepTime, TimeTerm
 from shardwise.pipeline.registry import build_actions
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.chart import bar_chart
+from shardwise.present.charts.common_charts import bar_chart
 from shardwise.present.displays import display_of
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.present.rendering.plain_text import render_text

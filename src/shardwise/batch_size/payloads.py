@@ -80,7 +80,7 @@ class BatchRunRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweptRunsRecord(Payload):
-    """All runs of a sweep over batches, those with a learning rate that is not the best of their batch too."""
+    """Runs of a sweep over batches, including those whose learning rate is not the best of their batch."""
 
     SCHEMA = "shardwise.batch_runs/1"
     runs: Sequence[BatchRunRecord]
@@ -144,7 +144,7 @@ class MeasuredNoiseRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseWindowRecord(Payload):
-    """That of some steps in a row, with the mean of the tokens seen before them and their mean loss."""
+    """Noise scale over consecutive steps, with the mean of the tokens seen before them and their mean loss."""
 
     first_step: int
     last_step: int

@@ -118,7 +118,7 @@ def size_kv_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheFitRecord(Payload):
-    """What of a cluster's memory is free for caches, and how many sequences fit."""
+    """Memory of a cluster that is free for caches, and the number of sequences that fit."""
 
     name: str
     num_devices: int
@@ -132,7 +132,7 @@ class CacheFitRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheRecord(Payload):
-    """The key-value cache of a model, in bytes; `cluster` is null where none was asked for."""
+    """Key-value cache of a model, in bytes; `cluster` is null where none was named."""
 
     SCHEMA = "shardwise.kv-cache/2"
     model: ModelFacts

@@ -249,7 +249,7 @@ KIND_NAMES = {float: "number", int: "integer", bool: "boolean", str: "name", Lit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleParameterRecord(Payload):
-    """What a rule takes; a default of null is none, or infinite."""
+    """Parameter of a rule; a default of null is none, or infinite."""
 
     name: str
     kind: str
@@ -261,7 +261,7 @@ class RuleParameterRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulePartRecord(Payload):
-    """A number that a rule gives; null where it is infinite."""
+    """Number of a rule's result; null where it is infinite."""
 
     name: str
     value: float | bool | None
@@ -270,7 +270,7 @@ class RulePartRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleRecord(Payload):
-    """One of the books' rules; `given` and `values` are null where it was asked for without numbers."""
+    """Rule of the books; `given` and `values` are null where no parameters were given."""
 
     SCHEMA = "shardwise.rule/1"
     name: str

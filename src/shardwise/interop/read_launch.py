@@ -292,7 +292,7 @@ class PricedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchChangeRecord(Payload):
-    """Options to set (null: to leave out), the layout that they make, and its step and memory."""
+    """Change of a launch: options to set (null: to leave out), their layout, and its step and memory."""
 
     change: Mapping[str, Any]
     layout: LayoutFacts
@@ -302,7 +302,10 @@ class LaunchChangeRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRecord(Payload):
-    """A launch that was read. `unknown`: options that the release does not have; `unread`: those that no plan depends on."""
+    """Launch of a framework with its estimate and changes that make it faster.
+
+    `unknown`: options that the release does not have; `unread`: those that no plan depends on.
+    """
 
     SCHEMA = "shardwise.read/2"
     target: str

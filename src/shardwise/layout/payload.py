@@ -26,7 +26,7 @@ from shardwise.values.payload_fields import known_fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementFacts(Payload):
-    """A placement, and the part of each network level that each axis takes."""
+    """Placement of a layout on a network, with the part of each level that each axis takes."""
 
     placement: Annotated[Placement, Flat]
     cuts: Mapping[str, Sequence[int]]
@@ -41,9 +41,9 @@ class PlacementFacts(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutFacts(Payload):
-    """A layout, its text (`--layout` takes it), and what follows from it for a model, a network and a job.
+    """Facts of a layout for a model, a network and a job: its degrees and choices, and numbers that follow from them.
 
-    `placement` is None without a network.
+    `text` is its notation, which `--layout` takes; `placement` is None without a network.
 
     >>> from shardwise.hardware.cluster_loading import load_cluster
     >>> from shardwise.model.load import load_model

@@ -19,7 +19,6 @@ from .microbenchmarks.benchmark_runs import BenchmarkSettings as BenchmarkSettin
 from .microbenchmarks.benchmark_runs import run_benchmarks as run_benchmarks
 from .microbenchmarks.benchmark_runs import run_machine_benchmark as run_machine_benchmark
 from .microbenchmarks.machine_benchmark import MachineResult as MachineResult
-from .reconcile.payloads import reconcile_payload as reconcile_payload
 from .reconcile.reconciliation import Reconciliation as Reconciliation
 from .reconcile.reconciliation import read_run as read_run
 from .reconcile.reconciliation import reconcile_run as reconcile_run

@@ -67,7 +67,7 @@ class StepPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBreakdown(Payload):
-    """Where the time of a measured step goes, by the prediction of its layout.
+    """Parts of the time of a measured step, by the prediction of its layout.
 
     `parts` add up to `measured_s`; the last is the unexplained remainder. `predicted_s` is a bound where `interval90` is None;
     `verdict` says on which side of the interval the measurement is.

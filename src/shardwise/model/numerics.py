@@ -53,7 +53,7 @@ SOFTMAX, SIGMOID = "softmax", "sigmoid"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gating:
-    """How a router scores experts, and which of them a token may take; gates are multiplied by `scale`.
+    """Scores of a router and the experts that a token may take; gates are multiplied by `scale`.
 
     Of `groups` of consecutive experts only those of the `chosen_groups` best: by the sum of each group's `votes` largest
     scores. Groups are the experts of a node, so that a token goes to few of these (DeepSeek-AI 2024, DeepSeek-V2, 2.1.2, and

@@ -12,7 +12,7 @@ from shardwise.values import Flat, Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts(Payload):
-    """A model: its architecture, and its numbers of parameters: all, and those that a token uses.
+    """Facts of a model: its architecture, its number of parameters, and the number of those that a token uses.
 
     >>> from shardwise.model.load import load_model
     >>> facts = ModelFacts.of(load_model("llama-3-8b"))

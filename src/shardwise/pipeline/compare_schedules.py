@@ -18,7 +18,7 @@ from shardwise.pipeline.registry import (
     min_virtual_stages,
 )
 from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
-from shardwise.values import Flat, InputError, MergedFields, Payload, to_json
+from shardwise.values import Flat, InputError, MergedFields, Payload
 
 
 class ScheduleFigures(NamedTuple):
@@ -109,7 +109,7 @@ def compare_all_schedules(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleComparisonRecord(Payload):
-    """Every schedule that runs on some stages, for each number of micro-batches."""
+    """Comparison of the schedules that run on some stages, for each number of micro-batches."""
 
     SCHEMA = "shardwise.schedule-comparison/1"
     schedules: Sequence[Annotated[dict[str, Any], MergedFields(ScheduleFigures)]]
@@ -122,7 +122,7 @@ class ScheduleComparisonRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRecord(Payload):
-    """The actions that a rank runs together, and when."""
+    """Actions that a rank runs together, with their start and end."""
 
     actions: Sequence[str]
     start_s: float
@@ -131,7 +131,7 @@ class SlotRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleRankRecord(Payload):
-    """A rank: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
+    """Rank of a timeline: its waiting time, its peak in micro-batches, that for weight gradients alone, and its slots."""
 
     rank: int
     idle_s: float
@@ -143,7 +143,7 @@ class ScheduleRankRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesRecord(Payload):
-    """The number of messages from a rank to another."""
+    """Number of messages from one rank to another."""
 
     source: int
     target: int
@@ -164,7 +164,7 @@ class PassDurationsRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimelineRecord(Payload):
-    """A schedule that was played: the row of a comparison, the ranks, and every slot with its times."""
+    """Timeline of a schedule: its figures, its ranks, and the times of every slot."""
 
     SCHEMA = "shardwise.schedule/1"
     figures: Annotated[ScheduleFigures, Flat]
@@ -201,9 +201,3 @@ class TimelineRecord(Payload):
                 for (source, target), count in sorted(count_messages(actions).items())
             ],
         )  # fmt: skip
-
-
-def timeline_payload(timeline: Timeline) -> dict[str, Any]:
-    """Return what `shardwise schedule --json` prints."""
-    payload: dict[str, Any] = to_json(TimelineRecord.of(timeline))
-    return payload

@@ -52,7 +52,7 @@ class VerbStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Payload):
-    """What is installed, what the machine is, and which verbs work."""
+    """Diagnosis of an installation: its packages, its machine, and the state of every verb."""
 
     SCHEMA = "shardwise.doctor/1"
 

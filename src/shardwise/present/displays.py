@@ -1,4 +1,4 @@
-"""What notebooks show of each type of value: its tables and charts."""
+"""Displays of each type of value in notebooks: its tables and charts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shardwise.values import (
 
 
 def estimate_facts(estimate: Estimate) -> dict[str, str]:
-    """The headline figures of an estimate, by name."""
+    """Return the headline figures of an estimate, by name."""
     between = (
         " to ".join(map(format_seconds, estimate.interval90)) if estimate.interval90 else "none: the step is a bound"
     )
@@ -45,7 +45,7 @@ def estimate_facts(estimate: Estimate) -> dict[str, str]:
 
 
 def shown_estimate(estimate: Estimate) -> NotebookDisplay:
-    """An estimate in a notebook."""
+    """Return the display of an estimate."""
     kind = "a prediction" if estimate.interval90 else "a bound"
     return NotebookDisplay(
         title=f"Estimate, {kind}", tables=(NotebookTable.of(estimate_facts(estimate)),),
@@ -65,7 +65,7 @@ MOST_BARS = 6  # the chosen one, and the nearest of the others
 
 
 def shown_plan(plan: Plan) -> NotebookDisplay:
-    """A plan in a notebook: the layout with its estimate, and the layouts that lost."""
+    """Return the display of a plan: the layout with its estimate, and the layouts that lost."""
     job = plan.job
     title = f"Plan of {plan.model.name} on {plan.cluster.name}"
     batch = f"{job.global_batch_tokens:,} tokens per batch, sequences of {job.seq_len:,}, {job.precision}"
@@ -73,22 +73,23 @@ def shown_plan(plan: Plan) -> NotebookDisplay:
     if plan.run:
         facts["run"] = ", ".join(filter(None, (_run_days(plan.run), _run_usd(plan.run))))
     lost = tuple(
-        (str(other.layout), format_seconds(other.estimate.step_time_s), other.reason) for other in plan.alternatives
+        (str(alternative.layout), format_seconds(alternative.estimate.step_time_s), alternative.reason)
+        for alternative in plan.alternatives
     )
     tables = (
         NotebookTable.of(facts),
         *([NotebookTable(head=("other layouts", "step", "why not"), rows=lost)] if lost else []),
     )
     estimates = {f"chosen: {plan.layout}": plan.estimate}
-    estimates |= {str(other.layout): other.estimate for other in plan.alternatives[: MOST_BARS - 1]}
+    estimates |= {str(alternative.layout): alternative.estimate for alternative in plan.alternatives[: MOST_BARS - 1]}
     return NotebookDisplay(title=title, tables=tables, charts=lambda: estimate_charts(f"{title}, {batch}", estimates))
 
 
 def shown_comparison(comparison: Comparison) -> NotebookDisplay:
-    """Plans on several clusters in a notebook."""
+    """Return the display of plans on several clusters."""
     rows = tuple(map(_contender_row, comparison.contenders))
     table = NotebookTable(head=("cluster", "step", "MFU", "run", "cost", "layout"), rows=rows)
-    planned = {one.cluster: one.plan.estimate for one in comparison.contenders if one.plan}
+    planned = {contender.cluster: contender.plan.estimate for contender in comparison.contenders if contender.plan}
     chosen = "none" if comparison.chosen is None else comparison.contenders[comparison.chosen].cluster
     return NotebookDisplay(
         title=f"Chosen: {chosen}, {comparison.reason}", tables=(table,),
@@ -96,55 +97,59 @@ def shown_comparison(comparison: Comparison) -> NotebookDisplay:
     )  # fmt: skip
 
 
-def _contender_row(one: Contender) -> tuple[str, ...]:
-    if one.plan is None:
-        return one.cluster, one.problem or "", "", "", "", ""
-    estimate, run = one.plan.estimate, one.run
+def _contender_row(contender: Contender) -> tuple[str, ...]:
+    if contender.plan is None:
+        return contender.cluster, contender.problem or "", "", "", "", ""
+    estimate, run = contender.plan.estimate, contender.run
     days, usd = (_run_days(run), _run_usd(run)) if run else ("", "")
-    return one.cluster, format_seconds(estimate.step_time_s), f"{estimate.mfu:.1%}", days, usd, str(one.plan.layout)
+    step, mfu = format_seconds(estimate.step_time_s), f"{estimate.mfu:.1%}"
+    return contender.cluster, step, mfu, days, usd, str(contender.plan.layout)
 
 
-def shown_explanation(found: Explanation) -> NotebookDisplay:
-    """An explanation in a notebook: what decides, and the layout that it was compared with, if any."""
-    fit, throughput = found.fit, found.throughput
+def shown_explanation(explanation: Explanation) -> NotebookDisplay:
+    """Return the display of an explanation: the deciding numbers, and the layout that it was compared with, if any."""
+    fit, throughput = explanation.fit, explanation.throughput
     facts = {
-        "layout": found.layout, "placement": found.placement, "fits": fit.because, "batch": found.batch.because,
+        "layout": explanation.layout, "placement": explanation.placement, "fits": fit.because, "batch": explanation.batch.because,
         "step": format_seconds(throughput.step_time_s), "MFU": f"{throughput.mfu:.1%}", "bound by": throughput.bound,
-        "against": f"{found.against.layout}: {found.against.verdict}" if found.against else "",
+        "against": f"{explanation.against.layout}: {explanation.against.verdict}" if explanation.against else "",
     }  # fmt: skip
-    others = tuple((one.layout, format_seconds(one.step_time_s), one.reason) for one in found.runners_up)
+    runners_up = tuple(
+        (runner_up.layout, format_seconds(runner_up.step_time_s), runner_up.reason)
+        for runner_up in explanation.runners_up
+    )
     tables = (
         NotebookTable.of(facts),
-        *([NotebookTable(head=("runners-up", "step", "why not"), rows=others)] if others else []),
+        *([NotebookTable(head=("runners-up", "step", "why not"), rows=runners_up)] if runners_up else []),
     )
-    time = {found.layout: {share.term: share.value for share in throughput.time}}
-    memory = {found.layout: {share.term: share.value for share in fit.memory}}
-    if found.against:
-        time[found.against.layout] = dict(found.against.estimate.time)
-        memory[found.against.layout] = dict(found.against.estimate.memory)
-    about = f"{found.model} on {found.cluster}"
+    time = {explanation.layout: {share.term: share.value for share in throughput.time}}
+    memory = {explanation.layout: {share.term: share.value for share in fit.memory}}
+    if explanation.against:
+        time[explanation.against.layout] = dict(explanation.against.estimate.time)
+        memory[explanation.against.layout] = dict(explanation.against.estimate.memory)
+    about = f"{explanation.model} on {explanation.cluster}"
     return NotebookDisplay(
         title=f"Explanation: {about}", tables=tables,
         charts=lambda: time_and_memory_charts(about, time, memory, fit.memory_capacity_bytes),
     )  # fmt: skip
 
 
-def shown_memory(found: LayoutMemory) -> NotebookDisplay:
-    """Memory of the devices, in a notebook: a bar for each stage of the pipeline."""
-    capacity = found.memory_capacity_bytes
-    fits = describe_margin(found.margin, found.verdict)
+def shown_memory(memory: LayoutMemory) -> NotebookDisplay:
+    """Return the display of the devices' memory: a bar for each stage of the pipeline."""
+    capacity = memory.memory_capacity_bytes
+    fits = describe_margin(memory.margin, memory.verdict)
     facts = {
-        "layout": str(found.layout), "micro-batches": f"{found.num_micro_batches:,}",
-        "fullest device": f"{format_bytes(found.memory_bytes)} of {format_bytes(capacity)} ({fits})",
+        "layout": str(memory.layout), "micro-batches": f"{memory.num_micro_batches:,}",
+        "fullest device": f"{format_bytes(memory.memory_bytes)} of {format_bytes(capacity)} ({fits})",
     }  # fmt: skip
     return NotebookDisplay(
-        title=f"Memory under {found.layout}", tables=(NotebookTable.of(facts),),
-        charts=lambda: (memory_chart("Memory of a device", str(found.layout), stage_bars(found), capacity),),
+        title=f"Memory under {memory.layout}", tables=(NotebookTable.of(facts),),
+        charts=lambda: (memory_chart("Memory of a device", str(memory.layout), stage_bars(memory), capacity),),
     )  # fmt: skip
 
 
 def shown_simulation(simulation: Simulation) -> NotebookDisplay:
-    """A simulated step in a notebook."""
+    """Return the display of a simulated step."""
     facts = {
         "step, simulated": format_seconds(simulation.step_time_s),
         "step, estimated": format_seconds(simulation.estimate.step_time_s),
@@ -157,7 +162,7 @@ def shown_simulation(simulation: Simulation) -> NotebookDisplay:
 
 
 def shown_timeline(line: Timeline) -> NotebookDisplay:
-    """A played list in a notebook."""
+    """Return the display of a played list."""
     facts = {
         "length": f"{line.makespan:.6g} s", "idle": format_percent(line.idle_fraction),
         "bubble, idle over ideal time": format_percent(line.bubble),
@@ -169,7 +174,7 @@ def shown_timeline(line: Timeline) -> NotebookDisplay:
 
 
 def shown_sweep(swept: Swept) -> NotebookDisplay:
-    """A sweep in a notebook: a row for each point, and its chart where any point has a plan."""
+    """Return the display of a sweep: a row for each point, and its chart where any point has a plan."""
     names = [sweep.name for sweep in swept.sweeps]
     rows = tuple((*(format_value(point.at[name]) for name in names), *_sweep_row(point)) for point in swept.points)
     table = NotebookTable(head=(*names, "step", "MFU", "memory", "bound by", "layout"), rows=rows)
@@ -180,21 +185,27 @@ def shown_sweep(swept: Swept) -> NotebookDisplay:
 def _sweep_row(point: SweepPoint) -> tuple[str, ...]:
     if point.plan is None:
         return absent(point), "", "", "", ""
-    found = point.plan.estimate
+    estimate = point.plan.estimate
     layout = str(point.plan.layout)
-    return format_seconds(found.step_time_s), f"{found.mfu:.1%}", format_bytes(found.memory_bytes), found.bound, layout
+    return (
+        format_seconds(estimate.step_time_s),
+        f"{estimate.mfu:.1%}",
+        format_bytes(estimate.memory_bytes),
+        estimate.bound,
+        layout,
+    )
 
 
-def shown_search(found: LossSearch) -> NotebookDisplay:
-    """The points in a notebook: a row for the best batch of each cluster, and the chart."""
+def shown_search(search: LossSearch) -> NotebookDisplay:
+    """Return the display of a search for a loss: a row for the best batch of each cluster, and the chart."""
     head = ("cluster", "batch", "of B_crit", "step", "token time", "loss time", "cost", "layout")
-    rows = tuple(map(_loss_row, found.best))
-    chosen = None if found.chosen is None else found.points[found.chosen]
+    rows = tuple(map(_loss_row, search.best))
+    chosen = None if search.chosen is None else search.points[search.chosen]
     name = "none" if chosen is None else f"{chosen.cluster}, batches of {format_binary(chosen.batch_tokens)}"
     return NotebookDisplay(
-        title=f"Chosen: {name}, {found.reason}",
+        title=f"Chosen: {name}, {search.reason}",
         tables=(NotebookTable(head=head, rows=rows),),
-        charts=lambda: (search_chart(found),),
+        charts=lambda: (search_chart(search),),
     )
 
 
@@ -211,27 +222,30 @@ def _loss_row(point: LossPoint) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def shown_reconciliation(found: Reconciliation) -> NotebookDisplay:
-    """A reconciliation in a notebook: the step and what it is attributed to, then every term."""
-    time, memory = found.time, found.memory
+def shown_reconciliation(reconciliation: Reconciliation) -> NotebookDisplay:
+    """Return the display of a reconciliation: the step, and the term that its error is attributed to, then every term."""
+    time, memory = reconciliation.time, reconciliation.memory
     facts = {
-        "ran on": found.machine, "step predicted": format_seconds(time.predicted_s),
+        "ran on": reconciliation.machine, "step predicted": format_seconds(time.predicted_s),
         "step measured": f"{format_seconds(time.measured_s)}, mean of the middle half of {time.num_steps} steps",
-        "attributed to": found.attribution.term.name if found.attribution else "", "unexplained": f"{time.rest_share:.1%}",
-    } | {f"remark {number}": remark for number, remark in enumerate(found.remarks, 1)}  # fmt: skip
-    seconds = [(one.name, _seconds(one.predicted_s), _seconds(one.measured_s)) for one in time.terms]
-    held = [(one.name, _bytes(one.predicted), _bytes(one.measured)) for one in (*memory.terms, memory.total)]
+        "attributed to": reconciliation.attribution.term.name if reconciliation.attribution else "",
+        "unexplained": f"{time.rest_share:.1%}",
+    } | {f"remark {number}": remark for number, remark in enumerate(reconciliation.remarks, 1)}  # fmt: skip
+    time_rows = [(term.name, _seconds(term.predicted_s), _seconds(term.measured_s)) for term in time.terms]
+    memory_rows = [(term.name, _bytes(term.predicted), _bytes(term.measured)) for term in (*memory.terms, memory.total)]
     tables = (
         NotebookTable.of(facts),
         NotebookTable(
-            head=("time of a step", "predicted", "measured"), rows=tuple(row for row in seconds if any(row[1:]))
+            head=("time of a step", "predicted", "measured"), rows=tuple(row for row in time_rows if any(row[1:]))
         ),
         NotebookTable(
-            head=("memory of a device", "predicted", "measured"), rows=tuple(row for row in held if any(row[1:]))
+            head=("memory of a device", "predicted", "measured"), rows=tuple(row for row in memory_rows if any(row[1:]))
         ),
     )
     return NotebookDisplay(
-        title=f"A run on {found.machine} against its plan", tables=tables, charts=lambda: reconciliation_charts(found)
+        title=f"A run on {reconciliation.machine} against its plan",
+        tables=tables,
+        charts=lambda: reconciliation_charts(reconciliation),
     )
 
 
@@ -258,5 +272,5 @@ DISPLAYS: Mapping[type[Displayable], Callable[[Any], NotebookDisplay]] = {
 
 
 def display_of(value: Displayable) -> NotebookDisplay:
-    """Return what a notebook shows of a value."""
+    """Return the display of a value, by its type."""
     return DISPLAYS[type(value)](value)

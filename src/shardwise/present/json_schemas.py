@@ -14,7 +14,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True)
 class ErrorFields:
-    """A sentence for each thing that is wrong, and the exit code."""
+    """Problems of a command, a sentence each, and the exit code."""
 
     problems: list[str]
     exit_code: int

@@ -73,7 +73,7 @@ def _property_schema(argument: Argument) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": ["string", "number"], "description": argument.help_text}
     if argument.parse is bool:
         schema["type"] = "boolean"
-    elif argument.repeat or argument.many:
+    elif argument.repeat or argument.variadic:
         schema |= {"type": "array", "items": {"type": "string"}}
     elif choices := argument.choice_list:
         schema |= {"type": "string", "enum": list(choices)}
@@ -109,9 +109,11 @@ def _error_result(error: ShardwiseError) -> types.CallToolResult:
 def _parse_arguments(name: str, verb: Verb, written: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the arguments of the function, and the targets of its exports. Raises `InputError` with all that is wrong."""
     exports = {export.name for export in verb.exports}
-    known = {*verb.arguments, *exports, "verbose"}
+    parameter_names = {*verb.arguments, *exports, "verbose"}
     problems = [
-        f"{name}: no parameter {key!r}; it has {', '.join(sorted(known))}" for key in written if key not in known
+        f"{name}: no parameter {key!r}; it has {', '.join(sorted(parameter_names))}"
+        for key in written
+        if key not in parameter_names
     ]
     problems += [
         f"{name}: {parameter} is missing; {argument.help_text} is required"
@@ -133,7 +135,7 @@ def _parse_arguments(name: str, verb: Verb, written: Mapping[str, Any]) -> tuple
 def _parse_value(argument: Argument, value: Any) -> Any:
     if argument.parse is bool:
         return bool(value)
-    if argument.repeat or argument.many:
+    if argument.repeat or argument.variadic:
         return [argument.parse(str(text)) for text in (value if isinstance(value, list) else [value])]
     choices = argument.choice_list
     if choices and str(value) not in choices:

@@ -1,4 +1,4 @@
-"""The progress of a verb that takes long, on a terminal: what is being done, how much of it, and for how long."""
+"""Progress of a verb that takes long, on a terminal: the task, its done and total units, and the seconds since the start."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-SHOWN_AFTER_S = 1.0  # what is done sooner needs no line
+SHOWN_AFTER_S = 1.0  # verbs that end sooner have no line
 
 
 class ProgressLine:
-    """One line of a terminal's error stream until the verb is done; none on what is no terminal. It is a `Progress`."""
+    """Line of a terminal's error stream until the verb is done; none on a stream that is no terminal. It is a `Progress`."""
 
     def __init__(self, verb: str, stream: TextIO | None, shown_after_s: float = SHOWN_AFTER_S) -> None:
         self.verb, self.shown_after_s = verb, shown_after_s
         self.console = open_console(stream)
-        self.said, self.done, self.total = "", 0, 0
+        self.task, self.done, self.total = "", 0, 0
         self.line: tuple[Progress, TaskID] | None = None
         self.lock = threading.Lock()
         self.timer = threading.Timer(shown_after_s, self._show)
         self.timer.daemon = True
 
     def __call__(self, task: str, done: int = 0, total: int = 0) -> None:
-        """Note what is being done; the line says it, once it is there."""
+        """Set the task and its progress, and update the line if it is visible."""
         with self.lock:
-            self.said, self.done, self.total = task, done, total
+            self.task, self.done, self.total = task, done, total
             self._renew()
 
     @property
-    def words(self) -> str:
-        """What is being done, with how much of it where that is known."""
-        said = f"{self.verb}: {self.said}" if self.said else self.verb
-        return f"{said} {self.done:,} of {self.total:,}" if self.total else said
+    def description(self) -> str:
+        """The verb and its task, with the done and total units where these are known."""
+        title = f"{self.verb}: {self.task}" if self.task else self.verb
+        return f"{title} {self.done:,} of {self.total:,}" if self.total else title
 
     def _renew(self) -> None:
         if self.line:
             progress, task = self.line
-            progress.update(task, description=self.words, completed=self.done, total=self.total or None)
+            progress.update(task, description=self.description, completed=self.done, total=self.total or None)
 
     def _show(self) -> None:
         assert self.console is not None
         with self.lock:
             if not self.timer.finished.is_set():
-                self.line = _line(self.console, self.words, self.shown_after_s)
+                self.line = _line(self.console, self.description, self.shown_after_s)
                 self._renew()
 
     def __enter__(self) -> ProgressLine:
@@ -65,13 +65,13 @@ class ProgressLine:
                 self.line[0].stop()
 
 
-def _line(console: Console, words: str, elapsed_s: float) -> tuple[Progress, TaskID]:
-    """A line with a bar and the seconds, of which some have passed before it; it is taken away at the end."""
+def _line(console: Console, description: str, elapsed_s: float) -> tuple[Progress, TaskID]:
+    """Start a line with a bar and the seconds, `elapsed_s` of which have passed before it; it is removed at the end."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), TimeElapsedColumn())
     progress = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
-    task = progress.add_task(words, total=None)
+    task = progress.add_task(description, total=None)
     started = progress.tasks[0].start_time
     assert started is not None
     progress.tasks[0].start_time = started - elapsed_s

@@ -24,7 +24,7 @@ MOST_TRACED = 1_000_000  # events: a trace of them is 200 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that a stream of a process does from start to end, in seconds; `args` are shown beside it."""
+    """An action of a stream of a process from start to end, in seconds; `args` are shown beside it."""
 
     name: str
     process: int
@@ -45,14 +45,19 @@ class Arrow:
 
 
 def chrome_trace(processes: Sequence[str], events: Iterable[Event], arrows: Iterable[Arrow] = ()) -> str:
-    """The trace as JSON; `processes` are the names of processes 0, 1, ..., in the order in which they are shown."""
+    """Return the trace as JSON; `processes` are the names of processes 0, 1, ..., in the order in which they are shown."""
     events = list(events)
     streams = {name: number for number, name in enumerate(dict.fromkeys(event.stream for event in events))}
-    found: list[dict[str, Any]] = []
+    trace_events: list[dict[str, Any]] = []
     for number, name in enumerate(processes):
-        found += [_named("process_name", number, name=name), _named("process_sort_index", number, sort_index=number)]
-        found += [_named("thread_name", number, thread, name=stream) for stream, thread in streams.items()]
-    found += [
+        trace_events += [
+            _metadata_event("process_name", number, name=name),
+            _metadata_event("process_sort_index", number, sort_index=number),
+        ]
+        trace_events += [
+            _metadata_event("thread_name", number, thread, name=stream) for stream, thread in streams.items()
+        ]
+    trace_events += [
         {
             "name": event.name, "cat": event.category, "ph": "X", "pid": event.process, "tid": streams[event.stream],
             "ts": event.start * US, "dur": (event.end - event.start) * US, "args": dict(event.args),
@@ -64,73 +69,73 @@ def chrome_trace(processes: Sequence[str], events: Iterable[Event], arrows: Iter
         source, target = arrow.source, arrow.target
         ends = {"ph": "s", "pid": source.process, "tid": streams[source.stream], "ts": source.end * US}
         begins = {"ph": "f", "bp": "e", "pid": target.process, "tid": streams[target.stream], "ts": target.start * US}
-        found += [{**shared, **ends}, {**shared, **begins}]
-    return json.dumps({"traceEvents": found, "displayTimeUnit": "ms"})
+        trace_events += [{**shared, **ends}, {**shared, **begins}]
+    return json.dumps({"traceEvents": trace_events, "displayTimeUnit": "ms"})
 
 
-def _named(what: str, process: int, thread: int = 0, **args: Any) -> dict[str, Any]:
-    return {"name": what, "ph": "M", "pid": process, "tid": thread, "args": args}
+def _metadata_event(kind: str, process: int, thread: int = 0, **args: Any) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": args}
 
 
-def events(found: SimulatedStep, rank: int) -> Iterator[tuple[StreamEvent, float, float]]:
-    """The work of a rank's streams in the step, with start and end."""
-    left = {(one.slot, one.event): one for one in found.trailing[rank]}
-    for number, (_, played, begin, _) in enumerate(found.slots(rank)):
-        for place, one in enumerate(played.events):
-            late = left.get((number, place))
-            yield one, late.start if late else begin + one.start, late.end if late else begin + one.end
-    for one in found.updates[rank].events:
-        yield one, found.passes_s + one.start, found.passes_s + one.end
+def events(step: SimulatedStep, rank: int) -> Iterator[tuple[StreamEvent, float, float]]:
+    """Yield the work of a rank's streams in the step, with start and end."""
+    trailing_transfers = {(transfer.slot, transfer.event): transfer for transfer in step.trailing[rank]}
+    for number, (_, played, begin, _) in enumerate(step.slots(rank)):
+        for place, event in enumerate(played.events):
+            late = trailing_transfers.get((number, place))
+            yield event, late.start if late else begin + event.start, late.end if late else begin + event.end
+    for event in step.updates[rank].events:
+        yield event, step.passes_s + event.start, step.passes_s + event.end
 
 
-def step_trace_text(found: SimulatedStep) -> str:
-    """The step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every transfer
-    on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
+def step_trace_text(step: SimulatedStep) -> str:
+    """Return the step as a trace for Chrome and Perfetto: a process for each stage, with the passes, every kernel and every
+    transfer on its stream; arrows are messages between stages. Raises `InputError` for more events than a browser opens.
     """
-    ranks = range(found.actions.num_ranks)
-    number = sum(len(played.events) for plays in found.slot_timelines for played in plays)
+    ranks = range(step.actions.num_ranks)
+    number = sum(len(played.events) for plays in step.slot_timelines for played in plays)
     if number > MOST_TRACED:
         raise InputError(
             f"--trace: found {number:,} kernels and transfers; at most {MOST_TRACED:,} are written: a plan of fewer micro-batches"
         )
-    passes, done = planned_events(found)
+    passes, stream_events = planned_events(step)
     names = [f"stage {rank}" if len(ranks) > 1 else "device" for rank in ranks]
-    return chrome_trace(names, [*passes.values(), *done], arrows_of(found.actions, passes))
+    return chrome_trace(names, [*passes.values(), *stream_events], arrows_of(step.actions, passes))
 
 
-def planned_events(found: SimulatedStep, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
-    """The passes of all stages, and every kernel and transfer; the process of the first stage has the number `first`."""
-    ranks = range(found.actions.num_ranks)
+def planned_events(step: SimulatedStep, first: int = 0) -> tuple[dict[Action, Event], list[Event]]:
+    """Return the passes of all stages, and every kernel and transfer; `first` is the number of the first stage's process."""
+    ranks = range(step.actions.num_ranks)
     passes = {
-        one: Event(
-            name=str(one), process=first + rank, stream="passes", start=start, end=end, category=one.kind,
-            args={"stage": one.stage, "micro_batch": one.micro_batch},
+        action: Event(
+            name=str(action), process=first + rank, stream="passes", start=start, end=end, category=action.kind,
+            args={"stage": action.stage, "micro_batch": action.micro_batch},
         )
         for rank in ranks
-        for slot, _, start, end in found.slots(rank)
-        for one in slot
+        for slot, _, start, end in step.slots(rank)
+        for action in slot
     }  # fmt: skip
-    return passes, [_traced(one, first + rank, *times) for rank in ranks for one, *times in events(found, rank)]
+    return passes, [_traced(event, first + rank, *times) for rank in ranks for event, *times in events(step, rank)]
 
 
-def _traced(one: StreamEvent, rank: int, start: float, end: float) -> Event:
-    what = one.work
-    if isinstance(what, TimedKernel):
+def _traced(event: StreamEvent, rank: int, start: float, end: float) -> Event:
+    work = event.work
+    if isinstance(work, TimedKernel):
         return Event(
-            name=what.name, process=rank, stream=one.stream, start=start, end=end, category=what.phase, args={"unit": what.unit}
+            name=work.name, process=rank, stream=event.stream, start=start, end=end, category=work.phase, args={"unit": work.unit}
         )  # fmt: skip
     return Event(
-        name=what.name, process=rank, stream=one.stream, start=start, end=end, category="traffic",
-        args={"unit": what.unit, "axis": what.axis},
+        name=work.name, process=rank, stream=event.stream, start=start, end=end, category="traffic",
+        args={"unit": work.unit, "axis": work.axis},
     )  # fmt: skip
 
 
 def schedule_trace_text(line: Timeline) -> str:
-    """The list as a trace for Chrome and Perfetto: a process for each rank, an arrow for each message between ranks."""
+    """Return the list as a trace for Chrome and Perfetto: a process for each rank, an arrow for each message between ranks."""
     events = {
         action: Event(
             name=str(action), process=rank, stream="compute", start=start, end=end, category=action.kind,
-            args={"stage": action.stage, "micro_batch": action.micro_batch, "together": _others(slot, action)},
+            args={"stage": action.stage, "micro_batch": action.micro_batch, "together": _concurrent_actions(slot, action)},
         )
         for rank, slot, start, end in line.slots()
         for action in slot
@@ -140,22 +145,22 @@ def schedule_trace_text(line: Timeline) -> str:
 
 
 def arrows_of(actions: ActionList, events: Mapping[Action, Event]) -> Iterator[Arrow]:
-    """An arrow for each message between ranks."""
+    """Yield an arrow for each message between ranks."""
     for action, event in events.items():
-        for needed in remote_dependencies(actions, action):
-            if needed in events and events[needed].process != event.process:
-                yield Arrow(name=str(needed), source=events[needed], target=event)
+        for dependency in remote_dependencies(actions, action):
+            if dependency in events and events[dependency].process != event.process:
+                yield Arrow(name=str(dependency), source=events[dependency], target=event)
 
 
-def _others(slot: Slot, action: Action) -> list[str]:
-    return [str(other) for other in slot if other != action]
+def _concurrent_actions(slot: Slot, action: Action) -> list[str]:
+    return [str(concurrent) for concurrent in slot if concurrent != action]
 
 
 ABOUT = ("path", "unit", "action", "role", "num_bytes")
 
 
 def both_traces(step: TracedStep, planned: SimulatedStep) -> str:
-    """The JSON of both: measured ranks first, then the planned stages."""
+    """Return one trace of both steps as JSON: the measured ranks first, then the planned stages."""
     num_ranks = len(step.ranks)
     names = [f"rank {rank.trace.rank}, measured" for rank in step.ranks]
     stages = planned.actions.num_ranks
@@ -176,5 +181,5 @@ def _measured(step: TracedStep) -> Iterator[Event]:
 
 
 def _about(event: TraceEvent) -> dict[str, Any]:
-    found = {name: value for name in ABOUT if (value := getattr(event, name))}
-    return {**found, "axis": event_axis(event)} if event.axes else found
+    arguments = {name: value for name in ABOUT if (value := getattr(event, name))}
+    return {**arguments, "axis": event_axis(event)} if event.axes else arguments

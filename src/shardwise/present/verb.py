@@ -33,12 +33,12 @@ NOT_PASSED: tuple[Any, ...] = (None, [])  # values of the parser for arguments t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Argument:
-    """How a parameter of a verb is written on the command line.
+    """A parameter of a verb as an argument of the command line.
 
     Without a `flag` the argument is positional, in the order of the signature unless `position` says otherwise. A parameter of
     type `bool` is a switch, which sets it to `switch_value`. `parse` raises `ArgumentTypeError` for a text that is no value; what
     needs other arguments is checked by the verb. `repeat`: the flag may be written several times, and the verb gets a list;
-    `many`: several words may follow. `help` and `choices` may be functions, which are called when the help is printed or the
+    `variadic`: several words may follow. `help` and `choices` may be functions, which are called when the help is printed or the
     command line parsed. `completes` names what a shell completes (`ArgumentGroup.add_argument`).
     """
 
@@ -51,7 +51,7 @@ class Argument:
     choices: Sequence[str] | Callable[[], Sequence[str]] | None = None
     parse: Callable[[str], Any] = non_empty_text
     repeat: bool = False
-    many: bool = False
+    variadic: bool = False
     required: bool = False
     optional: bool = False  # of a positional argument: it may be left out
     position: int = 0
@@ -302,7 +302,7 @@ def read_arguments(function: Callable[..., Any]) -> dict[str, Argument]:
 
 
 class _UnreadType:
-    """What stands for a type that only type checkers import: annotations are read for their `Argument` alone."""
+    """Placeholder of a type that only type checkers import: annotations are read for their `Argument` alone."""
 
     def __getattr__(self, name: str) -> _UnreadType:
         if name.startswith("__"):  # `typing` looks for marks of special forms
@@ -315,7 +315,7 @@ class _UnreadType:
     def __getitem__(self, key: Any) -> _UnreadType:
         return self
 
-    def __or__(self, other: Any) -> _UnreadType:
+    def __or__(self, alternative: Any) -> _UnreadType:
         return self
 
     __ror__ = __or__
@@ -368,7 +368,7 @@ def _argparse_settings(name: str, argument: Argument) -> dict[str, Any]:
         settings["metavar"] = argument.metavar
     if argument.repeat:
         settings |= {"action": "append", "default": []}
-    if argument.many:
+    if argument.variadic:
         settings |= {"nargs": "*", "default": []} if argument.optional else {"nargs": "+"}
     elif argument.optional and not argument.flag:
         settings["nargs"] = "?"

@@ -45,7 +45,7 @@ PREDICTION = "a prediction for"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate(Displayable):
-    """What a layout costs: seconds of a step and bytes of a device, each by term.
+    """Cost of a layout: seconds of a step and bytes of a device, each by term.
 
     `time` (seconds of the slowest stage) adds up to `step_time_s`; `hidden` is communication that compute hides, in its own pass
     or in others; `memory` (bytes of the fullest device) adds up to `memory_bytes`. `mfu` and `hfu` are shares of the dense peak,

@@ -39,7 +39,7 @@ RELIABILITY_UNITS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """How reliably a cluster runs, and what its data centre draws. `RELIABILITY_SOURCES` has the source of each default.
+    """Reliability of a cluster, and the power that its data centre draws. `RELIABILITY_SOURCES` has the source of each default.
 
     `failures_per_device_hour`: failures in 1/h; `checkpoint_bytes_per_s_per_device`: write bandwidth in bytes/s; `restart_s`:
     seconds from an interruption until the checkpoint is read; `pue`: power of the data centre over that of its machines;

@@ -50,8 +50,7 @@ class StartPayload(TypedDict):
 
 
 class SlowPayload(TypedDict):
-    """A rank that was slow: the first step at which it was named, and how many times as long as others with the same work it then
-    worked."""
+    """Slow rank: the first step at which it was named, and its time over that of others with the same work."""
 
     rank: int
     host: str
@@ -60,7 +59,7 @@ class SlowPayload(TypedDict):
 
 
 class SummaryPayload(TypedDict):
-    """What came out of a run. Losses are nats per token; one that is not finite is its name, such as "nan". `step_time_s`
+    """Summary of a run. Losses are nats per token; one that is not finite is its name, such as "nan". `step_time_s`
     and `data_s`, the wait for data in it, are medians."""
 
     schema: Literal["shardwise.run_summary/1"]

@@ -24,7 +24,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchSupport:
-    """What PyTorch has on this machine.
+    """PyTorch on this machine: its build, devices and communication backends.
 
     `platform` is what it is built for: "CUDA 12.8", "ROCm 6.4", or "CPU". `backends` are those of `torch.distributed`. `problem`
     says why PyTorch is installed but cannot be loaded; then the rest is unknown.

@@ -15,7 +15,6 @@ from .instruction_listing import list_instructions as list_instructions
 from .layout_memory import LayoutMemory as LayoutMemory
 from .layout_memory import MemoryComparison as MemoryComparison
 from .layout_memory import compare_memory as compare_memory
-from .layout_memory import memory_payload as memory_payload
 from .layout_memory import smallest_full_job as smallest_full_job
 from .loss_problem import plan_loss_problem as plan_loss_problem
 from .loss_problem import resolve_loss_problem as resolve_loss_problem

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, LayoutFacts, layout_degrees, num_micro_batches
@@ -14,7 +13,7 @@ from shardwise.price import Pricing, Problem
 from shardwise.price.estimate import stage_memories
 from shardwise.price.memory_verdict import MemoryVerdict, memory_verdict
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
-from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems, to_json
+from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +135,7 @@ def compare_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryJobRecord(Payload):
-    """What memory depends on in a job; `global_batch_tokens` is null where it was not given: each layout then has its own."""
+    """Fields of a job that memory depends on; `global_batch_tokens` is null where it was left out: each layout has its own."""
 
     global_batch_tokens: int | None
     seq_len: int
@@ -145,7 +144,7 @@ class MemoryJobRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutMemoryRecord(Payload):
-    """Bytes of a device of each pipeline stage, by term."""
+    """Memory of a layout: bytes of a device of each pipeline stage, by term."""
 
     layout: LayoutFacts
     global_batch_tokens: int
@@ -187,9 +186,3 @@ class MemoryRecord(Payload):
                 for memory in comparison.layouts
             ],
         )  # fmt: skip
-
-
-def memory_payload(comparison: MemoryComparison) -> dict[str, Any]:
-    """Return the payload of `shardwise memory --json`: bytes of each stage of each layout, by term."""
-    payload: dict[str, Any] = to_json(MemoryRecord.of(comparison))
-    return payload

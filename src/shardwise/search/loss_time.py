@@ -146,7 +146,7 @@ class LossPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseSensitivity:
-    """What would be chosen with another noise scale: its batch and cluster; None where nothing meets the limits."""
+    """Choice of batch and cluster with another noise scale; None where nothing meets the limits."""
 
     noise_tokens: float
     cluster: str | None

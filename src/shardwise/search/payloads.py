@@ -37,7 +37,7 @@ from shardwise.values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRecord(Payload):
-    """A swept name, and its values."""
+    """Swept argument, with its values."""
 
     name: str
     values: Sequence[Any]
@@ -45,7 +45,7 @@ class SweepRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPointRecord(Payload):
-    """A point: its values, and its plan's figures. Where it has no plan, `problem` and `no_plan` say why and they are null."""
+    """Point of a sweep, with the figures of its plan. Without a plan these are null; `problem` and `no_plan` say why."""
 
     at: Mapping[str, Any]
     model: ModelFacts
@@ -97,7 +97,7 @@ class SweepPointRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KneeRecord(Payload):
-    """The knee of one series: the first point with another bound than those before it; null where there is none."""
+    """Knee of a series: the first point with another bound than those before it; `at` is null if there is none."""
 
     series: Mapping[str, Any]
     at: Mapping[str, Any] | None
@@ -167,7 +167,7 @@ def _csv_row(point: SweepPoint) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossPointRecord(Payload):
-    """A batch on a cluster. Where it has no plan, `problem` and `no_plan` say why and the rest is null."""
+    """Plan of a batch on a cluster. Without a plan its figures are null; `problem` and `no_plan` say why."""
 
     cluster: str
     chip: str
@@ -190,7 +190,7 @@ class LossPointRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSearchRecord(Payload):
-    """Every batch on every cluster to a loss; `chosen` is the number of a point, `plan` its plan.
+    """Plans to a loss of every batch on every cluster; `chosen` is the number of a point, `plan` its plan.
 
     `diagonal` are the numbers of points with the chosen one's tokens per device: batch and devices doubled together.
     """
@@ -227,7 +227,7 @@ def _deadline_days(limits: Limits) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplanationRecord(Payload):
-    """An explanation of a plan, with the comparisons that were requested.
+    """Explanation of a plan, with the requested comparisons.
 
     `defaults` is present where a model and a cluster were planned first and something was left out: `seq_len`, `batch_tokens`.
     """
@@ -262,7 +262,7 @@ class ExplanationRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContenderRecord(Payload):
-    """One cluster. Where it has no plan, `problem` and `no_plan` say why, and the plan's fields are null."""
+    """Cluster of a comparison, with the figures of its plan. Without a plan these are null; `problem` and `no_plan` say why."""
 
     cluster: str
     chip: str

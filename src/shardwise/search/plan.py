@@ -23,7 +23,7 @@ from shardwise.version import __version__
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """A layout that was not taken, its estimate, and the reason."""
+    """Rejected layout, with its estimate and the reason."""
 
     layout: Layout
     estimate: Estimate

@@ -263,7 +263,7 @@ class JobFacts(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlternativeRecord(Payload):
-    """A layout that was not taken, its cost, and why it lost."""
+    """Rejected layout, with its cost and the reason."""
 
     layout: LayoutFacts
     estimate: Estimate

@@ -39,7 +39,7 @@ WHOLE_GRADIENTS: tuple[WholeGradients, ...] = get_args(WholeGradients)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IssuePolicy:
-    """Which collectives an engine issues for a layout.
+    """Policy of the collectives that an engine issues for a layout.
 
     `reduction`: when gradients that rest whole (ZeRO-0 and -1) are reduced: `after` the backward pass, `per_parameter` as each is
     ready, or `bucketed`, as soon as `bucket_bytes` of them are. A bucket ends with its unit, however few bytes it holds.

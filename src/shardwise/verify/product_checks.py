@@ -111,7 +111,7 @@ class XlaRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulRecord(Payload):
-    """A priced product; the last keys are there where they were asked for: by --run (two) and by --verify."""
+    """A priced product. Only with --run it has `max_relative_error` and `num_devices`, only with --verify `verify`."""
 
     SCHEMA = "shardwise.matmul/1"
     product: Annotated[ProductRecord, Flat]
@@ -131,7 +131,7 @@ class MatmulRecord(Payload):
 
 
 class ReshardRecord(MatmulRecord):
-    """What `shardwise reshard --json` prints."""
+    """A priced resharding of one tensor."""
 
     __slots__ = ()
     SCHEMA = "shardwise.reshard/1"

@@ -63,7 +63,7 @@ def test_what_an_estimate_says_of_itself_is_consistent(name: str) -> None:
     assert 0 < found.mfu <= found.hfu < 1
     assert found.train_days == pytest.approx(15e12 / JOB.global_batch_tokens * found.step_time_s / 86400, rel=1e-12)
     assert found.fits == (found.memory_bytes <= found.memory_capacity_bytes) == (found.margin >= 0)
-    assert found.margin == pytest.approx(1 - found.memory_bytes / 80e9)
+    assert found.margin == pytest.approx(1 - found.memory_bytes / load_cluster("h100:64").chip.capacity_bytes)
 
 
 def test_terms_go_with_axes() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.charts.chart import bar_chart
+from shardwise.present.charts.common_charts import bar_chart
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Rect
 from shardwise.present.charts.palette import BLUE, GREEN, TERM_COLOURS

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Mark, Points, RuleLine, curve_chart
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Mark, Points, RuleLine
+from shardwise.present.charts.common_charts import curve_chart
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Area, Circle, Path
 from shardwise.present.charts.palette import HUES, INK

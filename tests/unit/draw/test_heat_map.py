@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, LegendEntry, Panel, categories
+from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, LegendEntry, Panel
+from shardwise.present.charts.common_charts import categories
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Rect
 from shardwise.present.charts.palette import BLUE, FAINT, contrast

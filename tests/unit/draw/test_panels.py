@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwise.present.charts.chart import Axis, Category, Chart, Panel, RuleLine, column_panel
+from shardwise.present.charts.chart import Axis, Category, Chart, Panel, RuleLine
+from shardwise.present.charts.common_charts import column_panel
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Circle, Drawing, Path, Rect
 from shardwise.present.charts.palette import BLUE, PAPER

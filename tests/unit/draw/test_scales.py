@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shardwise.present.charts.chart import even_ticks, log_ticks
+from shardwise.present.charts.axis_ticks import even_ticks, log_ticks
 
 
 def test_ticks() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from shardwise.present.charts.chart import Cell, frames_chart
-from shardwise.present.charts.draw_chart import LABEL_HEIGHT, draw
+from shardwise.present.charts.chart import Cell
+from shardwise.present.charts.common_charts import frames_chart
+from shardwise.present.charts.draw_chart import draw
+from shardwise.present.charts.draw_panel import LABEL_HEIGHT
 from shardwise.present.charts.drawing import Drawing, Rect, Text
 from shardwise.present.charts.palette import FAINT, INK, series
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 
-from shardwise.present.charts.chart import Category, Chart, LegendEntry, Span, timeline
+from shardwise.present.charts.chart import Category, Chart, LegendEntry, Span
+from shardwise.present.charts.common_charts import timeline
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Path, Rect
 from shardwise.present.charts.palette import BLUE, EMPTY, ORANGE, PAPER
@@ -24,7 +25,7 @@ def chart(end: float = 4.0) -> Chart:
     held = {0: ((0.0, 1.0), (2.0, 2.0), (4.0, 0.0))}
     if not end:
         spans, held = (), {0: ((0.0, 1.0),)}
-    return timeline("two", "a subtitle", end, rows, spans, held, held_title="held", legend=legend)
+    return timeline("two", "a subtitle", end, rows, spans, held, curves_title="held", legend=legend)
 
 
 def rects(end: float = 4.0) -> list[Rect]:

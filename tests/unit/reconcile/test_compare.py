@@ -19,7 +19,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import published_calibration, with_calibration
 from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
-from shardwise.measure.reconcile.payloads import reconcile_payload
+from shardwise.measure.reconcile.payloads import ReconciliationRecord
 from shardwise.measure.reconcile.reconciliation import InspectedRun, Reconciliation, reconcile
 from shardwise.measure.reconcile.step_terms import (
     StepTime,
@@ -51,6 +51,7 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.issued_collectives import count_collectives
+from shardwise.values import to_json
 
 MODEL = Architecture(
     name="small", num_layers=4, d_model=512, d_ff=2048, num_heads=8, num_kv_heads=8, head_dim=64, vocab_size=8192
@@ -340,7 +341,7 @@ def test_bytes_of_rows_are_the_routers_choice() -> None:
 
 def test_a_payload_has_every_field_of_its_schema() -> None:
     plan = plan_of()
-    found = json.loads(json.dumps(reconcile_payload(reconciled(plan))))
+    found = json.loads(json.dumps(to_json(ReconciliationRecord.of(reconciled(plan)))))
     require_valid(found)
     assert require_payload_numbers(reconciled(plan)) > 50
     memory = reconciled(plan).memory

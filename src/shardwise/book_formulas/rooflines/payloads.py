@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from shardwise.book_formulas.rooflines.blocks import BlockRoofline
 from shardwise.book_formulas.rooflines.kernels import KernelComparison, KernelRoofline
 from shardwise.book_formulas.rules import TransferStage
 from shardwise.model import ModelFacts
-from shardwise.values import Flat, Key, Payload, to_json
+from shardwise.values import Flat, Key, Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,9 +170,3 @@ class BlockRecord(Payload):
                 for phase in roofline.phases
             },
         )  # fmt: skip
-
-
-def block_payload(roofline: BlockRoofline) -> dict[str, Any]:
-    """Return the payload of a block: every operation in order, and seconds and FLOPs of the phases."""
-    payload: dict[str, Any] = to_json(BlockRecord.of(roofline))
-    return payload

@@ -101,7 +101,7 @@ class ExportedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord(Payload):
-    """A launch that was written: names of its files, and the command that starts it."""
+    """Written launch of a framework: the names of its files, and the command that starts it."""
 
     SCHEMA = "shardwise.export/1"
     target: str

@@ -31,7 +31,7 @@ class OpenedSource:
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """A conversion that was made: `source` describes what was read, `dtype` is the dtype of the weights in `folder`."""
+    """Converted weights in `folder`, of dtype `dtype`; `source` describes the folder that was read."""
 
     source: str
     format: WeightFormat
@@ -47,7 +47,7 @@ class ConvertedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionRecord(Payload):
-    """What was converted: from what, as what, to which folder, and what starts with it in the framework."""
+    """Conversion of weights: source, written format and folder, and the option or call with which the framework starts there."""
 
     SCHEMA = "shardwise.convert/1"
     model: ModelFacts

@@ -149,7 +149,7 @@ class LayoutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceStatistics:
-    """How well the layouts of all groups are ranked: shares and ratios."""
+    """Statistics of the ranking of layouts over groups: shares and ratios."""
 
     num_groups: int
     num_pairs: int

@@ -35,7 +35,7 @@ from shardwise.values import Payload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibratedClusterRecord(Payload):
-    """The cluster that was calibrated."""
+    """Calibrated cluster: its name, chip and size."""
 
     name: str
     chip: str
@@ -233,7 +233,7 @@ class LayoutGroupRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankedLayoutsRecord(Payload):
-    """How well layouts are ranked, over all groups and for each."""
+    """Ranking of layouts by predictions: statistics over all groups, and each group."""
 
     SCHEMA = "shardwise.validate.groups/1"
     key: Sequence[str]

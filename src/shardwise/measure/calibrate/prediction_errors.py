@@ -66,7 +66,7 @@ class EvaluatedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """Of |predicted / measured - 1|, each row weighted: mean, median, 90th percentile, largest; and the mean with its sign.
+    """Statistics of |predicted / measured - 1| over weighted rows: mean, median, 90th percentile, largest; the signed mean.
 
     `coverage`: the share of rows whose measured time lies in the predicted 90% interval; None where there are no intervals.
     """

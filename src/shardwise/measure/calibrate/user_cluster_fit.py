@@ -75,7 +75,7 @@ class ConstantShift(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Seconds that were measured, and predicted before and after; `weight` of it in the mean errors of its `kind`."""
+    """Measured seconds, and predicted ones before and after a fit; `weight` is that in the mean errors of its `kind`."""
 
     id: str
     kind: str

@@ -16,12 +16,12 @@ from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model import ModelFacts
 from shardwise.search import Plan, layout_of_plan
 from shardwise.search.explain.neighbour_layouts import Remedy
-from shardwise.values import Flat, Payload, to_json
+from shardwise.values import Flat, Payload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeTermRecord(Payload):
-    """A term, and its share of the measured step."""
+    """Term of time, with its share of the measured step."""
 
     term: Annotated[TimeTerm, Flat]
     share: float
@@ -29,7 +29,7 @@ class TimeTermRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRecord(Payload):
-    """A step, and its terms with their shares of it."""
+    """Time of a step, with its terms and their shares."""
 
     time: Annotated[StepTime, Flat]
     terms: Sequence[TimeTermRecord]
@@ -37,7 +37,7 @@ class StepTimeRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttributionRecord(Payload):
-    """What the step's error is attributed to, the term by name."""
+    """Attribution of the step's error to a term, which it has by name."""
 
     attribution: Annotated[Attribution, Flat]
     term: str
@@ -45,7 +45,7 @@ class AttributionRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReconciliationRecord(Payload):
-    """A run against its plan, term by term."""
+    """Comparison of a run with its plan, term by term."""
 
     SCHEMA = "shardwise.reconcile/3"
     model: ModelFacts
@@ -72,19 +72,13 @@ class ReconciliationRecord(Payload):
         )  # fmt: skip
 
 
-def reconcile_payload(reconciliation: Reconciliation) -> dict[str, Any]:
-    """Return the JSON of `shardwise reconcile --json`."""
-    payload: dict[str, Any] = to_json(ReconciliationRecord.of(reconciliation))
-    return payload
-
-
 def _plan_facts(plan: Plan) -> dict[str, Any]:
     return {"model": ModelFacts.of(plan.model), "cluster": plan.cluster.name, "layout": layout_of_plan(plan)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemedyRecord(Payload):
-    """A change of layout, the layout with its facts."""
+    """Change of layout, with the facts of the new layout."""
 
     remedy: Annotated[Remedy, Flat]
     layout: LayoutFacts
@@ -92,7 +86,7 @@ class RemedyRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckRecord(Payload):
-    """A bottleneck, and the change of layout that would save most, if any would."""
+    """Bottleneck, and the change of layout that would save most, if any would."""
 
     bottleneck: Annotated[Bottleneck, Flat]
     remedy: RemedyRecord | None
@@ -171,7 +165,7 @@ class RehearsedMemoryRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsalRecord(Payload):
-    """One rank of a plan's world, run without the others."""
+    """Rehearsal of one rank of a plan, which ran without the others."""
 
     SCHEMA = "shardwise.rehearse/2"
     model: ModelFacts

@@ -236,7 +236,7 @@ def _memory_terms(predicted: Mapping[str, float], memory: MeasuredMemory) -> Ite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveMismatch(Payload):
-    """A collective that was not issued as often as realised."""
+    """Collective that was issued more or fewer times than planned."""
 
     issued: Annotated[IssuedCollective, Flat]
     planned: int
@@ -245,8 +245,10 @@ class CollectiveMismatch(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveComparison(Payload):
-    """How many were planned and issued, the payload in bytes of both by axes, and what differs. With `uneven` rows of experts
-    their bytes were not compared."""
+    """Comparison of issued collectives with planned ones: their number, their payload in bytes by axes, and mismatches.
+
+    With `uneven` rows of experts their bytes are not compared.
+    """
 
     planned: int
     found: int

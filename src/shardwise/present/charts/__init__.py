@@ -1,4 +1,4 @@
 """Charts as values, and what draws them as SVG or with matplotlib.
 
-`draw_chart.draw_chart` draws any chart; `*_charts` build the charts of results.
+`chart.Chart` is a chart as a value, `draw_chart.draw` draws any; `common_charts` and `*_charts` build them.
 """

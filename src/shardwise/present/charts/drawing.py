@@ -58,7 +58,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Area:
-    """What a closed line through points holds."""
+    """The area inside a closed line through points."""
 
     points: tuple[Place, ...]
     fill: Colour
@@ -112,7 +112,7 @@ class Drawing:
         self, x: float, y: float, width: float, height: float, *,
         fill: Colour | None = None, stroke: Colour | None = None, stroke_width: float = 1.0, radius: float = 0.0,
     ) -> None:  # fmt: skip
-        """A rectangle with its upper left corner at (x, y)."""
+        """Put a rectangle with its upper left corner at (x, y)."""
         self._put(
             Rect(
                 x=x, y=y, width=width, height=height,
@@ -121,33 +121,33 @@ class Drawing:
         )  # fmt: skip
 
     def line(self, x1: float, y1: float, x2: float, y2: float, *, stroke: Colour = INK, width: float = 1.0) -> None:
-        """A straight line."""
+        """Put a straight line."""
         self.path([(x1, y1), (x2, y2)], stroke=stroke, width=width)
 
     def path(self, points: Sequence[Place], *, stroke: Colour, width: float, dash: Sequence[float] = ()) -> None:
-        """Straight lines through points, with round joints."""
+        """Put straight lines through points, with round joints."""
         self._put(Path(points=tuple(points), stroke=stroke, stroke_width=width, dash=tuple(dash)))
 
     def area(self, points: Sequence[Place], *, fill: Colour) -> None:
-        """What the points enclose."""
+        """Put the area that the points enclose."""
         self._put(Area(points=tuple(points), fill=fill))
 
     def circle(
         self, x: float, y: float, radius: float, *, fill: Colour, stroke: Colour, stroke_width: float = 1.5
     ) -> None:
-        """A circle around (x, y)."""
+        """Put a circle around (x, y)."""
         self._put(Circle(x=x, y=y, radius=radius, fill=fill, stroke=stroke, stroke_width=stroke_width))
 
     def text(
         self, x: float, y: float, content: str, *,
         size: float = SIZE, fill: Colour = INK, anchor: str = "start", bold: bool = False, upward: bool = False,
     ) -> None:  # fmt: skip
-        """Text whose baseline is at y."""
+        """Put text whose baseline is at y."""
         self._put(Text(x=x, y=y, content=content, size=size, fill=fill, anchor=anchor, bold=bold, upward=upward))
 
     @contextmanager
     def group(self, *, x: float = 0.0, y: float = 0.0) -> Iterator[None]:
-        """Everything put inside is moved by (x, y)."""
+        """Move everything put inside by (x, y)."""
         before = self._x, self._y
         self._x, self._y = self._x + x, self._y + y
         yield
@@ -155,16 +155,16 @@ class Drawing:
 
     @contextmanager
     def about(self, hover: str = "", path: str = "", query: str = "") -> Iterator[None]:
-        """Everything put inside shows one datum: SVG has its text as a title, and its path and query as attributes."""
+        """Attach a datum to everything put inside: SVG has its text as a title, and its path and query as attributes."""
         before, about = self._about, About(hover=hover, path=path, query=query)
         self._about = about if about != About() else before
         yield
         self._about = before
 
-    def include(self, other: Drawing, *, x: float = 0.0, y: float = 0.0) -> None:
+    def include(self, drawing: Drawing, *, x: float = 0.0, y: float = 0.0) -> None:
         """Put all of another drawing with its upper left corner at (x, y)."""
         with self.group(x=x, y=y):
-            for mark in other.marks:
+            for mark in drawing.marks:
                 self._put(mark)
 
     def _put(self, mark: Mark) -> None:
@@ -175,13 +175,13 @@ class Drawing:
             self.marks.append(replace(mark, x=mark.x + self._x, y=mark.y + self._y, about=mark.about or self._about))
 
     def svg(self) -> str:
-        """The drawing as an SVG document: the same drawing gives the same bytes."""
+        """Return the drawing as an SVG document: the same drawing gives the same bytes."""
         from shardwise.present.charts.svg import render
 
         return render(self)
 
     def figure(self) -> Figure:
-        """The drawing as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
+        """Return the drawing as a figure of matplotlib, of `shardwise[plot]`. Raises `InputError` where it is not installed."""
         from shardwise.present.charts.matplotlib_export import figure
 
         return figure(self)
@@ -191,15 +191,18 @@ class Drawing:
 
 
 def below(drawings: Sequence[Drawing]) -> Drawing:
-    """Drawings one under the other, under the title of the first."""
+    """Return drawings one under the other, under the title of the first."""
     first = drawings[0]
     page = Drawing(
-        max(one.width for one in drawings), sum(one.height for one in drawings), first.title, first.description
+        max(drawing.width for drawing in drawings),
+        sum(drawing.height for drawing in drawings),
+        first.title,
+        first.description,
     )
     top = 0.0
-    for one in drawings:
-        page.include(one, y=top)
-        top += one.height
+    for drawing in drawings:
+        page.include(drawing, y=top)
+        top += drawing.height
     return page
 
 
@@ -240,18 +243,18 @@ class Canvas(Drawing):
     def text_on_paper(
         self, x: float, y: float, content: str, *, size: float = SIZE, anchor: str = "start", bold: bool = False
     ) -> None:
-        """Text on the page's colour, where lines run through."""
+        """Put text on the page's colour, where lines run through."""
         width = text_width(content, size, bold=bold)
         left = x - {"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
         self.rect(left - 2, y - 0.85 * size, width + 4, 1.1 * size, fill=PAPER)
         self.text(x, y, content, size=size, anchor=anchor, bold=bold)
 
 
-def flowed(labels: Sequence[str], beside: float, right: float) -> Iterator[tuple[str, float, int]]:
-    """Legend entries from left to right and from row to row: label, left edge, row; `beside` a label is room for its mark."""
+def flowed(labels: Sequence[str], sample_width: float, right: float) -> Iterator[tuple[str, float, int]]:
+    """Yield label, left edge and row of legend entries, wrapped at `right`; a sample of `sample_width` pixels precedes each."""
     x, row = MARGIN, 0
     for label in labels:
-        width = beside + text_width(label)
+        width = sample_width + text_width(label)
         if x + width > right and x > MARGIN:
             x, row = MARGIN, row + 1
         yield label, x, row
@@ -263,13 +266,13 @@ WIDTHS = {
     0.28: "'ijl", 0.32: " ,.IJ·", 0.40: "()-/:;[\\]ft|", 0.45: "!r", 0.53: "\"*_`sz–", 0.56: "?Lc", 0.60: "Fkvxy",
     0.64: "$0123456789EPSTYabdeghnopqu{}µ", 0.70: "ABCKRVXZ", 0.80: "&DGHNOQU", 0.85: "#+<=>^w~×→≤", 1.00: "%@MWm…",
 }  # fmt: skip
-OTHER, WIDE = 0.84, 1.05  # of any other character; of one that fills a square, as in Chinese
+DEFAULT_WIDTH, SQUARE_WIDTH = 0.84, 1.05  # of any other character; of one that fills a square, as in Chinese
 BOLD = 1.14  # of a bold text over a regular one; source: the medians of DejaVu Sans Bold and Regular
 _WIDTH = {character: width for width, characters in WIDTHS.items() for character in characters}
 
 
 def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
-    """Pixels that a text takes at most in a usual sans serif.
+    """Return the pixels that a text takes at most in a usual sans serif.
 
     >>> round(text_width("bubble", 10.0), 3)
     34.8
@@ -278,7 +281,7 @@ def text_width(text: str, size: float = SIZE, *, bold: bool = False) -> float:
 
 
 def wrapped(text: str, width: float, size: float = SIZE) -> list[str]:
-    """The text in lines of at most so many pixels, broken between words; a longer word is a line of its own.
+    """Return the text in lines of at most so many pixels, broken between words; a longer word is a line of its own.
 
     >>> wrapped("one two three", 60.0)
     ['one two', 'three']
@@ -294,7 +297,7 @@ def wrapped(text: str, width: float, size: float = SIZE) -> list[str]:
 
 
 def _character_width(character: str) -> float:
-    known = _WIDTH.get(character)
-    if known is None:
-        return WIDE if east_asian_width(character) in "WF" else OTHER
-    return known
+    width = _WIDTH.get(character)
+    if width is None:
+        return SQUARE_WIDTH if east_asian_width(character) in "WF" else DEFAULT_WIDTH
+    return width

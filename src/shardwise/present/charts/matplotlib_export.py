@@ -27,28 +27,28 @@ ALIGNED: dict[str, Literal["left", "center", "right"]] = {"start": "left", "midd
 FIX = "pip install 'shardwise[plot]'"
 
 
-def require_matplotlib(what: str) -> None:
-    """Raises `InputError` where matplotlib is not installed."""
+def require_matplotlib(picture: str) -> None:
+    """Raise `InputError` where matplotlib is not installed; the message begins with the `picture` that requires it."""
     if find_spec("matplotlib") is None:
-        raise InputError(f"{what}: found no matplotlib; it is required for pictures other than SVG: {FIX}")
+        raise InputError(f"{picture}: found no matplotlib; it is required for pictures other than SVG: {FIX}")
 
 
 def encoded(drawing: Drawing, ending: str) -> bytes:
-    """The drawing as a file of the kind that ends so: one of `ENDINGS`. The same drawing gives the same bytes."""
+    """Return the drawing as a file that ends in `ending`, one of `ENDINGS`. The same drawing gives the same bytes."""
     if ending == ".svg":
         return drawing.svg().encode()
-    done = BytesIO()
+    buffer = BytesIO()
     metadata = {"Title": drawing.title} | ({"CreationDate": None} if ending == ".pdf" else {})
     with warnings.catch_warnings():
         warnings.filterwarnings(
             "ignore", "Glyph .* missing", UserWarning
         )  # of a name in another script: a box stands for it
-        figure(drawing).savefig(done, format=ending[1:], dpi=PER_INCH * DENSITY, metadata=metadata)
-    return done.getvalue()
+        figure(drawing).savefig(buffer, format=ending[1:], dpi=PER_INCH * DENSITY, metadata=metadata)
+    return buffer.getvalue()
 
 
 def figure(drawing: Drawing) -> Figure:
-    """The drawing as a figure without axes. Raises `InputError` where matplotlib is not installed."""
+    """Return the drawing as a figure without axes. Raises `InputError` where matplotlib is not installed."""
     require_matplotlib("figure")
     from matplotlib.figure import Figure
 
@@ -64,7 +64,7 @@ def figure(drawing: Drawing) -> Figure:
 
 
 def _artist(mark: Mark) -> Artist:
-    """A mark in the coordinates of the drawing."""
+    """Return a mark in the coordinates of the drawing."""
     from matplotlib import lines, patches, text
 
     match mark:

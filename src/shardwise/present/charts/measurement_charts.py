@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, error_tables
-from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points, bar_chart, curve_chart
+from shardwise.present.charts.chart import Axis, Band, Chart, Curve, Points
+from shardwise.present.charts.common_charts import bar_chart, curve_chart
 from shardwise.records.step_log import MEASURED_TERMS
 from shardwise.values import MEMORY_TERMS, InputError
 
@@ -14,17 +15,17 @@ if TYPE_CHECKING:
     from shardwise.measure import Reconciliation
 
 
-def reconciliation_charts(found: Reconciliation, about: str = "") -> tuple[Chart, Chart]:
-    """Predicted above measured, of time and of memory; `about` says whose they are."""
-    time, memory = found.time.terms, found.memory.terms
-    predicted_s = {one.name: one.predicted_s or 0.0 for one in time}
-    predicted_bytes = {one.name: one.predicted or 0.0 for one in memory}
-    measured_s = {one.name: one.measured_s for one in time}
-    measured_bytes = {one.name: max(one.measured, 0.0) for one in memory}
-    said = about or f"on {found.machine}"
+def reconciliation_charts(reconciliation: Reconciliation, about: str = "") -> tuple[Chart, Chart]:
+    """Return bars of time and of memory, predicted above measured; `about` replaces the machine in the subtitles."""
+    time, memory = reconciliation.time.terms, reconciliation.memory.terms
+    predicted_s = {term.name: term.predicted_s or 0.0 for term in time}
+    predicted_bytes = {term.name: term.predicted or 0.0 for term in memory}
+    measured_s = {term.name: term.measured_s for term in time}
+    measured_bytes = {term.name: max(term.measured, 0.0) for term in memory}
+    subtitle = about or f"on {reconciliation.machine}"
     return (
-        _chart("Time of a step", said, predicted_s, measured_s, MEASURED_TERMS, "s"),
-        _chart("Memory of a device", said, predicted_bytes, measured_bytes, MEMORY_TERMS, "B"),
+        _chart("Time of a step", subtitle, predicted_s, measured_s, MEASURED_TERMS, "s"),
+        _chart("Memory of a device", subtitle, predicted_bytes, measured_bytes, MEMORY_TERMS, "B"),
     )  # fmt: skip
 
 
@@ -36,9 +37,9 @@ def _chart(
     order: Iterable[str],
     unit: str,
 ) -> Chart:
-    both = {"predicted": predicted, "measured": measured}
-    names = [name for name in order if any(parts.get(name, 0.0) > 0 for parts in both.values())]
-    bars = {label: {name: parts.get(name, 0.0) for name in names} for label, parts in both.items()}
+    terms_by_label = {"predicted": predicted, "measured": measured}
+    names = [name for name in order if any(parts.get(name, 0.0) > 0 for parts in terms_by_label.values())]
+    bars = {label: {name: parts.get(name, 0.0) for name in names} for label, parts in terms_by_label.items()}
     return bar_chart(f"{title}: predicted and measured", about, bars, unit=unit)
 
 
@@ -48,53 +49,53 @@ Pairs = Mapping[str, Sequence[tuple[float, float]]]
 MEASURED = Axis(title="measured step time", unit="s", log=True)
 
 
-def accuracy_charts(judged: Sequence[EvaluatedRun]) -> tuple[Chart, Chart]:
-    """Predicted against measured step time, and under it their quotient, a mark a row; a band of 10% either way.
+def accuracy_charts(runs: Sequence[EvaluatedRun]) -> tuple[Chart, Chart]:
+    """Return predicted against measured step times, and their quotients, a mark a row; with a band of 10% either way.
 
     Raises `InputError` where no row that counts has both.
     """
-    pairs = _pairs(judged)
+    pairs = _pairs(runs)
     if not pairs:
         raise InputError("--plot: no row of quality A or A- has both a prediction and a measured step time")
-    overall = error_tables(judged)["overall"]["all"]
-    said = (
+    overall = error_tables(runs)["overall"]["all"]
+    subtitle = (
         f"{overall.num_rows} runs of quality A and A-: mean error {overall.mean:.1%}, median {overall.median:.1%}, "
         f"bias {overall.bias:+.1%}, weighted by duplicates"
     )
-    return accuracy_chart(pairs, said), residual_chart(pairs)
+    return accuracy_chart(pairs, subtitle), residual_chart(pairs)
 
 
-def _pairs(judged: Sequence[EvaluatedRun]) -> Pairs:
-    """Measured and predicted seconds of the rows that count, by chip."""
+def _pairs(runs: Sequence[EvaluatedRun]) -> Pairs:
+    """Return measured and predicted seconds of the rows that count, by chip."""
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for one in judged:
-        if one.scored and one.prediction and one.row.step_time_s:
-            pairs.setdefault(one.row.cell("chip"), []).append(
-                (one.row.step_time_s, one.prediction.estimate.step_time_s)
+    for run in runs:
+        if run.scored and run.prediction and run.row.step_time_s:
+            pairs.setdefault(run.row.cell("chip"), []).append(
+                (run.row.step_time_s, run.prediction.estimate.step_time_s)
             )
     return dict(sorted(pairs.items()))
 
 
 def accuracy_chart(pairs: Pairs, subtitle: str) -> Chart:
-    """Predicted against measured; on the diagonal they are equal."""
-    points = [point for found in pairs.values() for point in found]
+    """Return predicted against measured step times; on the diagonal they are equal."""
+    points = [point for chip_pairs in pairs.values() for point in chip_pairs]
     ends = min(map(min, points)), max(map(max, points))
     return curve_chart(
         title="Predicted and measured step times of published runs", subtitle=subtitle,
         x=MEASURED, y=Axis(title="predicted step time", unit="s", log=True),
         marks=(
             Curve(label="equal", points=tuple((end, end) for end in ends), reference=True),
-            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(end)) for end in ends)),
-            *(Points(label=f"{chip} ({len(found)})", points=tuple(found)) for chip, found in pairs.items()),
+            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_tolerance_band(end)) for end in ends)),
+            *(Points(label=f"{chip} ({len(chip_pairs)})", points=tuple(chip_pairs)) for chip, chip_pairs in pairs.items()),
         ),
     )  # fmt: skip
 
 
 def residual_chart(pairs: Pairs) -> Chart:
-    """Predicted over measured, against measured."""
-    clouds = {chip: tuple((x, y / x) for x, y in found) for chip, found in pairs.items()}
-    quotients = [y for found in clouds.values() for _, y in found]
-    measured = [x for found in clouds.values() for x, _ in found]
+    """Return quotients of predicted and measured step times, against measured ones."""
+    clouds = {chip: tuple((x, y / x) for x, y in points) for chip, points in pairs.items()}
+    quotients = [y for points in clouds.values() for _, y in points]
+    measured = [x for points in clouds.values() for x, _ in points]
     ends = min(measured), max(measured)
     within = sum(abs(quotient - 1.0) <= WITHIN for quotient in quotients)
     return curve_chart(
@@ -103,12 +104,12 @@ def residual_chart(pairs: Pairs) -> Chart:
         x=MEASURED, y=Axis(title="predicted / measured", unit="x", log=True),
         marks=(
             Curve(label="equal", points=tuple((end, 1.0) for end in ends), reference=True),
-            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_around(1.0)) for end in ends)),
-            *(Points(label=chip, points=found) for chip, found in clouds.items()),
+            Band(label=f"within {WITHIN:.0%}", edges=tuple((end, *_tolerance_band(1.0)) for end in ends)),
+            *(Points(label=chip, points=points) for chip, points in clouds.items()),
         ),
         height=RESIDUAL_HEIGHT,
     )  # fmt: skip
 
 
-def _around(value: float) -> tuple[float, float]:
+def _tolerance_band(value: float) -> tuple[float, float]:
     return value * (1.0 - WITHIN), value * (1.0 + WITHIN)

@@ -45,7 +45,7 @@ class PlotPoint(NamedTuple):
     term: str = ""
 
 
-class Points(NamedTuple):
+class PlotPoints(NamedTuple):
     """Points of a class of the style sheet; `radius` in pixels."""
 
     style: str
@@ -58,7 +58,7 @@ class Points(NamedTuple):
         return {"points": points, "style": self.style, "radius": self.radius}
 
 
-class Curve(NamedTuple):
+class PlotCurve(NamedTuple):
     """Points joined by lines, of a class of the style sheet."""
 
     style: str
@@ -69,7 +69,7 @@ class Curve(NamedTuple):
         return {"curve": [list(point) for point in self.points], "style": self.style}
 
 
-class Limit(NamedTuple):
+class PlotLimit(NamedTuple):
     """A vertical dashed line with a text, or with `y` a text at a place."""
 
     x: float
@@ -88,7 +88,7 @@ class Plot:
     label: str
     x: PlotAxis
     y: PlotAxis
-    marks: Sequence[Curve | Points | Limit]
+    marks: Sequence[PlotCurve | PlotPoints | PlotLimit]
     height: int = 280
 
     def to_json(self) -> dict[str, Any]:
@@ -99,8 +99,8 @@ class Plot:
         }  # fmt: skip
 
 
-class Span(NamedTuple):
-    """From `start` to `end` in the colour of a term, with its hover text, a label, and the path of its number.
+class RowSpan(NamedTuple):
+    """Interval from `start` to `end` in the colour of a term, with its hover text, a label, and the path of its number.
 
     `lane` of `lanes` is its place in the height of the row; a `solid` of False draws the outline alone.
     """
@@ -123,7 +123,7 @@ class SpanRow(NamedTuple):
     """
 
     label: str
-    spans: Sequence[Span] = ()
+    spans: Sequence[RowSpan] = ()
     height: int = 26
     source: str = ""
     edges: Sequence[tuple[float, float, str, str, str]] = ()
@@ -161,9 +161,9 @@ class Rows:
         }  # fmt: skip
 
 
-def _trimmed(span: Span) -> list[Any]:
+def _trimmed(span: RowSpan) -> list[Any]:
     values = list(span)
-    defaults = list(Span._field_defaults.values())
+    defaults = list(RowSpan._field_defaults.values())
     while defaults and values[-1] == defaults[-1]:
         values.pop()
         defaults.pop()

@@ -47,12 +47,12 @@ _BLACK, _WHITE = "#000000", "#ffffff"
 
 
 def series(index: int) -> Colour:
-    """The colour of a numbered line, shard or device; they repeat."""
+    """Return the colour of a numbered line, shard or device; they repeat."""
     return HUES[index % len(HUES)]
 
 
 def mix(start: str, end: str, part: float) -> str:
-    """A colour between two, `part` of the way from the first.
+    """Return a colour between two, `part` of the way from the first.
 
     >>> mix("#ffffff", "#000000", 0.5)
     '#808080'
@@ -63,19 +63,22 @@ def mix(start: str, end: str, part: float) -> str:
 
 
 def alternate(colour: Colour) -> Colour:
-    """The same hue in another shade: for every other one of things that share a colour."""
+    """Return the same hue in another shade: for every other one of things that share a colour."""
     light, dark = _other_shade(colour.light, PAPER.light), _other_shade(colour.dark, PAPER.dark)
     return Colour(f"alternate-{colour.name}", light, dark)
 
 
 def _other_shade(colour: str, paper: str) -> str:
-    """Half way to black or to white: what stands out from the page, and most from the colour itself."""
-    shades = (mix(colour, end, 0.5) for end in (_BLACK, _WHITE))
-    return max((one for one in shades if contrast(one, paper) >= LEAST_CONTRAST), key=lambda one: contrast(one, colour))
+    """Return the colour half way to black or white: of those that stand out from the page, the one with most contrast to it."""
+    candidates = (mix(colour, end, 0.5) for end in (_BLACK, _WHITE))
+    return max(
+        (candidate for candidate in candidates if contrast(candidate, paper) >= LEAST_CONTRAST),
+        key=lambda candidate: contrast(candidate, colour),
+    )
 
 
 def shade(part: float, steps: int = 32) -> Colour:
-    """The scale of numbers from 0 to 1, from the page's colour to blue, in so many steps."""
+    """Return the colour of a number from 0 to 1, on a scale of so many steps from the page's colour to blue."""
     step = round(part * steps)
     light, dark = (
         mix(paper, blue, step / steps) for paper, blue in ((PAPER.light, BLUE.light), (PAPER.dark, BLUE.dark))
@@ -84,7 +87,7 @@ def shade(part: float, steps: int = 32) -> Colour:
 
 
 def text_on(fill: Colour) -> Colour:
-    """Black or white, whichever is more legible on a fill, on either page.
+    """Return black or white, whichever is more legible on a fill, on either page.
 
     >>> text_on(BLUE).light, text_on(ORANGE).light
     ('#ffffff', '#000000')
@@ -93,18 +96,18 @@ def text_on(fill: Colour) -> Colour:
     return Colour(f"on-{light[1]}{dark[1]}", light, dark)
 
 
-def contrast(one: str, other: str) -> float:
-    """WCAG's contrast ratio, from 1 to 21.
+def contrast(colour: str, background: str) -> float:
+    """Return WCAG's contrast ratio, from 1 to 21; the order of the two colours does not matter.
 
     >>> contrast("#000000", "#ffffff")
     21.0
     """
-    dim, bright = sorted(map(luminance, (one, other)))
+    dim, bright = sorted(map(luminance, (colour, background)))
     return (bright + 0.05) / (dim + 0.05)
 
 
 def luminance(colour: str) -> float:
-    """Relative luminance from 0 to 1. Source: WCAG 2.2, "relative luminance", with sRGB's constants of IEC 61966-2-1."""
+    """Return relative luminance, from 0 to 1. Source: WCAG 2.2, "relative luminance", sRGB's constants of IEC 61966-2-1."""
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in _channels(colour))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -128,14 +131,14 @@ TERM_COLOURS: Mapping[str, Colour] = {
 
 
 def part_colours(names: Iterable[str]) -> dict[str, str]:
-    """Names of the colours of the parts of a sum: those of terms, and for other names hues that no part has yet.
+    """Return names of colours for the parts of a sum: those of terms, and for other names hues that no part has yet.
 
     >>> part_colours(["bubble", "weights"])
     {'bubble': 'term:bubble', 'weights': 'series:0'}
     """
     names = tuple(names)
-    taken = {TERM_COLOURS.get(name) for name in names}
-    free = cycle([number for number, hue in enumerate(HUES) if hue not in taken] or range(len(HUES)))
+    used_colours = {TERM_COLOURS.get(name) for name in names}
+    free = cycle([number for number, hue in enumerate(HUES) if hue not in used_colours] or range(len(HUES)))
     return {name: f"term:{name}" if name in TERM_COLOURS else f"series:{next(free)}" for name in names}
 
 
@@ -154,7 +157,7 @@ def by_name(name: str) -> Colour:
 
 
 def palette_payload() -> dict[str, Any]:
-    """Every colour by theme, for pages that draw for themselves: `{"light": {...}, "dark": {...}}`.
+    """Return every colour by theme, for pages that draw for themselves: `{"light": {...}, "dark": {...}}`.
 
     Each theme has `paper`, `ink`, `faint`, `grid` and `empty`, `series` (colours of numbered things, in order), `terms` (colours
     by name of a term) and `text_on` (the text's colour by the fill's).
@@ -163,20 +166,22 @@ def palette_payload() -> dict[str, Any]:
 
 
 def _theme(theme: str) -> dict[str, Any]:
-    def shown(colour: Colour) -> str:
+    def hex_code(colour: Colour) -> str:
         return colour.dark if theme == "dark" else colour.light
 
     marks = {*HUES, *TERM_COLOURS.values()}
     return {
-        **{colour.name: shown(colour) for colour in _PAGE_COLOURS.values()},
-        "series": [shown(colour) for colour in HUES],
-        "terms": {name: shown(colour) for name, colour in TERM_COLOURS.items()},
-        "text_on": {shown(colour): shown(text_on(colour)) for colour in sorted(marks, key=lambda one: one.name)},
+        **{colour.name: hex_code(colour) for colour in _PAGE_COLOURS.values()},
+        "series": [hex_code(colour) for colour in HUES],
+        "terms": {name: hex_code(colour) for name, colour in TERM_COLOURS.items()},
+        "text_on": {
+            hex_code(colour): hex_code(text_on(colour)) for colour in sorted(marks, key=lambda colour: colour.name)
+        },
     }
 
 
 def stylesheet() -> str:
-    """Variables of both themes; a page follows the reader's system unless it says otherwise, and prints light."""
+    """Return variables of both themes; a page follows the reader's system unless it says otherwise, and prints light."""
     themes = palette_payload()
     light, dark = (";".join(_variables(themes[name])) for name in ("light", "dark"))
     return (
@@ -187,10 +192,10 @@ def stylesheet() -> str:
 
 
 def _variables(theme: dict[str, Any]) -> Iterator[str]:
-    on = theme["text_on"]
+    text_colours = theme["text_on"]
     yield from (f"--{name}:{theme[name]}" for name in _PAGE_COLOURS)
     for name, colour in theme["terms"].items():
         plain = name.replace(" ", "-")
-        yield f"--term-{plain}:{colour};--on-{plain}:{on[colour]}"
+        yield f"--term-{plain}:{colour};--on-{plain}:{text_colours[colour]}"
     for number, colour in enumerate(theme["series"]):
-        yield f"--series-{number}:{colour};--on-series-{number}:{on[colour]}"
+        yield f"--series-{number}:{colour};--on-series-{number}:{text_colours[colour]}"

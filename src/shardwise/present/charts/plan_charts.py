@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from shardwise.layout import Layout
 from shardwise.model import POLICIES
-from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points, bar_chart, curve_chart
+from shardwise.present.charts.chart import LETTERS, Axis, Chart, Curve, Points
+from shardwise.present.charts.common_charts import bar_chart, curve_chart
 from shardwise.price import Pricing, Problem
 from shardwise.search.recompute_budget import list_layer_recompute, recompute_layers
 from shardwise.values import InputError, format_bytes
@@ -22,12 +23,14 @@ Bars = Mapping[str, Mapping[str, float]]
 
 
 def estimate_charts(about: str, estimates: Mapping[str, Estimate]) -> tuple[Chart, Chart]:
-    """Seconds of a step and bytes of a device, by term, a bar for each labelled estimate. Raises `InputError` for none."""
+    """Return seconds of a step and bytes of a device by term, a bar for each estimate. Raises `InputError` for none."""
     if not estimates:
         raise InputError("picture: found no estimate; one at least is required")
     time = {label: estimate.time for label, estimate in estimates.items()}
     memory = {label: estimate.memory for label, estimate in estimates.items()}
-    return time_and_memory_charts(about, time, memory, max(one.memory_capacity_bytes for one in estimates.values()))
+    return time_and_memory_charts(
+        about, time, memory, max(estimate.memory_capacity_bytes for estimate in estimates.values())
+    )
 
 
 def time_and_memory_charts(about: str, time: Bars, memory: Bars, capacity: float) -> tuple[Chart, Chart]:
@@ -41,7 +44,7 @@ def memory_chart(title: str, about: str, memory: Bars, capacity: float) -> Chart
 
 
 def stage_bars(memory: LayoutMemory) -> Bars:
-    """The bytes of a device of each stage, by term."""
+    """Return the bytes of a device of each stage, by term."""
     stages = memory.stages
     return (
         {f"stage {stage}": terms for stage, terms in enumerate(stages)}
@@ -51,7 +54,7 @@ def stage_bars(memory: LayoutMemory) -> Bars:
 
 
 def kept_chart(problem: Problem, layout: Layout) -> Chart:
-    """Seconds of what a layer of each kind computes again over the bytes that it keeps, in one micro-batch on one device.
+    """Return seconds that a layer of each kind recomputes over bytes that it keeps, in one micro-batch on one device.
 
     Lines are the sets of which no other has fewer bytes and fewer seconds, each kernel by itself; points are policies and the
     layout's own, with kernels fused as they run.
@@ -68,18 +71,22 @@ def kept_chart(problem: Problem, layout: Layout) -> Chart:
     def priced(policy: str) -> Pricing:
         return Pricing(problem, replace(layout, recompute=policy, recompute_layers=None))
 
-    always = {one.layer: one.kept_bytes for one in list_layer_recompute(priced("full"))}
+    always = {
+        kind_recompute.layer: kind_recompute.kept_bytes for kind_recompute in list_layer_recompute(priced("full"))
+    }
     lines = tuple(
-        Curve(label=kind, points=tuple((always[kind] + one.num_bytes, one.seconds) for one in layer.savings))
+        Curve(label=kind, points=tuple((always[kind] + saving.num_bytes, saving.seconds) for saving in layer.savings))
         for kind, layer in recompute_layers(priced("full")).items()
     )
-    most = max(list_layer_recompute(priced("full")), key=lambda one: one.num_layers).layer
+    commonest_layer = max(
+        list_layer_recompute(priced("full")), key=lambda kind_recompute: kind_recompute.num_layers
+    ).layer
     policies = {"the layout": layout.recompute, **{name: name for name in POLICIES if name != layout.recompute}}
     points = (
-        Points(label=label, letter=letter, points=((one.kept_bytes, one.seconds),))
+        Points(label=label, letter=letter, points=((kind_recompute.kept_bytes, kind_recompute.seconds),))
         for letter, (label, policy) in zip(LETTERS, policies.items(), strict=False)
-        for one in list_layer_recompute(priced(policy))
-        if one.layer == most
+        for kind_recompute in list_layer_recompute(priced(policy))
+        if kind_recompute.layer == commonest_layer
     )
     return curve_chart(
         title=f"What a layer of {problem.architecture.name} keeps and computes again",

@@ -17,7 +17,8 @@ from shardwise.hardware.network.message_simulation import (
     ShardPiece,
     simulate_placed,
 )
-from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, Curve, Panel, categories, curve_chart, frames_chart
+from shardwise.present.charts.chart import Axis, Cell, Cells, Chart, Curve, Panel
+from shardwise.present.charts.common_charts import categories, curve_chart, frames_chart
 from shardwise.price import ProductReport
 from shardwise.sharding import CollectiveKind, Mesh, Spec
 from shardwise.sharding.shard_placement import shard_holders
@@ -28,13 +29,13 @@ MOST_SUMMANDS = 4  # that are written out
 
 
 def _hidden(spec: Spec) -> list[str]:
-    """Split dims that the picture has no direction for."""
+    """Return split dims that the picture has no direction for."""
     split = [dim for dim, axes in zip(spec.dims, spec.axes, strict=True) if axes]
     return split[2:] if len(spec.dims) > 2 else []
 
 
 def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
-    """The grid of shards in characters; devices are numbered with the mesh's first axis the slowest."""
+    """Return the grid of shards in characters; devices are numbered with the mesh's first axis the slowest."""
     (rows, columns), grid = shard_holders(spec, mesh)
     cells = [[_holding(grid[row, column]) for column in range(columns)] for row in range(rows)]
     width = max(len(cell) for line in cells for cell in line)
@@ -47,21 +48,21 @@ def draw_text(name: str, spec: Spec, mesh: Mesh) -> str:
 
 
 def caption(name: str, spec: Spec) -> str:
-    """The tensor in the notation, and what the picture leaves out."""
+    """Return the tensor in the notation, with the split dims that the picture leaves out."""
     hidden = ", ".join(_hidden(spec))
     return f"{name}{spec}" + (f"   (split over {hidden} too)" if hidden else "")
 
 
 def _holding(summands: Sequence[Sequence[int]]) -> str:
-    """Who holds a shard: 0-3 each all of it, 0 + 4 each a summand."""
-    shown = [_devices(devices) for devices in summands]
-    if len(shown) > MOST_SUMMANDS:
-        shown = [*shown[:2], "…", shown[-1]]
-    return " + ".join(shown)
+    """Return the devices that hold a shard: 0-3 each all of it, 0 + 4 each a summand."""
+    holders = [_devices(devices) for devices in summands]
+    if len(holders) > MOST_SUMMANDS:
+        holders = [*holders[:2], "…", holders[-1]]
+    return " + ".join(holders)
 
 
 def _devices(devices: Sequence[int]) -> str:
-    """Device numbers, runs shortened: 0-3 8-11."""
+    """Return device numbers, runs shortened: 0-3 8-11."""
     runs: list[list[int]] = []
     for device in devices:
         if runs and runs[-1][-1] == device - 1:
@@ -77,7 +78,7 @@ SUMMANDS = " 0 + 4, inside of a line: each holds a summand of it, and the sum is
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """How a tensor lies after a step; `heading` says which."""
+    """The sharding of a tensor after a step; `heading` names the step."""
 
     heading: str
     name: str
@@ -85,7 +86,7 @@ class Moment:
 
 
 def shards_chart(title: str, moments: Iterable[Moment], mesh: Mesh) -> Chart:
-    """The shards of several tensors, each with the devices that hold it."""
+    """Return the shards of several tensors, each with the devices that hold it."""
     shape = ", ".join(f"{axis}={size}" for axis, size in mesh.axes)
     moments = tuple(moments)
     partial = any(moment.spec.partial for moment in moments)
@@ -126,7 +127,7 @@ LEGENDS = {
 
 
 def collective_chart(collective: PlacedCollective) -> Chart:
-    """The simulated steps of a collective. Raises `InputError` for what cannot be drawn: pods, other kinds, many devices."""
+    """Return a collective's simulated steps. Raises `InputError` for what cannot be drawn: pods, other kinds, many devices."""
     report = collective.report
     if report.network == "pods":
         raise InputError("--draw: found a group over several pods; one inside a pod is drawn, such as --axes 4,4")
@@ -143,24 +144,25 @@ def collective_chart(collective: PlacedCollective) -> Chart:
     return strip_of(simulate_placed(collective))
 
 
-def strip_of(done: CollectiveSimulation) -> Chart:
-    """The collective frame by frame. Raises `InputError` for more devices than a page shows."""
-    count = done.grid.num_devices
+def strip_of(simulation: CollectiveSimulation) -> Chart:
+    """Return the collective frame by frame. Raises `InputError` for more devices than a page shows."""
+    count = simulation.grid.num_devices
     if count > MOST_DEVICES:
         raise InputError(
             f"draw: found {count} devices; at most {MOST_DEVICES} are drawn, such as --axes 8 or --axes 4,4"
         )
-    names = device_names(done.grid)
+    names = device_names(simulation.grid)
     return frames_chart(
-        f"{NAMES[done.kind]} of {format_bytes(done.num_bytes)} over {describe(done.grid)}",
-        f"{done.num_steps} steps; the busiest link carries {format_bytes(done.busiest_link_bytes)}", dict(frames(done)),
-        columns=names, rows=() if done.kind is CollectiveKind.ALL_TO_ALL else names,
-        note=LEGENDS[done.kind] + (" A part of a cell: that much of it is there." if done.num_parts > 1 else ""),
+        f"{NAMES[simulation.kind]} of {format_bytes(simulation.num_bytes)} over {describe(simulation.grid)}",
+        f"{simulation.num_steps} steps; the busiest link carries {format_bytes(simulation.busiest_link_bytes)}",
+        dict(frames(simulation)),
+        columns=names, rows=() if simulation.kind is CollectiveKind.ALL_TO_ALL else names,
+        note=LEGENDS[simulation.kind] + (" A part of a cell: that much of it is there." if simulation.num_parts > 1 else ""),
     )  # fmt: skip
 
 
 def describe(grid: RingGrid) -> str:
-    """The axes in words: "a ring of 4 (one way) and a line of 8"."""
+    """Return the axes in words: "a ring of 4 (one way) and a line of 8"."""
     way = " (one way)" if grid.one_way else ""
     return " and ".join(
         f"a ring of {size}{way}" if wraps else f"a line of {size}"
@@ -169,50 +171,52 @@ def describe(grid: RingGrid) -> str:
 
 
 def device_names(grid: RingGrid) -> tuple[str, ...]:
-    """Coordinates of the devices, in row-major order; on one axis plain numbers."""
+    """Return coordinates of the devices, in row-major order; on one axis plain numbers."""
     axes = range(len(grid.shape))
     return tuple(",".join(str(grid.coordinate(device, axis)) for axis in axes) for device in range(grid.num_devices))
 
 
-def frames(done: CollectiveSimulation) -> Iterator[tuple[str, list[Cell]]]:
+def frames(simulation: CollectiveSimulation) -> Iterator[tuple[str, list[Cell]]]:
     """Yield the start and the state after each step: its title, and the pieces that devices hold."""
-    cells_of = _chunk_cells if done.kind is CollectiveKind.ALL_TO_ALL else _shard_cells
+    cells_of = _chunk_cells if simulation.kind is CollectiveKind.ALL_TO_ALL else _shard_cells
     before: DeviceStates | None = None
-    for number, state in enumerate(done.states()):
-        cells = [cell for device in range(len(state)) for cell in cells_of(done, state, before, device)]
+    for number, state in enumerate(simulation.states()):
+        cells = [cell for device in range(len(state)) for cell in cells_of(simulation, state, before, device)]
         yield f"after step {number}" if number else "start", cells
         before = state
 
 
 def _shard_cells(
-    done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
+    simulation: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
 ) -> Iterator[Cell]:
     """Yield a row for each shard; where summands are added, how many are in."""
-    for shard in range(done.grid.num_devices):
-        parts = [ShardPiece(shard, shard, part) for part in range(done.num_parts)]
-        held = {part: state[device][part] for part in parts if part in state[device]}
-        if held:
-            sizes = sorted({len(summands) for summands in held.values()})
+    for shard in range(simulation.grid.num_devices):
+        parts = [ShardPiece(shard, shard, part) for part in range(simulation.num_parts)]
+        summands_by_piece = {part: state[device][part] for part in parts if part in state[device]}
+        if summands_by_piece:
+            sizes = sorted({len(summands) for summands in summands_by_piece.values()})
             label = "-".join(map(str, (sizes[0], sizes[-1]) if len(sizes) > 1 else sizes))
             yield Cell(
                 row=shard, column=device, colour=f"series:{shard}",
-                lines=() if done.kind is CollectiveKind.ALL_GATHER else (label,), share=len(held) / done.num_parts,
-                new=before is not None and any(before[device].get(part) != summands for part, summands in held.items()),
+                lines=() if simulation.kind is CollectiveKind.ALL_GATHER else (label,),
+                share=len(summands_by_piece) / simulation.num_parts,
+                new=before is not None
+                and any(before[device].get(part) != summands for part, summands in summands_by_piece.items()),
             )  # fmt: skip
 
 
 def _chunk_cells(
-    done: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
+    simulation: CollectiveSimulation, state: DeviceStates, before: DeviceStates | None, device: int
 ) -> Iterator[Cell]:
     """Yield a row for each chunk that the device holds, by where it comes from and then where it goes."""
-    names = device_names(done.grid)
+    names = device_names(simulation.grid)
     chunks: dict[tuple[int, int], list[ShardPiece]] = {}
     for piece in sorted(state[device]):
         chunks.setdefault((piece.origin, piece.home), []).append(piece)
     for row, ((origin, home), pieces) in enumerate(chunks.items()):
         yield Cell(
             row=row, column=device, colour=f"series:{origin}", lines=(f"{names[origin]}→{names[home]}",),
-            share=len(pieces) / done.num_parts,
+            share=len(pieces) / simulation.num_parts,
             new=before is not None and any(piece not in before[device] for piece in pieces),
         )  # fmt: skip
 
@@ -221,7 +225,7 @@ NUM_POINTS = 10_000  # Nanotron team 2025, The Ultra-Scale Playbook, mixed preci
 
 
 def format_charts(formats: Sequence[NumberFormat]) -> tuple[Chart, Chart]:
-    """The range and the resolution of formats, a line for each."""
+    """Return the range and the resolution of formats, a line for each."""
     return _range_chart(formats), _rounding_chart(formats)
 
 
@@ -230,36 +234,36 @@ def _range_chart(formats: Sequence[NumberFormat]) -> Chart:
         title="Range and resolution",
         subtitle="distance to the next number, over the number: from the smallest subnormal to the largest number",
         x=Axis(title="size of a number", unit="x", log=True), y=Axis(title="relative distance to the next", unit="x", log=True),
-        marks=(Curve(label=one.name, points=tuple(_distances(one))) for one in formats),
+        marks=(Curve(label=number_format.name, points=tuple(_distances(number_format))) for number_format in formats),
     )  # fmt: skip
 
 
-def _distances(one: NumberFormat) -> Iterator[tuple[float, float]]:
-    """Of powers of two, where the relative distance is largest: subnormals are evenly spaced, and so lose bits."""
-    exponent, largest = int(np.log2(one.min_subnormal)), int(np.floor(np.log2(one.max)))
+def _distances(number_format: NumberFormat) -> Iterator[tuple[float, float]]:
+    """Yield powers of two, where the relative distance is largest, with that distance: evenly spaced subnormals lose bits."""
+    exponent, largest = int(np.log2(number_format.min_subnormal)), int(np.floor(np.log2(number_format.max)))
     for power in (2.0**e for e in range(exponent, largest + 1)):
-        yield power, max(power, one.min_normal) * one.epsilon / power
-    if one.max > 2.0**largest:
-        yield one.max, 2.0**largest * one.epsilon / one.max
+        yield power, max(power, number_format.min_normal) * number_format.epsilon / power
+    if number_format.max > 2.0**largest:
+        yield number_format.max, 2.0**largest * number_format.epsilon / number_format.max
 
 
 def _rounding_chart(formats: Sequence[NumberFormat]) -> Chart:
-    counts = ", ".join(f"{one.name} {one.num_between_1_and_2:,}" for one in formats)
+    counts = ", ".join(f"{number_format.name} {number_format.num_between_1_and_2:,}" for number_format in formats)
     return curve_chart(
         title=f"{NUM_POINTS:,} points between 1 and 2, rounded",
         subtitle=f"numbers from 1 up to 2: {counts}",
         x=Axis(title="x - 1", unit="x"), y=Axis(title="x rounded, - 1", unit="x"),
-        marks=(Curve(label=one.name, points=tuple(_steps(one))) for one in formats),
+        marks=(Curve(label=number_format.name, points=tuple(_steps(number_format))) for number_format in formats),
     )  # fmt: skip
 
 
-def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
-    """The points at which the rounded value is another one than before or behind: the corners of the staircase.
+def _steps(number_format: NumberFormat) -> Iterator[tuple[float, float]]:
+    """Yield the points next to which the rounded value changes: the corners of the staircase.
 
     Where nearly every point is a number of its own the staircase is a straight line, to less than a pixel.
     """
     x = 1.0 + np.arange(NUM_POINTS) / (NUM_POINTS - 1)
-    y = round_to_format(x, one)
+    y = round_to_format(x, number_format)
     changes = np.flatnonzero(np.diff(y))
     corners = np.unique(np.concatenate([[0], changes, changes + 1, [NUM_POINTS - 1]]))
     if len(corners) > NUM_POINTS // 2:
@@ -268,21 +272,21 @@ def _steps(one: NumberFormat) -> Iterator[tuple[float, float]]:
 
 
 def product_chart(product: ProductReport) -> Chart:
-    """Which device holds what of a product, before each step of its cheapest program and after."""
+    """Return the shards of a product's tensors at the start and after each step of its cheapest program."""
     expression = product.expression
     title = f"{expression.expression}: who holds what"
     return shards_chart(title, moments(expression, product.steps), expression.mesh)
 
 
-def moments(made: ShardedExpression, program: ShardedProgram) -> Iterator[Moment]:
-    """The operands, then the tensor that each step changes or makes, partial sums included."""
-    for name, spec in zip(made.names, made.operands, strict=True):
+def moments(expression: ShardedExpression, program: ShardedProgram) -> Iterator[Moment]:
+    """Yield the operands, then the tensor that each step changes or makes, partial sums included."""
+    for name, spec in zip(expression.names, expression.operands, strict=True):
         yield Moment(heading="start", name=name, spec=spec)
     for number, step in enumerate(program.steps, 1):
         if isinstance(step, CollectiveStep):
             collective = step.collective
-            what = f"{collective.kind} over {','.join(collective.axes)}"
-            yield Moment(heading=f"{number}: {what}", name=step.tensor.name, spec=collective.after)
+            operation = f"{collective.kind} over {','.join(collective.axes)}"
+            yield Moment(heading=f"{number}: {operation}", name=step.tensor.name, spec=collective.after)
         else:
             for name, spec in step.writes:
                 yield Moment(heading=f"{number}: each device computes", name=name, spec=spec)

@@ -14,19 +14,8 @@ from shardwise.pipeline import (
     Slot,
     Timeline,
 )
-from shardwise.present.charts.chart import (
-    Axis,
-    Band,
-    Category,
-    Chart,
-    Curve,
-    LegendEntry,
-    Pairs,
-    RuleLine,
-    Span,
-    curve_chart,
-    timeline,
-)
+from shardwise.present.charts.chart import Axis, Band, Category, Chart, Curve, LegendEntry, Pairs, RuleLine, Span
+from shardwise.present.charts.common_charts import curve_chart, timeline
 from shardwise.present.charts.palette import TERM_COLOURS
 from shardwise.present.rendering.numbers import percent
 from shardwise.present.rendering.report import Line, Number
@@ -42,37 +31,37 @@ FINEST = 2000.0  # parts of the step: anything closer is drawn as one
 
 
 def step_chart(simulation: Simulation) -> Chart:
-    """The picture: for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream
-    of communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
-    found = simulation.step
-    num_slots = sum(map(len, found.clock.starts))
+    """Return for each rank a row of its kernels, pass by pass, with gaps where it waits, and a thin row for each stream of
+    communication; next to it the live memory of a device. Raises `InputError` for more passes than a picture shows."""
+    step = simulation.step
+    num_slots = sum(map(len, step.clock.starts))
     if num_slots > MAX_STEP_SPANS:
         raise InputError(
             f"--draw: found {num_slots:,} passes; at most {MAX_STEP_SPANS:,} are drawn: a plan of fewer micro-batches or stages"
         )
-    streams = _streams(found)
+    streams = _streams(step)
     exposed = ", ".join(f"{axis} {format_seconds(seconds)}" for axis, seconds in simulation.exposed.items())
     labels = {"term:optimizer": "update", **{_colour(stream): f"{stream} traffic" for stream in streams}}
-    rows, spans, held = list[Category](), list[Span](), dict[int, Pairs]()
+    rows, spans, memory_curves = list[Category](), list[Span](), dict[int, Pairs]()
     for rank, memory in enumerate(simulation.memories):
-        held[len(rows)] = tuple((when, num_bytes / 1e9) for when, num_bytes in memory.curve)
-        spans += _computing(found, rank, len(rows))
+        memory_curves[len(rows)] = tuple((when, num_bytes / 1e9) for when, num_bytes in memory.curve)
+        spans += _computing(step, rank, len(rows))
         label = "device" if len(simulation.memories) == 1 else f"rank {rank}"
-        rows.append(_row(label, found.ranks[rank].bubble_s / found.step_time_s))
+        rows.append(_row(label, step.ranks[rank].bubble_s / step.step_time_s))
         for stream in streams:
-            times = sorted((start, end) for one, start, end in events(found, rank) if one.stream == stream)
+            times = sorted((start, end) for event, start, end in events(step, rank) if event.stream == stream)
             spans += (
                 Span(row=len(rows), start=start, end=end, colour=_colour(stream), hover=f"{stream} traffic")
-                for start, end in _merged(found, times)
+                for start, end in _merged(step, times)
             )
             rows.append(Category(label=stream, thin=True))
     estimated = f", {format_seconds(simulation.estimate.step_time_s)} estimated" if simulation.difference else ""
     return timeline(
-        f"{found.pricing.architecture.name}, {title_of(found.actions)}",
-        f"{format_seconds(found.step_time_s)} a step simulated{estimated}; bubble {format_percent(simulation.bubble)}"
+        f"{step.pricing.architecture.name}, {title_of(step.actions)}",
+        f"{format_seconds(step.step_time_s)} a step simulated{estimated}; bubble {format_percent(simulation.bubble)}"
         + (f"; exposed: {exposed}" if exposed else ""),
-        found.step_time_s, rows, spans, held, held_title="memory of a device, GB",
-        legend=[*legend_of(found.actions), *(LegendEntry(label=label, colour=colour) for colour, label in labels.items())],
+        step.step_time_s, rows, spans, memory_curves, curves_title="memory of a device, GB",
+        legend=[*legend_of(step.actions), *(LegendEntry(label=label, colour=colour) for colour, label in labels.items())],
     )  # fmt: skip
 
 
@@ -80,41 +69,45 @@ def _row(label: str, idle: float) -> Category:
     return Category(label=label, lines=(f"{format_percent(idle)} idle",))
 
 
-def _streams(found: SimulatedStep) -> tuple[str, ...]:
-    """The communication streams of any rank, in the order of the axes."""
-    every = (event.stream for one in ({*chain(*found.slot_timelines)} | {*found.updates}) for event in one.events)
-    used = {stream for stream in every if stream != COMPUTE}
+def _streams(step: SimulatedStep) -> tuple[str, ...]:
+    """Return the communication streams of any rank, in the order of the axes."""
+    streams = (
+        event.stream
+        for stream_timeline in ({*chain(*step.slot_timelines)} | {*step.updates})
+        for event in stream_timeline.events
+    )
+    used = {stream for stream in streams if stream != COMPUTE}
     return tuple(sorted(used, key=[*EXPOSED_AXES, *sorted(used)].index))
 
 
-def _computing(found: SimulatedStep, rank: int, row: int) -> Iterator[Span]:
-    """The kernels of each pass, and of the update; the longest span of a pass has its micro-batch."""
-    stages = found.rank_stages[rank]
-    for slot, played, start, _ in found.slots(rank):
+def _computing(step: SimulatedStep, rank: int, row: int) -> Iterator[Span]:
+    """Yield the kernels of each pass, and of the update; the longest span of a pass has its micro-batch."""
+    stages = step.rank_stages[rank]
+    for slot, played, start, _ in step.slots(rank):
         times = [(start + event.start, start + event.end) for event in played.events if event.stream == COMPUTE]
-        spans = _merged(found, times)
+        spans = _merged(step, times)
         longest = max(spans, key=lambda span: span[1] - span[0], default=None)
         for span in spans:
             yield from slot_spans(row, *span, slot, stages, labelled=span == longest)
     update = (
-        (found.passes_s + one.start, found.passes_s + one.end)
-        for one in found.updates[rank].events
-        if one.stream == COMPUTE
+        (step.passes_s + event.start, step.passes_s + event.end)
+        for event in step.updates[rank].events
+        if event.stream == COMPUTE
     )
-    for start, end in _merged(found, update):
+    for start, end in _merged(step, update):
         yield Span(row=row, start=start, end=end, colour="term:optimizer", hover="update")
 
 
 def _colour(stream: str) -> str:
-    """The colour of a term; for a stream without a term, the ink's."""
+    """Return the colour of a term; for a stream without a term, the ink's."""
     return f"term:{stream}" if stream in TERM_COLOURS else "ink"
 
 
-def _merged(found: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Intervals in order; those too close to be distinguished are merged."""
+def _merged(step: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return intervals in order, merged where they are too close to be distinguished."""
     merged: list[tuple[float, float]] = []
     for start, end in times:
-        if merged and start - merged[-1][1] <= found.step_time_s / FINEST:
+        if merged and start - merged[-1][1] <= step.step_time_s / FINEST:
             merged[-1] = merged[-1][0], max(merged[-1][1], end)
         else:
             merged.append((start, end))
@@ -131,7 +124,7 @@ TERMS = {
 
 
 def legend_of(line: ActionList) -> tuple[LegendEntry, ...]:
-    """The kinds of action that a list has, with their colours."""
+    """Return the kinds of action that a list has, with their colours."""
     kinds = {action.kind for _, _, action in line.actions()}
     return tuple(
         LegendEntry(label=f"{kind}: {term}", colour=f"term:{term}") for kind, term in TERMS.items() if kind in kinds
@@ -139,7 +132,7 @@ def legend_of(line: ActionList) -> tuple[LegendEntry, ...]:
 
 
 def timeline_chart(line: Timeline) -> Chart:
-    """The picture: a row for each rank, a span for each slot with its micro-batches. Raises `InputError` for too large a list."""
+    """Return a row for each rank, a span for each slot with its micro-batches. Raises `InputError` for too large a list."""
     num_slots = sum(map(len, line.starts))
     if num_slots > MAX_SCHEDULE_SPANS:
         raise InputError(
@@ -155,23 +148,23 @@ def timeline_chart(line: Timeline) -> Chart:
         title_of(line.actions), bubble_line(line).text, line.makespan,
         [_row(f"rank {rank}", share) for rank, share in enumerate(idle)], spans,
         {rank: tuple(line.memory(rank)) for rank in range(line.actions.num_ranks)},
-        held_title="activations held, in micro-batches of a stage", legend=legend_of(line.actions),
+        curves_title="activations held, in micro-batches of a stage", legend=legend_of(line.actions),
     )  # fmt: skip
 
 
 def title_of(actions: ActionList) -> str:
-    """The schedule and its sizes."""
+    """Return the schedule and its sizes in words."""
     v = actions.num_virtual_stages
     virtual = f", {v:g} virtual stages on each" if v != 1 else ""
-    many = "es" if actions.num_micro_batches > 1 else ""
+    plural_ending = "es" if actions.num_micro_batches > 1 else ""
     stages = (
         f"{actions.name}: {pluralize(actions.num_ranks, 'stage')}{virtual}" if actions.num_ranks > 1 else "no pipeline"
     )
-    return f"{stages}, {actions.num_micro_batches:,} micro-batch{many}"
+    return f"{stages}, {actions.num_micro_batches:,} micro-batch{plural_ending}"
 
 
 def bubble_line(timeline: Timeline) -> Line:
-    """The length of a played list, its idle time and its bubble."""
+    """Return the length of a played list, its idle time and its bubble."""
     return Line(
         (
             Number(f"{timeline.makespan:.6g} s", timeline.makespan, "s", "makespan_s"), ", ",
@@ -184,7 +177,7 @@ def bubble_line(timeline: Timeline) -> Line:
 def slot_spans(
     row: int, start: float, end: float, slot: Slot, stages: Sequence[int], *, labelled: bool = True
 ) -> Iterator[Span]:  # fmt: skip
-    """The actions of a slot, of a rank with some stages: every other one of these has a stripe."""
+    """Yield the actions of a slot of a rank; those of every other one of its `stages` have a stripe."""
     for lane, action in enumerate(slot):
         yield Span(
             row=row, start=start, end=end, colour=f"term:{TERMS[action.kind]}", lane=(lane, len(slot)),
@@ -198,7 +191,7 @@ GAP = 0.02  # between two steps, of the time of all
 
 
 def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> Chart:
-    """What rests at the bottom, what comes and goes above it; steps one behind the other, as long as they took."""
+    """Return stacked bytes by category over the steps, one behind the other, each as long as it took."""
     length = sum(step.samples[-1].seconds for step in steps if step.samples)
     begins, now = [], 0.0
     for step in steps:
@@ -218,7 +211,7 @@ def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> Chart:
         )
         if any(high > low for _, low, high in edges):
             bands.append(Band(label=term, edges=edges, colour=f"term:{term}"))
-    whole = tuple(
+    totals = tuple(
         (begin + sample.seconds, float(sum(sample.bytes_by_term)))
         for begin, step in zip(begins, steps, strict=True)
         for sample in step.samples
@@ -229,7 +222,7 @@ def anatomy_chart(steps: Sequence[MemoryTrace], about: str) -> Chart:
         x=Axis(title="seconds, watched from below, which is slower", unit="s"),
         y=Axis(title="held by tensors", unit="B"),
         marks=(
-            Curve(label="all", points=whole, reference=True), *bands,
+            Curve(label="all", points=totals, reference=True), *bands,
             *(RuleLine(label=f"step {step.step}", at=begin) for begin, step in zip(begins, steps, strict=True)),
         ),
     )  # fmt: skip

@@ -16,29 +16,29 @@ PREFIX = "sw"  # of classes: several pictures may stand in one page, and all mea
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two decimals, so that drawings do not depend on rounding noise."""
+    """Return a coordinate with at most two decimals, so that drawings do not depend on rounding noise."""
     return f"{round(value, 2) + 0.0:.2f}".rstrip("0").rstrip(".")
 
 
 def render(drawing: Drawing) -> str:
-    """The SVG document."""
-    written = _Writer()
-    body = [written.element("rect", width="100%", height="100%", fill=PAPER)]
+    """Return the SVG document."""
+    writer = _Writer()
+    body = [writer.element("rect", width="100%", height="100%", fill=PAPER)]
     for about, marks in groupby(drawing.marks, key=lambda mark: mark.about):
-        elements = map(written.mark, marks)
+        elements = map(writer.mark, marks)
         body += elements if about is None else [_group(about, "".join(elements))]
     size = f'width="{number(drawing.width)}" height="{number(drawing.height)}"'
     box = f'viewBox="0 0 {number(drawing.width)} {number(drawing.height)}" style="max-width:100%;height:auto"'
-    said = escape(". ".join(filter(None, (drawing.title, drawing.description))))
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} font-family="{FONT}" role="img" aria-label="{said}">'
+    aria_label = escape(". ".join(filter(None, (drawing.title, drawing.description))))
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box} font-family="{FONT}" role="img" aria-label="{aria_label}">'
     about = [f"<title>{escape(drawing.title)}</title>"]
     about += [f"<desc>{escape(drawing.description)}</desc>"] if drawing.description else []
-    lines = [*about, f"<style>{written.style()}</style>", *body]
+    lines = [*about, f"<style>{writer.style()}</style>", *body]
     return "\n".join([head, *(f"  {line}" for line in lines), "</svg>"]) + "\n"
 
 
 class _Writer:
-    """Marks as elements, and which colours they have."""
+    """A writer of marks as elements, which notes the colours that they have."""
 
     def __init__(self) -> None:
         self.used: dict[str, str] = {}  # what a dark page changes, by class
@@ -56,11 +56,12 @@ class _Writer:
                 )  # fmt: skip
             case Path():
                 return self.element(
-                    "polyline", points=_shown(mark.points), fill="none", stroke=mark.stroke, stroke_width=mark.stroke_width,
+                    "polyline", points=_format_points(mark.points), fill="none",
+                    stroke=mark.stroke, stroke_width=mark.stroke_width,
                     stroke_dasharray=" ".join(map(number, mark.dash)) or None, stroke_linejoin="round",
                 )  # fmt: skip
             case Area():
-                return self.element("polygon", points=_shown(mark.points), fill=mark.fill)
+                return self.element("polygon", points=_format_points(mark.points), fill=mark.fill)
             case Circle():
                 return self.element(
                     "circle", cx=mark.x, cy=mark.y, r=mark.radius,
@@ -77,28 +78,28 @@ class _Writer:
         )  # fmt: skip
 
     def element(self, tag: str, content: str | None = None, **attributes: str | float | Colour | None) -> str:
-        """An element; what is None or 0 and has that as its default is left out."""
+        """Return an element, without attributes that are None or have their default of 0."""
         classes = [self.classed(name, value) for name, value in attributes.items() if isinstance(value, Colour)]
-        shown = [f'class="{" ".join(classes)}"'] if classes else []
+        attribute_texts = [f'class="{" ".join(classes)}"'] if classes else []
         for name, value in attributes.items():
             if value is not None and not (value == 0 and name in ("rx", "stroke_width")):
-                shown.append(f'{name.replace("_", "-")}="{_written(value)}"')
+                attribute_texts.append(f'{name.replace("_", "-")}="{_written(value)}"')
         body = "/>" if content is None else f">{escape(content)}</{tag}>"
-        return f"<{tag} {' '.join(shown)}{body}"
+        return f"<{tag} {' '.join(attribute_texts)}{body}"
 
     def classed(self, name: str, value: Colour) -> str:
-        """The class of a colour in an attribute."""
-        known = f"{PREFIX}-{name}-{value.name}"
-        self.used[known] = f"{name}:{value.dark}"
-        return known
+        """Return the class of a colour in an attribute, and note it for the style sheet."""
+        class_name = f"{PREFIX}-{name}-{value.name}"
+        self.used[class_name] = f"{name}:{value.dark}"
+        return class_name
 
 
 def _group(about: About, elements: str) -> str:
-    """The elements of one datum, with its text for the pointer, its path and its query."""
-    shown = "".join(
+    """Return the elements of one datum, with its text for the pointer, its path and its query."""
+    attributes = "".join(
         f' data-{name}="{escape(value)}"' for name, value in (("path", about.path), ("query", about.query)) if value
     )
-    return f"<g{shown}>{f'<title>{escape(about.hover)}</title>' if about.hover else ''}{elements}</g>"
+    return f"<g{attributes}>{f'<title>{escape(about.hover)}</title>' if about.hover else ''}{elements}</g>"
 
 
 def _written(value: str | float | Colour) -> str:
@@ -107,5 +108,5 @@ def _written(value: str | float | Colour) -> str:
     return escape(value) if isinstance(value, str) else number(value)
 
 
-def _shown(points: tuple[Place, ...]) -> str:
+def _format_points(points: tuple[Place, ...]) -> str:
     return " ".join(f"{x:.2f},{y:.2f}" for x, y in points)

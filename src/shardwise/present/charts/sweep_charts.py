@@ -8,20 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.layout import AXES
-from shardwise.present.charts.chart import (
-    Axis,
-    Category,
-    Cell,
-    Cells,
-    Chart,
-    Curve,
-    LegendEntry,
-    Panel,
-    RuleLine,
-    categories,
-    column_panel,
-    curve_chart,
-)
+from shardwise.present.charts.chart import Axis, Category, Cell, Cells, Chart, Curve, LegendEntry, Panel, RuleLine
+from shardwise.present.charts.common_charts import categories, column_panel, curve_chart
 from shardwise.search import LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.loss_time import LossTime
 from shardwise.search.payloads import accumulation_steps
@@ -38,14 +26,14 @@ BILLION = 1e9  # tokens that dollars are shown for
 
 
 def sweep_chart(swept: Swept) -> Chart:
-    """Panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
+    """Return panels over the values of one sweep, a map of a grid. Raises `InputError` where no point has a plan."""
     if not any(point.plan for point in swept.points):
         raise InputError("picture: no point of the sweep has a plan; one at least is required")
     return panel_chart(swept) if len(swept.sweeps) == 1 else heat_map(swept)
 
 
 def what_is_planned(swept: Swept) -> tuple[str, str]:
-    """Model, cluster and job: what all points share, with the swept values in words."""
+    """Return model and cluster, then the job, that all points share; what is swept stands there in words."""
     case, names = swept.points[0].case, {sweep.name for sweep in swept.sweeps}
     model = "models" if "model" in names else case.model.name
     where = case.cluster.name.partition(":")[0] if "gpus" in names else case.cluster.name
@@ -66,36 +54,36 @@ def what_is_planned(swept: Swept) -> tuple[str, str]:
 
 
 def predicted_for(swept: Swept) -> str | None:
-    """The software stack that the plans are predicted for; None where they are bounds."""
+    """Return the software stack that the plans are predicted for; None where they are bounds."""
     plans = (point.plan for point in swept.points if point.plan)
     return next((plan.cluster.calibration.stack for plan in plans if plan.cluster.calibration), None)
 
 
 def layout_lines(plan: Plan) -> tuple[str, ...]:
-    """The layout in short lines: degrees above one, gradient accumulation and micro-batch, ZeRO stage, recomputation."""
+    """Return the layout in short lines: degrees above one, gradient accumulation and micro-batch, ZeRO stage, recomputation."""
     layout = plan.layout
     degrees = " ".join(f"{axis}={getattr(layout, axis)}" for axis in AXES if getattr(layout, axis) > 1)
-    found = [
+    lines = [
         *textwrap.wrap(degrees or "one device", WIDTH),
         f"gas={accumulation_steps(plan)} mbs={layout.micro_batch_seqs}",
     ]
-    found += [f"ZeRO {layout.zero_stage}"] if layout.fsdp > 1 or layout.zero_stage else []
+    lines += [f"ZeRO {layout.zero_stage}"] if layout.fsdp > 1 or layout.zero_stage else []
     if layout.recompute != "none":
-        found.append(f"recompute {layout.recompute}")
-    return tuple(found)
+        lines.append(f"recompute {layout.recompute}")
+    return tuple(lines)
 
 
 def absent(point: SweepPoint | None) -> str:
-    """Why a point has no plan, in two or three words."""
+    """Return the reason why a point has no plan, in two or three words."""
     if point is None:
         return "not planned"
     return point.no_plan or ""
 
 
 def panel_chart(swept: Swept) -> Chart:
-    """Step, MFU, dollars for each billion tokens, where the step's time goes, and memory, over the values of one sweep."""
+    """Return step, MFU, dollars for each billion tokens, shares of the step's time, and memory, over the values of one sweep."""
     (sweep,), points = swept.sweeps, swept.points
-    found = find_knee(points) if sweep.is_ordered else None
+    knee = find_knee(points) if sweep.is_ordered else None
     title, job = what_is_planned(swept)
     ends = f" from {format_value(sweep.values[0])} to {format_value(sweep.values[-1])}" if sweep.is_ordered else ""
     columns = (
@@ -106,18 +94,18 @@ def panel_chart(swept: Swept) -> Chart:
     )
     x = Axis(title=f"{sweep.name}; under it the layout: gas micro-batches of mbs sequences", categories=tuple(columns))
     panels = _panels(x, points, joined=sweep.is_ordered, ideal=sweep.name == "gpus")
-    if found:
-        knee = RuleLine(at=points.index(found.point) + 0.5)
-        labels = [f"knee: {found.reason}", *[""] * (len(panels) - 1)]
+    if knee:
+        rule = RuleLine(at=points.index(knee.point) + 0.5)
+        labels = [f"knee: {knee.reason}", *[""] * (len(panels) - 1)]
         panels = [
-            replace(panel, marks=(replace(knee, label=label), *panel.marks))
+            replace(panel, marks=(replace(rule, label=label), *panel.marks))
             for panel, label in zip(panels, labels, strict=True)
         ]
     return Chart(title=f"{title}: plans by {sweep.name}{ends}", subtitle=job, panels=tuple(panels))
 
 
 def _panels(x: Axis, points: Sequence[SweepPoint], *, joined: bool, ideal: bool) -> list[Panel]:
-    """The panels; dollars only where the chip has a price, the ideal step only where devices are swept and the batch is not."""
+    """Return the panels: dollars where the chip has a price, the ideal step where devices are swept and the batch is not."""
 
     def of(value: Callable[[Plan], float]) -> list[float | None]:
         return [value(point.plan) if point.plan else None for point in points]
@@ -145,7 +133,7 @@ def _panels(x: Axis, points: Sequence[SweepPoint], *, joined: bool, ideal: bool)
 
 
 def _ideal(points: Sequence[SweepPoint]) -> tuple[float | None, ...]:
-    """Seconds of a step if every device were as fast as at the first point."""
+    """Return seconds of a step if every device were as fast as at the first point."""
     first = next((point for point in points if point.plan), None)
     if first is None or first.plan is None:
         return ()
@@ -154,24 +142,24 @@ def _ideal(points: Sequence[SweepPoint]) -> tuple[float | None, ...]:
 
 
 def _shares(points: Sequence[SweepPoint]) -> Mapping[str, tuple[float | None, ...]]:
-    found = [
+    timed_parts = [
         (step_time_parts(point.plan.estimate), point.plan.estimate.step_time_s) if point.plan else None
         for point in points
     ]
-    names = next(one[0] for one in found if one)
-    return {name: tuple(one[0][name] / one[1] if one else None for one in found) for name in names}
+    names = next(timed[0] for timed in timed_parts if timed)
+    return {name: tuple(timed[0][name] / timed[1] if timed else None for timed in timed_parts) for name in names}
 
 
 def heat_map(swept: Swept) -> Chart:
-    """The best MFU at every point of a grid, with the layout that reaches it.
+    """Return the best MFU at every point of a grid, with the layout that reaches it.
 
     Source: the playbook, "Benchmarking thousands of configurations", its heat map of model sizes and nodes.
     """
     rows, columns = swept.sweeps
-    at = {tuple(point.at.values()): point for point in swept.points}
+    points_by_values = {tuple(point.at.values()): point for point in swept.points}
     estimates = [point.plan.estimate.mfu for point in swept.points if point.plan]
     cells = tuple(
-        _map_cell(number, place, at.get((row, column)), max(estimates, default=1.0))
+        _map_cell(number, place, points_by_values.get((row, column)), max(estimates, default=1.0))
         for number, row in enumerate(rows.values)
         for place, column in enumerate(columns.values)
     )
@@ -190,50 +178,50 @@ def heat_map(swept: Swept) -> Chart:
     )  # fmt: skip
 
 
-def _map_cell(row: int, column: int, point: SweepPoint | None, most: float) -> Cell:
-    """A point's MFU over its layout, in a colour as deep as its part of the largest; why there is none."""
+def _map_cell(row: int, column: int, point: SweepPoint | None, highest_mfu: float) -> Cell:
+    """Return a point's MFU over its layout, in a colour as deep as its part of the highest, or the reason why it has no plan."""
     if point is None or point.plan is None:
         return Cell(row=row, column=column, colour="empty", lines=("–", absent(point)))
     mfu = point.plan.estimate.mfu
     return Cell(
-        row=row, column=column, colour=f"shade:{mfu / most:.4f}", lines=(f"{mfu:.1%}", *layout_lines(point.plan))
+        row=row, column=column, colour=f"shade:{mfu / highest_mfu:.4f}", lines=(f"{mfu:.1%}", *layout_lines(point.plan))
     )
 
 
-def search_chart(found: LossSearch) -> Chart:
-    """Token time and loss time against devices, where batch and devices were doubled together; on one cluster, against batches.
+def search_chart(search: LossSearch) -> Chart:
+    """Return token time and loss time against devices where batch and devices double together; on one cluster, against batches.
 
     Source: Stratos, Compute-Bound Training, 2026, 2.2.1. Raises `InputError` where only one point has a plan.
     """
-    along = [(point, point.time) for point in found.diagonal if point.time]
+    along = [(point, point.time) for point in search.diagonal if point.time]
     if len(along) > 1:
         places = [float(point.num_devices) for point, _ in along]
-        each = along[0][0].batch_tokens / along[0][0].num_devices
-        axis = f"devices, each with {each:,.0f} tokens of the batch"
-        return _chart(found, axis, places, [time for _, time in along], found.target.noise.tokens / each)
-    cluster = found.points[found.chosen or 0].cluster
-    times = [point.time for point in found.points if point.cluster == cluster and point.time]
+        tokens_per_device = along[0][0].batch_tokens / along[0][0].num_devices
+        axis = f"devices, each with {tokens_per_device:,.0f} tokens of the batch"
+        return _chart(search, axis, places, [time for _, time in along], search.target.noise.tokens / tokens_per_device)
+    cluster = search.points[search.chosen or 0].cluster
+    times = [point.time for point in search.points if point.cluster == cluster and point.time]
     if len(times) < 2:
         raise InputError("picture: found one plan; at least two batches, or clusters of two sizes, are required")
     return _chart(
-        found,
+        search,
         f"batch on {cluster}, tokens",
         [float(time.batch_tokens) for time in times],
         times,
-        found.target.noise.tokens,
+        search.target.noise.tokens,
     )
 
 
-def _chart(found: LossSearch, axis: str, places: Sequence[float], times: Sequence[LossTime], knee: float) -> Chart:
+def _chart(search: LossSearch, axis: str, places: Sequence[float], times: Sequence[LossTime], knee: float) -> Chart:
     rows = sorted(zip(places, times, strict=True), key=lambda row: row[0])
-    of = "the run" if found.target.tokens is not None else "a billion of the fewest tokens"
-    point = next(point for point in found.points if point.plan)
+    amount = "the run" if search.target.tokens is not None else "a billion of the fewest tokens"
+    point = next(point for point in search.points if point.plan)
     assert point.plan is not None
     first, start = rows[0][0], rows[0][1].loss_s
     inside = rows[0][0] <= knee <= rows[-1][0]
     return curve_chart(
-        title=f"{point.plan.model.name}: time of the tokens, and to the loss, of {of}",
-        subtitle=f"Noise scale {format_count(found.target.noise.tokens)} tokens, {found.target.noise.source}.",
+        title=f"{point.plan.model.name}: time of the tokens, and to the loss, of {amount}",
+        subtitle=f"Noise scale {format_count(search.target.noise.tokens)} tokens, {search.target.noise.source}.",
         x=Axis(title=axis, log=True), y=Axis(title="time", unit="s", log=True),
         marks=(
             Curve(label="time to the loss", points=tuple((place, time.loss_s) for place, time in rows)),

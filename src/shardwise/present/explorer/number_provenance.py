@@ -35,7 +35,7 @@ Fields = Mapping[str, Field]
 
 
 def fields_payload(fields: Fields) -> dict[str, dict[str, Any]]:
-    """Return plain data, by place.
+    """Return the fields as objects for JSON, by place.
 
     >>> fields_payload({"area": Field("of a square", "side²", "m²", "Euclid", EXACT, {"side": "side"})})["area"]["inputs"]
     {'side': 'side'}
@@ -51,11 +51,11 @@ def field_path(fields: Fields, path: str) -> str:
     """
     keys = path.split(".")
     patterns = (place.split(".") for place in fields)
-    is_explained = any(
+    has_provenance = any(
         len(pattern) == len(keys) and all(key in ("*", name) for key, name in zip(pattern, keys, strict=True))
         for pattern in patterns
     )
-    return path if is_explained else ""
+    return path if has_provenance else ""
 
 
 Inputs = Mapping[str, float]
@@ -98,7 +98,7 @@ def _sequences(request: ViewRequest) -> Inputs:
 
 
 def bubble(request: ViewRequest) -> float:
-    """Return idle over ideal time."""
+    """Return the idle over the ideal time of a pipeline's ranks."""
     idle_s, step_s = _idle(request).values()
     return idle_s / (step_s - idle_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardwise.measure import read_run, reconcile_payload
+from shardwise.measure import read_run
 from shardwise.measure.reconcile.reconciliation import reconcile
 from shardwise.present.explorer.background_search import SEARCHING
 from shardwise.present.explorer.control_values import Edit
@@ -24,10 +24,11 @@ from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.present.explorer.run_card import training_run_fields, training_run_payload
 from shardwise.present.explorer.state import layout_text
+from shardwise.present.registry import payload_of
 from shardwise.present.rendering.page_report import panels, report_to_json
 from shardwise.present.reports.run import reconcile_report
 from shardwise.price import Estimate, Problem
-from shardwise.search import compare_memory, memory_payload
+from shardwise.search import compare_memory
 from shardwise.search.plan_file import plan_payload
 from shardwise.values import InputError, MissingValueError, ShardwiseError
 
@@ -49,7 +50,7 @@ def _priced(request: ViewRequest) -> dict[str, Any]:
         }  # fmt: skip
     return {
         "problems": [], "estimate": plan_payload(plan),
-        "memory": memory_payload(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(request),
+        "memory": payload_of(compare_memory(plan.problem, [(plan.job, plan.layout)])), "verdict": _verdict(request),
         "training_run": training_run_payload(request), "notes": _notes(plan.estimate),
         "fields": fields_payload({**_overview_provenance(request), **training_run_fields(request),
                                   **(run_fields(request) if request.measured else {})}),
@@ -70,7 +71,7 @@ def _notes(priced: Estimate) -> list[str]:
 
 def _measured(request: ViewRequest) -> dict[str, Any]:
     """Return the payload of `shardwise reconcile`, if this is the layout of the opened run."""
-    return {"reconcile": reconcile_payload(request.measured)} if request.measured else {}
+    return {"reconcile": payload_of(request.measured)} if request.measured else {}
 
 
 def _overview_provenance(request: ViewRequest) -> Fields:
@@ -131,9 +132,7 @@ def memory(request: ViewRequest) -> dict[str, Any]:
     if request.problems:
         return payload
     try:
-        return payload | {
-            "memory": memory_payload(compare_memory(_problem(request), [(request.job, request.plan.layout)]))
-        }
+        return payload | {"memory": payload_of(compare_memory(_problem(request), [(request.job, request.plan.layout)]))}
     except ShardwiseError as error:
         return payload | {"problems": list(error.problems)}
 
@@ -197,7 +196,7 @@ def run(request: ViewRequest) -> dict[str, Any]:
     fields = run_fields(request)
     report = panels(reconcile_report(reconciliation), "Measured against predicted")
     return head(request) | {
-        "controls": controls(request), "fields": fields_payload(fields), "reconcile": reconcile_payload(reconciliation),
+        "controls": controls(request), "fields": fields_payload(fields), "reconcile": payload_of(reconciliation),
         "report": report_to_json(report, lambda path: field_path(fields, f"reconcile.{path}")),
     }  # fmt: skip
 

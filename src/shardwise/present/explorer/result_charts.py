@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
 from shardwise.present.charts.page_charts import (
-    Curve,
     Plot,
     PlotAxis,
+    PlotCurve,
     PlotPoint,
-    Points,
+    PlotPoints,
     Rows,
-    Span,
+    RowSpan,
     SpanRow,
     padded_range,
 )
-from shardwise.present.explorer.page_reports import term_list, term_spans
+from shardwise.present.explorer.page_sections import term_list, term_spans
 from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph
-from shardwise.present.rendering.payload_text import Format, Payload, format_share
-from shardwise.values import format_seconds, format_usd
+from shardwise.present.rendering.payload_text import FORMATS, Payload, format_share
+from shardwise.values import format_seconds
 
 PARTS = ("compute", "recompute", "exposed communication", "bubble", "optimizer and host")  # of a sweep's steps
 
@@ -56,7 +56,7 @@ def _constants_section(constants: Sequence[Payload]) -> PageSection:
     moving = [constant for constant in constants if abs(constant["change"]) > LEAST_CHANGE][:MAX_CONSTANTS]
     rows = [
         SpanRow(
-            constant["name"], [Span(0.0, abs(constant["change"]), "forward", constant["name"])], height=18,
+            constant["name"], [RowSpan(0.0, abs(constant["change"]), "forward", constant["name"])], height=18,
             note=format_share(constant["change"]),
         )
         for constant in moving
@@ -86,7 +86,7 @@ def _stacks_section(points: Sequence[Payload]) -> PageSection:
         parts = {part: point["parts"][part] / point["step_time_s"] for part in PARTS if point["parts"][part] > 0}
         starts = accumulate(parts.values(), initial=0.0)
         spans = [
-            Span(start, start + share, part, f"{part} {format_seconds(point['parts'][part])}, {format_share(share)}")
+            RowSpan(start, start + share, part, f"{part} {format_seconds(point['parts'][part])}, {format_share(share)}")
             for (part, share), start in zip(parts.items(), starts, strict=False)
         ]
         name = " ".join(
@@ -102,10 +102,9 @@ def _stacks_section(points: Sequence[Payload]) -> PageSection:
 def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], unit: str) -> Plot:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     log = min(xs) > 0 and max(xs) / min(xs) > 8
-    forms: Mapping[str, Format] = {"s": format_seconds, "%": format_share, "$": format_usd}
-    marks = [PlotPoint(x, y, f"{name}={x:,}: {forms[unit](y)}") for x, y in points]
+    marks = [PlotPoint(x, y, f"{name}={x:,}: {FORMATS[unit](y)}") for x, y in points]
     return Plot(
-        label=f"{title} over {name}", height=250, marks=[Curve("front", points), Points("batch-dot", marks)],
+        label=f"{title} over {name}", height=250, marks=[PlotCurve("front", points), PlotPoints("batch-dot", marks)],
         x=PlotAxis(name, padded_range(xs, log=log), log=log), y=PlotAxis(title, padded_range(ys, room=0.15), unit),
     )  # fmt: skip
 
@@ -126,11 +125,11 @@ def _validation_charts(payload: Payload) -> Sequence[PageSection]:
         for row in rows
     ]  # fmt: skip
     lines = [
-        Curve(style, [(low, low * factor), (high, high * factor)])
+        PlotCurve(style, [(low, low * factor), (high, high * factor)])
         for style, factor in (("roof", 1), ("limit", 1.25), ("limit", 0.8))
     ]
     chart = Plot(
-        label="predicted against measured step times", height=460, marks=[*lines, Points("searched run", points, 3)],
+        label="predicted against measured step times", height=460, marks=[*lines, PlotPoints("searched run", points, 3)],
         x=PlotAxis("measured step", span, "s", log=True), y=PlotAxis("predicted step", span, "s", log=True),
     )  # fmt: skip
     lead = f"{len(rows):,} published runs; the line is a prediction that is right, dashed lines are 25% off"

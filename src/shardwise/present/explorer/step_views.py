@@ -8,20 +8,20 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from shardwise.book_formulas import block_roofline, link_bandwidths
-from shardwise.book_formulas.rooflines.payloads import block_payload
 from shardwise.hardware import Chip
 from shardwise.layout import layout_degrees
 from shardwise.layout import num_micro_batches as num_micro_batches_of
 from shardwise.pipeline import PassTimes
-from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule, timeline_payload
+from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.number_provenance import EXACT, OPENED_PLAN, Field, Fields, fields_payload
 from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
+from shardwise.present.registry import payload_of
 from shardwise.present.traces import events
 from shardwise.price import SimulatedStep, TimedKernel, simulate
 from shardwise.price.estimate import estimate
-from shardwise.price.simulation.result import PHASES, MemoryCurve, simulation_payload
+from shardwise.price.simulation.result import PHASES, MemoryCurve
 from shardwise.price.simulation.streams import StreamEvent
 from shardwise.step import COMPUTE
 from shardwise.values import InputError, ShardwiseError
@@ -36,7 +36,7 @@ def roofline(request: ViewRequest) -> dict[str, Any]:
     request.require_legal()
     chip = request.cluster.chip
     result = block_roofline(request.model, chip, request.layout.micro_batch_seqs, request.job.seq_len, request.layout)
-    block = block_payload(result)
+    block = payload_of(result)
     phases = block["phases"]
     memory_s, time_s = (sum(phase[name] for phase in phases.values()) for name in ("memory_bound_s", "time_s"))
     return {
@@ -98,7 +98,7 @@ def schedule(request: ViewRequest) -> dict[str, Any]:
         f"{layout.num_virtual_stages} --times f={times.forward_s!r},b={times.input_s!r},w={times.weight_s!r}"
     )
     return head(request) | {
-        "schedule": timeline_payload(played), "command": command,
+        "schedule": payload_of(played), "command": command,
         "compared": _compared(layout.pp, passes.num_micro_batches, times), "shown": passes.payload(),
         "controls": controls(request), "fields": fields_payload(_schedule_provenance(request)),
     }  # fmt: skip
@@ -190,7 +190,7 @@ def timeline(request: ViewRequest) -> dict[str, Any]:
     num_rows = min(len(result.memories), MAX_RANKS)
     passes = passes._replace(ranks=num_rows, num_ranks=len(result.memories))
     return {
-        "simulation": simulation_payload(result), "num_ranks": len(result.memories), "end_s": step.step_time_s,
+        "simulation": payload_of(result), "num_ranks": len(result.memories), "end_s": step.step_time_s,
         "shown": passes.payload(),
         "memory_capacity_bytes": plan.cluster.chip.capacity_bytes,
         "ranks": [_rank(step, rank, result.memories[rank], step.step_time_s * num_rows / RESOLUTION)

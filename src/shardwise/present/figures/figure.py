@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
-    """A book by title, with where it is read."""
+    """Title of a book, and the address at which it is read."""
 
     title: str
     url: str
@@ -75,22 +75,22 @@ def book_figure(
     """Return a figure of a book, of one chart or several."""
 
     def charts() -> Sequence[Chart]:
-        drawn = draw()
-        return drawn if isinstance(drawn, tuple) else (drawn,)
+        figure_charts = draw()
+        return figure_charts if isinstance(figure_charts, tuple) else (figure_charts,)
 
     return Figure(name=name, book=book, section=section, original=original, here=here, charts=charts, path=path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureSet:
-    """Figures of the books, and the files that they were drawn to, if they were."""
+    """Figures of the books, and the files with their pictures, if any were written."""
 
     figures: tuple[Figure, ...]
     files: tuple[str, ...] = ()
 
 
 class FigureFacts(TypedDict):
-    """A figure by name: where the original is and what it shows, what is drawn here, and the command that draws it."""
+    """Description of a figure: the place and the contents of the original, the contents here, and the command that draws it."""
 
     name: str
     book: str
@@ -102,27 +102,27 @@ class FigureFacts(TypedDict):
 
 
 class FigurePayload(FigureFacts):
-    """One figure with its charts, number by number."""
+    """Figure of a book with its charts, number by number."""
 
     schema: Literal["shardwise.figure/2"]
     charts: list[Chart]
 
 
 class FiguresPayload(TypedDict):
-    """Several figures, without numbers."""
+    """Descriptions of several figures, without numbers."""
 
     schema: Literal["shardwise.figures/1"]
     figures: list[FigureFacts]
 
 
 def figure_payload(figure: Figure) -> FigurePayload:
-    """Return a figure with its charts."""
+    """Return the payload of a figure, with the numbers of its charts."""
     charts: Any = [asdict(chart) for chart in figure.charts()]
     return {"schema": "shardwise.figure/2", **_facts(figure), "charts": charts}
 
 
 def figures_payload(figures: FigureSet) -> FigurePayload | FiguresPayload:
-    """Return what `shardwise figures --json` prints: one figure with its charts, or what several figures are."""
+    """Return the payload of `shardwise figures --json`: a figure with its charts, or the descriptions of several figures."""
     if len(figures.figures) == 1:
         return figure_payload(figures.figures[0])
     return {"schema": "shardwise.figures/1", "figures": [_facts(figure) for figure in figures.figures]}

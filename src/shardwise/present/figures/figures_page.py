@@ -69,8 +69,8 @@ def figures_page(figures: Iterable[Figure]) -> str:
         elements = "\n".join(map(_figure_html, group))
         parts.append(f'<h2><a href="{escape(book.url)}">{escape(book.title)}</a></h2>\n{elements}')
     title = "Figures of the books, drawn by Shardwise"
-    wide = '<meta name="viewport" content="width=device-width">'
-    head = f'<meta charset="utf-8"><title>{title}</title>{wide}<style>{STYLE}</style>'
+    viewport = '<meta name="viewport" content="width=device-width">'
+    head = f'<meta charset="utf-8"><title>{title}</title>{viewport}<style>{STYLE}</style>'
     body = "\n".join(parts)
     return (
         f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>\n<h1>{title}</h1>\n{body}\n</body>\n</html>\n'

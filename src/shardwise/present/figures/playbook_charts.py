@@ -17,7 +17,8 @@ from shardwise.model import Architecture, Job, load_model
 from shardwise.pipeline import build_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
 from shardwise.pipeline.timeline import play_actions
-from shardwise.present.charts.chart import Axis, Chart, Curve, Panel, bar_chart, categories, column_panel, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve, Panel
+from shardwise.present.charts.common_charts import bar_chart, categories, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart
 from shardwise.present.charts.step_charts import timeline_chart
 from shardwise.price import Estimate, Problem
@@ -33,7 +34,7 @@ Value = TypeVar("Value", int, str)
 
 
 def fullest(model: str | Architecture, seq_len: int, layout: Layout, num_micro_batches: int = 1) -> Memory:
-    """Bytes of the fullest device of H100s under a layout, by term; each replica has so many micro-batches of a step."""
+    """Return bytes of the fullest H100 under a layout, by term; each replica has `num_micro_batches` micro-batches in a step."""
     architecture = load_model(model) if isinstance(model, str) else model
     replicas = layout.dp * layout.fsdp
     job = Job(global_batch_tokens=seq_len * replicas * num_micro_batches * layout.micro_batch_seqs, seq_len=seq_len)
@@ -52,7 +53,8 @@ def memory_panels(
     """Return stacked memory of each column, a panel for each row, against the capacity of a device."""
     capacity = load_cluster(f"{CHIP}:1").chip.capacity_bytes
     x = Axis(
-        title=axis_title, categories=categories(f"{one:,}" if isinstance(one, int) else str(one) for one in columns)
+        title=axis_title,
+        categories=categories(f"{column:,}" if isinstance(column, int) else str(column) for column in columns),
     )
 
     def panel(name: str, memory_of: Callable[[Value], Memory]) -> Panel:
@@ -68,7 +70,8 @@ def memory_panels(
 def memory_by_length(
     models: Sequence[str] = ("llama-3-8b", "llama-3-70b", "llama-3.1-405b"), lengths: Sequence[int] = LENGTHS
 ) -> Chart:
-    """One sequence on one device, nothing sharded, nothing recomputed. Source: the playbook, "Memory for activations"."""
+    """Draw the memory of one sequence on one device, nothing sharded, nothing recomputed. Source: the playbook, "Memory for
+    activations"."""
     return memory_panels(
         "Memory by the length of sequences", "One sequence at a time on one device, bf16 with fp32 states; nothing recomputed.",
         "tokens of a sequence", lengths, {model: partial(fullest, model, layout=Layout()) for model in models},
@@ -76,7 +79,8 @@ def memory_by_length(
 
 
 def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS) -> Chart:
-    """The same under each policy of recomputation. Source: the playbook, "Activation recomputation"."""
+    """Draw the memory of one sequence on one device under each policy of recomputation. Source: the playbook, "Activation
+    recomputation"."""
     return memory_panels(
         f"Memory of {model} by what is recomputed", "One sequence at a time on one device, bf16 with fp32 states.",
         "tokens of a sequence", lengths,
@@ -85,8 +89,8 @@ def recompute_memory(model: str = "llama-3-8b", lengths: Sequence[int] = LENGTHS
 
 
 def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> Chart:
-    """Weights, gradients and optimizer state of a device under each stage of ZeRO. Source: the playbook, "ZeRO"; its figure
-    is that of the ZeRO paper, whose numbers are 120, 31.4, 16.6 and 1.9 GB."""
+    """Draw weights, gradients and optimizer state of a device under each stage of ZeRO. Source: the playbook, "ZeRO"; its
+    figure is that of the ZeRO paper, whose numbers are 120, 31.4, 16.6 and 1.9 GB."""
     bars = {}
     for stage in range(4):
         state = zero_state_bytes(num_params, stage, degree)
@@ -101,7 +105,7 @@ def zero_bars(num_params: float = 7.5e9, degree: int = 64) -> Chart:
 def zero_memory(
     model: str = "llama-3-8b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
 ) -> Chart:
-    """Memory against the degree of data parallelism, by ZeRO stage. Source: the playbook, "ZeRO-3"."""
+    """Draw memory against the degree of data parallelism, by ZeRO stage. Source: the playbook, "ZeRO-3"."""
 
     def memory(stage: int, degree: int) -> Memory:
         sharded = Layout(fsdp=degree, zero_stage=stage, recompute="selective")
@@ -114,8 +118,8 @@ def zero_memory(
 
 
 def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence[int] = (1, 2, 4, 8, 16)) -> Chart:
-    """Memory against the degree of tensor parallelism, without and with sequence parallelism. Source: the playbook, "Tensor
-    parallelism" and "Sequence parallelism"."""
+    """Draw memory against the degree of tensor parallelism, without and with sequence parallelism. Source: the playbook,
+    "Tensor parallelism" and "Sequence parallelism"."""
 
     def memory(sequence_parallel: bool, tp: int) -> Memory:
         return fullest(model, seq_len, Layout(tp=tp, sequence_parallel=sequence_parallel and tp > 1))
@@ -130,8 +134,8 @@ def tp_memory(model: str = "llama-3-70b", seq_len: int = 4096, degrees: Sequence
 def cp_memory(
     model: str = "llama-3-8b", lengths: Sequence[int] = (4096, 16384, 65536, 131072), degrees: Sequence[int] = (1, 4, 16)
 ) -> Chart:  # fmt: skip
-    """Memory against the length of sequences, by context parallelism beside tensor parallelism. Source: the playbook, "Context
-    parallelism"."""
+    """Draw memory against the length of sequences, by context parallelism beside tensor parallelism. Source: the playbook,
+    "Context parallelism"."""
 
     def layout(cp: int) -> Layout:
         split = Layout(tp=4, sequence_parallel=True)
@@ -147,8 +151,8 @@ def cp_memory(
 def pp_memory(
     model: str = "llama-3-8b", degrees: Sequence[int] = (1, 2, 4, 8), lengths: Sequence[int] = (4096, 16384)
 ) -> Chart:
-    """Memory of the fullest stage against the number of stages, 1F1B with as many micro-batches: weights are divided, activations
-    are not. Source: the playbook, "Pipeline parallelism"."""
+    """Draw memory of the fullest stage against the number of stages, 1F1B with as many micro-batches: weights are divided,
+    activations are not. Source: the playbook, "Pipeline parallelism"."""
 
     def memory(length: int, pp: int) -> Memory:
         return fullest(model, length, Layout(pp=pp, schedule="1f1b") if pp > 1 else Layout(), pp)
@@ -177,8 +181,8 @@ SAVINGS: Mapping[str, Layout] = {
 def memory_savings(
     model: str = "llama-3-8b", lengths: Sequence[int] = (1024, 4096, 16384), policies: Sequence[str] = POLICIES[1:]
 ) -> Chart:
-    """What each axis, and some products of them, leaves on a device of eight, by recomputation and length. Source: the playbook,
-    "5D parallelism in a nutshell"."""
+    """Draw memory of the fullest of eight devices under each axis and some products of axes, by recomputation and length.
+    Source: the playbook, "5D parallelism in a nutshell"."""
 
     def memory(policy: str, length: int, name: str) -> Memory:
         return fullest(model, length, replace(SAVINGS[name], recompute=policy), SAVINGS[name].pp)
@@ -201,7 +205,7 @@ COLLECTIVES: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_s
 
 
 def predicted(model: str, layout: Layout, num_micro_batches: int = 1) -> Estimate:
-    """A step on H100s under a layout, each replica with so many micro-batches of sequences of 4,096 tokens."""
+    """Return the estimate of a step on H100s; each replica has `num_micro_batches` micro-batches of sequences of 4,096 tokens."""
     num_seqs = layout.num_replicas * num_micro_batches * layout.micro_batch_seqs
     job = Job(global_batch_tokens=SEQ_LEN * num_seqs, seq_len=SEQ_LEN)
     return estimate(Problem(load_model(model), load_cluster(f"{CHIP}:{layout.num_devices}"), job), layout)
@@ -211,18 +215,18 @@ def _degrees(title: str, degrees: Sequence[int]) -> Axis:
     return Axis(title=title, categories=categories(map(str, degrees)))
 
 
-def _rate(x: Axis, estimates: Sequence[Estimate | None], of: str = "") -> Panel:
+def _rate(x: Axis, estimates: Sequence[Estimate | None], title_suffix: str = "") -> Panel:
     rates = [estimate.tokens_per_s_per_device if estimate else None for estimate in estimates]
-    return column_panel(x, f"tokens/s of a device{of}", "", {"tokens/s": rates})
+    return column_panel(x, f"tokens/s of a device{title_suffix}", "", {"tokens/s": rates})
 
 
 def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)) -> Chart:
-    """Tokens/s of a device and its memory against plain data parallelism, one sequence on each device. Source: the playbook,
-    "Data parallelism"."""
+    """Draw tokens/s of a device and its memory against plain data parallelism, one sequence on each device. Source: the
+    playbook, "Data parallelism"."""
     estimates = [predicted(model, Layout(dp=degree)) for degree in degrees]
     x, parts = (
         _degrees("data-parallel devices", degrees),
-        {t: [one.memory[t] for one in estimates] for t in MEMORY_TERMS},
+        {term: [estimate.memory[term] for estimate in estimates] for term in MEMORY_TERMS},
     )
     return Chart(
         title=f"Data parallelism of {model}",
@@ -231,15 +235,15 @@ def dp_scaling(model: str = "llama-3.2-1b", degrees: Sequence[int] = (8, 16, 32,
     )
 
 
-def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: int = 1024) -> int:
-    """The most sequences of a micro-batch whose memory a device holds; 0 where not even one fits."""
+def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], max_num_seqs: int = 1024) -> int:
+    """Return the number of sequences of the largest micro-batch that fits in a device's memory; 0 if not even one does."""
     capacity = load_cluster(f"{CHIP}:1").chip.capacity_bytes
 
     def fits(num_seqs: int) -> bool:
         return sum(fullest(model, SEQ_LEN, layout_of(num_seqs)).values()) <= capacity
 
     low, high = 0, 1
-    while high <= most and fits(high):
+    while high <= max_num_seqs and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -248,18 +252,21 @@ def largest_micro_batch(model: str, layout_of: Callable[[int], Layout], most: in
 
 
 def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32)) -> Chart:
-    """Tokens/s of a device, and the largest micro-batch, against tensor parallelism with sequence parallelism. Source: the
-    playbook, "Tensor parallelism"."""
+    """Draw tokens/s of a device, and the largest micro-batch, against tensor parallelism with sequence parallelism. Source:
+    the playbook, "Tensor parallelism"."""
 
     def layout(tp: int, num_seqs: int) -> Layout:
         return Layout(tp=tp, sequence_parallel=tp > 1, micro_batch_seqs=num_seqs)
 
-    most = [largest_micro_batch(model, partial(layout, tp)) for tp in degrees]
+    micro_batch_sizes = [largest_micro_batch(model, partial(layout, tp)) for tp in degrees]
     estimates = [
-        predicted(model, layout(tp, num_seqs)) if num_seqs else None for tp, num_seqs in zip(degrees, most, strict=True)
+        predicted(model, layout(tp, num_seqs)) if num_seqs else None
+        for tp, num_seqs in zip(degrees, micro_batch_sizes, strict=True)
     ]
     x = _degrees("tensor-parallel devices", degrees)
-    batches = column_panel(x, "sequences of a micro-batch, at most", "", {"sequences": [float(size) for size in most]})
+    batches = column_panel(
+        x, "sequences of a micro-batch, at most", "", {"sequences": [float(size) for size in micro_batch_sizes]}
+    )
     return Chart(
         title=f"Tensor parallelism of {model}",
         subtitle=f"The largest micro-batch of sequences of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
@@ -267,26 +274,31 @@ def tp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16,
     )
 
 
-def pp_scaling(model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32), many: int = 32) -> Chart:
-    """Tokens/s of a device against pipeline stages under 1F1B, with few micro-batches and with many. Source: the playbook, "One
-    forward, one backward"."""
+def pp_scaling(
+    model: str = "llama-3-8b", degrees: Sequence[int] = (2, 4, 8, 16, 32), num_micro_batches: int = 32
+) -> Chart:
+    """Draw tokens/s of a device against pipeline stages under 1F1B, with p - 1 micro-batches and with `num_micro_batches`.
+    Source: the playbook, "One forward, one backward"."""
 
     x = _degrees("pipeline stages p", degrees)
 
-    def panel(title: str, num_micro_batches: Callable[[int], int]) -> Panel:
+    def panel(title: str, micro_batches_of: Callable[[int], int]) -> Panel:
         layouts = (Layout(pp=pp, schedule="1f1b", recompute="selective") for pp in degrees)
-        return _rate(x, [predicted(model, layout, num_micro_batches(layout.pp)) for layout in layouts], f", {title}")
+        return _rate(x, [predicted(model, layout, micro_batches_of(layout.pp)) for layout in layouts], f", {title}")
 
     return Chart(
         title=f"Pipeline parallelism of {model}",
         subtitle=f"1F1B, micro-batches of one sequence of {SEQ_LEN:,} tokens on H100s, nodes of eight, predicted.",
-        panels=(panel("m = p - 1 micro-batches", lambda pp: pp - 1), panel(f"m = {many}", lambda pp: many)),
+        panels=(
+            panel("m = p - 1 micro-batches", lambda pp: pp - 1),
+            panel(f"m = {num_micro_batches}", lambda pp: num_micro_batches),
+        ),
     )
 
 
 def collective_bandwidths(num_bytes: float = 256 * 2**20, num_nodes: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)) -> Chart:
-    """Bus bandwidth, by NCCL's convention, of collectives over all devices of some nodes. Source: the playbook, "Pipeline
-    parallelism", its plot of what was measured."""
+    """Draw the bus bandwidth, by NCCL's convention, of collectives over all devices of some nodes. Source: the playbook,
+    "Pipeline parallelism", its plot of measurements."""
     topology = load_cluster(f"{CHIP}:{DEVICES_OF_NODE * max(num_nodes)}").sustained_topology
 
     def line(operation: CollectiveName) -> Curve:
@@ -307,7 +319,7 @@ def collective_bandwidths(num_bytes: float = 256 * 2**20, num_nodes: Sequence[in
 def pipeline_timeline(
     schedule: str, num_stages: int = 4, num_micro_batches: int = 8, num_virtual_stages: int | None = None
 ) -> Chart:
-    """A schedule played with passes of a second each: forward, backward for activations, backward for weights. Source: the
+    """Draw a schedule with passes of a second each: forward, backward for activations, backward for weights. Source: the
     playbook, "Pipeline parallelism"."""
     return timeline_chart(play_actions(build_actions(schedule, num_stages, num_micro_batches, num_virtual_stages)))
 
@@ -317,13 +329,13 @@ def bubbles(
     num_micro_batches: Sequence[int] = (1, 8, 16, 32),
     num_virtual_stages: Sequence[int] = (1, 2, 4, 8),
 ) -> Chart:
-    """Idle over ideal time, (p - 1) / (v·m), for m micro-batches and v virtual stages on each rank. Source: the playbook,
-    "Interleaving stages"; one micro-batch is the naive pipeline."""
+    """Draw idle over ideal time, (p - 1) / (v·m), for m micro-batches and v virtual stages on each rank. Source: the
+    playbook, "Interleaving stages"; one micro-batch is the naive pipeline."""
     bars = {
         f"m = {m}, v = {v}": {"bubble": bubble_ratio(num_stages, m, v)}
         for m in num_micro_batches
         for v in num_virtual_stages
-        if v == 1 or m % num_stages == 0  # what interleaving takes
+        if v == 1 or m % num_stages == 0  # interleaving requires it
     }
     return bar_chart(
         f"Bubble of a pipeline of {num_stages} stages",
@@ -333,8 +345,8 @@ def bubbles(
 
 
 def ring_work(degree: int = 4, seq_len: int = 16) -> Chart:
-    """Which share of a causal mask's scores each rank of a ring computes: pieces in order, and one from either end (zigzag).
-    Source: the playbook, "Ring Attention" and "Zig-Zag Ring Attention"."""
+    """Draw the share of a causal mask's scores that each rank of a ring computes: pieces in order, and one from either end
+    (zigzag). Source: the playbook, "Ring Attention" and "Zig-Zag Ring Attention"."""
 
     def share(variant: str, rank: int) -> float:
         pieces = get_cp_variant(variant).sequence_pieces
@@ -371,7 +383,7 @@ SCHEMES: Mapping[str, tuple[str, str]] = {
 
 
 def sharding_scheme(name: str, mesh: Mapping[str, int]) -> tuple[Chart, Chart]:
-    """The two products of an MLP under a scheme of `SCHEMES`, each from its operands as they rest to its result."""
+    """Draw the two products of an MLP under a scheme of `SCHEMES`, each from its operands at rest to its result."""
     first, second = (_product(f"{name}: {text}", text, Mesh.of(mesh)) for text in SCHEMES[name])
     return first, second
 

@@ -22,22 +22,13 @@ from shardwise.book_formulas.rules import (
 )
 from shardwise.hardware import Chip, Cluster, Torus
 from shardwise.model import Architecture
-from shardwise.present.charts.chart import (
-    LETTERS,
-    Axis,
-    Cell,
-    Chart,
-    Curve,
-    Points,
-    RuleLine,
-    curve_chart,
-    frames_chart,
-)
+from shardwise.present.charts.chart import LETTERS, Axis, Cell, Chart, Curve, Points, RuleLine
+from shardwise.present.charts.common_charts import curve_chart, frames_chart
 from shardwise.values import InputError, format_quantity
 
 
 class Strategies:
-    """One MLP layer under FSDP, TP and their mixes on a torus, by the batch. Rings on all axes, as the books take them."""
+    """Times of an MLP layer under FSDP, TP and their mixes on a torus, by the batch. All axes are rings, as in the books."""
 
     def __init__(self, cluster: Cluster, d_model: int, d_ff: int) -> None:
         torus = cluster.topology
@@ -57,23 +48,23 @@ class Strategies:
         )  # fmt: skip
 
     def fsdp(self, batch: float) -> LayerTimes:
-        """All chips and axes for FSDP."""
+        """Return the times with all chips and axes for FSDP."""
         return self._times(batch, self.num_chips, 1, self.num_axes, 1)
 
     def tp(self, batch: float) -> LayerTimes:
-        """All chips and axes for TP."""
+        """Return the times with all chips and axes for TP."""
         return self._times(batch, 1, self.num_chips, 1, self.num_axes)
 
     def split(self, batch: float, tp: float) -> LayerTimes:
-        """TP of a degree on one axis, FSDP on the others, one kind of communication after the other."""
+        """Return the times with TP of a degree on one axis, FSDP on the others, one kind of communication after the other."""
         return self._times(batch, self.num_chips / tp, tp, self.num_axes - 1, 1)
 
     def best_tp(self, batch: float) -> float:
-        """The degree of TP of the best split, not rounded; at 1 or at all chips the best is no mix."""
+        """Return the degree of TP of the best split, not rounded; at 1 or at all chips the best is no mix."""
         return self.num_chips / fsdp_optimal_degree(batch, self.d_ff, self.num_chips, self.num_axes - 1)
 
     def mixes(self, batches: Iterable[float]) -> tuple[float, ...]:
-        """The batches whose best split is a mix."""
+        """Return the batches whose best split is a mix."""
         return tuple(batch for batch in batches if 1.0 < self.best_tp(batch) < self.num_chips)
 
     @property
@@ -90,16 +81,19 @@ class Strategies:
 def strategy_ratios(
     cluster: Cluster, *, d_model: int = 8192, d_ff: int = 30_000, tokens: tuple[float, float] = (100.0, 5000.0)
 ) -> Chart:
-    """Compute over communication of FSDP, TP and the best mix against tokens per chip: above 1 compute binds.
+    """Draw compute over communication of FSDP, TP and the best mix against tokens per chip: above 1 compute binds.
 
     FSDP grows as the batch, the mix as its square root, TP not at all. Source: the book, "Training", the figure on 4x4x4.
     Differs: with its F = 30,000 the mix reaches 1 at 434 tokens per chip; the text's "roughly 400" is for F = 32,768.
     """
     layer = Strategies(cluster, d_model, d_ff)
-    batches = tuple(layer.num_chips * each for each in sorted((*spread(*tokens), layer.fsdp_from, layer.mixed_from)))
+    batches = tuple(
+        layer.num_chips * tokens_per_chip
+        for tokens_per_chip in sorted((*spread(*tokens), layer.fsdp_from, layer.mixed_from))
+    )
 
-    def line(label: str, times: Callable[[float], LayerTimes], at: Sequence[float] = batches) -> Curve:
-        points = tuple((batch / layer.num_chips, times(batch).math_over_comms) for batch in at)
+    def line(label: str, times: Callable[[float], LayerTimes], line_batches: Sequence[float] = batches) -> Curve:
+        points = tuple((batch / layer.num_chips, times(batch).math_over_comms) for batch in line_batches)
         return Curve(label=label, points=points)
 
     mixed_axes = f"{layer.num_axes - 1} + 1 axes"
@@ -123,17 +117,19 @@ def strategy_times(
     cluster: Cluster, *, d_model: int = 8192, d_ff: int = 32_768, batches: tuple[float, float] = (2e5, 5e7),
     tp_degrees: Sequence[int] = (8, 16),
 ) -> Chart:  # fmt: skip
-    """Seconds of compute, and of communication of each strategy, against the batch: under the compute line, it is hidden.
+    """Draw seconds of compute, and of communication of each strategy, against the batch: below the compute line it is hidden.
 
     Source: the book, "Training", the figure on 16x16x16. Differs: the book prints that the best split is compute-bound from
     1.6e10 tokens; its own formula, 4096 · 2 · 2550² / 32768, is 1.6e6.
     """
     layer = Strategies(cluster, d_model, d_ff)
-    bounds = [min_batch_tokens(layer.num_chips, each) for each in (layer.mixed_from, layer.fsdp_from)]
+    bounds = [
+        min_batch_tokens(layer.num_chips, tokens_per_chip) for tokens_per_chip in (layer.mixed_from, layer.fsdp_from)
+    ]
     span = tuple(sorted((*spread(*batches), *bounds)))
 
-    def line(label: str, times: Callable[[float], LayerTimes], at: Sequence[float] = span) -> Curve:
-        return Curve(label=label, points=tuple((batch, times(batch).comms_s) for batch in at))
+    def line(label: str, times: Callable[[float], LayerTimes], line_batches: Sequence[float] = span) -> Curve:
+        return Curve(label=label, points=tuple((batch, times(batch).comms_s) for batch in line_batches))
 
     def split(tp: int) -> Curve:
         return line(f"FSDP {layer.num_chips // tp} × TP {tp}", lambda batch: layer.split(batch, tp))
@@ -163,24 +159,26 @@ BATCH = Axis(title="tokens of the global batch", log=True)
 
 
 def spread(low: float, high: float) -> tuple[float, ...]:
-    """Numbers evenly apart on a logarithmic axis, both ends included."""
+    """Return numbers evenly apart on a logarithmic axis, both ends included."""
     count = max(1, round(SAMPLES_PER_DECADE * math.log10(high / low)))
     return tuple(low * (high / low) ** (i / count) for i in range(count + 1))
 
 
 def roofline_chart(chip: Chip, links: Mapping[str, float], kernels: Sequence[Points], dtype: str = "bf16") -> Chart:
-    """min(C, W·intensity) for every peak of the chip from memory, for `dtype` from each link, and kernels as points.
+    """Draw min(C, W·intensity) for every peak of the chip from memory, for `dtype` from each link, and kernels as points.
 
     A kernel is at its intensity and at the FLOP/s that it attains; those in the same place are one point, with the share of all.
     Each knee lies at C / W.
     """
     peaks = {dtype: chip.peak(dtype)} | dict(chip.peak_flops_per_s)
-    alike: dict[float, list[str]] = {}  # formats with the same peak, as far as a picture shows, are one line
+    formats_by_peak: dict[float, list[str]] = {}  # peaks that a picture cannot tell apart are one line
     for name, peak in peaks.items():
-        near = next((known for known in alike if math.isclose(known, peak, rel_tol=5e-3)), peak)
-        alike.setdefault(near, []).append(name)
+        line_peak = next(
+            (drawn_peak for drawn_peak in formats_by_peak if math.isclose(drawn_peak, peak, rel_tol=5e-3)), peak
+        )
+        formats_by_peak.setdefault(line_peak, []).append(name)
     memory = chip.memory_bytes_per_s
-    roofs = [(f"{', '.join(names)} from memory", peak, memory) for peak, names in alike.items()]
+    roofs = [(f"{', '.join(names)} from memory", peak, memory) for peak, names in formats_by_peak.items()]
     roofs += [(f"{dtype} from {name}", peaks[dtype], rate) for name, rate in links.items()]
     knees = [critical_intensity(peak, rate) for _, peak, rate in roofs]
     ends = [*knees, *(kernel.points[0][0] for kernel in kernels)]
@@ -209,9 +207,9 @@ def _merged(kernels: Iterable[Points]) -> Iterator[Points]:
         place.append(kernel)
     for letter, place in zip(LETTERS, places, strict=False):
         share = sum(kernel.share for kernel in place)
-        alike = f", and {len(place) - 1} alike" if len(place) > 1 else ""
+        count_text = f", and {len(place) - 1} alike" if len(place) > 1 else ""
         time = f": {share:.1%} of the time" if share else ""
-        yield replace(place[0], label=f"{place[0].label}{alike}{time}", share=share, letter=letter)
+        yield replace(place[0], label=f"{place[0].label}{count_text}{time}", share=share, letter=letter)
 
 
 def _is_near(first: tuple[float, float], second: tuple[float, float]) -> bool:
@@ -219,7 +217,7 @@ def _is_near(first: tuple[float, float], second: tuple[float, float]) -> bool:
 
 
 def kernels_chart(comparison: KernelComparison) -> Chart:
-    """The kernels of a comparison on the rooflines of their chip."""
+    """Draw the kernels of a comparison on the rooflines of their chip."""
     points = [
         Points(label=roofline.label, points=((roofline.cost.intensity, roofline.attainable_flops_per_s),))
         for roofline in comparison.rooflines
@@ -228,7 +226,7 @@ def kernels_chart(comparison: KernelComparison) -> Chart:
 
 
 def block_chart(roofline: BlockRoofline) -> Chart:
-    """The kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
+    """Draw the kernels of a model's block on the rooflines of a chip, each with its share of the time of both passes.
 
     Kernels without FLOPs of products and attention have no place on a roofline; the subtitle has their share.
     """
@@ -254,20 +252,21 @@ def matmul_curves(
     chip: Chip, widths: Iterable[tuple[int, int]], dtype: str = "bf16", weights: str | None = None,
     batches: tuple[float, float] = (4.0, 4096.0),
 ) -> Chart:  # fmt: skip
-    """Attainable FLOP/s of [B, D] · [D, F] against B for several (D, F). Source: the book, "All About Rooflines", question 3."""
+    """Draw attainable FLOP/s of [B, D] · [D, F] against B for several (D, F). Source: the book, "All About Rooflines", question
+    3."""
 
     def kernel(batch: float, d_in: int, d_out: int) -> KernelRoofline:
         return kernel_roofline(chip, "matmul", {"B": batch, "D": d_in, "F": d_out}, dtype, weights)
 
     lines, markers = [], []
     for d_in, d_out in widths:
-        at = kernel(1, d_in, d_out).critical_size
-        inside = (at,) if batches[0] < at < batches[1] else ()
+        critical_size = kernel(1, d_in, d_out).critical_size
+        visible_sizes = (critical_size,) if batches[0] < critical_size < batches[1] else ()
         points = []
-        for batch in sorted((*spread(*batches), *inside)):
+        for batch in sorted((*spread(*batches), *visible_sizes)):
             points.append((batch, kernel(batch, d_in, d_out).attainable_flops_per_s))
         lines.append(Curve(label=f"D = {d_in:,}, F = {d_out:,}", points=tuple(points)))
-        markers += [RuleLine(label=f"D = {d_in:,}: B = {at:,.0f}", at=at) for at in inside]
+        markers += [RuleLine(label=f"D = {d_in:,}: B = {size:,.0f}", at=size) for size in visible_sizes]
     stored = f"{weights or dtype} weights, {dtype} activations and arithmetic"
     return curve_chart(
         title=f"[B, D] · [D, F] on {chip.name}", subtitle=f"{stored}; a marker is where compute begins to bind.",
@@ -279,7 +278,7 @@ def attention_share_curves(
     architecture: Architecture, chip: Chip, seq_lens: tuple[float, float] = (256.0, 2.0**20),
     batches: Sequence[int] = (16, 256), dtype: str = "bf16",
 ) -> Chart:  # fmt: skip
-    """Time of attention over that of the MLP in one layer against the context: a prompt, and steps of decoding.
+    """Draw time of attention over that of the MLP in one layer against the context: a prompt, and steps of decoding.
 
     Each kernel takes the longer of compute and memory traffic; attention is flash and sees the whole square. Source: the
     book, "Transformers", question 4, which leaves the plot to the reader; for a prompt the ratio is 1 near T = 6D where
@@ -315,7 +314,8 @@ def attention_share_curves(
 
 
 def systolic_frames(num_rows: int = 2, side: int = 3) -> Chart:
-    """Which row of activations each cell multiplies with its weight, cycle by cycle. Source: the book, "TPUs", appendix B."""
+    """Draw the row of activations that each cell multiplies with its weight, cycle by cycle. Source: the book, "TPUs", appendix
+    B."""
     array = SystolicArray(side=side)
 
     def cells(cycle: int) -> Iterator[Cell]:
@@ -334,12 +334,12 @@ def systolic_frames(num_rows: int = 2, side: int = 3) -> Chart:
 
 
 def systolic_use(sides: Sequence[int] = (128, 256), rows: tuple[float, float] = (8.0, 8192.0)) -> Chart:
-    """The share of cells and cycles that multiply, against the rows of activations for each tile of weights. Source: the book,
-    "TPUs", appendix B: of [8, 128] · [128, 128] in a long stream, 8 cycles each."""
+    """Draw the share of cells and cycles that multiply, against the rows of activations for each tile of weights. Source: the
+    book, "TPUs", appendix B: of [8, 128] · [128, 128] in a long stream, 8 cycles each."""
 
     def line(side: int, num_tiles: int) -> Curve:
         array = SystolicArray(side=side)
-        points = tuple((float(round(each)), array.busy(round(each), num_tiles)) for each in spread(*rows))
+        points = tuple((float(round(num_rows)), array.busy(round(num_rows), num_tiles)) for num_rows in spread(*rows))
         tiles = "one tile of weights" if num_tiles == 1 else f"{num_tiles} tiles, one after the other"
         return Curve(label=f"{side} x {side}, {tiles}", points=points)
 

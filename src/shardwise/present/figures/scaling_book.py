@@ -35,7 +35,7 @@ KERNELS: tuple[tuple[str, str, Mapping[str, float]], ...] = (
 
 
 def roofline() -> Chart:
-    """Rooflines of a chip from every memory and link, with kernels of very different intensity."""
+    """Draw the rooflines of a chip from every memory and link, with kernels of very different intensity."""
     chip, links = load_chip_and_links(CHIP)
     rooflines = ((label, kernel_roofline(chip, kernel, sizes)) for label, kernel, sizes in KERNELS)
     points = [
@@ -46,7 +46,7 @@ def roofline() -> Chart:
 
 
 def products(weights: str) -> Chart:
-    """A product against its batch."""
+    """Draw the attainable FLOP/s of products against their batch, with weights in a format."""
     return matmul_curves(load_chip(CHIP), WIDTHS, weights=weights)
 
 

@@ -9,7 +9,8 @@ from shardwise.hardware import load_cluster
 from shardwise.hardware.network.message_simulation import ring_grid, simulate_collective
 from shardwise.layout import Layout
 from shardwise.model import Job, load_model
-from shardwise.present.charts.chart import Axis, Chart, Curve, curve_chart
+from shardwise.present.charts.chart import Axis, Chart, Curve
+from shardwise.present.charts.common_charts import curve_chart
 from shardwise.present.charts.sharding_charts import strip_of
 from shardwise.present.charts.step_charts import step_chart
 from shardwise.present.charts.sweep_charts import heat_map
@@ -24,7 +25,7 @@ RING = 5  # devices of the playbook's animations
 
 
 def ring(kind: CollectiveKind) -> Chart:
-    """A collective on a one-way ring, step by step."""
+    """Draw a collective on a one-way ring, step by step."""
     return strip_of(simulate_collective(kind, 100e6, ring_grid((RING,), one_way=True), split=False))
 
 
@@ -41,12 +42,12 @@ def _simulated(model: str, layout_text: str, num_micro_batches: int = 1) -> Simu
 
 
 def overlap(model: str, layout: str) -> Chart:
-    """What a device computes and sends over a step."""
+    """Draw compute and traffic of a device over a step."""
     return step_chart(_simulated(model, layout))
 
 
 def memory_of_a_step(model: str = "llama-3.2-1b", layout: str = "dp=8 micro_batch_seqs=2") -> Chart:
-    """Bytes of a device over a step of three micro-batches: what each pass holds, from its start."""
+    """Draw bytes of a device over a step of three micro-batches; those of a pass count from its start."""
     simulation = _simulated(model, layout, num_micro_batches=3)
     points: list[tuple[float, float]] = []
     for when, num_bytes in simulation.memories[0].curve:
@@ -85,7 +86,7 @@ NODES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def best_layouts(models: Sequence[str] = MODELS, num_nodes: Sequence[int] = NODES) -> Chart:
-    """The layout with the best predicted MFU at every point, H100s in nodes of eight."""
+    """Draw the layout with the best predicted MFU for every model and number of H100s, in nodes of eight."""
     devices = ",".join(str(8 * nodes) for nodes in num_nodes)
     over = (f"model={','.join(models)}", f"gpus={devices}")
     swept = sweep(models[0], "h100:8", over=over, global_batch_tokens=BATCH_TOKENS, seq_len=SEARCHED_SEQ_LEN)

@@ -1,4 +1,4 @@
-"""How values show themselves in a notebook: tables and a picture, as HTML without scripts, and as a figure of matplotlib."""
+"""Displays of values in a notebook: tables and a picture, as HTML without scripts, and as a figure of matplotlib."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class NotebookTable:
 
     @classmethod
     def of(cls, facts: Mapping[str, str]) -> NotebookTable:
-        """Two columns: names and what is said of them; what is empty is left out."""
-        return cls(rows=tuple((name, said) for name, said in facts.items() if said))
+        """Return a table of two columns, names and facts, without the empty facts."""
+        return cls(rows=tuple((name, fact) for name, fact in facts.items() if fact))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotebookDisplay:
-    """What a notebook shows of a value: a title, tables, and charts one under the other.
+    """Display of a value in a notebook: a title, tables, and charts one under the other.
 
     `charts` are made when they are drawn, and raise `InputError` where there is too much or nothing to draw.
     """
@@ -41,13 +41,13 @@ class NotebookDisplay:
     charts: Callable[[], Sequence[Chart]]
 
     def drawing(self) -> Drawing:
-        """The charts, drawn. Raises `InputError` as they do."""
+        """Draw the charts. Raises `InputError` as they do."""
         from shardwise.present.charts.draw_chart import draw_charts
 
         return draw_charts(self.charts())
 
     def html(self) -> str:
-        """A fragment that stands by itself: no script, nothing to load, every text escaped."""
+        """Return a fragment of HTML that stands by itself: no script, nothing to load, every text escaped."""
         tables = "\n".join(_table(table) for table in self.tables)
         try:
             picture = self.drawing().svg()
@@ -63,7 +63,7 @@ def _table(table: NotebookTable) -> str:
 
 
 def _row(cells: Sequence[str], tag: str, *, named: bool = False) -> str:
-    """A row; of a table of facts the first cell is their name."""
+    """Return a row as HTML; if it is `named`, its first cell is its head."""
     tags = ["th" if named else tag, *[tag] * (len(cells) - 1)]
-    shown = (f'<{tag} style="{CELL_STYLE}">{escape(cell)}</{tag}>' for tag, cell in zip(tags, cells, strict=True))
-    return "<tr>" + "".join(shown) + "</tr>"
+    cells_html = (f'<{tag} style="{CELL_STYLE}">{escape(cell)}</{tag}>' for tag, cell in zip(tags, cells, strict=True))
+    return "<tr>" + "".join(cells_html) + "</tr>"

@@ -67,7 +67,7 @@ class Facts:
 class TermList:
     """Terms with their colour, their number and a note, under an optional title."""
 
-    rows: Sequence[tuple[str, str, PageCell, str]]  # term, words, number, note
+    rows: Sequence[tuple[str, str, PageCell, str]]  # term, label, number, note
     title: str = ""
 
 
@@ -93,7 +93,7 @@ class Slider:
 
     label: str
     value: str
-    shown: PageCell
+    value_cell: PageCell
     options: Sequence[Mapping[str, Any]]
 
 
@@ -130,19 +130,19 @@ PageReport = Sequence[PageSection]
 
 def panels(report: Report, title: str = "") -> list[PageSection]:
     """Return a verb's report as panels: a title begins one, details are folded; `title` is that of the first panel."""
-    drawn: list[PageSection] = []
+    page_sections: list[PageSection] = []
     for section in report:
         blocks = list(section.blocks)
         if section.detail:
-            drawn.append(PageSection(blocks=blocks, fold=section.title or section.name))
-        elif section.title or not drawn or drawn[-1].fold:
-            drawn.append(PageSection(title=section.title, blocks=blocks))
+            page_sections.append(PageSection(blocks=blocks, fold=section.title or section.name))
+        elif section.title or not page_sections or page_sections[-1].fold:
+            page_sections.append(PageSection(title=section.title, blocks=blocks))
         else:
-            drawn[-1] = replace(drawn[-1], blocks=[*drawn[-1].blocks, *blocks])
-    if title and drawn:
-        head = [Paragraph((drawn[0].title,), "quiet")] if drawn[0].title else []
-        drawn[0] = replace(drawn[0], title=title, blocks=[*head, *drawn[0].blocks])
-    return [panel for panel in drawn if panel.blocks or panel.title]
+            page_sections[-1] = replace(page_sections[-1], blocks=[*page_sections[-1].blocks, *blocks])
+    if title and page_sections:
+        head = [Paragraph((page_sections[0].title,), "quiet")] if page_sections[0].title else []
+        page_sections[0] = replace(page_sections[0], title=title, blocks=[*head, *page_sections[0].blocks])
+    return [panel for panel in page_sections if panel.blocks or panel.title]
 
 
 def report_to_json(report: PageReport, path_of: PathOf = str) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
         case Facts():
             return {"facts": [[name, _cell(value, path_of), _cells(note, path_of)] for name, value, note in block.rows]}
         case TermList():
-            terms = [[term, words, _cell(value, path_of), note] for term, words, value, note in block.rows]
+            terms = [[term, label, _cell(number, path_of), note] for term, label, number, note in block.rows]
             return {"terms": terms, "title": block.title}
         case Legend():
             return {"legend": [list(entry) for entry in block.entries]}
@@ -185,8 +185,8 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
             head, *rows = (_cells(row, path_of) for row in block.rows)
             return {"rows": rows, "head": head, "caption": block.caption, "folded": block.folded}
         case Slider():
-            shown = _cell(block.shown, path_of)
-            return {"slider": block.label, "value": block.value, "shown": shown, "options": list(block.options)}
+            value_cell = _cell(block.value_cell, path_of)
+            return {"slider": block.label, "value": block.value, "shown": value_cell, "options": list(block.options)}
         case Choices():
             options = [[list(keys), [block_to_json(part, path_of) for part in parts]] for keys, parts in block.options]
             names = [list(name) for name in block.names]

@@ -1,6 +1,6 @@
-"""What a verb says to people, as values: sections of lines, tables and bars.
+"""Reports of verbs as values: sections of lines, tables and bars.
 
-Which of it is short is decided here, how it looks in `plain` (files, pipes) and `terminal`.
+Their short form is decided here, their look in `plain_text` (files, pipes) and `terminal`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BAR_STEPS = 28  # of a bar that is the whole
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Text that says whether something is as it should be, or what to know of it."""
+    """Text with a tone: good, bad, or worth a note."""
 
     text: str
     tone: Tone
@@ -104,19 +104,21 @@ Report = Sequence[Section]
 
 
 def cell_text(cell: Cell) -> str:
-    """The characters of a cell or of a line."""
+    """Return the characters of a cell or of a line."""
     return cell if isinstance(cell, str) else cell.text
 
 
 def short_form(report: Report) -> Report:
-    """The report without its details, and a last line that names them: what `--verbose` shows beside.
+    """Return the report without its details, and a last line that names them: `--verbose` shows them too.
 
     >>> short_form([Section(["fits"]), Section(["3 layouts"], title="the search", detail=True)])[-1].blocks
     ['with -v: the search']
     """
-    shown = [replace(one, blocks=[_brief(block) for block in one.blocks]) for one in report if not one.detail]
-    left = list(dict.fromkeys(_hidden_sections(report)))
-    return [*shown, Section([f"with -v: {', '.join(left)}"])] if left else shown
+    short_sections = [
+        replace(section, blocks=[_brief(block) for block in section.blocks]) for section in report if not section.detail
+    ]
+    hidden_names = list(dict.fromkeys(_hidden_sections(report)))
+    return [*short_sections, Section([f"with -v: {', '.join(hidden_names)}"])] if hidden_names else short_sections
 
 
 def _brief(block: Block) -> Block:
@@ -126,22 +128,22 @@ def _brief(block: Block) -> Block:
 
 
 def _hidden_sections(report: Report) -> Iterator[str]:
-    """Names of what the short form leaves out: of sections, and of those of which it has only a part."""
-    for one in report:
-        if one.detail or any(_brief(block) != block for block in one.blocks):
-            yield one.name or one.title
+    """Yield the names of sections that the short form leaves out or shortens."""
+    for section in report:
+        if section.detail or any(_brief(block) != block for block in section.blocks):
+            yield section.name or section.title
 
 
 def sections_of_text(text: str) -> Report:
-    """A text whose parts stand apart by empty lines."""
+    """Return a section for each part of a text; empty lines stand between parts."""
     return [Section(part.split("\n")) for part in text.split("\n\n")]
 
 
 def facts_table(rows: Iterable[tuple[str, Cell | Line]]) -> Table:
-    """A table of names and what belongs to them; a row without a name goes on with what is above it."""
+    """Return a table of names and their cells; a row without a name goes on with the row above it."""
     return Table(rows=tuple(rows), head=False, indent=2)
 
 
 def share_bar(share: float, term: str = "") -> ShareBar:
-    """A share of a whole as a bar: at least one step of what there is."""
+    """Return a share of a whole as a bar; a share above 0 has at least one step."""
     return ShareBar("#" * max(round(BAR_STEPS * share), share > 0), term)

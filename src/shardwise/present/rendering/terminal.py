@@ -32,7 +32,7 @@ LIGHT_BACKGROUNDS = ("7", "15")  # white, as COLORFGBG numbers the colour of the
 
 
 def open_console(stream: TextIO | None) -> Console | None:
-    """What draws on the terminal that a stream is; None for a file, a pipe and the plainest terminals."""
+    """Return the console of a stream that is a terminal; None for a file, a pipe and the plainest terminals."""
     if stream is None or not stream.isatty() or os.environ.get("TERM") in PLAIN_TERMINALS:
         return None
     from rich.console import Console
@@ -41,14 +41,14 @@ def open_console(stream: TextIO | None) -> Console | None:
 
 
 def render_terminal(report: Report, console: Console) -> str:
-    """The report as the terminal takes it, with the codes of its colours."""
+    """Return the report as the terminal takes it, with the codes of its colours."""
     with console.capture() as capture:
-        shown = (section for section in report if section.title or section.blocks)
-        for number, section in enumerate(shown):
+        visible_sections = (section for section in report if section.title or section.blocks)
+        for number, section in enumerate(visible_sections):
             if number:
                 console.print()
-            for one in _section(section, console.width):
-                console.print(one)
+            for renderable in _section(section, console.width):
+                console.print(renderable)
     return capture.get()
 
 
@@ -79,17 +79,17 @@ def _block(block: Block, width: int) -> Iterator[RenderableType]:
 
 
 def _table(block: Table) -> RenderableType:
-    from rich.table import Table as Drawn
+    from rich.table import Table as RichTable
 
     head, rows = (block.rows[0], block.rows[1:]) if block.head else (("",) * len(block.rows[0]), block.rows)
-    table = Drawn(
+    table = RichTable(
         box=None, show_header=block.head, header_style="bold", pad_edge=False, padding=(0, GAP, 0, 0),
     )  # fmt: skip
     for number, title in enumerate(head):
-        whole = _is_whole(block, number)
+        is_whole = _is_whole(block, number)
         table.add_column(
-            _cell(title), justify="right" if number in block.right else "left", no_wrap=whole,
-            overflow="crop" if whole else "fold",
+            _cell(title), justify="right" if number in block.right else "left", no_wrap=is_whole,
+            overflow="crop" if is_whole else "fold",
         )  # fmt: skip
     for row in rows:
         table.add_row(*map(_cell, row))
@@ -107,15 +107,15 @@ def _cell(cell: Cell, from_column: int = 0) -> Text:
 
 @cache
 def _colours() -> dict[str, str]:
-    """Colours of the terms of an estimate, those of the pictures, on a dark page unless the terminal says that it is light."""
+    """Return the colours of an estimate's terms as in pictures, on a dark page unless the terminal says that it is light."""
     from shardwise.present.charts.palette import TERM_COLOURS
 
     is_light = os.environ.get("COLORFGBG", "").rpartition(";")[2] in LIGHT_BACKGROUNDS
-    return {name: one.light if is_light else one.dark for name, one in TERM_COLOURS.items()}
+    return {name: colour.light if is_light else colour.dark for name, colour in TERM_COLOURS.items()}
 
 
 def split_columns(table: Table, width: int) -> Iterator[Table]:
-    """The table, or where a terminal is too narrow for its numbers tables of some columns each, all with the first.
+    """Yield the table, or for a terminal that is too narrow for its numbers tables of some columns each, all with the first.
 
     >>> wide = Table(rows=(("model", "layers", "heads", "width"), ("gpt-2", "12", "12", "768")), right=(1, 2, 3))
     >>> [part.rows for part in split_columns(wide, 22)]
@@ -127,25 +127,25 @@ def split_columns(table: Table, width: int) -> Iterator[Table]:
         yield table
         return
     while first < len(needs):
-        last, taken = first + 1, needs[0] + GAP + needs[first]
-        while last < len(needs) and taken + GAP + needs[last] <= room:
-            taken += GAP + needs[last]
+        last, used_width = first + 1, needs[0] + GAP + needs[first]
+        while last < len(needs) and used_width + GAP + needs[last] <= room:
+            used_width += GAP + needs[last]
             last += 1
         yield _columns(table, (0, *range(first, last)))
         first = last
 
 
 def _needed_width(table: Table, number: int) -> int:
-    """The width that a column needs: of what stays whole its own, of other text that of its longest word."""
+    """Return the width that a column needs: that of its longest cell, or of its longest word if its cells are folded."""
     cells = [cell_text(row[number]) for row in table.rows]
     return max(len(word) for cell in cells for word in ([cell] if _is_whole(table, number) else cell.split() or [""]))
 
 
 def _is_whole(table: Table, number: int) -> bool:
-    """Whether a column is not folded: numbers, bars, and short text."""
+    """Return whether a column is not folded: numbers, bars, and short text."""
     cells = [row[number] for row in table.rows]
-    is_short = all(len(cell_text(one)) <= SHORT_CELL for one in cells)
-    return is_short or number in table.right or any(isinstance(one, ShareBar) for one in cells)
+    is_short = all(len(cell_text(cell)) <= SHORT_CELL for cell in cells)
+    return is_short or number in table.right or any(isinstance(cell, ShareBar) for cell in cells)
 
 
 def _columns(table: Table, chosen: tuple[int, ...]) -> Table:

@@ -24,9 +24,11 @@ def noise_report(noise: RunNoise) -> Report:
 
 
 def _noise_head(noise: RunNoise) -> Iterator[Block]:
-    from shardwise.present.charts.batch_size_charts import said  # the charts load for reports of batches alone
+    from shardwise.present.charts.batch_size_charts import (
+        describe_noise,
+    )  # the charts load for reports of batches alone
 
-    yield f"  noise scale: {said(noise.late)}, over the last half of these steps"
+    yield f"  noise scale: {describe_noise(noise.late)}, over the last half of these steps"
     yield Line(
         (
             "  a batch of ", count(noise.batch_tokens, "batch_tokens", "tokens"), " tokens makes ",
@@ -161,11 +163,11 @@ def branches_report(outcome: BranchOutcome) -> Report:
 
 def _branches_head(outcome: BranchOutcome) -> Iterator[Block]:
     from shardwise.present.charts.batch_size_charts import (  # the charts load for reports of batches alone
-        said_of_branches,
+        describe_branches,
     )
 
     point, compared = outcome.point, outcome.compared
-    yield f"  {said_of_branches(compared)}"
+    yield f"  {describe_branches(compared)}"
     yield Line(
         (
             "  tolerance ", quantity(compared.tolerance, "", "tolerance"),

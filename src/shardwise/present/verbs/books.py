@@ -94,7 +94,7 @@ def roofline(
     *,
     size_texts: Annotated[
         Sequence[str],
-        Argument(group="kernel", metavar="SIZES", many=True, help=f"its sizes by letter, such as {EXAMPLE_SIZES}"),
+        Argument(group="kernel", metavar="SIZES", variadic=True, help=f"its sizes by letter, such as {EXAMPLE_SIZES}"),
     ] = (),
     dtype: Annotated[
         str,
@@ -299,7 +299,7 @@ def rule(
     key_values: Annotated[
         Sequence[str],
         Argument(
-            group="rule", metavar="KEY=VALUE", many=True, optional=True, completes=_missing_rule_keys,
+            group="rule", metavar="KEY=VALUE", variadic=True, optional=True, completes=_missing_rule_keys,
             help="what the rule takes, such as tokens=4Ki, bytes_per_s=3.2TB/s or memory_bytes=80GB; without one: say what it "
             "takes",
         ),
@@ -391,7 +391,7 @@ def precision(
     formats: Annotated[
         Sequence[str],
         Argument(
-            group="formats", metavar="FORMAT", many=True, optional=True,
+            group="formats", metavar="FORMAT", variadic=True, optional=True,
             help="fp32, tf32, bf16, fp16, e4m3, e5m2, e2m1 or e8m0 (default: all)",
         ),
     ] = (),

@@ -147,7 +147,7 @@ def calibrate(
     logged_runs: Annotated[
         Sequence[Sequence[str | os.PathLike[str]]],
         Argument(
-            flag="--run", group="runs", metavar="FILE", many=True, repeat=True,
+            flag="--run", group="runs", metavar="FILE", variadic=True, repeat=True,
             help="a run: the folder of one of `train`, or a plan or a launch and behind it the log; may be repeated",
         ),
     ] = (),

@@ -90,7 +90,7 @@ def show(
 def figures(
     names: Annotated[
         Sequence[str],
-        Argument(group="figures", metavar="NAME", many=True, optional=True, help="figures by name (default: all)"),
+        Argument(group="figures", metavar="NAME", variadic=True, optional=True, help="figures by name (default: all)"),
     ] = (),
     out: Annotated[
         str | None,
@@ -129,7 +129,7 @@ def figures(
 def completion(
     shell: Annotated[str, Argument(group="shell", choices=tuple(SCRIPTS), help="the shell")],
     command_words: Annotated[
-        Sequence[str], Argument(group="shell", many=True, optional=True, parse=str, help=argparse.SUPPRESS)
+        Sequence[str], Argument(group="shell", variadic=True, optional=True, parse=str, help=argparse.SUPPRESS)
     ] = (),
 ) -> ShellCompletion:
     """Return the script of a shell, and for the words of a command line, which only the scripts give, what may end it."""

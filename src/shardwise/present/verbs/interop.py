@@ -86,7 +86,7 @@ def _write_plan(launch: PricedLaunch, target: str) -> None:
 def read_launch(
     files: Annotated[
         str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        Argument(group="launch", metavar="FILE", many=True, help="the files of the launch"),
+        Argument(group="launch", metavar="FILE", variadic=True, help="the files of the launch"),
     ],
     cluster: Annotated[
         str | os.PathLike[str] | Cluster,

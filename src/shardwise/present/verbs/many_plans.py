@@ -1,4 +1,4 @@
-"""Plans on several clusters, for several values, and to a loss: what `plan` on the command line is besides one plan."""
+"""Plans on several clusters, for several values, and to a loss: the other modes of `plan` on the command line."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def plan_clusters(
     wrong model, job, cluster, pin or maximum.
 
     >>> import shardwise as sw
-    >>> found = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
-    >>> found.plan.cluster.name, found.reason
+    >>> comparison = sw.plan_clusters("gpt-2", ["h100:8", "a100-80gb:8"], global_batch_tokens="64Ki", seq_len=1024)
+    >>> comparison.plan.cluster.name, comparison.reason
     ('h100:8', 'the fastest')
     """
     allowed = read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
@@ -59,7 +59,7 @@ def plan_clusters(
     limits = limits or price.parse_limits(deadline, budget, inputs.job.tokens)
     job = search.job_for_clusters(inputs, choices=allowed, runnable=runnable, progress=progress)
     return search.plan_clusters(
-        [price.Problem(inputs.architecture, where, job) for where in inputs.clusters], limits=limits, choices=allowed,
+        [price.Problem(inputs.architecture, cluster, job) for cluster in inputs.clusters], limits=limits, choices=allowed,
         reliability=reliability or inputs.reliability, defaults=inputs.default_names, progress=progress,
     )  # fmt: skip
 
@@ -89,10 +89,10 @@ def sweep(
     Raises `InputError` for anything wrong in these, before the first point is planned.
 
     >>> import shardwise as sw
-    >>> found = sw.sweep("llama-3.2-1b", "h100:8", over="gpus=8,16", global_batch_tokens="512Ki", seq_len=4096)
-    >>> [point.plan.layout.num_devices for point in found.points]
+    >>> swept = sw.sweep("llama-3.2-1b", "h100:8", over="gpus=8,16", global_batch_tokens="512Ki", seq_len=4096)
+    >>> [point.plan.layout.num_devices for point in swept.points]
     [8, 16]
-    >>> found  # doctest: +ELLIPSIS
+    >>> swept  # doctest: +ELLIPSIS
     Swept: gpus, 2 of 2 points
       gpus=8: step ..., MFU ...%, fsdp=8 ...
       gpus=16: step ..., MFU ...%, fsdp=16 ...
@@ -123,10 +123,10 @@ def plan_to_loss(
     Raises `InputError` for anything wrong in these, `NothingFitsError` where no batch has a plan.
 
     >>> import shardwise as sw
-    >>> found = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
-    >>> found.plan.cluster.name, [point.batch_tokens for point in found.points[:2]]
+    >>> search = sw.plan_to_loss("gpt-2", ["h100:8", "h100:16"], noise_scale="128Ki", batches=["64Ki", "128Ki"], seq_len=1024)
+    >>> search.plan.cluster.name, [point.batch_tokens for point in search.points[:2]]
     ('h100:16', [65536, 131072])
-    >>> first, second = (point.time for point in found.points[:2])
+    >>> first, second = (point.time for point in search.points[:2])
     >>> first.tokens_ratio, second.tokens_ratio, second.loss_s / second.token_s
     (1.5, 2.0, 2.0)
     """
@@ -135,7 +135,7 @@ def plan_to_loss(
         model, clusters, job, fields, noise_scale=noise_scale, to_loss=to_loss, batches=batches
     )
     limits = limits or price.parse_limits(deadline, budget, problem.inputs.job.tokens)
-    found = search.plan_loss_problem(
+    loss_search = search.plan_loss_problem(
         problem,
         limits=limits,
         goal=goal,
@@ -144,6 +144,7 @@ def plan_to_loss(
         reliability=reliability,
         progress=progress,
     )
-    if found.plan is None:
-        return found
-    return replace(found, doublings=search.plan_doublings(found.plan, found.target, choices=allowed, progress=progress))
+    if loss_search.plan is None:
+        return loss_search
+    doublings = search.plan_doublings(loss_search.plan, loss_search.target, choices=allowed, progress=progress)
+    return replace(loss_search, doublings=doublings)

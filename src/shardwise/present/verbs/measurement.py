@@ -168,7 +168,7 @@ def mfu(
     logs: Annotated[
         Sequence[str | os.PathLike[str]],
         Argument(
-            group="measurement", metavar="LOG", many=True, optional=True,
+            group="measurement", metavar="LOG", variadic=True, optional=True,
             help="logs of one run, in order, or its folder: of `shardwise train`, of event files, of W&B",
         ),
     ] = (),
@@ -195,7 +195,7 @@ def mfu(
     launch: Annotated[
         Sequence[str | os.PathLike[str]],
         Argument(
-            flag="--launch", metavar="FILE", many=True, help="what ran, as the launch of a framework (see: read)",
+            flag="--launch", metavar="FILE", variadic=True, help="what ran, as the launch of a framework (see: read)",
         ),
     ] = (),
     model: Annotated[

@@ -48,7 +48,7 @@ SWEEP_FLAGS = ("draw", "csv")
 BATCH_FLAGS = ("over", "csv", "export", "batch_schedule")  # without meaning where the batch is chosen
 
 
-# What the command line adds: which function a line of arguments means, what each refuses, and files of the result.
+# Additions of the command line: the function that a line of arguments means, the flags that each refuses, files of the result.
 
 
 def _cluster_names(written: Mapping[str, Any]) -> list[str]:
@@ -56,7 +56,7 @@ def _cluster_names(written: Mapping[str, Any]) -> list[str]:
     return [name for text in written["cluster"] for name in expand_sizes(text)]
 
 
-def _with_one_cluster(written: Mapping[str, Any]) -> dict[str, Any]:
+def _with_first_cluster(written: Mapping[str, Any]) -> dict[str, Any]:
     return {**written, "cluster": _cluster_names(written)[0]}
 
 
@@ -81,19 +81,17 @@ def _refuse_goal(written: Mapping[str, Any]) -> list[str]:
 
 def _refuse_sweep_flags(written: Mapping[str, Any]) -> list[str]:
     flags = [f"--{name}" for name in SWEEP_FLAGS if name in written]
-    what = f"{', '.join(flags)}: of sweeps; --sweep is required beside it, such as --sweep gpus=64:4096:x2"
-    return [what] if flags else []
+    problem = f"{', '.join(flags)}: of sweeps; --sweep is required beside it, such as --sweep gpus=64:4096:x2"
+    return [problem] if flags else []
 
 
 def _refuse_schedule(written: Mapping[str, Any]) -> list[str]:
-    """A schedule of batches is priced for one plan."""
+    """Return the problem with a schedule of batches for anything but one plan, if there is one."""
     names = _cluster_names(written)
-    beside = [f"{len(names)} clusters"] if len(names) > 1 else []
-    beside += ["--sweep"] if "over" in written else []
-    what = (
-        f"--batch-schedule: found with {' and '.join(beside)}; a plan of one cluster is required: plan each by itself"
-    )
-    return [what] if beside and "batch_schedule" in written else []
+    conflicts = [f"{len(names)} clusters"] if len(names) > 1 else []
+    conflicts += ["--sweep"] if "over" in written else []
+    problem = f"--batch-schedule: found with {' and '.join(conflicts)}; a plan of one cluster is required: plan each by itself"
+    return [problem] if conflicts and "batch_schedule" in written else []
 
 
 def _check_plan(written: Mapping[str, Any]) -> None:
@@ -123,7 +121,7 @@ def _check_to_loss(written: Mapping[str, Any]) -> None:
 
 
 def _require_choice(comparison: Comparison, progress: Progress) -> None:
-    """Raise what says why no cluster was chosen: nothing fits, no price is known, or a limit is missed, and by how much."""
+    """Raise the reason why no cluster was chosen: nothing fits, no price is known, or a limit is missed, and by how much."""
     if comparison.plan is not None:
         return
     contenders = comparison.contenders
@@ -138,9 +136,9 @@ def _require_choice(comparison: Comparison, progress: Progress) -> None:
     raise MissedLimitError(missed_limits_text(comparison, progress))
 
 
-def _require_point(found: LossSearch, progress: Progress) -> None:
-    if found.plan is None:
-        raise MissedLimitError(*search.describe_missed_target(found))
+def _require_point(loss_search: LossSearch, progress: Progress) -> None:
+    if loss_search.plan is None:
+        raise MissedLimitError(*search.describe_missed_target(loss_search))
 
 
 def _require_planned_point(swept: Swept, progress: Progress) -> None:
@@ -182,7 +180,7 @@ def _sweep_csv(swept: Swept) -> str:
 
 
 def _next_lines(result: Plan | Comparison | LossSearch | Swept, files: Mapping[str, str]) -> Iterator[str]:
-    """Yield where the launch was written, and what to do with the plan now."""
+    """Yield the folder of the launch, and the commands that go on with the plan."""
     if isinstance(result, search.Swept):
         return
     if "export" in files:
@@ -219,14 +217,14 @@ def _next_lines(result: Plan | Comparison | LossSearch | Swept, files: Mapping[s
         ),
         Mode(
             function=sweep, applies=lambda written: "over" in written, check=_check_sweep,
-            keywords=lambda written: {**_with_one_cluster(written), "keep_interrupted": True},
+            keywords=lambda written: {**_with_first_cluster(written), "keep_interrupted": True},
             require_answer=_require_planned_point,
         ),
         Mode(
             function=plan_clusters, applies=lambda written: len(_cluster_names(written)) > 1, check=_check_plan,
             keywords=_with_clusters, require_answer=_require_choice,
         ),
-        Mode(check=_check_plan, keywords=_with_one_cluster),
+        Mode(check=_check_plan, keywords=_with_first_cluster),
     ),
     exports=(
         Export(flag="--out", help="write the plan to a file", write=_write_plan, prepare=require_writable),
@@ -275,20 +273,20 @@ def plan(
     `MissedLimitError` where the run misses a limit.
 
     >>> import shardwise as sw
-    >>> found = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
-    >>> found.layout.num_devices, found.estimate.fits, found.job.num_seqs
+    >>> plan = sw.plan("llama-3.2-1b", "h100:8", global_batch_tokens="512Ki", seq_len=4096)
+    >>> plan.layout.num_devices, plan.estimate.fits, plan.job.num_seqs
     (8, True, 128)
-    >>> found  # doctest: +ELLIPSIS
+    >>> plan  # doctest: +ELLIPSIS
     Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
       fsdp=...
       step ... tokens/s per device, MFU ...%, bound by ...
       memory ... GB of 80 GB (fits, ...% free)
-    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
+    >>> sw.plan("llama-3.2-1b", "h100:8", plan.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
     2
-    >>> low, high = found.estimate.interval90
-    >>> found.bound_s < low < found.estimate.step_time_s < high
+    >>> low, high = plan.estimate.interval90
+    >>> plan.bound_s < low < plan.estimate.step_time_s < high
     True
-    >>> sw.plan("llama-3.2-1b", "h100:8", found.job, stack="nemo-25").cluster.calibration.stack
+    >>> sw.plan("llama-3.2-1b", "h100:8", plan.job, stack="nemo-25").cluster.calibration.stack
     'nemo-25'
     >>> sw.plan("gpt-2", "h100:8", noise_scale="128Ki", seq_len=1024).job.global_batch_tokens
     131072
@@ -304,7 +302,7 @@ def plan(
             )
         problem = search.resolve_loss_problem(model, [cluster], job, fields, noise_scale=noise_scale, to_loss=to_loss)
         limits = price.parse_limits(deadline, budget, problem.inputs.job.tokens)
-        found = search.plan_loss_problem(
+        loss_search = search.plan_loss_problem(
             problem,
             limits=limits,
             goal=goal,
@@ -313,8 +311,8 @@ def plan(
             reliability=reliability,
             progress=progress,
         )
-        _require_point(found, progress)
-        return _chosen_plan(found)
+        _require_point(loss_search, progress)
+        return _chosen_plan(loss_search)
     if goal is not None:
         raise InputError("goal: found without a noise scale and a loss; one of the two is required")
     inputs = price.resolve_problem(model, [cluster], job, fields)

@@ -31,7 +31,7 @@ def _pin_help() -> str:
 
 PlannedCluster = Annotated[  # the command line takes several, and compares them
     "str | os.PathLike[str] | Cluster",
-    Argument(group="cluster", completes="clusters", many=True, help=f"{CLUSTER_HELP}; several are compared"),
+    Argument(group="cluster", completes="clusters", variadic=True, help=f"{CLUSTER_HELP}; several are compared"),
 ]
 Pins = Annotated[
     "str | Mapping[str, Any] | Sequence[str]",

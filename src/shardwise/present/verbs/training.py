@@ -46,7 +46,7 @@ hidden files left out. Without --tokenizer a byte-level BPE is trained on the te
 def tokenize(
     sources: Annotated[
         Sequence[str | os.PathLike[str]],
-        Argument(group="text", metavar="DIR_OR_FILE", many=True, optional=True, help="folders and files of text"),
+        Argument(group="text", metavar="DIR_OR_FILE", variadic=True, optional=True, help="folders and files of text"),
     ] = (),
     *,
     out: Annotated[

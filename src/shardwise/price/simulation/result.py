@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from shardwise.layout import Layout, LayoutFacts
 from shardwise.layout.rules.table import require_legal
@@ -38,7 +38,6 @@ from shardwise.values import (
     format_bytes,
     format_percent,
     format_seconds,
-    to_json,
 )
 
 WORKING_TERMS = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
@@ -295,12 +294,6 @@ class SimulationRecord(Payload):
             ],
             estimate=EstimateRecord.from_attributes(simulation.estimate),
         )  # fmt: skip
-
-
-def simulation_payload(simulation: Simulation) -> dict[str, Any]:
-    """Return the versioned payload that `--json` prints: seconds and bytes, with the estimate of the same layout."""
-    payload: dict[str, Any] = to_json(SimulationRecord.of(simulation))
-    return payload
 
 
 def split_by_rank(path: list[CriticalPass]) -> list[list[CriticalPass]]:

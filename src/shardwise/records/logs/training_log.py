@@ -257,7 +257,7 @@ RULE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
-    """What a run took when nothing disturbed it.
+    """Steady state of a run: the time of a token without disturbances.
 
     `device_s_per_token`: seconds of a device for a token: the inverse of tokens/s of one device. `low` and `high`: its 10th and
     90th percentiles. `overhead`: by how much longer the lines behind the warm-up take on average with those that are far off.

@@ -154,7 +154,7 @@ class SplitIndex:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardIndex:
-    """What a folder of token shards holds.
+    """Index of a folder of token shards.
 
     `unigram_entropy_nats`: entropy of the frequencies of the training tokens, in nats per token: the loss of a model that
     knows how often each token comes, and nothing of its context. `tokenizer_sha256`: hash of the tokenizer.json.

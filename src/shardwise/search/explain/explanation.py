@@ -52,7 +52,7 @@ PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation(Displayable, Payload):
-    """Why a plan is what it is, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
+    """Explanation of a plan, in the order of its decisions: memory, batch, throughput, and the layouts that lost.
 
     `against` compares another layout, `terms` take single terms apart, `constants` are the measured values that the plan is most
     sensitive to, `recompute` is what layers keep for the backward pass and compute again; `model_error` is the error of

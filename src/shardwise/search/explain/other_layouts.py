@@ -123,7 +123,7 @@ BATCH_RULE_PREFIXES = ("micro_batch:", "schedule_batch:")  # rules of legality t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedLayout:
-    """A layout that was not taken, and the step at which it drops out; at step 3 it is compared with the plan.
+    """Rejected layout, with the step at which it drops out; at step 3 it is compared with the plan.
 
     `step` 0: not legal; 1: does not fit; 2: does not reach the batch; 3: judged by its time.
     """

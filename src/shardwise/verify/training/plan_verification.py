@@ -102,7 +102,7 @@ def small_case(plan: Plan, recipe: TrainingRecipe, small: SmallMesh) -> Training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FarthestTensorsRecord(Payload):
-    """The gradient and the weight that are farthest off."""
+    """Names of the gradient and the weight with the largest errors."""
 
     gradient: str
     weight: str
@@ -110,7 +110,7 @@ class FarthestTensorsRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshRecord(Payload):
-    """A small mesh: what was run on it, how far it is off one process, and how its collectives differ from the list."""
+    """Verification on a small mesh: layout, model, errors against one process, and collectives that differ from the list."""
 
     degrees: Mapping[str, int]
     num_processes: int
@@ -138,7 +138,7 @@ class MeshRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerificationRecord(Payload):
-    """Whether a plan's layout trains as one process does."""
+    """Comparison of training under a plan's layout with training in one process, on small meshes."""
 
     SCHEMA = "shardwise.verify/1"
     meshes: Sequence[MeshRecord]

@@ -1,11 +1,10 @@
 // Charts as Python sends them, in data coordinates: axes with marks, rows of spans, cells of an array.
 
-import { svg } from "./dom.js";
+import { fill, svg } from "./dom.js";
 import { inUnit, percent, quantity, seconds } from "./format.js";
 
 const EDGE = { left: 72, right: 14, top: 12, bottom: 40 };
 const LETTER = 7.6; // pixels of a letter of a label, at most on average
-const fill = (term) => `var(--term-${String(term).replaceAll(" ", "-")}, var(--faint))`;
 const textOn = (term) => `var(--on-${String(term).replaceAll(" ", "-")}, var(--paper))`;
 const tick = (value, unit) => (unit ? inUnit(value, unit) : quantity(value));
 

@@ -67,3 +67,6 @@ export function table(caption, head, rows, right = []) {
     ),
   );
 }
+
+// The colour of a term, as the style sheet has it.
+export const fill = (term) => `var(--term-${String(term).replaceAll(" ", "-")}, var(--faint))`;

@@ -1,9 +1,7 @@
 // Reports as Python sends them: sections of texts, tables, facts, choices and charts.
 
 import { drawChart } from "./chart.js";
-import { h, panel, table } from "./dom.js";
-
-export const fill = (term) => `var(--term-${String(term).replaceAll(" ", "-")}, var(--faint))`;
+import { fill, h, panel, table } from "./dom.js";
 
 export const mark = (good) => h("span", { class: `mark ${good ? "good" : "bad"}`, "aria-hidden": "true" }, good ? "✓" : "✕");
 

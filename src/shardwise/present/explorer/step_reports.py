@@ -1,0 +1,188 @@
+"""Reports of the passes and kernels of a step: its simulation, its schedule, and the rooflines of a block."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from shardwise.present.charts.page_charts import (
+    Plot,
+    PlotAxis,
+    PlotCurve,
+    PlotLimit,
+    PlotPoint,
+    PlotPoints,
+    Rows,
+    RowSpan,
+    SpanRow,
+    padded_range,
+)
+from shardwise.present.explorer.page_sections import FIGURE_TITLES, panel, quiet, term_words
+from shardwise.present.rendering.page_report import Action, Legend, PageBlock, PageReport, Paragraph
+from shardwise.present.rendering.payload_text import Payload, PayloadText
+from shardwise.values import TIME_TERMS, format_bytes, format_quantity, format_seconds
+
+PASS_KINDS = {"F": "forward", "B": "backward", "I": "backward for activations", "W": "backward for weights"}
+ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # of torch.distributed.pipelining: stage, kind, micro-batch
+
+
+def truncated(extent: Payload) -> list[PageBlock]:
+    """Return how much of a step a picture shows, where that is not all of it."""
+    nouns = {"micro_batches": "micro-batches", "ranks": "ranks", "passes": "passes"}
+    counts = [(extent[name], extent[f"num_{name}"], word) for name, word in nouns.items()]
+    parts = [f"{number:,} of {total:,} {word}" for number, total, word in counts if number < total]
+    fewer = extent["micro_batches"] < extent["num_micro_batches"]
+    note = " Its seconds and its bubble are those of the micro-batches shown." if fewer else ""
+    return [Paragraph((f"Truncated: {', '.join(parts)} are shown.{note}",), "truncated")] if parts else []
+
+
+def action_words(action: str) -> str:
+    """Return an action of a pipeline in words.
+
+    >>> action_words("1B0")
+    'backward of micro-batch 0 through stage 1'
+    """
+    match = ACTION.fullmatch(action)
+    return f"{PASS_KINDS[match[2]]} of micro-batch {match[3]} through stage {match[1]}" if match else action
+
+
+def timeline_report(payload: Payload) -> PageReport:
+    """Return the simulated step: kernels and traffic of each rank over time, and what a device holds."""
+    text, ranks, alone = PayloadText(payload, "simulation."), payload["ranks"], payload["num_ranks"] == 1
+    rows: list[SpanRow] = []
+    for index, rank in enumerate(ranks):
+        place, peak = f"ranks.{index}", max(value for _, value in rank["curve"])
+        edges, name = [_pass_edge(*edge) for edge in rank["passes"]], "device" if alone else f"rank {rank['rank']}"
+        rows.append(SpanRow(name, height=22, source=f"{place}.compute", edges=edges))
+        rows += [SpanRow(stream, height=11, source=f"{place}.streams.{stream}") for stream in rank["streams"]]
+        rows.append(SpanRow(format_bytes(peak), height=56 if alone else 28, curve=f"{place}.curve"))
+    few = payload["shown"]["micro_batches"] < payload["shown"]["num_micro_batches"]
+    lead = text.cells(
+        "{estimate.step_time_s:s} a step predicted" + (" of the micro-batches shown" if few else "") + ", {step_time_s:s} "
+        "simulated; bubble {bubble:%}; exposed communication: "
+    )  # fmt: skip
+    lead += text.join("* {exposed.*:s}", "exposed") or ["none"]
+    why = payload["simulation"]["difference"]
+    differs = [quiet(f"{why[0].upper()}{why[1:]}. The time that this page prints is the prediction.")] if why else []
+    parts = text.table(
+        "what the length of the step is made of", "part | seconds | share", "critical_path",
+        lambda part: ("waiting for {axis}, " if part["axis"] else "") + "{unit} {phase} | {seconds:s} | {share:%}", folded=True,
+    )  # fmt: skip
+    chart = Rows(
+        label=f"simulated step of {format_seconds(payload['end_s'])}", end=payload["end_s"], rows=rows, ticks="s", min_width=300,
+        style="timeline", curve_end=1.08 * max(value for rank in ranks for _, value in rank["curve"]),
+        curve_limit=payload["memory_capacity_bytes"],
+    )  # fmt: skip
+    used = {span[2] for rank in ranks for spans in (rank["compute"], *rank["streams"].values()) for span in spans}
+    legend = Legend([(term, term_words(term)) for term in TIME_TERMS if term in used])
+    truncation = truncated(payload["shown"])
+    return [panel(FIGURE_TITLES["timeline"], Paragraph(lead, "lead"), *differs, *truncation, legend, chart, parts)]
+
+
+def _pass_edge(start: float, end: float, name: str) -> tuple[float, float, str, str, str]:
+    """Return a pass of a rank: its micro-batches, its actions in words, and the term whose colour is behind it."""
+    description = " and ".join(map(action_words, name.split("&")))
+    return (
+        start,
+        end,
+        ACTION.sub(r"\3", name),
+        f"{description}, {format_seconds(end - start)}",
+        "forward" if "F" in name else "backward",
+    )
+
+
+def schedule_report(payload: Payload) -> PageReport:
+    """Return the order of a pipeline's passes, rank by rank, and all schedules side by side."""
+    text, line, compared = PayloadText(payload, "schedule."), payload["schedule"], payload["compared"]
+    rows = [SpanRow(f"rank {rank['rank']}", [*_pass_spans(rank["slots"])]) for rank in line["ranks"]]
+    used = {span.term for row in rows for span in row.spans}
+    lengths = [len(rank["slots"]) for rank in line["ranks"]]
+    lead = text(
+        "{schedule}: {stages:n} " + ("stage" if line["stages"] == 1 else "stages") + ", {micro_batches:n} micro-batches; bubble "
+        "{bubble:%} of the ideal time; ranks are idle for {idle_fraction:%} of the step and hold at most {peak_activations:g} "
+        "micro-batches",
+        "lead",
+    )  # fmt: skip
+    chart = Rows(
+        label=f"{line['schedule']}: {sum(lengths)} passes on {len(rows)} ranks", end=line["makespan_s"], rows=rows, mark="pass",
+        min_width=max(300, min(9 * max(lengths), 4000)),
+    )  # fmt: skip
+    legend = Legend([(label, f"{kind}: {label}") for kind, label in PASS_KINDS.items() if label in used])
+    note = quiet("stages alike, with the estimate's seconds ", Action("copy the command", command=payload["command"]))
+    ranks = text.table(
+        "what ranks do", "rank | idle | waits | micro-batches held", "ranks",
+        "{rank} | {idle_s:s} | {wait_s:s} | {peak_activations:g}", folded=True,
+    )  # fmt: skip
+    schedules = _compared_schedules(payload, line) if compared["rows"] else quiet(compared["problem"])
+    truncation = truncated(payload["shown"])
+    return [panel("Schedule", lead, *truncation, legend, chart, note, ranks), panel("All schedules", schedules)]
+
+
+def _pass_spans(slots: Iterable[Payload]) -> Iterator[RowSpan]:
+    for slot in slots:
+        start, end, actions = slot["start_s"], slot["end_s"], slot["actions"]
+        for lane, action in enumerate(actions):
+            match = ACTION.fullmatch(action)
+            kind, label = (PASS_KINDS[match[2]], match[3]) if match else ("forward", action)
+            title = f"{action_words(action)}, {format_seconds(end - start)}"
+            yield RowSpan(start, end, kind, title, label, lane=lane, lanes=len(actions))
+
+
+def _compared_schedules(payload: Payload, line: Payload) -> PageBlock:
+    current, columns = (line["schedule"], line["virtual_stages"]), "{bubble:%} | {peak_activations:g} | {messages:n}"
+
+    def template(row: Payload) -> str:
+        is_current = (row["schedule"], row["virtual_stages"]) == current
+        return f"{'*{schedule} (this layout)' if is_current else '{schedule}'} | {{virtual_stages}} | {columns}"
+
+    used, total = (payload["compared"][name] for name in ("micro_batches", "num_micro_batches"))
+    return PayloadText(payload, "compared.").table(
+        "the same stages under each schedule" + (f", {used:,} of {total:,} micro-batches" if used < total else ""),
+        "schedule | virtual stages | bubble | micro-batches held | messages", "rows", template,
+    )  # fmt: skip
+
+
+# Kernels, layouts, batches, weights
+
+
+def roofline_report(payload: Payload) -> PageReport:
+    """Return the kernels of one block against the chip's roofline."""
+    roofline = payload["roofline"]
+    peak, rate, knee = roofline["peak_flops_per_s"], roofline["memory_bytes_per_s"], roofline["critical_intensity"]
+    points = [
+        PlotPoint(
+            kernel["intensity"], kernel["flops"] / kernel["time_s"],
+            f"{kernel['phase']} {kernel['name']}: {kernel['intensity']:.3g} FLOPs/byte, {format_seconds(kernel['time_s'])}, "
+            f"bound by {kernel['bound']}",
+            path=f"roofline.operations.{index}.time_s", term=kernel["phase"],
+            shape="circle" if kernel["phase"] == "forward" else "triangle",
+        )
+        for index, kernel in enumerate(roofline["operations"]) if kernel["flops"] > 0
+    ]  # fmt: skip
+    x = padded_range([*(point.x for point in points), knee], log=True, room=0.6)
+    y = padded_range([*(point.y for point in points), peak, x[0] * rate], log=True, room=0.2)
+    marks: list[PlotCurve | PlotPoints | PlotLimit] = [
+        PlotCurve("roof", [(x[0], x[0] * rate), (knee, peak), (x[1], peak)]),
+        PlotLimit(x[1], f"{format_quantity(peak, 'FLOP/s')} {roofline['dtype']}", peak), PlotPoints("kernel", points, 5),
+    ]  # fmt: skip
+    chart = Plot(
+        label=f"roofline of a block's kernels on {roofline['chip']}", marks=marks,
+        x=PlotAxis("intensity, FLOPs per byte moved", x, log=True), y=PlotAxis("FLOP/s of a device", y, log=True),
+    )  # fmt: skip
+    text = PayloadText(payload)
+    lead = text(
+        "{memory_bound_share:%} of a block's time is bound by memory; compute binds from {roofline.critical_intensity:g} FLOPs "
+        "per byte on",
+        "lead",
+    )
+    note = (
+        "One device's kernels at the vendor's peak and bandwidth: time = max(FLOPs / peak, bytes / bandwidth). Circles run "
+        "forward, triangles backward."
+    )
+    table = text.table(
+        "kernels of one block on one device", "kernel | phase | FLOPs | moved | intensity | time | bound by",
+        "roofline.operations", "{name} | {phase} | {flops:k} | {moved_bytes:B} | {intensity:g} | {time_s:s} | {bound}",
+        folded=True,
+    )  # fmt: skip
+    legend = Legend([("forward", "forward"), ("backward", "backward")])
+    return [panel(FIGURE_TITLES["roofline"], lead, legend, chart, quiet(note), table, half=True)]
