@@ -379,7 +379,9 @@ def test_a_plan_file_is_read_back_as_it_was(capsys: pytest.CaptureFixture[str], 
     code, out, _ = run(capsys, *PLAN, "--json", "--out", str(target))
     assert code == 0
     again = load_plan(target)
-    assert json.loads(json.dumps(plan_payload(again))) == json.loads(out)
+    printed = json.loads(out)
+    del printed["published"]  # of the catalogue's runs, which are looked up when a plan is made
+    assert json.loads(json.dumps(plan_payload(again))) == printed
 
 
 def test_estimate_takes_the_payloads_layout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
     assert {one.name for one in fields(Abilities)} == {
         *TABLES,
         "sequence_parallel",
+        "uneven_batches",
         "async_tp",
         "uneven_stages",
         "whole_experts",

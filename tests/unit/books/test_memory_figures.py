@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwise.hardware import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.present.charts.chart import Chart, Curve, Points, StackedBars
 from shardwise.present.figures import playbook_charts
@@ -92,7 +93,7 @@ def test_larger_batches_fit_on_more_devices_and_their_memory_is_the_largest_that
     chart = playbook_charts.tp_scaling(degrees=(2, 8))
     few, many = (round(value) for value in values(chart, 1))
     assert 0 < few < many
-    capacity = 80e9
+    capacity = load_cluster("h100:1").chip.capacity_bytes
     for tp, num_seqs in ((2, few), (8, many)):
         layout = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs)
         more = Layout(tp=tp, sequence_parallel=True, micro_batch_seqs=num_seqs + 1)

@@ -66,7 +66,8 @@ LAYOUTS = {
     # Korthikanti et al. 2022, table 5: one replica, so nothing to shard over
     "korthikanti-2022-004": (
         "tp=8 pp=64 sequence_parallel=true "
-        f"layers_per_stage={','.join(64 * ['2'])} micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048, "fp16",
+        f"layers_per_stage={','.join(64 * ['2'])} micro_batch_seqs=1 recompute=selective", "1f1b", 512 * 2048, 2048,
+        "fp16_fp32_update",
     ),
     # MaxText: sharded inside a slice, replicas across slices
     "maxtext-tpu-v5e-016": (
@@ -112,7 +113,7 @@ LAYOUTS = {
     "megatron-ptdp-2021-003": (
         "dp=24 tp=8 pp=8 num_virtual_stages=5 sequence_parallel=false "
         "layers_per_stage=10,10,10,10,10,10,10,10 micro_batch_seqs=1 recompute=full", "interleaved",
-        2304 * 2048, 2048, "fp16",
+        2304 * 2048, 2048, "fp16_fp32_update",
     ),
     # NVIDIA Megatron Bridge: experts over a whole NVLink domain
     "nvidia-mbridge-25-11-002": (

@@ -3,7 +3,8 @@
 Each constant is searched on its unbounded scale (`Constant.to_unbounded`) around its prior, in units of the prior's
 width: a constant that no observation determines stays at its prior (partial pooling). Residuals are of the logarithm of
 the time; beyond two standard deviations they pull only linearly (Huber 1964). The method is Gauss-Newton with finite
-differences, all constants of an observation in one call.
+differences, all constants of an observation in one call. Constants that would leave their bounds end at them, and a step
+that does not lessen the loss is halved: rates end at ceilings, where their derivatives are zero.
 
 Cross-validation leaves groups of runs out in turn and predicts them from the others:
 
@@ -18,6 +19,7 @@ there; runs that are left out are priced exactly.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ Array = NDArray[np.float64]
 ConstantKey = tuple[str, str]  # whose constant, and which
 
 # Deviation of the logarithm of a time around what is right: two runs of a dense model differ by 2-5%, and shapes by as much.
-SIGMA = 0.08
+SIGMA = 0.05
 # The same where a few runs are all there is: less is known of what is special about each than where hundreds agree. Of the
 # folds with three runs given, the least error from 0.08 to 0.24.
 SIGMA_FEW = 0.16
@@ -45,6 +47,7 @@ DIFFERENCE_STEP = (
 FIXED_WIDTH = 1e-6  # of the prior of a constant that is held
 LONGEST_STEP = 1.0  # of an iteration in any constant
 CONVERGED = 0.02
+MAX_HALVINGS = 4  # of a step that does not lessen the loss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +89,15 @@ class ConstantFit:
             constants[key[1]] = float(CONSTANTS[key[1]].from_unbounded(coordinate))
         return constants
 
+    @property
+    def bounds(self) -> tuple[Array, Array]:
+        """Least and largest points: the bounds of sizes; a fraction is between its own at every point."""
+        constants = [CONSTANTS[name] for _, name in self.keys]
+        ends = [(constant.low, constant.high) if constant.is_size else (0.0, math.inf) for constant in constants]
+        with np.errstate(divide="ignore"):
+            low, high = np.log(ends).T
+        return low, high
+
     def deviations(self, weights: Array, *, sigma: float = SIGMA) -> Array:
         """Return the standard deviations of the fitted constants on their unbounded scales."""
         precision = self.slopes.T @ (self.slopes * weights[:, None]) / sigma**2 + np.diag(self.prior_widths**-2)
@@ -109,32 +121,49 @@ def initial_fit(observations: Sequence[Observation], start: Mapping[ConstantKey,
 def fit_constants(
     observations: Sequence[Observation], initial: ConstantFit, *, iterations: int = 12, sigma: float = SIGMA
 ) -> ConstantFit:
-    """Take Gauss-Newton steps until no constant moves by more than `CONVERGED`. `sigma` is the deviation of the
-    logarithm of a time around the truth."""
-    fit = initial
+    """Take Gauss-Newton steps until no constant moves by more than `CONVERGED`, or the loss no longer decreases. `sigma` is
+    the deviation of the logarithm of a time around the truth."""
+    fit = linearise(observations, initial)
     for _ in range(iterations):
-        fit = linearise(observations, fit)
         step = np.clip(gauss_newton_step(observations, fit, fit.point, sigma=sigma), -LONGEST_STEP, LONGEST_STEP)
-        fit = replace(fit, point=fit.point + step)
+        for _ in range(MAX_HALVINGS):
+            stepped = linearise(observations, replace(fit, point=fit.point + step))
+            if fit_loss(observations, stepped, sigma=sigma) < fit_loss(observations, fit, sigma=sigma):
+                break
+            step = step / 2
+        else:
+            return fit
+        fit = stepped
         if np.max(np.abs(step), initial=0.0) < CONVERGED:
             break
-    return linearise(observations, fit)
+    return fit
+
+
+def fit_loss(observations: Sequence[Observation], fit: ConstantFit, *, sigma: float = SIGMA) -> float:
+    """Return what a fit minimises: half the squared deviations of log times and priors, linear beyond the threshold."""
+    residuals = np.abs(np.log([observation.measured_s for observation in observations]) - fit.log_times)
+    weights, thresholds = _weights_and_thresholds(observations, sigma)
+    squared = np.where(residuals <= thresholds, residuals**2, thresholds * (2 * residuals - thresholds))
+    from_prior = (fit.point - fit.prior) / fit.prior_widths
+    return float(weights @ squared / sigma**2 + from_prior @ from_prior) / 2
 
 
 def linearise(observations: Sequence[Observation], fit: ConstantFit) -> ConstantFit:
     """Return the fit with the logarithms of the times at its point, and their derivatives."""
     index = {key: position for position, key in enumerate(fit.keys)}
     log_times, slopes = np.zeros(len(observations)), np.zeros((len(observations), len(fit.keys)))
+    _, high = fit.bounds
     for number, observation in enumerate(observations):
         columns = [index[key] for key in observation.names]
         # Column 0 is the point itself, column k + 1 moves the k-th constant: one vectorised call prices all of them.
-        points = fit.point[columns][:, None] + DIFFERENCE_STEP * np.eye(len(columns), len(columns) + 1, 1)
+        steps = np.where(fit.point[columns] + DIFFERENCE_STEP > high[columns], -DIFFERENCE_STEP, DIFFERENCE_STEP)
+        points = fit.point[columns][:, None] + steps[:, None] * np.eye(len(columns), len(columns) + 1, 1)
         constants = {
             key[1]: CONSTANTS[key[1]].from_unbounded(coordinates)
             for key, coordinates in zip(observation.names, points, strict=True)
         }
         logs = np.broadcast_to(np.log(observation.seconds(constants)), (len(columns) + 1,))
-        log_times[number], slopes[number, columns] = logs[0], (logs[1:] - logs[0]) / DIFFERENCE_STEP
+        log_times[number], slopes[number, columns] = logs[0], (logs[1:] - logs[0]) / steps
     return replace(fit, log_times=log_times, slopes=slopes)
 
 
@@ -154,7 +183,23 @@ def gauss_newton_step(
     weights = _weights([observations[i] for i in chosen], residuals, sigma)
     precision = slopes.T @ (slopes * weights[:, None]) + np.diag(fit.prior_widths**-2)
     pull = slopes.T @ (weights * residuals) - (point - fit.prior) / fit.prior_widths**2
-    return np.asarray(np.linalg.solve(precision, pull))
+    return _bounded_step(precision, pull, point, fit.bounds)
+
+
+def _bounded_step(precision: Array, pull: Array, point: Array, bounds: tuple[Array, Array]) -> Array:
+    """Return the step that solves `precision @ step = pull`; a constant that it would carry over a bound ends there, and
+    the others are solved again."""
+    step, is_free = np.zeros(len(point)), np.ones(len(point), dtype=bool)
+    while is_free.any():
+        fixed_pull = precision[np.ix_(is_free, ~is_free)] @ step[~is_free]
+        step[is_free] = np.linalg.solve(precision[np.ix_(is_free, is_free)], pull[is_free] - fixed_pull)
+        bounded = np.clip(point + step, *bounds) - point
+        leaves = is_free & (bounded != step)
+        if not leaves.any():
+            break
+        step[leaves] = bounded[leaves]
+        is_free &= ~leaves
+    return step
 
 
 def left_out_residuals(observations: Sequence[Observation], fit: ConstantFit, *, sigma: float = SIGMA) -> Array:
@@ -177,9 +222,13 @@ def _weights(observations: Sequence[Observation], residuals: Array, sigma: float
     A weight above 1 stands for a smaller deviation, so it shrinks the threshold by its root; one below 1 stands for one
     of several copies and leaves it.
     """
-    weights = np.array([observation.weight for observation in observations])
-    thresholds = HUBER_THRESHOLD * sigma / np.sqrt(np.maximum(weights, 1.0))
+    weights, thresholds = _weights_and_thresholds(observations, sigma)
     return np.asarray(weights / sigma**2 * np.minimum(1.0, thresholds / np.maximum(np.abs(residuals), 1e-12)))
+
+
+def _weights_and_thresholds(observations: Sequence[Observation], sigma: float) -> tuple[Array, Array]:
+    weights = np.array([observation.weight for observation in observations])
+    return weights, HUBER_THRESHOLD * sigma / np.sqrt(np.maximum(weights, 1.0))
 
 
 TENTHS, NUM_CALIBRATION_RUNS, DRAWS = 10, 3, 3

@@ -190,6 +190,7 @@ class MachineFit:
             "attention_fraction": attention_fraction, "grouped_fraction": self.grouped_rate(), "memory_fraction": 1.0,
             "link_fraction": link, "network_fraction": link, "elementwise": self.elementwise(),
             "exposed": self.exposed(), "launch_s": self.launch_s(), "attention": attention_fraction / attention,
+            "routing_s": 0.0,  # a CPU is its own host: what routing takes is in its kernels
             "update": self.update(), "loss": self.loss(),
         }  # fmt: skip
         bounds = {**CONSTANTS, **BENCH_ONLY_CONSTANTS}

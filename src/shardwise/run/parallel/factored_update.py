@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class FactoredWeight:
     def _read(self, name: str) -> set[Granularity]:
         return {self.optimizer.granularity(read) for read in self.optimizer.updates[name].reads}
 
-    def _row_or_column(self, name: str) -> Tensor:
+    def row_or_column(self, name: str) -> Tensor:
         """Return a row or column statistic, or a mean, without padding, in the accumulation dtype."""
         statistic = self.means[name] if name in self.means else self.moments[name.removesuffix("'")]
         return self.extents.unpadded(self.optimizer.granularity(name), statistic).to(self.fine)
@@ -75,7 +75,7 @@ class FactoredWeight:
     def _update_rows_and_columns(self, name: str, formula_inputs: Any) -> None:
         """Compute an update that reads only row and column statistics, and means."""
         update = self.optimizer.updates[name]
-        updated = update.formula(formula_inputs, *map(self._row_or_column, update.reads))
+        updated = update.formula(formula_inputs, *map(self.row_or_column, update.reads))
         if update.is_state:
             self.extents.unpadded(update.granularity, self.moments[name]).copy_(updated)
             return
@@ -95,33 +95,11 @@ class FactoredWeight:
         self, shard: ParameterShard, names: Sequence[str], formula_inputs: Any, gradient: Tensor, box: Box, block: slice
     ) -> None:
         """Compute updates on a block of elements: `block` of this rank's elements, `box` of the weight."""
-        tensors: dict[str, Tensor] = {}
-
-        def read(name: str) -> Tensor:
-            if name not in tensors:
-                tensors[name] = load(name)
-            return tensors[name]
-
-        def load(name: str) -> Tensor:
-            base_name = name.removesuffix("'")
-            if self.optimizer.granularity(name) is not Granularity.ELEMENT:
-                statistic = self._row_or_column(name)
-                return statistic[index_in(box, statistic)]
-            if name in (MASTER, GRADIENT):
-                flat = (self.group.state if name == MASTER else gradient)[shard.rows]
-            elif base_name in self.moments and (base_name == name or base_name not in names):
-                flat = self.moments[base_name]
-            else:
-                return formula(base_name)
-            return flat[block].to(self.fine).view(box.lengths)
-
-        def formula(name: str) -> Tensor:
-            update = self.optimizer.updates[name]
-            result: Tensor = update.formula(formula_inputs, *map(read, update.reads))
-            return result
-
+        tensors = _BlockTensors(self, shard, names, formula_inputs, gradient, box, block)
         updated = {
-            name: read(f"{name}'") if self.optimizer.granularity(name) is Granularity.ELEMENT else formula(name)
+            name: tensors.read(f"{name}'")
+            if self.optimizer.granularity(name) is Granularity.ELEMENT
+            else tensors.formula(name)
             for name in names
         }
         for name, result in updated.items():
@@ -166,6 +144,49 @@ class FactoredWeight:
         )
         member = GroupMember(self.member.parameter, global_shape, shape, 0)
         return ParameterShard(member, 0, 0, math.prod(lengths), Box(offsets, lengths))
+
+
+@dataclass(frozen=True, slots=True)
+class _BlockTensors:
+    """Tensors that updates of a block read, each loaded or computed once.
+
+    An object and no nested functions: those would refer to each other, so that the block's tensors stayed in memory until the
+    garbage collector ran.
+    """
+
+    weight: FactoredWeight
+    shard: ParameterShard
+    names: Sequence[str]
+    formula_inputs: Any
+    gradient: Tensor
+    box: Box
+    block: slice
+    loaded: dict[str, Tensor] = field(default_factory=dict)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor, or statistic, of the block by its name."""
+        if name not in self.loaded:
+            self.loaded[name] = self._load(name)
+        return self.loaded[name]
+
+    def formula(self, name: str) -> Tensor:
+        """Return what an update computes."""
+        update = self.weight.optimizer.updates[name]
+        result: Tensor = update.formula(self.formula_inputs, *map(self.read, update.reads))
+        return result
+
+    def _load(self, name: str) -> Tensor:
+        weight, base_name = self.weight, name.removesuffix("'")
+        if weight.optimizer.granularity(name) is not Granularity.ELEMENT:
+            statistic = weight.row_or_column(name)
+            return statistic[index_in(self.box, statistic)]
+        if name in (MASTER, GRADIENT):
+            flat = (weight.group.state if name == MASTER else self.gradient)[self.shard.rows]
+        elif base_name in weight.moments and (base_name == name or base_name not in self.names):
+            flat = weight.moments[base_name]
+        else:
+            return self.formula(base_name)
+        return flat[self.block].to(weight.fine).view(self.box.lengths)
 
 
 class FactoredUpdate:
