@@ -149,6 +149,9 @@ PRECISIONS = {
                 "loss that is scaled, sums in fp32; 2 + 2 + 4 + 8 = 16 bytes"),
         replace(_BF16, name="bf16_no_master", master=None,
                 source="S0, section 5: bf16 weights and fp32 moments, 10 bytes; 12 with the gradients that S0 leaves out"),
+        replace(_BF16, name="bf16_bf16_state", master=None, moments="bf16",
+                source="MaxText, base.yml: weight_dtype bfloat16, where optax keeps Adam's moments in the format of the weights: "
+                "2 + 2 + 4 = 8 bytes with the gradients"),
         _FP32,
         _fp8("fp8_delayed", _BF16,
              f"{_TRANSFORMER_ENGINE}; delayed scaling: one scale per tensor, from earlier steps; state as in bf16",

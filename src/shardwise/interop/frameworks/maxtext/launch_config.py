@@ -125,11 +125,14 @@ GPU_REQUIREMENTS = (
 CONFIG, SCRIPT = "config.yml", "launch.sh"
 PROGRAM = "maxtext.trainers.pre_train.train"
 DEFAULT_DTYPES = {"dtype": "bfloat16", "weight_dtype": "float32", "quantization": ""}
+_BF16_OR_FP32: Mapping[str, Options] = {
+    "bf16": {}, "bf16_bf16_state": {"weight_dtype": "bfloat16"}, "fp32": {"dtype": "float32"},
+}  # fmt: skip
 PRECISIONS: Mapping[str, Mapping[str, Options]] = {
-    "tpu": {"bf16": {}, "fp32": {"dtype": "float32"}, "int8_aqt": {"quantization": "int8"}},
+    "tpu": {**_BF16_OR_FP32, "int8_aqt": {"quantization": "int8"}},
     "gpu": {
-        "bf16": {}, "fp32": {"dtype": "float32"}, "fp8_delayed": {"quantization": "fp8"},
-        "fp8_current": {"quantization": "te_fp8_currentscaling"}, "mxfp8": {"quantization": "te_mxfp8"},
+        **_BF16_OR_FP32, "fp8_delayed": {"quantization": "fp8"}, "fp8_current": {"quantization": "te_fp8_currentscaling"},
+        "mxfp8": {"quantization": "te_mxfp8"},
     },
 }  # fmt: skip
 # XPK's name of each chip, and what one chip adds to the number in a slice's type: v4, v5p and v7x count both of their cores.

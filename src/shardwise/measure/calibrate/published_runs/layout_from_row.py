@@ -55,6 +55,7 @@ PRECISION_RECIPES = (
     (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
     (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
     (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
+    (r"|bf16", r"weight_dtype=bfloat16", ("bf16_bf16_state",)),
     (r"fp16", r"", ("fp16",)),
     (r"|bf16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
@@ -71,6 +72,7 @@ PRECISION_RECIPES = (
 # Transformer Engine's (cross_entropy_loss_fusion). torchtitan's is eager until 2025 (train_utils: "compiling loss function
 # causes CUDA errors, turning off for now"), and with tp it is PyTorch's loss_parallel.
 LOSS_KINDS = (
+    (r"num_vocab_tiling", "chunked"),
     (r"liger", "chunked"),
     (r"maxtext|jax|pax|llm-foundry|internevo", "streamed"),
     (r"fused loss|bridge|nemo", "fused"),
@@ -133,7 +135,7 @@ def read_loss(cells: RowCells) -> str:
 def read_recipe(cells: RowCells) -> str:
     """Return the precision recipe of a row. Raises `SkippedRow` if there is none."""
     dtype = cells.text("dtype").lower()
-    run_text = " ".join(cells.text(column) for column in ("software", "model", "offload")).lower()
+    run_text = " ".join(cells.text(column) for column in ("software", "model", "offload", "notes")).lower()
     candidates = (
         names
         for dtype_pattern, run_pattern, names in PRECISION_RECIPES
@@ -211,7 +213,7 @@ def _zero(cells: RowCells, degrees: RowDegrees, chips_per_node: int, num_slices:
         fsdp = int(shard_group[1])
     elif any(re.match(r"HSDP\b", text) for text in texts):
         fsdp = chips_per_node // (degrees.tp * degrees.cp)
-    elif num_slices > 1:
+    elif num_slices > 1 and "dcn_fsdp_parallelism" not in texts[1]:
         fsdp = degrees.replicas // num_slices
     if fsdp < 1 or degrees.replicas % fsdp:
         raise SkippedRow("ZeRO group does not divide the replicas", f"{fsdp} of {degrees.replicas}")
@@ -271,7 +273,7 @@ def read_recomputes(cells: RowCells) -> tuple[str, ...]:
     stated, detail = cells.text("recompute").lower(), cells.text("recompute_detail").lower()
     if stated and stated not in policy_names():
         raise SkippedRow("recompute not known here", stated[:40])
-    if _offloads_inputs(cells):
+    if _has_custom_policy(cells):
         return ("full",)
     if stated == "selective":
         if is_partly_recomputed(cells):
@@ -295,11 +297,17 @@ def is_partly_recomputed(cells: RowCells) -> bool:
 
 
 def _offloads_inputs(cells: RowCells) -> bool:
-    """Return True for MaxText's "custom" policy of Google's v6e recipes: block inputs offloaded, the rest recomputed.
+    """Return True for MaxText's "custom" policy of Google's v6e recipes: block inputs offloaded, the rest recomputed, unless
+    they say that inputs stay on the device.
 
     Source: AI-Hypercomputer/maxtext, benchmarks/maxtext_trillium_model_configs.py. The projections that are offloaded
     there too are priced as recomputed, which takes no longer than their transfer.
     """
+    on_device = "decoder_layer_input=device" in cells.text("notes").lower()
+    return _has_custom_policy(cells) and not on_device
+
+
+def _has_custom_policy(cells: RowCells) -> bool:
     return "remat_policy=custom" in cells.text("recompute_detail").lower()
 
 
