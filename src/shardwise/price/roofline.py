@@ -37,6 +37,8 @@ TENSOR_CORE_WIDTH, NO_TENSOR_CORE_FACTOR = 8, 4.0
 # Source: published runs of one model and machine with and without (Qwen3 30B and 235B, NeMo 25.09, 25.11 and 26.02).
 ROUTED_HOST_SHARE: Mapping[RoutedGraphs, float] = {"none": 1.0, "router": 0.4, "step": 0.1}
 CAPACITY_SHARE = 0.5
+# Of the smooth minimum of a rate and its ceiling: a share that equals its ceiling is 5.6% below it, one at half of it 0.002%.
+CEILING_SHARPNESS = 12.0
 
 
 class Formula(NamedTuple):
@@ -115,8 +117,13 @@ class Rates:
         return self.chip.peak(dtype) * self._limited(fraction * self.clock, _ceiling(self.chip, dtype))
 
     def _limited(self, fraction: Value, ceiling: float) -> Value:
-        """Return a share of a peak, at most what the best micro-benchmark reached where the constants are limited to that."""
-        return minimum(fraction, ceiling) if self.is_limited and not self.is_bound else fraction
+        """Return a share of a peak, below what the best micro-benchmark reached where the constants are limited to that.
+
+        A smooth minimum of both: a fit has a slope at the ceiling too.
+        """
+        if self.is_bound or not self.is_limited:
+            return fraction
+        return fraction / (1.0 + (fraction / ceiling) ** CEILING_SHARPNESS) ** (1.0 / CEILING_SHARPNESS)
 
     def kernel_s(self, kind: str, dtype: str, work: KernelWork) -> Value:
         """Return the seconds of a kernel; for products and attention the longer of compute and memory time."""

@@ -55,7 +55,6 @@ PRECISION_RECIPES = (
     (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
     (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
     (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
-    (r"|bf16", r"weight_dtype=bfloat16", ("bf16_bf16_state",)),
     (r"fp16", r"", ("fp16",)),
     (r"|bf16|fp16-or-bf16", r"", ("bf16",)),
     (r"fp32", r"", ("fp32",)),
@@ -135,7 +134,7 @@ def read_loss(cells: RowCells) -> str:
 def read_recipe(cells: RowCells) -> str:
     """Return the precision recipe of a row. Raises `SkippedRow` if there is none."""
     dtype = cells.text("dtype").lower()
-    run_text = " ".join(cells.text(column) for column in ("software", "model", "offload", "notes")).lower()
+    run_text = " ".join(cells.text(column) for column in ("software", "model", "offload")).lower()
     candidates = (
         names
         for dtype_pattern, run_pattern, names in PRECISION_RECIPES
@@ -144,6 +143,8 @@ def read_recipe(cells: RowCells) -> str:
     recipe = next((name for name in next(candidates, ()) if name in PRECISIONS), None)
     if recipe is None:
         raise SkippedRow("no precision recipe", dtype[:40])
+    if recipe == "bf16" and "weight_dtype=bfloat16" in cells.text("notes"):
+        return "bf16_bf16_state"
     if recipe == "bf16" and re.search(r"fp32 grad", cells.text("notes")):
         return "bf16_fp32_main_gradients"
     if recipe == "bf16" and (re.search(TORCHTITAN, run_text) or "mixed precision" in cells.text("notes")):
