@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+
+SUITE = Path(__file__).with_name("suite.csv")
+USUAL_S = 0.5  # of a file of tests that was not measured
 
 # A room of the package and the tests that have to notice what changes there, quick ones first; the first prefix that fits.
 ROOMS: Mapping[str, tuple[str, ...]] = {
@@ -87,18 +92,28 @@ def room_of(file: str) -> str | None:
 
 
 def files_of_tests(file: str, tests: Path) -> list[str]:
-    """The files of the tests of its room, below `tests`: those that name the module first, the others as the room lists them."""
-    listed = list(
-        dict.fromkeys(path for one in ROOMS[room_of(file) or ""] for path in _files(tests / one.partition("::")[0]))
-    )
-    return [path.relative_to(tests).as_posix() for path in sorted(listed, key=lambda path: not _names(path, file))]
+    """The files of the tests of its room, below `tests`: those that name the module, then the others as the room lists them;
+    quick ones first among the former and within a folder."""
+    listed = dict.fromkeys(path for folder in ROOMS[room_of(file) or ""] for path in _files(folder, tests))
+    return sorted(listed, key=lambda path: (0, _seconds(path)) if _names(tests / path, file) else (1, 0.0))
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if path.is_dir():
-        yield from sorted(path.rglob("test_*.py"))
-    elif path.exists():
-        yield path
+def _files(path: str, tests: Path) -> list[str]:
+    if (tests / path).is_file():
+        return [path]
+    files = (file.relative_to(tests).as_posix() for file in (tests / path).rglob("test_*.py"))
+    return sorted(files, key=lambda file: (_seconds(file), file))
+
+
+def _seconds(file: str) -> float:
+    """How long a file of tests takes."""
+    return _measured_seconds().get(file, USUAL_S)
+
+
+@cache
+def _measured_seconds() -> Mapping[str, float]:
+    with SUITE.open(encoding="utf-8", newline="") as file:
+        return {row["file"]: float(row["wall_s"]) for row in csv.DictReader(file)}
 
 
 def _names(test: Path, file: str) -> bool:
