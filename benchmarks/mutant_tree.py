@@ -19,7 +19,11 @@ from mutant_rooms import files_of_tests
 from mutation import Mutation
 
 PACKAGE = "src/shardwise"
-COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "LICENSE", "Makefile")
+COPIED = (
+    "src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "mkdocs.yml", "constraints.txt", "README.md",
+    "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", ".ci", ".github", ".gitignore",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
