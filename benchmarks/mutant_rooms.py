@@ -15,7 +15,7 @@ USUAL_S = 0.5  # of a file of tests that was not measured
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "sharding": ("unit/sharding", "derivation", "verify", "property/test_reshard.py", "property/test_expressions.py", "golden"),
     "hardware": ("unit/network", "unit/cluster", "unit/cost", "golden", "cli/test_show.py", "cli/test_collective.py",
-                 "unit/calibrate"),
+                 "planning/test_clusters.py", "unit/calibrate"),
     "model/job.py": ("unit/test_job.py", "unit/cost", "planning"),
     "model/optimizers": ("unit/test_optimizer.py", "unit/test_choices.py", "train/test_memory.py", "property/test_derivation.py"),
     "model": ("unit/model", "derivation", "unit/cost", "unit/layout", "property/test_gradients.py", "property/test_structures.py",
@@ -74,7 +74,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
                 "cli/test_completion.py"),
     "present/charts": ("unit/draw", "unit/sharding/test_draw.py", "unit/books", "unit/reconcile", "unit/network/test_messages.py",
                        "unit/test_notebooks.py", "cli/test_figures.py", "cli/test_pictures.py", "cli/test_precision_verb.py",
-                       "cli/test_schedule.py", "docs/test_pictures_of_documents.py", "explore", "docs/test_site.py"),
+                       "cli/test_schedule.py", "cli/test_sweep.py", "docs/test_pictures_of_documents.py", "explore",
+                       "docs/test_site.py"),
     "present/figures": ("unit/books", "unit/draw", "cli/test_figures.py", "docs/test_pictures_of_documents.py",
                         "docs/test_site.py"),
     "present/explorer": ("explore", "cli/test_explore.py", "docs/test_site.py"),

@@ -225,6 +225,21 @@ def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tree: 
         tree.judge(chosen, limit_s=600.0)
 
 
+def test_a_mutant_with_which_no_test_is_loaded_has_died(repository: Path, tree: Tree) -> None:
+    """The fixtures of a folder may read the package: no test of it runs then."""
+    conftest = tree.folder / "tests/unit/conftest.py"
+    conftest.write_text("from shardwise.pipeline.price import price\n\nassert price(3, 2) == 6\n")
+    chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
+    try:
+        died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
+        assert (died.outcome, died.test) == ("died", "ERROR tests/unit/schedule/test_price.py")
+        conftest.write_text("raise ValueError\n")
+        with pytest.raises(SystemExit, match=r"test_price\.py fails without a mutant; mend it first"):
+            tree.judge(chosen["return (count / each)"], limit_s=600.0)
+    finally:
+        conftest.unlink()
+
+
 def test_tests_that_do_not_run_are_no_judges(tree: Tree) -> None:
     (tree.folder / "tests/unit/schedule/test_price.py").write_text("")
     with pytest.raises(SystemExit, match=r"pytest did not run the tests \(exit status 5\)"):
