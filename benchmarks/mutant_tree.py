@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,12 @@ from mutant_rooms import files_of_tests
 from mutation import Mutation
 
 PACKAGE = "src/shardwise"
-COPIED = ("src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "README.md", "LICENSE", "Makefile")
+NOT_LOADED = re.compile(r"ImportError while loading conftest '.*/tests/(.*)conftest\.py'")
+COPIED = (
+    "src", "tests", "docs", "examples", "benchmarks", "pyproject.toml", "mkdocs.yml", "constraints.txt", "README.md",
+    "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE", "Makefile", ".ci", ".github", ".gitignore",
+    ".pre-commit-config.yaml",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +120,8 @@ class Tree:
         if status is None:
             return "hung", ""
         failed = next((line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))), "")
+        if not failed and (conftest := NOT_LOADED.search(output)):
+            failed = f"ERROR tests/{next(test for test in tests if test.startswith(conftest[1]))}"
         if status not in (0, 1) and not failed:
             sys.exit(f"error: pytest did not run the tests (exit status {status}):\n{output[-2000:]}")
         return ("lived" if status == 0 else "died"), failed.partition(" - ")[0]

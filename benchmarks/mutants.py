@@ -1,4 +1,4 @@
-"""Which of many single mutations of the planner and the engine their tests notice.
+"""Which of many single mutations of the package their tests notice.
 
     python benchmarks/mutants.py [--count 100] [--seed 0] [--rooms lowering,engine/torch] [--processes 2] [--limit 1800]
                                  [--required 0.9] [--again] [--out FILE]

@@ -1,10 +1,10 @@
 """Hypothesis runs the same examples every time, and no example has a time limit; the golden cases' counts and the reasons of
 skipped tests are printed.
 
-Test files come in the order of `order.py`, and each worker takes the next one. Python looks for cycles less often than by
-default (700 new objects), and never among what was there before the first test: derivations make many objects and no cycles, and
-a third of their time went there. PyTorch has one thread: those of several workers wait for one another, and a step of a small
-model then takes five times as long.
+Test files come in the order of `order.py`, and each worker takes the next one; without workers, files that are named come in
+the order of their names. Python looks for cycles less often than by default (700 new objects), and never among what was there
+before the first test: derivations make many objects and no cycles, and a third of their time went there. PyTorch has one
+thread: those of several workers wait for one another, and a step of a small model then takes five times as long.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 import thinned
 from golden.summary import pytest_configure
 from hypothesis import settings
-from order import OrderedScheduling, order_files
+from order import OrderedScheduling, named_files, order_files
 from searched import REMEMBERED, install
 
 __all__ = ["pytest_configure"]
@@ -38,10 +38,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before cases are deselected by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     thinned.thin(items)
     files = {item.path: item.path.relative_to(TESTS).as_posix() for item in items}
-    positions = {file: position for position, file in enumerate(order_files(files.values()))}
+    named = [] if hasattr(config, "workerinput") else named_files(config.args)
+    order = named or order_files(files.values())
+    positions = {file: position for position, file in enumerate(order)}
     items.sort(key=lambda item: positions[files[item.path]])
 
 

@@ -14,7 +14,7 @@ import csv
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -79,6 +79,12 @@ def order_files(
         return not is_waiting(file, costs), -kills.get(file, 0) / max(cost.cpu_s, 0.1), -cost.cpu_s, file
 
     return sorted(files, key=key)
+
+
+def named_files(arguments: Sequence[str]) -> list[str]:
+    """Return the files below `tests` that arguments of pytest name, or of whose tests; none where any names a folder."""
+    paths = [Path(argument.partition("::")[0]).absolute() for argument in arguments]
+    return [path.relative_to(TESTS).as_posix() for path in paths] if all(path.suffix == ".py" for path in paths) else []
 
 
 def quick_files(

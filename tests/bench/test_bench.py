@@ -14,7 +14,7 @@ import torch
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.stacks import get_stack
 from shardwise.measure.calibrate.observations import BenchmarkTarget, read_benchmark_lines
-from shardwise.measure.microbenchmarks import benchmark_lines
+from shardwise.measure.microbenchmarks import benchmark_lines, timing
 from shardwise.measure.microbenchmarks.benchmark_lines import append_line, line_key, read_measured_keys, remaining_lines
 from shardwise.measure.microbenchmarks.timing import REPEATS, summarise_times, time_kernel
 from shardwise.present.command_line import main
@@ -144,3 +144,26 @@ def test_processes_end_when_nobody_listens_any_more() -> None:
     assert len(started) == 2
     found.close()  # type: ignore[attr-defined]
     assert not any(one.is_alive() for one in started)
+
+
+@pytest.mark.parametrize("kernel_s", [1e-6, 3e-5, 2e-3, 0.2, 4.0])
+def test_a_kernel_takes_as_long_as_a_clock_says(kernel_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many runs a repetition has."""
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    found = time_kernel(lambda: clock.wait(kernel_s), "cpu")
+    assert (found.low, found.seconds, found.high) == pytest.approx((kernel_s,) * 3, rel=1e-6)
+    assert clock.now_s == pytest.approx(max(1.0, REPEATS * timing.SHORTEST_REPETITION_S, REPEATS * kernel_s), rel=0.8)
+
+
+class Clock:
+    """Time that passes only as it is asked to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def perf_counter(self) -> float:
+        return self.now_s

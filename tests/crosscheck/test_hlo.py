@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import pytest
+import torch
 
 from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.sharding.notation import parse_expression
 from shardwise.sharding.spec import Mesh
+from shardwise.values.dtypes import BYTES_PER_ELEMENT
 from shardwise.values.errors import InputError
 from shardwise.verify import xla_compile
 from shardwise.verify.hlo_graph import replica_groups
@@ -231,3 +236,21 @@ def test_a_mesh_that_a_backend_does_not_take_is_refused(
     made = shard_expression(expression, Mesh.of({"X": degree}), {"I": degree, "J": 2, "K": 2})
     with pytest.raises(InputError if problem else AskedError, match=problem):
         xla_compile.compile_product(made, backend=backend)
+
+
+def test_products_of_each_dtype_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Integers as integers, floating-point numbers as such; bytes are counted in the product's dtype."""
+    requested: list[str] = []
+
+    def compiled(requests: Sequence[Mapping[str, Any]], *given: object) -> dict[str, Any]:
+        requested.extend(request["dtype"] for request in requests)
+        return {"version": "", "hlo": [text_of("  ROOT %a = f32[2] parameter(0)", num_devices=1)] * len(requests)}
+
+    monkeypatch.setattr(xla_compile, "missing_packages", lambda backend: [])
+    monkeypatch.setattr(xla_compile, "_compile", compiled)
+    expression = parse_expression("A[I, J] * B[J, K] -> C[I, K]")
+    sizes = {"I": 2, "J": 2, "K": 2}
+    dtypes = list(BYTES_PER_ELEMENT)
+    xla_compile.compile_products([shard_expression(expression, Mesh.of({"X": 1}), sizes, dtype) for dtype in dtypes])
+    for dtype, stand_in in zip(dtypes, requested, strict=True):
+        assert getattr(torch, stand_in).is_floating_point == (not dtype.startswith("int")), dtype

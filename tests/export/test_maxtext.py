@@ -14,6 +14,7 @@ from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import parse_yaml
+from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
@@ -206,6 +207,24 @@ def test_stages_of_a_model_whose_layers_come_in_pairs() -> None:
     assert parse_launch(build_files(launch_config.GPU, options, piped), piped.machines).launch.layout == replace(
         piped.layout, layers_per_stage=(14, 14, 14)
     )
+
+
+@pytest.mark.parametrize(
+    "option", ["num_layers_per_pipeline_stage", "num_pipeline_repeats", "pipeline_parallel_layers"]
+)
+def test_sizes_of_stages_that_contradict_one_another_are_refused(option: str) -> None:
+    piped = launch("fsdp=16 pp=4 num_virtual_stages=2 zero_stage=3 recompute=full schedule=looped_bfs", "tpu-v5p:4x4x4")
+    options = {**to_options(launch_config.TPU, piped), "pipeline_parallel_layers": 32}
+
+    def read(value: int) -> Layout:
+        return parse_launch(
+            build_files(launch_config.TPU, {**options, option: value}, piped), piped.machines
+        ).launch.layout
+
+    assert read(options[option]) == piped.layout
+    for value in {1, 2, 3, 4, 8, 16, 31, 33} - {options[option]}:
+        with pytest.raises(InputError, match="32 layers in all are required"):
+            read(value)
 
 
 def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:

@@ -10,11 +10,12 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.published_constants import with_published_constants
 from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.huggingface_hub_names import hub_model, hub_name
-from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET
+from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET, options_by_field, to_megatron
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
+from shardwise.interop.text_formats.option_tables import option_table
 from shardwise.interop.text_formats.python_config import parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
@@ -121,6 +122,15 @@ def test_precisions_have_their_names(lines: list[str], precision: str) -> None:
 )
 def test_stages_of_zero_are_those_of_the_optimizer_and_its_fsdp(lines: tuple[str, ...], zero: int) -> None:
     assert heard_of(*lines).launch.layout.zero_stage == zero
+
+
+def test_flags_that_are_not_set_are_no_arguments() -> None:
+    table = option_table("megatron")
+    flags = {field: option for field, option in options_by_field().items() if table[option].kind == "bool"}
+    for field, option in flags.items():
+        arguments = [to_megatron({field: value}) for value in (False, None, True)]
+        assert not any(value is None or value is False for found in arguments for value in found.values()), field
+        assert arguments[1].get(option) == to_megatron({}).get(option), field
 
 
 def test_what_is_no_literal_is_named() -> None:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
+
 from shardwise.interop.text_formats.config_trees import flatten, format_yaml, nest, parse_yaml
+from shardwise.values.errors import InputError
+
+TAGS = (
+    "binary", "bool", "float", "int", "map", "merge", "null", "omap", "pairs", "seq", "set", "str", "timestamp", "value",
+)  # fmt: skip
+NODES = ('""', "x", '"-"', "2001-99-99", "[x]", "{x: 1}", "[{x: 1}]", "[[x]]")
 
 
 def test_what_is_written_is_read_back() -> None:
@@ -29,3 +39,16 @@ def test_a_section_is_an_option_where_the_release_has_one_of_its_name_and_none_w
     tree = {"optimizer": {"type": "AdamW", "params": {"lr": 1}}, "tokenizer": {}, "data": {}}
     known = ("optimizer", "optimizer.type", "optimizer.params", "tokenizer", "tokenizer.name")
     assert flatten(tree, known) == {"optimizer.type": "AdamW", "optimizer.params": {"lr": 1}, "tokenizer": {}}
+
+
+@pytest.mark.parametrize("place", ["a: {}", "? {}\n: 1", "<<: {}"])
+def test_each_tag_on_each_node_is_read_or_refused(place: str) -> None:
+    """PyYAML raises six types of errors for nodes that are not of their tag's type."""
+    for tag, node in product(TAGS, NODES):
+        try:
+            tree = parse_yaml(place.format(f"!!{tag} {node}"), "a.yaml")
+        except InputError as error:
+            (problem,) = error.problems
+            assert problem.startswith("a.yaml: not ")
+        else:
+            assert isinstance(tree, dict)

@@ -225,6 +225,21 @@ def test_tests_that_fail_without_a_mutant_are_no_judges(repository: Path, tree: 
         tree.judge(chosen, limit_s=600.0)
 
 
+def test_a_mutant_with_which_no_test_is_loaded_has_died(repository: Path, tree: Tree) -> None:
+    """The fixtures of a folder may read the package: no test of it runs then."""
+    conftest = tree.folder / "tests/unit/conftest.py"
+    conftest.write_text("from shardwise.pipeline.price import price\n\nassert price(3, 2) == 6\n")
+    chosen = {one.mutated_line: one for one in drawn(repository / PACKAGE, 100, seed=1)}
+    try:
+        died = tree.judge(chosen["return (count / each)"], limit_s=600.0)
+        assert (died.outcome, died.test) == ("died", "ERROR tests/unit/schedule/test_price.py")
+        conftest.write_text("raise ValueError\n")
+        with pytest.raises(SystemExit, match=r"test_price\.py fails without a mutant; mend it first"):
+            tree.judge(chosen["return (count / each)"], limit_s=600.0)
+    finally:
+        conftest.unlink()
+
+
 def test_tests_that_do_not_run_are_no_judges(tree: Tree) -> None:
     (tree.folder / "tests/unit/schedule/test_price.py").write_text("")
     with pytest.raises(SystemExit, match=r"pytest did not run the tests \(exit status 5\)"):
@@ -292,15 +307,18 @@ def test_tests_that_import_a_module_are_run_first(tmp_path: Path) -> None:
     assert [Path(one).stem for one in found] == ["test_b", "test_c", "test_a", "test_d"]
 
 
-def test_rooms_are_those_of_the_planner_and_the_engine() -> None:
+def test_each_file_of_the_package_has_a_room() -> None:
+    """And each room some file: none stands behind one whose prefix fits its files as well."""
     repository = Path(__file__).parents[2]
+    files = [path.relative_to(repository / PACKAGE).as_posix() for path in (repository / PACKAGE).rglob("*.py")]
+    assert [file for file in files if room_of(file) is None] == []
+    assert set(map(room_of, files)) == set(ROOMS)
     assert room_of("derive/sharded_program.py") == "derive"
     assert room_of("run/parallel/flat_parameters.py") == "run/parallel"
     assert room_of("run/trainer/anomaly_detector.py") == "run"
     assert room_of("values/symbolic.py") == "values/symbolic.py"
-    assert room_of("present/verbs/planning.py") is None
+    assert room_of("present/verbs/planning.py") == "present"
     for room, tests in ROOMS.items():
-        assert (repository / PACKAGE / room).exists(), room
         assert [one for one in tests if not (repository / "tests" / one).exists()] == [], room
     for one, reason in read_reasons(mutants.REASONS).items():
         assert (repository / PACKAGE / one[0]).exists()

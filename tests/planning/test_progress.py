@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 
+import shardwise as sw
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.prediction_errors import predict_rows
@@ -18,6 +22,7 @@ from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.planner import make_plan
 from shardwise.values.errors import NothingFitsError
 
+SOURCES = Path(sw.__file__).parent
 pytestmark = pytest.mark.usefixtures("fresh_searches")
 MODEL, JOB = load_model("llama-3.2-1b"), Job(global_batch_tokens=2**20, seq_len=4096)
 
@@ -90,3 +95,26 @@ def test_every_published_run_is_told() -> None:
     told, rows = Told(), published_rows()[:5]
     predict_rows(rows, progress=told)
     assert told == [("runs predicted", number, 5) for number in range(5)]
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef, bool]]:
+    """Those of the package: the module, the function, and whether it tells its progress."""
+    for path in sorted(SOURCES.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                arguments = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+                yield path.stem, node, any(argument.arg == "progress" for argument in arguments)
+
+
+def test_progress_is_passed_on_to_all_that_tells_it() -> None:
+    """Else a part of what takes long says nothing."""
+    tellers = {node.name for _, node, tells in functions() if tells and node.name != "__init__"}
+    silent = [
+        f"{module}.{node.name}: {ast.unparse(call)}"
+        for module, node, tells in functions()
+        for call in ast.walk(node)
+        if tells and isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in tellers
+        and not any(isinstance(name, ast.Name) and name.id.endswith("progress") for name in ast.walk(call))
+    ]  # fmt: skip
+    assert len(tellers) > 50
+    assert silent == []

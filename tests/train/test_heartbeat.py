@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
+from shardwise.run.faults.agreement import RankGroup
 from shardwise.run.faults.heartbeat import FailureDetector, HeartbeatMonitor
-from shardwise.run.faults.rank_exit import exit_with_report, record_exit
+from shardwise.run.faults.rank_exit import exit_with_report, guard_run, record_exit
 from shardwise.run.faults.rank_status import (
     LAST_HEARTBEAT,
     LAUNCHER,
@@ -29,6 +31,7 @@ from shardwise.run.faults.rank_status import (
 from shardwise.run.faults.rendezvous import Rendezvous, heartbeat_key
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.run.recipe import TrainingRecipe
+from shardwise.values.errors import InputError, NothingFitsError, OutputError
 
 
 def beat(number: int, awaits: str = "", stage: str = "step 5") -> HeartbeatMessage:
@@ -304,6 +307,24 @@ def test_who_is_lost_by_a_rank_that_said_why_it_left_ends_as_that_one() -> None:
     quiet = parting(meeting)
     assert isinstance(quiet, SystemExit)
     assert quiet.code == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("a.toml: unknown"), 2), (NothingFitsError("nothing fits"), 3), (OutputError("no room"), 1),
+        (SystemExit(7), 7), (SystemExit(0), 0), (SystemExit("a text"), 1), (ValueError("a mistake"), 1), (KeyboardInterrupt(), 1),
+        (OSError("no room"), 2),
+    ],
+)  # fmt: skip
+def test_who_is_lost_by_a_rank_that_failed_ends_with_its_code(error: BaseException, code: int) -> None:
+    meeting = meeting_of(0, 2)
+    world = cast(RankGroup, SimpleNamespace(size=2, rendezvous=meeting))
+    with pytest.raises((type(error), InputError)), guard_run(world, TrainingRecipe(steps=1), StopRequest(), str):
+        raise error
+    quiet = parting(Rendezvous(1, meeting.peers, meeting.store))
+    assert isinstance(quiet, SystemExit)
+    assert quiet.code == code
 
 
 def test_under_our_launcher_the_launcher_reports(monkeypatch: pytest.MonkeyPatch) -> None:

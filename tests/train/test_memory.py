@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -127,16 +126,15 @@ def test_in_fp32_a_step_holds_what_is_planned(name: str, policy: str) -> None:
         assert found.at_peak["workspace"] == pytest.approx(plan["workspace"], rel=0.01)
 
 
-@contextmanager
-def without_collection() -> Iterator[None]:
-    """Keep the garbage collector from freeing what refers to itself: a step has to free its tensors without it."""
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Without Python's search for cycles: what a step holds must not depend on when it comes."""
     gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
+    yield
+    gc.enable()
 
 
+@pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("optimizer", optimizer_names())
 def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str) -> None:
     """Two of AdamW, one of Lion, of Muon one of matrices, of Adafactor rows and columns, of AdamW in 8 bits a byte of each and a
@@ -150,7 +148,7 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     engine = TrainingEngine(instance, TrainingRecipe(steps=2), World(instance.mesh))
     engine.initialize(0)
     ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
-    with MemoryTracker(architecture.vocab_size) as tracker, without_collection():
+    with MemoryTracker(architecture.vocab_size) as tracker:
         for term, tensor in list(engine.stored_tensors()):
             tracker.name(term, [tensor])
         engine.observe(tracker.forward_ended, lambda whole: tracker.name(estimate_term_names.GATHERED, [whole]))

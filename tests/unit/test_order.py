@@ -15,6 +15,7 @@ from order import (
     Cost,
     OrderedScheduling,
     cut_into_pieces,
+    named_files,
     order_files,
     quick_files,
     read_costs,
@@ -38,6 +39,21 @@ def test_files_that_wait_come_first_then_those_that_find_most_per_second() -> No
 
 def test_a_file_that_was_never_measured_counts_as_cheap() -> None:
     assert order_files(["cheap.py", "new.py", "costly.py"], COSTS, KILLS) == ["costly.py", "cheap.py", "new.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["unit/test_b.py", "unit/test_a.py::test_it[1.5::x]"], ["unit/test_b.py", "unit/test_a.py"]),
+        (["unit/test_b.py", "cli"], []),
+        (["."], []),
+    ],
+)
+def test_files_that_are_named_keep_their_order(
+    arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(TESTS)
+    assert named_files(arguments) == named_files([str(TESTS / argument) for argument in arguments]) == expected
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from shardwise.hardware import Calibration, Chip, Cluster, RoutedLayers, Stack, get_stack
 from shardwise.hardware.stacks import RoutedGraphs
 from shardwise.model import Job
-from shardwise.values import InputError, IssuePolicy, Value, maximum, minimum, where
+from shardwise.values import InputError, IssuePolicy, Value, maximum, where
 
 # Rows of an output tile. Source: NVIDIA, Matrix Multiplication Background User's Guide (tiles of 256 x 128 and 128 x 128);
 # the side of a TPU's matrix unit (S0, section 2). The last tile of an expert's rows is half full on average.

@@ -95,9 +95,14 @@ def test_a_gradient_that_is_lost_in_noise_has_no_upper_end() -> None:
     assert found.low > 0
 
 
-def test_few_measurements_have_no_interval() -> None:
-    found = estimate_noise(of_run(0, [4] * 16, steps=4))
-    assert (found.low, found.high, found.num_samples) == (0.0, math.inf, 4)
+@pytest.mark.parametrize("steps", range(1, 9))
+def test_fewer_than_five_measurements_have_no_interval(steps: int) -> None:
+    found = estimate_noise(of_run(0, [64] * 16, steps=steps))
+    assert (found.num_samples, found.num_blocks) == (steps, steps)
+    if steps < 5:
+        assert (found.low, found.high) == (0.0, math.inf)
+    else:
+        assert 0.0 < found.low < found.tokens < found.high < math.inf
 
 
 def test_blocks_are_at_most_twenty() -> None:

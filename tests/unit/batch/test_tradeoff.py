@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardwise.batch_size.noise_scale import critical_batch_of_loss
+from shardwise.batch_size.noise_scale import NoiseScale, critical_batch_of_loss
 from shardwise.batch_size.tradeoff import (
     BatchTradeoff,
+    LossTarget,
     doubling_speedup_ratio,
     improvement_fraction,
     steps_and_tokens,
@@ -101,3 +104,13 @@ def test_wrong_numbers_are_refused() -> None:
         BatchTradeoff(min_steps=0.0, noise_tokens=-1.0)
     with pytest.raises(InputError, match="more than the fewest steps, 10, are required"):
         BatchTradeoff(min_steps=10.0, noise_tokens=1.0).batch_tokens(10.0)
+
+
+@pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
+def test_another_noise_scale_changes_nothing_else_of_a_target(factor: float) -> None:
+    """It has no interval: it was not measured."""
+    noise = NoiseScale(tokens=2.0e6, interval90=(1.0e6, 3.0e6), source="runs/a")
+    target = LossTarget(noise=noise, tokens=3e9, batch_tokens=2e6, loss=2.5)
+    scaled = target.with_noise(factor)
+    assert scaled.noise == NoiseScale(tokens=factor * 2.0e6, source="runs/a")
+    assert replace(scaled, noise=noise) == target

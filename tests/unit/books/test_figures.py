@@ -83,6 +83,19 @@ def test_the_kernels_of_a_block_share_its_time() -> None:
     check_texts(draw(chart))
 
 
+@pytest.mark.parametrize("name", ["h100", "mi300x", "tpu-v5e", "tpu-v5p"])
+def test_each_link_of_a_chip_is_a_line(name: str) -> None:
+    """In the rooflines of the chip and in those of a block on it; without links there are those of the chip alone."""
+    chip, links = load_chip_and_links(name)
+    model = sw.load_model("llama-3-8b")
+    block, unlinked = (block_chart(block_roofline(model, chip, 1, 8192, links=given)) for given in (links, None))
+    assert links
+    for link in links:
+        assert line(roofline_chart(chip, links, []), f"bf16 from {link}")
+        assert line(block, f"bf16 from {link}")
+    assert len(marks_of(block, Curve)) == len(marks_of(unlinked, Curve)) + len(links)
+
+
 def test_curves_reach_the_peak_at_their_markers() -> None:
     chart = matmul_curves(sw.load_chip("tpu-v5e"), ((1024, 4096), (8192, 28672)), weights="int8")
     for one, marker in zip(marks_of(chart, Curve), marks_of(chart, RuleLine), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from shardwise.price.unit_inputs import (
     unit_live_sets,
 )
 from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.units import SECONDS_PER_DAY
 
 STRUCTURE = load_model("deepseek-v2-lite").structure
 POLICY, SCHEME = IssuePolicy(), scheme_of(STRUCTURE, 3, True, "full", whole_experts=True)
@@ -122,14 +124,18 @@ def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
     assert read_off() == first
 
 
-def test_old_files_of_other_sources_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("days", "stays"), [(0.0, True), (29.9, True), (30.1, False), (400.0, False)])
+def test_files_of_other_sources_are_removed_after_thirty_days(
+    days: float, stays: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read_off()
     (old,) = folder.iterdir()
+    now = time.time()
+    os.utime(old, (now, now - days * SECONDS_PER_DAY))
     monkeypatch.setattr(derivation_cache, "_sources", lambda: [("another", 1, 1)])
-    monkeypatch.setattr(derivation_cache, "MAX_AGE_S", -1e9)
-    monkeypatch.setattr(time, "time", lambda: old.stat().st_mtime)
     read_off()
-    assert not old.exists()
+    assert old.exists() == stays
+    assert len(list(folder.iterdir())) == 1 + stays
 
 
 def test_without_being_asked_nothing_is_written(folder: Path) -> None:
