@@ -109,7 +109,6 @@ class FactoredWeight:
                 self.group.state[shard.rows][block].copy_(result.reshape(-1))
             elif self.optimizer.updates[name].is_state:
                 self.moments[name][block].copy_(result.reshape(-1))
-        tensors.clear()  # the functions above refer to one another: else its tensors stay until Python looks for cycles
 
     def _blocks(self, interval: ParameterShard) -> Iterator[tuple[Box, slice]]:
         """Yield boxes of [stack, rows, columns] with their slices of this rank's elements, each one contiguous."""
