@@ -54,8 +54,25 @@ def test_a_short_sum_takes_longer_by_the_ramp() -> None:
     ratio = RATES.kernel_s("contract", "bf16", halved) / RATES.kernel_s("contract", "bf16", SQUARE)
     assert ratio == pytest.approx((1 + ramp / 4096) / (1 + ramp / 8192))
     assert RATES.kernel_s("contract", "bf16", SQUARE) == pytest.approx(
-        SQUARE.flops / (989e12 * CALIBRATION["matmul_fraction"]) * (1 + ramp / 8192)
+        SQUARE.flops / RATES.flops_per_s("bf16") * (1 + ramp / 8192)
     )
+
+
+def test_rates_stay_below_their_ceilings_and_grow_with_their_fractions() -> None:
+    """Far below it a fraction is what it says; at the ceiling it still has a slope, which the fit follows."""
+    chip = RATES.chip
+    fractions = np.linspace(0.1, 1.0, 91)
+    rates = replace(RATES, matmul_fraction=fractions, memory_fraction=fractions)
+    for reached, ceiling in (
+        (rates.flops_per_s("bf16") / chip.peak("bf16"), chip.matmul_fraction),
+        (rates.bytes_per_s / chip.memory_bytes_per_s, chip.memory_fraction),
+    ):
+        assert np.all(reached < ceiling)
+        assert np.all(np.diff(reached) > 0)
+        low = fractions < 0.5 * ceiling
+        assert reached[low] == pytest.approx(fractions[low], rel=1e-4)
+    measured = replace(rates, is_limited=False)
+    assert measured.bytes_per_s == pytest.approx(fractions * chip.memory_bytes_per_s)
 
 
 @pytest.mark.parametrize("change", [{"extents": (8188.0, 8192.0)}, {"extents": (8192.0, 8190.0)}])
