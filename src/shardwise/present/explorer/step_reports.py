@@ -19,12 +19,12 @@ from shardwise.present.charts.chart import (
     Spans,
 )
 from shardwise.present.charts.common_charts import ROW_HEIGHT, categories, curve_chart, length_axis, row_chart
+from shardwise.present.charts.step_charts import PASS_TERMS
 from shardwise.present.explorer.page_sections import FIGURE_TITLES, PLOT_HEIGHT, panel, quiet, term_legend, term_words
 from shardwise.present.rendering.page_report import Action, PageBlock, PageReport, Paragraph
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.values import TIME_TERMS, format_bytes, format_quantity, format_seconds
 
-PASS_KINDS = {"F": "forward", "B": "backward", "I": "backward for activations", "W": "backward for weights"}
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # of torch.distributed.pipelining: stage, kind, micro-batch
 
 
@@ -45,7 +45,7 @@ def action_words(action: str) -> str:
     'backward of micro-batch 0 through stage 1'
     """
     match = ACTION.fullmatch(action)
-    return f"{PASS_KINDS[match[2]]} of micro-batch {match[3]} through stage {match[1]}" if match else action
+    return f"{PASS_TERMS[match[2]]} of micro-batch {match[3]} through stage {match[1]}" if match else action
 
 
 def timeline_report(payload: Payload) -> PageReport:
@@ -112,7 +112,7 @@ def schedule_report(payload: Payload) -> PageReport:
         f"{line['schedule']}: {sum(lengths)} passes on {len(lengths)} ranks", length_axis(line["makespan_s"]),
         categories(f"rank {rank['rank']}" for rank in line["ranks"]), [Spans(spans=tuple(spans))],
         size=(max(300.0, min(9.0 * max(lengths), 4000.0)), ROW_HEIGHT),
-        legend=term_legend({term: f"{kind}: {term}" for kind, term in PASS_KINDS.items() if f"term:{term}" in used}),
+        legend=term_legend({term: f"{kind}: {term}" for kind, term in PASS_TERMS.items() if f"term:{term}" in used}),
     )  # fmt: skip
     note = quiet("stages alike, with the estimate's seconds ", Action("copy the command", command=payload["command"]))
     ranks = text.table(
@@ -129,7 +129,7 @@ def _pass_spans(row: int, slots: Iterable[Payload]) -> Iterator[Span]:
         start, end, actions = slot["start_s"], slot["end_s"], slot["actions"]
         for lane, action in enumerate(actions):
             match = ACTION.fullmatch(action)
-            kind, label = (PASS_KINDS[match[2]], match[3]) if match else ("forward", action)
+            kind, label = (PASS_TERMS[match[2]], match[3]) if match else ("forward", action)
             title = f"{action_words(action)}, {format_seconds(end - start)}"
             yield Span(
                 row=row, start=start, end=end, colour=f"term:{kind}", hover=title, text=label, lane=(lane, len(actions))

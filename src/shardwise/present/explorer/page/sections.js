@@ -118,10 +118,11 @@ function drawSection(section, context) {
   return h("section", { class: style, "aria-label": "verdict" }, h("h1", {}, title, claims ?? []), blocks);
 }
 
-// The elements of a report. Neighbours that take half of the width stand side by side.
-export function drawReport(report, context) {
+// The elements of a report, whose sections may have contexts of their own. Neighbours of half the width stand side by side.
+export function drawReport(report, common) {
   const drawn = [];
   for (const section of report) {
+    const context = section.context ?? common;
     const element = drawSection(section, section.half ? { ...context, width: context.half } : context);
     if (!section.half) drawn.push(element);
     else if (drawn.at(-1)?.className === "pair") drawn.at(-1).append(element);
