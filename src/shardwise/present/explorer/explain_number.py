@@ -19,7 +19,7 @@ def why(request: ViewRequest) -> dict[str, Any]:
     return {"why": provenance_payload(request, request.state.detail("term") or "step_time_s")}
 
 
-def explained_names(time: Mapping[str, float], memory: Mapping[str, float]) -> Sequence[str]:
+def list_number_names(time: Mapping[str, float], memory: Mapping[str, float]) -> Sequence[str]:
     """Return the names that `why` explains: numbers of a plan, and the terms of its estimate that are there."""
     time_names = (f"time.{name}" for name in TIME_TERMS if time[name])
     return *NUMBERS, *time_names, *(f"memory.{name}" for name in MEMORY_TERMS if memory[name])

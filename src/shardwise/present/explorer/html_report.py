@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from shardwise.present.explorer.background_search import report_search_again
-from shardwise.present.explorer.explain_number import explained_names, provenance_payload
+from shardwise.present.explorer.explain_number import list_number_names, provenance_payload
 from shardwise.present.explorer.explorer import answer_payload, with_report
 from shardwise.present.explorer.opened_plan import resolver_of_plan
 from shardwise.present.explorer.page_files import inline_page
@@ -45,7 +45,7 @@ def plan_report(plan: Plan) -> str:
     request = resolve_request(resolver.start, resolver, search)
     title = f"{plan.model.name} on {plan.cluster.name}"
     priced = request.plan.estimate
-    why = {name: provenance_payload(request, name) for name in explained_names(priced.time, priced.memory)}
+    why = {name: provenance_payload(request, name) for name in list_number_names(priced.time, priced.memory)}
     payload = {"views": {name: _view(request, name) for name in VIEWS}, "why": why}
     return _page(title, {"schema": SCHEMA, "kind": "plan", "title": title, "payload": payload})
 

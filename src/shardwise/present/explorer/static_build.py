@@ -23,7 +23,7 @@ from shardwise.interop import TARGETS
 from shardwise.present.explorer.background_search import Values, report_searches
 from shardwise.present.explorer.control_values import Option, select
 from shardwise.present.explorer.copy_as import TEXTS
-from shardwise.present.explorer.explain_number import explained_names
+from shardwise.present.explorer.explain_number import list_number_names
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_files import inline_page, page_body
@@ -183,7 +183,7 @@ def _questions(query: str, overview: Mapping[str, Any], *, is_best: bool) -> Ite
     yield "timeline", query
     yield "schedule", edit_query(query, {"view": "schedule"})
     priced = overview["estimate"]["estimate"]
-    names = explained_names(priced["time"], priced["memory"])
+    names = list_number_names(priced["time"], priced["memory"])
     yield from (("why", edit_query(query, {"term": name})) for name in names)
     yield from (("copy", edit_query(query, {"target": name})) for name in TARGETS if name not in TEXTS)
 
