@@ -32,12 +32,12 @@ class Shot(NamedTuple):
 
 
 SHOTS = (
-    Shot("explorer-overview", LAYOUT, ".on-front", (1280, 1500)),
-    Shot("explorer-illegal", f"{JOB}&layout=tp=64", ".on-front", (1280, 700)),
+    Shot("explorer-overview", LAYOUT, ".takes", (1280, 1500)),
+    Shot("explorer-illegal", f"{JOB}&layout=tp=64", ".takes", (1280, 700)),
     Shot("explorer-notation", f"{JOB}&layout=tp=2+fsdp=32&view=notation", ".part", (1280, 640)),
     Shot("explorer-memory", f"{LAYOUT}&view=memory", ".segment", (1280, 640)),
     Shot("explorer-schedule", f"{LAYOUT}+schedule=zb_h1&view=schedule", ".pass", (1280, 700), "dark"),
-    Shot("explorer-batch", f"{LAYOUT}&view=batch", ".own-dot", (1280, 700), "dark"),
+    Shot("explorer-batch", f"{LAYOUT}&view=batch", ".disc", (1280, 700), "dark"),
 )
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 import shardwise as sw
+from shardwise.present.charts.chart import Chart
+from shardwise.present.charts.chart_json import chart_to_json
+from shardwise.present.charts.draw_chart import draw
 from shardwise.present.explorer.background_search import SEARCHING, Values, report_searches
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS, field_path
 from shardwise.present.explorer.opened_plan import NameResolver
-from shardwise.present.explorer.page_reports import REPORTS
+from shardwise.present.explorer.page_reports import REPORTS, view_report
 from shardwise.present.explorer.state import State
 from shardwise.present.explorer.web_server import dump_payload
 from shardwise.present.rendering.page_report import Action, Facts, PageSection, panels, report_to_json
@@ -57,6 +60,45 @@ def test_every_number_is_the_one_at_its_path(question: str, layout: str) -> None
         texts = {form(value) for form in FORMATS.values()} | {format_share(abs(value), 0)}
         if not path.endswith("shards.rest.elements"):  # written as the sizes of its dims
             assert text in texts, path
+
+
+def layout_values(step_time_s: float, memory_bytes: float) -> dict[str, Any]:
+    return {"layout": "fsdp=8+tp=1", "text": "fsdp=8", "step_time_s": step_time_s, "memory_bytes": memory_bytes}
+
+
+FRONT = [layout_values(1.0, 30e9), layout_values(2.0, 20e9)]
+SEARCHED = {
+    "search": {
+        "best": FRONT[0], "front": FRONT, "points": [*FRONT, layout_values(3.0, 40e9)], "num_layouts": 3, "num_fitting": 3,
+    },
+    "own": layout_values(2.5, 50e9), "memory_capacity_bytes": 80e9,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("question", REPORTS)
+def test_charts_of_the_page_are_drawn_as_pictures_too(question: str, layout: str) -> None:
+    report = view_report(question, SEARCHED if question == "pareto" else ask(question, layout))
+    blocks = [block for section in report for block in section.blocks]
+    charts = [block for block in blocks if isinstance(block, Chart)]
+    assert charts or question == "notation"  # whose charts are choices
+    for chart in charts:
+        text, values = draw(chart).svg(), json.loads(json.dumps(chart_to_json(chart)))
+        (panel,) = values["panels"]
+        for axis in (panel["x"], panel["y"]):
+            assert all(text for ticks in axis["ticks"] for _, text in ticks)
+        for mark in panel["marks"]:
+            assert mark["kind"] != "Points" or mark["hover"].partition("\n")[0] in text.replace("&amp;", "&")
+
+
+def test_a_point_of_the_front_is_a_layout_to_take() -> None:
+    (section,) = report_to_json(view_report("pareto", SEARCHED))
+    (chart,) = [block["chart"] for block in section["blocks"] if "chart" in block]
+    points = [mark for mark in chart["panels"][0]["marks"] if mark["kind"] == "Points"]
+    assert [point.get("query") for point in points] == [*["layout=fsdp%3D8%2Btp%3D1"] * 5, None, None]
+    assert [entry["label"] for entry in chart["legend"]] == [
+        "fastest of its degrees", "on the front", "the plan", "this layout",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("question", [name for name in REPORTS if name != "pareto"])

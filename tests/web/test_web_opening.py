@@ -94,7 +94,7 @@ def test_a_layout_that_was_changed_meanwhile_stays(chromium: Browser, url: str, 
     expect(page).to_have_url(re.compile("tp=2"))
     searches.released.set()
     expect(page.locator(".best, .verdict .quiet").last).to_contain_text("best")
-    page.wait_for_selector(".on-front")
+    page.wait_for_selector(".takes")
     expect(page).to_have_url(re.compile("tp=2"))
     expect(page.locator(".layout")).to_contain_text("tp=2")
     page.context.close()

@@ -63,7 +63,7 @@ def test_the_first_example_opens_on_its_best_layout(chromium: Browser, address: 
     activity = watched(page)
     page.goto(address)
     expect(page.locator(".verdict h1")).to_contain_text("the best layout")
-    expect(page.locator(".timeline")).to_be_visible()
+    expect(page.locator("svg[aria-label^='simulated step']")).to_be_visible()
     expect(page.locator(".static-note").first).to_contain_text("2 examples")
     expect(page.locator(".static-note").first).to_contain_text("Not in it: other models")
     assert activity.messages == []
@@ -123,11 +123,11 @@ def test_what_is_not_in_the_build_says_so(chromium: Browser, address: str) -> No
     expect(page.locator("main")).to_contain_text("this state is not in the static build")
     page.context.close()
     page = opened(chromium, address)
-    missing = page.locator(".searched, .on-front")
+    missing = page.locator(".takes")
     missing.first.wait_for()
     page.evaluate(
         """async () => {
-            for (const dot of document.querySelectorAll('.searched, .on-front')) {
+            for (const dot of document.querySelectorAll('.takes')) {
                 dot.dispatchEvent(new MouseEvent('click', {bubbles: true}));
                 await new Promise(resolve => setTimeout(resolve, 30));
                 if (!document.getElementById('unavailable').hidden) return;

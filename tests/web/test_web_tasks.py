@@ -74,7 +74,7 @@ def test_a_task_is_opened_from_the_menu_and_done_by_the_keyboard(chromium: Brows
 def test_the_answer_is_hidden_until_the_task_is_done(chromium: Browser, url: str) -> None:
     page = opened(chromium, url, "task=hide-communication")
     expect(page.locator("main")).to_contain_text("hidden until the task is done")
-    expect(page.locator(".on-front")).to_have_count(0)
+    expect(page.locator(".takes")).to_have_count(0)
     page.context.close()
 
 

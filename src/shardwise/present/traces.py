@@ -44,6 +44,26 @@ class Arrow:
     target: Event
 
 
+def merge_spans(
+    spans: Iterable[tuple[float, float, str]], resolution_s: float
+) -> Iterator[tuple[float, float, str, float]]:
+    """Yield spans (start, end, name) in order with their busy seconds; those of a name nearer than the resolution are one span.
+
+    >>> list(merge_spans([(0.0, 1.0, "tp"), (1.5, 2.0, "tp"), (4.0, 5.0, "tp")], 1.0))
+    [(0.0, 2.0, 'tp', 1.5), (4.0, 5.0, 'tp', 1.0)]
+    """
+    last: tuple[float, float, str, float] | None = None
+    for start, end, name in sorted(spans):
+        if last and name == last[2] and start - last[1] <= resolution_s:
+            last = (last[0], max(last[1], end), name, last[3] + end - start)
+            continue
+        if last:
+            yield last
+        last = (start, end, name, end - start)
+    if last:
+        yield last
+
+
 def chrome_trace(processes: Sequence[str], events: Iterable[Event], arrows: Iterable[Arrow] = ()) -> str:
     """Return the trace as JSON; `processes` are the names of processes 0, 1, ..., in the order in which they are shown."""
     events = list(events)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
-from shardwise.present.charts.axis_ticks import FORMATS, even_ticks, log_ticks, round_ends
+from shardwise.present.charts.axis_ticks import FORMATS, even_ticks, log_ticks, round_ends, tick_sets
 from shardwise.present.charts.palette import by_name, part_colours
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -73,9 +73,18 @@ class Axis:
             highest = max(values, default=1.0)
             linear = (0.0, highest * LINEAR_HEADROOM or 1.0)
             ends = round_ends(min(values) / headroom, highest * headroom) if self.log and values else linear
-        places = log_ticks(*ends) if self.log else even_ticks(ends[1], MAX_TICKS)
+        places = log_ticks(*ends) if self.log else even_ticks(ends[1], MAX_TICKS, ends[0])
         ticks = tuple((place, self.format(place)) for place in places) if self.ticks is None else self.ticks
         return replace(self, ends=ends, ticks=ticks)
+
+    def tick_sets(self) -> tuple[tuple[tuple[float, str], ...], ...]:
+        """Return the ticks, and below them fewer for narrower plots: the finest that have room are drawn."""
+        if not self.ticks:
+            return ()
+        fewer = tick_sets(*self.domain, MAX_TICKS, log=self.log)
+        is_alone = len(self.ticks) == 1
+        texts = (tuple((place, self.format(place)) for place in places) for places in fewer)
+        return self.ticks, *(ticks for ticks in texts if is_alone or len(ticks) < len(self.ticks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +114,14 @@ class Curve(Element):
     kind: Literal["Curve"] = "Curve"
 
 
+Shape = Literal["circle", "dot", "disc", "ring", "triangle", "cross"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Points(Element):
     """Points with one label, each with its text, if there are `texts`; a `letter` stands for the label in the plot.
 
-    The area of a point is its `share` of a sum.
+    The area of a point is its `share` of a sum. A "dot" is one of a crowd, a "disc" stands out, a "ring" is around other points.
     """
 
     points: Pairs
@@ -118,6 +130,7 @@ class Points(Element):
     texts: tuple[str, ...] = ()
     letter: str = ""
     share: float = 0.0
+    shape: Shape = "circle"
     kind: Literal["Points"] = "Points"
 
 
@@ -217,7 +230,30 @@ class Spans:
     kind: Literal["Spans"] = "Spans"
 
 
-Mark = StackedBars | Curve | Points | Band | Cells | Spans | RuleLine
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanEdges:
+    """Starts of spans as lines over other marks, with the texts of the spans on the grounds that `colour` names."""
+
+    spans: tuple[Span, ...]
+    kind: Literal["SpanEdges"] = "SpanEdges"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayloadMark(Element):
+    """Values at `source` in the answer of the page, which draws them from there; a drawing leaves them out.
+
+    The `spans` of a row are (start, end, term, busy share); its `curve` is (seconds, value from then on), filled, on the scale of
+    all rows; `cells` are parts of an array with their ranks, and `dims` the indices of those that are split down and across.
+    """
+
+    source: str
+    form: Literal["spans", "curve", "cells"]
+    row: int = 0
+    dims: tuple[int | None, int | None] = (None, None)
+    kind: Literal["PayloadMark"] = "PayloadMark"
+
+
+Mark = StackedBars | Curve | Points | Band | Cells | Spans | SpanEdges | PayloadMark | RuleLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +262,9 @@ class LegendEntry:
 
     label: str
     colour: str
-    sample: Literal["box", "line", "reference", "limit", "band", "point", "letter", "idle", "stripe", "scale"] = "box"
+    sample: (
+        Literal["box", "line", "reference", "limit", "band", "letter", "idle", "stripe", "scale", "point"] | Shape
+    ) = "box"
     letter: str = ""
 
 
@@ -308,10 +346,12 @@ class Chart:
     wrap: bool = False
 
 
-def _sample(mark: Curve | Band | Points) -> Literal["reference", "line", "band", "letter", "point"]:
+def _sample(mark: Curve | Band | Points) -> Literal["reference", "line", "band", "letter", "point"] | Shape:
     if isinstance(mark, Curve):
         return "reference" if mark.reference else "line"
-    return "band" if isinstance(mark, Band) else "letter" if mark.letter else "point"
+    if isinstance(mark, Band):
+        return "band"
+    return "letter" if mark.letter else "point" if mark.shape == "circle" else mark.shape
 
 
 def _coloured(marks: Sequence[Mark]) -> Iterator[Mark]:

@@ -51,6 +51,23 @@ def bar_chart(
     return Chart(title=title, subtitle=subtitle, panels=(panel,))
 
 
+ROW_HEIGHT, ROW_GAP, LEAST_WIDTH = 26.0, 6.0, 280.0  # pixels
+
+
+def row_chart(
+    title: str, x: Axis, rows: Sequence[Category], marks: Iterable[Mark], *,
+    size: tuple[float, float] = (LEAST_WIDTH, ROW_HEIGHT), gap: float = ROW_GAP, legend: Iterable[LegendEntry] = (),
+) -> Chart:  # fmt: skip
+    """Return a chart of lying bars or spans, a row for each category behind its label."""
+    panel = Panel(x=x, y=Axis(categories=tuple(rows)), marks=tuple(marks), size=size, gap=gap)
+    return Chart(title=title, subtitle="", panels=(panel,), legend=tuple(legend))
+
+
+def length_axis(end: float, *, unit: str = "", ticks: bool = False) -> Axis:
+    """Return an axis from 0 to `end`."""
+    return Axis(unit=unit, ends=(0.0, end), ticks=None if ticks else ())
+
+
 def categories(labels: Iterable[str]) -> tuple[Category, ...]:
     """Return categories without further lines."""
     return tuple(Category(label=label) for label in labels)

@@ -14,6 +14,8 @@ REFERENCE, RULE, EDGE = (6, 4), (2, 3), (1, 3)
 LETTER, LEADER = 9.0, 30.0  # radius of a letter's circle, and how far above its point it stands
 LARGEST, LEAST = 26.0, 4.0  # radius of a point whose share is 1, and of one without a share
 STRIPE = 3.0
+RING_CORNERS = 32
+RADII = {"dot": 2.6, "disc": 7.0, "ring": 9.0, "triangle": 4.5, "cross": 8.0}
 SCALE_WIDTH, SCALE_STEPS = 160.0, 16
 
 
@@ -31,13 +33,27 @@ def _line_style(colour: str, *, is_reference: bool) -> tuple[Colour, float, Sequ
 
 
 def point_radius(mark: Points) -> float:
-    """Return the radius of a point whose area is its share."""
+    """Return the radius of a point: that of its shape, or of a circle whose area is its share."""
+    if mark.shape != "circle":
+        return RADII[mark.shape]
     return max(LEAST, LARGEST * math.sqrt(mark.share)) if mark.letter else LEAST if mark.texts else 3.5
 
 
 def draw_point(canvas: Canvas, x: float, y: float, mark: Points) -> None:
-    """Draw a circle, or a square where the colours of series repeat."""
+    """Draw a mark's shape; for a circle a square where the colours of series repeat."""
     radius, fill = point_radius(mark), by_name(mark.colour)
+    if mark.shape == "ring":
+        turns = (2 * math.pi * step / RING_CORNERS for step in range(RING_CORNERS + 1))
+        corners = [(x + radius * math.cos(turn), y + radius * math.sin(turn)) for turn in turns]
+        canvas.path(corners, stroke=fill, width=2.6)
+        return
+    if mark.shape == "cross":
+        for start, end in (((x - radius, y), (x + radius, y)), ((x, y - radius), (x, y + radius))):
+            canvas.path([start, end], stroke=fill, width=3.0)
+        return
+    if mark.shape == "triangle":
+        canvas.area([(x, y - radius - 1), (x + radius + 1, y + radius), (x - radius - 1, y + radius)], fill=fill)
+        return
     thick = 1.5 if mark.letter or mark.texts else 0.5
     if (
         mark.colour.startswith("series:")
@@ -46,7 +62,7 @@ def draw_point(canvas: Canvas, x: float, y: float, mark: Points) -> None:
     ):
         canvas.rect(x - 3.2, y - 3.2, 6.4, 6.4, fill=fill, stroke=PAPER, stroke_width=thick)
     else:
-        canvas.circle(x, y, radius, fill=fill, stroke=PAPER, stroke_width=thick)
+        canvas.circle(x, y, radius, fill=fill, stroke=INK if mark.shape == "disc" else PAPER, stroke_width=thick)
 
 
 def draw_letter(canvas: Canvas, x: float, y: float, letter: str) -> None:
@@ -73,6 +89,8 @@ def draw_sample(canvas: Canvas, entry: LegendEntry, x: float, y: float, width: f
                 draw_stripe(canvas, x, y + 7.0, width, INK)
         case "point":
             draw_point(canvas, x + width / 2, y, Points(points=(), colour=entry.colour))
+        case "circle" | "dot" | "disc" | "ring" | "triangle" | "cross":
+            draw_point(canvas, x + width / 2, y, Points(points=(), colour=entry.colour, shape=entry.sample))
         case "letter":
             draw_letter(canvas, x + width / 2, y, entry.letter)
         case "scale":

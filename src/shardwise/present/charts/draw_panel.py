@@ -16,6 +16,7 @@ from shardwise.present.charts.chart import (
     Points,
     RuleLine,
     Span,
+    SpanEdges,
     Spans,
     StackedBars,
 )
@@ -57,6 +58,8 @@ class PanelDrawing(PanelLayout):
                     self._cells(mark)
                 case Spans():
                     self._spans(mark)
+                case SpanEdges():
+                    self._span_edges(mark)
         for number, rule in enumerate(self.rules):
             self._rule(number, rule)
         for mark in reversed(marks):
@@ -151,6 +154,8 @@ class PanelDrawing(PanelLayout):
         dash, width = (REFERENCE, 1.5) if rule.limit else (RULE, 1.0)
         with self.canvas.about(rule.hover, rule.path, rule.query):
             if rule.axis == "y":
+                if self.rows:
+                    return  # a level of curves in rows
                 y = self.y(rule.at)
                 self.canvas.path([(self.x0, y), (self.x0 + self.width, y)], stroke=INK, width=width, dash=dash)
                 return
@@ -282,6 +287,16 @@ class PanelDrawing(PanelLayout):
                 self._span(span)
         for top, height in self.rows:
             self.canvas.rect(self.x0, self.y0 + top, self.width, height, stroke=FAINT, stroke_width=0.6)
+
+    def _span_edges(self, mark: SpanEdges) -> None:
+        for span in mark.spans:
+            (top, height), x, end = self.rows[span.row], self.x(span.start), self.x(span.end)
+            with self.canvas.about(span.hover, span.path, span.query):
+                self.canvas.line(x, self.y0 + top, x, self.y0 + top + height, stroke=PAPER)
+                if text_width(span.text, SMALL) <= end - x:
+                    place = (x + end) / 2, self.y0 + top + height / 2 + 4.0
+                    ink = text_on(by_name(span.colour))
+                    self.canvas.text(*place, span.text, size=SMALL, anchor="middle", fill=ink)
 
     def _span(self, span: Span) -> None:
         (top, room), (lane, lanes), fill = self.rows[span.row], span.lane, by_name(span.colour)

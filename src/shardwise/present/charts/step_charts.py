@@ -19,7 +19,7 @@ from shardwise.present.charts.common_charts import curve_chart, timeline
 from shardwise.present.charts.palette import TERM_COLOURS
 from shardwise.present.rendering.numbers import percent
 from shardwise.present.rendering.report import Line, Number
-from shardwise.present.traces import events
+from shardwise.present.traces import events, merge_spans
 from shardwise.price import SimulatedStep, Simulation
 from shardwise.price.simulation.result import EXPOSED_AXES
 from shardwise.records.step_memory_and_collectives import MemoryTrace
@@ -49,7 +49,7 @@ def step_chart(simulation: Simulation) -> Chart:
         label = "device" if len(simulation.memories) == 1 else f"rank {rank}"
         rows.append(_row(label, step.ranks[rank].bubble_s / step.step_time_s))
         for stream in streams:
-            times = sorted((start, end) for event, start, end in events(step, rank) if event.stream == stream)
+            times = [(start, end) for event, start, end in events(step, rank) if event.stream == stream]
             spans += (
                 Span(row=len(rows), start=start, end=end, colour=_colour(stream), hover=f"{stream} traffic")
                 for start, end in _merged(step, times)
@@ -105,17 +105,12 @@ def _colour(stream: str) -> str:
 
 def _merged(step: SimulatedStep, times: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return intervals in order, merged where they are too close to be distinguished."""
-    merged: list[tuple[float, float]] = []
-    for start, end in times:
-        if merged and start - merged[-1][1] <= step.step_time_s / FINEST:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((start, end))
-    return merged
+    spans = merge_spans(((start, end, "") for start, end in times), step.step_time_s / FINEST)
+    return [(start, end) for start, end, _, _ in spans]
 
 
 MAX_SCHEDULE_SPANS = 8192  # slots: more are no picture that a browser shows well
-TERMS = {
+PASS_TERMS = {
     FORWARD: "forward",
     FULL_BACKWARD: "backward",
     BACKWARD_INPUT: "backward for activations",
@@ -127,7 +122,9 @@ def legend_of(line: ActionList) -> tuple[LegendEntry, ...]:
     """Return the kinds of action that a list has, with their colours."""
     kinds = {action.kind for _, _, action in line.actions()}
     return tuple(
-        LegendEntry(label=f"{kind}: {term}", colour=f"term:{term}") for kind, term in TERMS.items() if kind in kinds
+        LegendEntry(label=f"{kind}: {term}", colour=f"term:{term}")
+        for kind, term in PASS_TERMS.items()
+        if kind in kinds
     )
 
 
@@ -180,9 +177,9 @@ def slot_spans(
     """Yield the actions of a slot of a rank; those of every other one of its `stages` have a stripe."""
     for lane, action in enumerate(slot):
         yield Span(
-            row=row, start=start, end=end, colour=f"term:{TERMS[action.kind]}", lane=(lane, len(slot)),
+            row=row, start=start, end=end, colour=f"term:{PASS_TERMS[action.kind]}", lane=(lane, len(slot)),
             text=str(action.micro_batch) if labelled else "", striped=stages.index(action.stage) % 2 == 1,
-            hover=f"{TERMS[action.kind]} of micro-batch {action.micro_batch}, stage {action.stage}: "
+            hover=f"{PASS_TERMS[action.kind]} of micro-batch {action.micro_batch}, stage {action.stage}: "
             f"{format_seconds(start)} to {format_seconds(end)}",
         )  # fmt: skip
 

@@ -7,10 +7,9 @@ from typing import Any
 
 from shardwise.batch_size import BatchTradeoff
 from shardwise.batch_size.noise_scale import critical_batch_of_loss
-from shardwise.present.explorer.control_values import doublings
+from shardwise.present.explorer.control_values import Option, doublings
 from shardwise.present.explorer.controls import controls
-from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload
-from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, fields_payload, kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.present.explorer.run_card import run_tokens
 from shardwise.price import Problem
@@ -98,7 +97,7 @@ def _quantity_detail(request: ViewRequest, name: str) -> float | None:
 
 
 def _noise_option(size: int) -> dict[str, Any]:
-    return {"value": format_binary(size), "edit": {"noise_tokens": format_binary(size)}, "problem": ""}
+    return Option(value=format_binary(size), edit={"noise_tokens": format_binary(size)}).payload()
 
 
 def _row(request: ViewRequest, tradeoff: BatchTradeoff, size: int) -> dict[str, Any]:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from shardwise.present.explorer.number_provenance import MEMORY, NUMBERS
-from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.number_provenance import MEMORY, NUMBERS, kind_of
 from shardwise.present.explorer.request import ViewRequest
 from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.search.explain.explanation import explain_term
-from shardwise.values import InputError, describe_unknown
+from shardwise.values import MEMORY_TERMS, TIME_TERMS, InputError, describe_unknown
 
 
 def why(request: ViewRequest) -> dict[str, Any]:
     """Return the provenance of the number in the detail `term`: a term of the estimate, or a key of `NUMBERS`."""
     request.require_legal()
     return {"why": provenance_payload(request, request.state.detail("term") or "step_time_s")}
+
+
+def list_number_names(time: Mapping[str, float], memory: Mapping[str, float]) -> Sequence[str]:
+    """Return the names that `why` explains: numbers of a plan, and the terms of its estimate that are there."""
+    time_names = (f"time.{name}" for name in TIME_TERMS if time[name])
+    return *NUMBERS, *time_names, *(f"memory.{name}" for name in MEMORY_TERMS if memory[name])
 
 
 def provenance_payload(request: ViewRequest, name: str) -> dict[str, Any]:

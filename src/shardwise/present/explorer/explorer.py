@@ -35,6 +35,24 @@ QUESTIONS: Mapping[str, Callable[[ViewRequest], dict[str, Any]]] = {
 }  # fmt: skip
 
 
+def answer_payload(question: str, request: ViewRequest) -> dict[str, Any]:
+    """Return the payload of a question; problems in its place if the layout cannot run, or the view cannot show it."""
+    try:
+        payload = QUESTIONS[question](request)
+    except ShardwiseError as error:
+        common = head(request) | {"controls": controls(request)} if question in VIEWS else {}
+        payload = common | {"problems": list(error.problems), "is_known": not isinstance(error, MissingValueError)}
+    if question != "copy" and payload.get("problems"):  # launches of frameworks have these frameworks' flags
+        payload["problems"] = [page_wording(problem) for problem in payload["problems"]]
+    return payload
+
+
+def with_report(question: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """Return a payload with its report, if the question has one."""
+    report = view_report(question, payload)
+    return payload | {"report": report_to_json(report)} if report else payload
+
+
 class Explorer:
     """Answers to the page's questions, with a cache of requests. Without `searches` nothing is searched."""
 
@@ -59,23 +77,17 @@ class Explorer:
         Problems are in the page's wording. Raises `ShardwiseError` for an invalid address and an unknown name.
         """
         with label_arguments(PAGE_LABELS):
-            payload = self._answer(lookup(QUESTIONS, question, "question"), question, self.state(query))
-        if question != "copy" and payload.get("problems"):  # launches of frameworks have these frameworks' flags
-            payload["problems"] = [page_wording(problem) for problem in payload["problems"]]
-        report = view_report(question, payload)
-        return payload | {"report": report_to_json(report)} if report else payload
-
-    def _answer(self, view: Callable[[ViewRequest], dict[str, Any]], question: str, state: State) -> dict[str, Any]:
-        request = self.resolve(state)
-        try:
-            payload = view(request)
-        except ShardwiseError as error:
-            common = head(request) | {"controls": controls(request)} if question in VIEWS else {}
-            payload = common | {"problems": list(error.problems), "is_known": not isinstance(error, MissingValueError)}
-        if question in VIEWS:
-            task = None if state.task is None else TASKS[state.task]
-            payload |= {"tasks": task_names_payload(), "task": None if task is None else task_payload(task, request)}
-        return payload
+            lookup(QUESTIONS, question, "question")
+            state = self.state(query)
+            request = self.resolve(state)
+            payload = answer_payload(question, request)
+            if question in VIEWS:
+                task = None if state.task is None else TASKS[state.task]
+                payload |= {
+                    "tasks": task_names_payload(),
+                    "task": None if task is None else task_payload(task, request),
+                }
+        return with_report(question, payload)
 
     def resolve(self, state: State) -> ViewRequest:
         """Return the request of a state, from the cache if its layout was asked about lately."""

@@ -6,20 +6,17 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from shardwise.present.explorer.background_search import report_search_again
-from shardwise.present.explorer.explain_number import provenance_payload
-from shardwise.present.explorer.explorer import QUESTIONS
-from shardwise.present.explorer.number_provenance import NUMBERS
+from shardwise.present.explorer.explain_number import list_number_names, provenance_payload
+from shardwise.present.explorer.explorer import answer_payload, with_report
 from shardwise.present.explorer.opened_plan import resolver_of_plan
 from shardwise.present.explorer.page_files import inline_page
-from shardwise.present.explorer.page_reports import view_report
-from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
-from shardwise.present.explorer.request import ViewRequest, head, resolve_request
+from shardwise.present.explorer.page_wording import PAGE_LABELS
+from shardwise.present.explorer.request import ViewRequest, resolve_request
 from shardwise.present.explorer.result_charts import add_charts
 from shardwise.present.registry import payload_of, report_of
 from shardwise.present.rendering.page_report import PageReport, panels, report_to_json
 from shardwise.present.rendering.report import Report
 from shardwise.search import Plan
-from shardwise.values import MEMORY_TERMS, TIME_TERMS, ShardwiseError
 from shardwise.values.argument_labels import label_arguments
 
 SCHEMA = "shardwise.report/1"
@@ -47,33 +44,20 @@ def plan_report(plan: Plan) -> str:
     search = report_search_again(plan) if plan.search else None
     request = resolve_request(resolver.start, resolver, search)
     title = f"{plan.model.name} on {plan.cluster.name}"
-    payload = {"views": {name: _view(request, name) for name in VIEWS}, "why": _provenance(request)}
+    priced = request.plan.estimate
+    why = {name: provenance_payload(request, name) for name in list_number_names(priced.time, priced.memory)}
+    payload = {"views": {name: _view(request, name) for name in VIEWS}, "why": why}
     return _page(title, {"schema": SCHEMA, "kind": "plan", "title": title, "payload": payload})
 
 
 def _view(request: ViewRequest, name: str) -> dict[str, Any]:
     """Return a view with its report and without its controls."""
-    payload = _payload(request, name)
-    return {**payload, "report": report_to_json(view_report(name, payload))}
-
-
-def _payload(request: ViewRequest, name: str) -> dict[str, Any]:
     if name == "pareto" and request.search is None:
-        return {"problems": ["a plan of one layout: nothing was searched"]}
-    try:
-        with label_arguments(PAGE_LABELS):
-            view = QUESTIONS[name](request)
-    except ShardwiseError as error:
-        return {**head(request), "problems": [page_wording(problem) for problem in error.problems]}
-    return {key: value for key, value in view.items() if key != "controls"}
-
-
-def _provenance(request: ViewRequest) -> dict[str, Any]:
-    """Return the provenance of each number that is not in a view's own fields."""
-    priced = request.plan.estimate
-    terms = [f"time.{name}" for name in TIME_TERMS if priced.time[name]]
-    terms += [f"memory.{name}" for name in MEMORY_TERMS if priced.memory[name]]
-    return {name: provenance_payload(request, name) for name in (*NUMBERS, *terms)}
+        return with_report(name, {"problems": ["a plan of one layout: nothing was searched"]})
+    with label_arguments(PAGE_LABELS):
+        payload = answer_payload(name, request)
+    payload.pop("controls", None)
+    return with_report(name, payload)
 
 
 def _page(title: str, payload: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from shardwise.present.charts.page_charts import ShardCells
+from shardwise.present.charts.chart import Axis, Chart, Panel, PayloadMark
 from shardwise.present.explorer.page_sections import panel, quiet
 from shardwise.present.rendering.page_report import Choices, DataTable, PageBlock, PageCell, PageReport, Paragraph
 from shardwise.present.rendering.payload_text import Payload, PayloadText
@@ -70,5 +70,8 @@ def _part_blocks(text: PayloadText, weight: Payload, state: str) -> list[PageBlo
         None,
     ]
     label = f"parts of {weight['name']} and the ranks that hold them"
-    chart = ShardCells(label=label, source=text.prefix.rstrip("."), down=down, across=across)
+    x, y = (Axis(title=split[1] if split else "", ends=(0.0, 1.0), ticks=()) for split in (across, down))
+    dims = down and down[0], across and across[0]
+    cells = PayloadMark(source=f"{text.prefix}holders", form="cells", dims=dims)
+    chart = Chart(title=label, subtitle="", panels=(Panel(x=x, y=y, marks=(cells,)),))
     return [lead, chart, quiet("ranks of the first pipeline stage")]

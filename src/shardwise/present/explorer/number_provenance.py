@@ -16,6 +16,20 @@ MEASURED = "measured"
 OPENED_PLAN = "the opened plan"  # the source of values that the catalogue lacks
 
 
+BYTES = "a prediction: the bytes of what the instruction list holds"
+BOUND = "a bound: kernels and links at the best that micro-benchmarks reach"
+
+
+def kind_of(request: ViewRequest, *, memory: bool = False) -> str:
+    """Return the kind of a layout's seconds (`memory`: of its bytes) in words: a bound, or a prediction."""
+    calibration = request.cluster.calibration
+    if memory:
+        return BYTES
+    if calibration is None:
+        return BOUND
+    return f"a prediction for {calibration.stack}, with a 90% interval of the step: {calibration.source}"
+
+
 class Field(NamedTuple):
     """Provenance of a payload's number: meaning, formula, unit, source of the formula, kind (a bound, a prediction, measured).
 

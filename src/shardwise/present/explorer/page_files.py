@@ -41,6 +41,11 @@ def pages() -> dict[str, Page]:
     return files | {"/": files["/index.html"]}
 
 
+def page_body() -> str:
+    """Return the body of the page, whose elements the modules fill."""
+    return pages()["/"].text.partition("<body>\n")[2].partition("  </body>")[0]
+
+
 IMPORT = re.compile(r'^import \{\s(?P<names>[\w$,\s]+?),?\s\} from "\./(?P<module>[\w-]+)\.js";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?P<kind>async function|function|class|const) (?P<name>\w+)", re.MULTILINE)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from shardwise.present.charts.page_charts import RowSpan
+from shardwise.present.charts.chart import BarPart, LegendEntry
 from shardwise.present.rendering.page_report import PageBlock, PageCell, PageSection, Paragraph, TermList
 from shardwise.present.rendering.payload_text import FORMATS, format_share
 from shardwise.present.rendering.report import Number
 
+PLOT_HEIGHT = 228.0  # pixels
 FIGURE_TITLES = {"timeline": "Simulated step", "roofline": "Roofline of a block", "pareto": "Pareto front"}
 # Terms whose names say too little.
 TERM_WORDS = {
@@ -31,15 +32,20 @@ def term_words(term: str) -> str:
     return TERM_WORDS.get(term, term)
 
 
-def term_spans(values: Mapping[str, float], unit: str, tree: str = "") -> list[RowSpan]:
-    """Return the terms that are there as spans from zero on; `tree` explains them."""
-    spans, start = [], 0.0
-    for term, value in values.items():
-        if value > 0:
-            title, path = f"{term_words(term)}, {FORMATS[unit](value)}", tree and f"{tree}.{term}"
-            spans.append(RowSpan(start, start + value, term, title, term, path))
-            start += value
-    return spans
+def term_legend(labels: Mapping[str, str]) -> Sequence[LegendEntry]:
+    """Return the colours of terms with labels."""
+    return [LegendEntry(label=label, colour=f"term:{term}") for term, label in labels.items()]
+
+
+def term_bar(values: Mapping[str, float], unit: str, tree: str = "") -> tuple[BarPart, ...]:
+    """Return the terms that are there as parts of a bar; `tree` explains them."""
+    return tuple(
+        BarPart(
+            name=term, value=value, colour=f"term:{term}", hover=f"{term_words(term)}, {FORMATS[unit](value)}",
+            path=tree and f"{tree}.{term}",
+        )
+        for term, value in values.items() if value > 0
+    )  # fmt: skip
 
 
 def term_list(values: Mapping[str, float], terms: Iterable[str], unit: str, tree: str = "") -> TermList:

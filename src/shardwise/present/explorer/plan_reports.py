@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 
-from shardwise.present.charts.page_charts import Rows, SpanRow
-from shardwise.present.explorer.page_sections import panel, quiet, term_list, term_spans, term_words
+from shardwise.present.charts.chart import RuleLine, StackedBars
+from shardwise.present.charts.common_charts import categories, length_axis, row_chart
+from shardwise.present.explorer.page_sections import panel, quiet, term_bar, term_list, term_words
 from shardwise.present.rendering.page_report import (
     Action,
     Bullets,
@@ -170,19 +171,17 @@ def memory_section(memory: Payload, *, half: bool = False) -> PageSection:
         (name, *map(format_bytes, (*(stage[term] for term in terms), sum(stage.values()))))
         for name, stage in stage_bars.items()
     ]
-    chart = Rows(
-        label=f"memory of a device by stage, of {format_bytes(capacity)}", end=max(capacity, total) * 1.02,
-        limit=(capacity, f"{format_bytes(capacity)} of a device"),
-        rows=[
-            SpanRow(name, term_spans({term: stage[term] for term in terms}, "B", "memory"))
-            for name, stage in stage_bars.items()
-        ],
+    bars = (term_bar({term: stage[term] for term in terms}, "B", "memory") for stage in stage_bars.values())
+    limit = RuleLine(at=capacity, label=f"{format_bytes(capacity)} of a device", limit=True)
+    chart = row_chart(
+        f"memory of a device by stage, of {format_bytes(capacity)}", length_axis(max(capacity, total) * 1.02),
+        categories(stage_bars), [StackedBars(bars=tuple(bars), totals=False), limit],
     )  # fmt: skip
     where = "" if len(stages) == 1 else f" on stage {fullest}, the fullest"
     lead = (Number(format_bytes(total), total, path="memory_bytes"), f" of {format_bytes(capacity)}{where}")
     numbers = DataTable("bytes of a device of each stage", table, folded=True)
-    bars = term_list(stages[fullest], terms, "B", "memory")
-    return panel("Memory", Paragraph(lead, "lead"), chart, bars, numbers, half=half)
+    colours = term_list(stages[fullest], terms, "B", "memory")
+    return panel("Memory", Paragraph(lead, "lead"), chart, colours, numbers, half=half)
 
 
 def _stages_name(stages: Sequence[int], num_stages: int) -> str:
@@ -201,7 +200,7 @@ def _time_section(payload: Payload) -> PageSection:
     interval, end = text.interval("interval90", "s"), priced["step_time_s"]
     kind = "90% prediction interval " if interval else "a bound"
     lead = [*text.cells("{step_time_s:s@step_time_s}, " + kind), *interval]
-    rows = [SpanRow("predicted" if run else "", term_spans(priced["time"], "s", "time"), style="predicted-bar")]
+    bars = {"predicted" if run else "": term_bar(priced["time"], "s", "time")}
     terms = [term for term in TIME_TERMS if priced["time"][term] > 0]
     blocks: list[PageBlock] = [term_list(priced["time"], terms, "s", "time")]
     if run:
@@ -209,12 +208,13 @@ def _time_section(payload: Payload) -> PageSection:
         measured = {name: measured[name] for name in (*TIME_TERMS, *measured) if name in measured}
         within = {None: "", True: ", inside it", False: ", outside it"}[run["time"]["within"]]
         lead += PayloadText(payload).cells("; {reconcile.time.measured_s:s} measured" + within)
-        rows.append(SpanRow("measured", term_spans(measured, "s"), style="measured-bar"))
+        bars["measured"] = term_bar(measured, "s")
         blocks.append(_measured_terms(payload, run))
         end = max(end, run["time"]["measured_s"])
     hidden = text.join("* {hidden.*:s}", "hidden")
     blocks.append(quiet("hidden behind compute: ", *hidden) if hidden else quiet("no traffic is hidden behind compute"))
-    chart = Rows(label=f"a step of {format_seconds(priced['step_time_s'])} by term", end=end, rows=rows)
+    title = f"a step of {format_seconds(priced['step_time_s'])} by term"
+    chart = row_chart(title, length_axis(end), categories(bars), [StackedBars(bars=tuple(bars.values()), totals=False)])
     return panel("Time of a step", Paragraph(lead, "lead"), chart, *blocks, half=True)
 
 

@@ -18,9 +18,9 @@ from shardwise.present.explorer.number_provenance import (
     bubble,
     field_path,
     fields_payload,
+    kind_of,
 )
 from shardwise.present.explorer.page_wording import page_wording
-from shardwise.present.explorer.plan_kind import kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.present.explorer.run_card import training_run_fields, training_run_payload
 from shardwise.present.explorer.state import layout_text

@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
-from shardwise.present.charts.page_charts import (
-    Plot,
-    PlotAxis,
-    PlotCurve,
-    PlotPoint,
-    PlotPoints,
-    Rows,
-    RowSpan,
-    SpanRow,
-    padded_range,
-)
-from shardwise.present.explorer.page_sections import term_list, term_spans
-from shardwise.present.rendering.page_report import Legend, PageReport, PageSection, Paragraph
+from shardwise.present.charts.axis_ticks import padded_range
+from shardwise.present.charts.chart import Axis, BarPart, Category, Chart, Curve, Points, StackedBars
+from shardwise.present.charts.common_charts import LEAST_WIDTH, curve_chart, length_axis, row_chart
+from shardwise.present.explorer.page_sections import PLOT_HEIGHT, term_bar, term_legend, term_list
+from shardwise.present.rendering.page_report import PageReport, PageSection, Paragraph
 from shardwise.present.rendering.payload_text import FORMATS, Payload, format_share
 from shardwise.values import format_seconds
 
@@ -44,7 +35,8 @@ def _explanation_charts(payload: Payload) -> Sequence[PageSection]:
 
 def _shares_section(title: str, shares: Sequence[Payload], unit: str, end: float) -> PageSection:
     values = {share["term"]: share["value"] for share in shares}
-    chart = Rows(label=title, end=max(end, sum(values.values())), rows=[SpanRow("", term_spans(values, unit))])
+    bars = StackedBars(bars=(term_bar(values, unit),), totals=False)
+    chart = row_chart(title, length_axis(max(end, *bars.sums)), [Category(label="")], [bars])
     return PageSection(title=title, blocks=[chart, term_list(values, values, unit)], half=True)
 
 
@@ -54,16 +46,21 @@ MAX_CONSTANTS, LEAST_CHANGE = 12, 1e-4  # constants that are drawn, and their ch
 def _constants_section(constants: Sequence[Payload]) -> PageSection:
     """Return the constants that move the step most, each made a tenth worse."""
     moving = [constant for constant in constants if abs(constant["change"]) > LEAST_CHANGE][:MAX_CONSTANTS]
-    rows = [
-        SpanRow(
-            constant["name"], [RowSpan(0.0, abs(constant["change"]), "forward", constant["name"])], height=18,
-            note=format_share(constant["change"]),
-        )
-        for constant in moving
-    ]  # fmt: skip
-    end = max((abs(constant["change"]) for constant in moving), default=1.0)
-    chart = [Rows(label="change of the step for each constant", end=end, rows=rows)] if rows else []
-    return PageSection(title="Which constant moves the answer most", blocks=chart or ["none moves the step"])
+    title = "Which constant moves the answer most"
+    if not moving:
+        return PageSection(title=title, blocks=["none moves the step"])
+    rows = [Category(label=constant["name"], lines=(format_share(constant["change"]),)) for constant in moving]
+    bars = StackedBars(
+        bars=tuple(
+            (BarPart(name="", value=abs(constant["change"]), colour="term:forward", hover=constant["name"]),)
+            for constant in moving
+        ),
+        totals=False,
+    )
+    chart = row_chart(
+        "change of the step for each constant", length_axis(max(bars.sums)), rows, [bars], size=(LEAST_WIDTH, 18.0)
+    )
+    return PageSection(title=title, blocks=[chart])
 
 
 def _sweep_charts(payload: Payload) -> Sequence[PageSection]:
@@ -81,31 +78,41 @@ def _sweep_charts(payload: Payload) -> Sequence[PageSection]:
 
 def _stacks_section(points: Sequence[Payload]) -> PageSection:
     """Return the shares of each point's step as bars of the same length."""
-    rows = []
+    rows, bars = [], []
     for point in points:
-        parts = {part: point["parts"][part] / point["step_time_s"] for part in PARTS if point["parts"][part] > 0}
-        starts = accumulate(parts.values(), initial=0.0)
-        spans = [
-            RowSpan(start, start + share, part, f"{part} {format_seconds(point['parts'][part])}, {format_share(share)}")
-            for (part, share), start in zip(parts.items(), starts, strict=False)
-        ]
+        shares = {part: point["parts"][part] / point["step_time_s"] for part in PARTS if point["parts"][part] > 0}
+        bars.append(
+            tuple(
+                BarPart(
+                    name=part, value=share, colour=f"term:{part}",
+                    hover=f"{part} {format_seconds(point['parts'][part])}, {format_share(share)}",
+                )
+                for part, share in shares.items()
+            )
+        )  # fmt: skip
         name = " ".join(
             f"{key}={value:,}" if isinstance(value, int | float) else f"{key}={value}"
             for key, value in point["at"].items()
         )
-        rows.append(SpanRow(name, spans, height=22, note=format_seconds(point["step_time_s"])))
-    legend = Legend([(part, part) for part in PARTS if any(point["parts"][part] > 0 for point in points)])
-    chart = Rows(label="shares of each point's step", end=1.0, rows=rows)
-    return PageSection(title="Where the time goes", blocks=[legend, chart])
+        rows.append(Category(label=name, lines=(format_seconds(point["step_time_s"]),)))
+    chart = row_chart(
+        "shares of each point's step", length_axis(1.0), rows, [StackedBars(bars=tuple(bars), totals=False)],
+        size=(LEAST_WIDTH, 22.0),
+        legend=term_legend({part: part for part in PARTS if any(point["parts"][part] > 0 for point in points)}),
+    )  # fmt: skip
+    return PageSection(title="Where the time goes", blocks=[chart])
 
 
-def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], unit: str) -> Plot:
+def _line_plot(title: str, name: str, points: Sequence[tuple[float, float]], unit: str) -> Chart:
     xs, ys = [x for x, _ in points], [y for _, y in points]
     log = min(xs) > 0 and max(xs) / min(xs) > 8
-    marks = [PlotPoint(x, y, f"{name}={x:,}: {FORMATS[unit](y)}") for x, y in points]
-    return Plot(
-        label=f"{title} over {name}", height=250, marks=[PlotCurve("front", points), PlotPoints("batch-dot", marks)],
-        x=PlotAxis(name, padded_range(xs, log=log), log=log), y=PlotAxis(title, padded_range(ys, room=0.15), unit),
+    dots = (
+        Points(points=((x, y),), colour="term:forward", hover=f"{name}={x:,}: {FORMATS[unit](y)}") for x, y in points
+    )
+    return curve_chart(
+        f"{title} over {name}", "", Axis(title=name, ends=padded_range(xs, log=log), log=log),
+        Axis(title=title, unit=unit, ends=padded_range(ys, room=0.15)),
+        [Curve(points=tuple(points), colour="ink"), *dots], PLOT_HEIGHT - 30.0,
     )  # fmt: skip
 
 
@@ -115,22 +122,20 @@ def _validation_charts(payload: Payload) -> Sequence[PageSection]:
     if not rows:
         return []
     times = [row[name] for row in rows for name in ("predicted_step_time_s", "measured_step_time_s")]
-    low, high = span = padded_range(times, log=True)
-    points = [
-        PlotPoint(
-            row["measured_step_time_s"], row["predicted_step_time_s"],
-            f"{row['id']}: {format_seconds(row['measured_step_time_s'])} measured, "
+    low, high = ends = padded_range(times, log=True)
+    points = (
+        Points(
+            points=((row["measured_step_time_s"], row["predicted_step_time_s"]),), colour="faint", shape="dot",
+            hover=f"{row['id']}: {format_seconds(row['measured_step_time_s'])} measured, "
             f"{format_seconds(row['predicted_step_time_s'])} predicted",
         )
         for row in rows
-    ]  # fmt: skip
-    lines = [
-        PlotCurve(style, [(low, low * factor), (high, high * factor)])
-        for style, factor in (("roof", 1), ("limit", 1.25), ("limit", 0.8))
-    ]
-    chart = Plot(
-        label="predicted against measured step times", height=460, marks=[*lines, PlotPoints("searched run", points, 3)],
-        x=PlotAxis("measured step", span, "s", log=True), y=PlotAxis("predicted step", span, "s", log=True),
     )  # fmt: skip
+    lines = (
+        Curve(points=((low, low * factor), (high, high * factor)), colour="ink", reference=factor != 1)
+        for factor in (1, 1.25, 0.8)
+    )
+    x, y = (Axis(title=f"{kind} step", unit="s", log=True, ends=ends) for kind in ("measured", "predicted"))
+    chart = curve_chart("predicted against measured step times", "", x, y, [*lines, *points], 408.0)
     lead = f"{len(rows):,} published runs; the line is a prediction that is right, dashed lines are 25% off"
     return [PageSection(title="Predicted against measured", blocks=[Paragraph((lead,), "lead"), chart])]

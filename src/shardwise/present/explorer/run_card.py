@@ -9,8 +9,7 @@ from typing import Any
 
 from shardwise.book_formulas.rules import tokens_per_param_optimal
 from shardwise.model import Architecture, Job, num_params
-from shardwise.present.explorer.number_provenance import EXACT, Field, Fields
-from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.number_provenance import EXACT, Field, Fields, kind_of
 from shardwise.present.explorer.request import ViewRequest
 from shardwise.price import Reliability
 from shardwise.price.training_run import RunTotals, checkpoint_seconds, run_totals

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from urllib.parse import urlencode
 
-from shardwise.present.charts.page_charts import (
-    Plot,
-    PlotAxis,
-    PlotCurve,
-    PlotLimit,
-    PlotPoint,
-    PlotPoints,
-    padded_range,
-)
-from shardwise.present.explorer.page_sections import FIGURE_TITLES, panel, quiet
-from shardwise.present.rendering.page_report import Legend, PageBlock, PageReport, Slider
+from shardwise.present.charts.axis_ticks import padded_range
+from shardwise.present.charts.chart import Axis, Chart, Curve, Mark, Points, RuleLine, Shape
+from shardwise.present.charts.common_charts import curve_chart
+from shardwise.present.explorer.page_sections import FIGURE_TITLES, PLOT_HEIGHT, panel, quiet
+from shardwise.present.rendering.page_report import PageBlock, PageReport, Slider
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.values import format_bytes, format_quantity, format_seconds, parse_quantity
 
 SLOWEST = 30  # times the fastest step: slower layouts are not drawn
-PARETO_KEYS = {
-    ".front-key": "on the front", ".searched-key": "fastest of its degrees", ".ring-key": "the plan", ".cross-key": "this layout",
-}  # fmt: skip
 
 
 def pareto_report(payload: Payload) -> PageReport:
@@ -36,29 +29,38 @@ def pareto_report(payload: Payload) -> PageReport:
     layouts = [*searched, *front, *([current] if current else [])]
     low, high = padded_range([*(layout["memory_bytes"] for layout in layouts), capacity])
     times = padded_range([layout["step_time_s"] for layout in layouts], log=True)
-    marks: list[PlotCurve | PlotPoints | PlotLimit] = [
-        PlotLimit(capacity, f"{format_bytes(capacity)} of a device"),
-        PlotPoints("searched", [*map(_layout_point, searched)], 2.6),
-        PlotCurve("front", [(layout["memory_bytes"], layout["step_time_s"]) for layout in front]),
-        PlotPoints("on-front", [*map(_layout_point, front)]), PlotPoints("best-ring", [_layout_point(best, "the plan: ")], 9),
-        *([PlotPoints("own", [_layout_point(current, "this layout: ", "cross")], 8)] if current else []),
+    marks: list[Mark] = [
+        RuleLine(at=capacity, label=f"{format_bytes(capacity)} of a device", limit=True),
+        *(_layout_point(layout, "fastest of its degrees", "faint", "dot", takes=True) for layout in searched),
+        Curve(points=tuple((layout["memory_bytes"], layout["step_time_s"]) for layout in front), colour="ink"),
+        *(_layout_point(layout, "on the front", "term:forward", takes=True) for layout in front),
+        _layout_point(best, "the plan", "term:backward", "ring"),
+        *([_layout_point(current, "this layout", "ink", "cross")] if current else []),
     ]  # fmt: skip
-    chart = Plot(
-        label="time against memory of every layout searched", height=300, marks=marks,
-        x=PlotAxis("memory of a device", (max(0.0, low), high), "B"), y=PlotAxis("seconds of a step", times, "s", log=True),
+    chart = curve_chart(
+        "time against memory of every layout searched", "",
+        Axis(title="memory of a device", unit="B", ends=(max(0.0, low), high)),
+        Axis(title="seconds of a step", unit="s", log=True, ends=times), marks, PLOT_HEIGHT + 20.0,
     )  # fmt: skip
     text = PayloadText(payload, "search.")
     lead = text("{num_layouts:n} layouts searched, {num_fitting:n} fit; " + f"{len(front)} are on the front", "lead")
     hint = "Hover to read a layout, click to take it; the table has the front for the keyboard."
     columns = "{text} | {step_time_s:s} | {memory_bytes:B} | [take it]"
     table = text.table("layouts on the front", "layout | step | memory | ", "front", columns, folded=True)
-    return [panel(title, lead, Legend([*PARETO_KEYS.items()]), chart, quiet(hint), table, half=True)]
+    return [panel(title, lead, chart, quiet(hint), table, half=True)]
 
 
-def _layout_point(layout: Payload, name: str = "", shape: str = "circle") -> PlotPoint:
+def _layout_point(
+    layout: Payload, label: str, colour: str, shape: Shape = "circle", *, takes: bool = False
+) -> Points:  # fmt: skip
+    """Return a layout as a point; with `takes` a click selects it."""
     step, memory = layout["step_time_s"], layout["memory_bytes"]
-    title = f"{name}{layout['text']}\n{format_seconds(step)}, {format_bytes(memory)}"
-    return PlotPoint(memory, step, title, {} if name else {"layout": layout["layout"]}, shape=shape)
+    name = layout["text"] if takes else f"{label}: {layout['text']}"
+    return Points(
+        points=((memory, step),), label=label, colour=colour, shape=shape,
+        hover=f"{name}\n{format_seconds(step)}, {format_bytes(memory)}",
+        query=urlencode({"layout": layout["layout"]}) if takes else "",
+    )  # fmt: skip
 
 
 def batch_report(payload: Payload) -> PageReport:
@@ -66,8 +68,13 @@ def batch_report(payload: Payload) -> PageReport:
     text, fields, options = PayloadText(payload), payload["fields"], payload["noise_options"]
     critical = format_quantity(payload["critical_batch_tokens"])
     title = f"the critical batch: {critical} tokens, twice the fewest steps and the fewest tokens"
-    knee = PlotPoints("best-ring", [PlotPoint(2 * payload["min_steps"], 2 * payload["min_tokens"], title)], 9)
-    trade = _batch_plot(payload, "steps", "steps, S(B)", "tokens", "tokens, E(B)", knee)
+    knee = Points(
+        points=((2 * payload["min_steps"], 2 * payload["min_tokens"]),),
+        hover=title,
+        colour="term:backward",
+        shape="ring",
+    )
+    trade = _batch_plot(payload, "steps", "steps, S(B)", "tokens", "tokens, E(B)", [knee])
     days: list[PageBlock] = [quiet("no batch has a price on this layout; the table below says why")]
     if any(row["days"] is not None for row in payload["rows"]):
         plot = _batch_plot(payload, "batch_tokens", "batch, tokens", "days", "days on this layout")
@@ -100,18 +107,24 @@ def batch_report(payload: Payload) -> PageReport:
     ]  # fmt: skip
 
 
-def _batch_plot(payload: Payload, x: str, x_title: str, y: str, y_title: str, *marks: PlotPoints) -> Plot:
+def _batch_plot(
+    payload: Payload, x: str, x_title: str, y: str, y_title: str, marks: Iterable[Points] = ()
+) -> Chart:  # fmt: skip
     """Return a value of each batch over another; the job's batch is the large point."""
     rows = [row for row in payload["rows"] if row[y] is not None]
-    points = {row["batch_tokens"]: PlotPoint(row[x], row[y], _batch_title(row)) for row in rows}
-    job = points.get(payload["batch_tokens"])
-    smaller = [point for point in points.values() if point is not job]
-    xs, ys = [row[x] for row in rows], [row[y] for row in rows]
-    dots = [PlotPoints("batch-dot", smaller, 4), PlotPoints("own-dot", [job] if job else [], 7)]
-    return Plot(
-        label=f"{y_title} over {x_title} to the same loss",
-        marks=[PlotCurve("front", [*zip(xs, ys, strict=True)]), *dots, *marks],
-        x=PlotAxis(x_title, padded_range(xs, log=True), log=True), y=PlotAxis(y_title, padded_range(ys, log=True), log=True),
+    places = [(row[x], row[y]) for row in rows]
+    is_job = [row["batch_tokens"] == payload["batch_tokens"] for row in rows]
+    points = [
+        Points(points=(place,), hover=_batch_title(row), colour="term:backward", shape="disc")
+        if large else Points(points=(place,), hover=_batch_title(row), colour="term:forward")
+        for row, place, large in zip(rows, places, is_job, strict=True)
+    ]  # fmt: skip
+    x_ends, y_ends = (padded_range(values, log=True) for values in zip(*places, strict=True))
+    return curve_chart(
+        f"{y_title} over {x_title} to the same loss", "", Axis(title=x_title, log=True, ends=x_ends),
+        Axis(title=y_title, log=True, ends=y_ends),
+        [Curve(points=tuple(places), colour="ink"), *sorted(points, key=lambda point: point.shape == "disc"), *marks],
+        PLOT_HEIGHT,
     )  # fmt: skip
 
 

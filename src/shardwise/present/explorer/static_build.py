@@ -21,16 +21,17 @@ from urllib.parse import parse_qsl, urlencode
 
 from shardwise.interop import TARGETS
 from shardwise.present.explorer.background_search import Values, report_searches
+from shardwise.present.explorer.control_values import Option, select
 from shardwise.present.explorer.copy_as import TEXTS
+from shardwise.present.explorer.explain_number import list_number_names
 from shardwise.present.explorer.explorer import Explorer
-from shardwise.present.explorer.number_provenance import NUMBERS
 from shardwise.present.explorer.opened_plan import NameResolver
-from shardwise.present.explorer.page_files import inline_page
+from shardwise.present.explorer.page_files import inline_page, page_body
 from shardwise.present.explorer.page_wording import PAGE_LABELS
 from shardwise.present.explorer.state import KEYS, PLAIN, State, write_query
 from shardwise.present.rendering.numbers import num_bytes
 from shardwise.present.rendering.report import Line, Report, Section
-from shardwise.values import MEMORY_TERMS, TIME_TERMS, InputError, Progress
+from shardwise.values import InputError, Progress
 from shardwise.values.argument_labels import label_arguments
 from shardwise.values.progress import ignore_progress
 
@@ -182,9 +183,8 @@ def _questions(query: str, overview: Mapping[str, Any], *, is_best: bool) -> Ite
     yield "timeline", query
     yield "schedule", edit_query(query, {"view": "schedule"})
     priced = overview["estimate"]["estimate"]
-    terms = [f"time.{name}" for name in TIME_TERMS if priced["time"][name]]
-    terms += [f"memory.{name}" for name in MEMORY_TERMS if priced["memory"][name]]
-    yield from (("why", edit_query(query, {"term": term})) for term in (*NUMBERS, *terms))
+    names = list_number_names(priced["time"], priced["memory"])
+    yield from (("why", edit_query(query, {"term": name})) for name in names)
     yield from (("copy", edit_query(query, {"target": name})) for name in TARGETS if name not in TEXTS)
 
 
@@ -211,18 +211,10 @@ def _without_server(
 def _example_control(example: Example, examples: Sequence[Example]) -> dict[str, Any]:
     """Return the choice of an example, which replaces the whole address."""
     removed = dict.fromkeys(KEYS)
-    options = [
-        {"value": option.title, "problem": "", "edit": {**removed, **dict(parse_qsl(_start_query(option)))}}
-        for option in examples
-    ]
-    return {
-        "name": "example",
-        "label": "example",
-        "group": "job",
-        "value": example.title,
-        "kind": "select",
-        "options": options,
-    }
+    options = (
+        Option(value=option.title, edit={**removed, **dict(parse_qsl(_start_query(option)))}) for option in examples
+    )
+    return select("example", "example", "job", example.title, options).payload()
 
 
 class Store:
@@ -283,17 +275,15 @@ def _index(examples: Sequence[Example], starts: Sequence[str]) -> str:
         f"Static build of shardwise {version('shardwise')}: {len(examples)} examples, each with its best layout and the layouts "
         "next to it. "
     )
-    body = (
-        '<a class="skip" href="#content">skip to the numbers</a>\n<header id="head"></header>\n'
+    head, header, main = (
+        page_body().replace("pricing the first layout", "loading the first example").partition("</header>\n")
+    )
+    about_build = (
         f'<details class="static-note" open><summary>{note}</summary><p>{OMITTED} For all of these: '
         "<code>pip install 'shardwise[explore]'</code>, then <code>shardwise explore</code>.</p></details>\n"
         '<p id="unavailable" class="static-note" role="status" hidden></p>\n'
-        '<div id="layout">\n'
-        '<form id="controls" aria-label="what can be changed"><p class="quiet">loading the choices</p></form>\n'
-        '<main>\n<div id="task"></div>\n'
-        '<div id="content" tabindex="-1"><p class="quiet">loading the first example</p></div>\n</main>\n</div>\n'
-        '<div id="live" class="unseen" role="status" aria-live="polite"></div>\n'
     )
+    body = head + header + about_build + main
     # Answers are scripts next to the page; on a disk their scheme is file.
     return inline_page(
         "shardwise explore",

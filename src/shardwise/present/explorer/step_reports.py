@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from shardwise.present.charts.page_charts import (
-    Plot,
-    PlotAxis,
-    PlotCurve,
-    PlotLimit,
-    PlotPoint,
-    PlotPoints,
-    Rows,
-    RowSpan,
-    SpanRow,
-    padded_range,
+from shardwise.present.charts.axis_ticks import padded_range
+from shardwise.present.charts.chart import (
+    Axis,
+    Category,
+    Curve,
+    Mark,
+    PayloadMark,
+    Points,
+    RuleLine,
+    Span,
+    SpanEdges,
+    Spans,
 )
-from shardwise.present.explorer.page_sections import FIGURE_TITLES, panel, quiet, term_words
-from shardwise.present.rendering.page_report import Action, Legend, PageBlock, PageReport, Paragraph
+from shardwise.present.charts.common_charts import ROW_HEIGHT, categories, curve_chart, length_axis, row_chart
+from shardwise.present.charts.step_charts import PASS_TERMS
+from shardwise.present.explorer.page_sections import FIGURE_TITLES, PLOT_HEIGHT, panel, quiet, term_legend, term_words
+from shardwise.present.rendering.page_report import Action, PageBlock, PageReport, Paragraph
 from shardwise.present.rendering.payload_text import Payload, PayloadText
 from shardwise.values import TIME_TERMS, format_bytes, format_quantity, format_seconds
 
-PASS_KINDS = {"F": "forward", "B": "backward", "I": "backward for activations", "W": "backward for weights"}
 ACTION = re.compile(r"(\d+)([FBIW])(\d+)")  # of torch.distributed.pipelining: stage, kind, micro-batch
 
 
@@ -43,19 +45,25 @@ def action_words(action: str) -> str:
     'backward of micro-batch 0 through stage 1'
     """
     match = ACTION.fullmatch(action)
-    return f"{PASS_KINDS[match[2]]} of micro-batch {match[3]} through stage {match[1]}" if match else action
+    return f"{PASS_TERMS[match[2]]} of micro-batch {match[3]} through stage {match[1]}" if match else action
 
 
 def timeline_report(payload: Payload) -> PageReport:
     """Return the simulated step: kernels and traffic of each rank over time, and what a device holds."""
     text, ranks, alone = PayloadText(payload, "simulation."), payload["ranks"], payload["num_ranks"] == 1
-    rows: list[SpanRow] = []
+    rows, edges = list[Category](), list[Span]()
+    marks: list[Mark] = [RuleLine(at=payload["memory_capacity_bytes"], axis="y", limit=True)]
     for index, rank in enumerate(ranks):
-        place, peak = f"ranks.{index}", max(value for _, value in rank["curve"])
-        edges, name = [_pass_edge(*edge) for edge in rank["passes"]], "device" if alone else f"rank {rank['rank']}"
-        rows.append(SpanRow(name, height=22, source=f"{place}.compute", edges=edges))
-        rows += [SpanRow(stream, height=11, source=f"{place}.streams.{stream}") for stream in rank["streams"]]
-        rows.append(SpanRow(format_bytes(peak), height=56 if alone else 28, curve=f"{place}.curve"))
+        place, peak = f"ranks.{index}.", format_bytes(max(value for _, value in rank["curve"]))
+        edges += (_pass_edge(len(rows), *edge) for edge in rank["passes"])
+        sources = ["compute", *(f"streams.{stream}" for stream in rank["streams"])]
+        marks += (
+            PayloadMark(source=place + source, form="spans", row=row) for row, source in enumerate(sources, len(rows))
+        )
+        rows.append(Category(label="device" if alone else f"rank {rank['rank']}"))
+        rows += (Category(label=label, thin=True) for label in (*rank["streams"], peak))
+        hover = f"memory of a device over time, at most {peak}"
+        marks.append(PayloadMark(source=f"{place}curve", form="curve", row=len(rows) - 1, hover=hover))
     few = payload["shown"]["micro_batches"] < payload["shown"]["num_micro_batches"]
     lead = text.cells(
         "{estimate.step_time_s:s} a step predicted" + (" of the micro-batches shown" if few else "") + ", {step_time_s:s} "
@@ -68,34 +76,31 @@ def timeline_report(payload: Payload) -> PageReport:
         "what the length of the step is made of", "part | seconds | share", "critical_path",
         lambda part: ("waiting for {axis}, " if part["axis"] else "") + "{unit} {phase} | {seconds:s} | {share:%}", folded=True,
     )  # fmt: skip
-    chart = Rows(
-        label=f"simulated step of {format_seconds(payload['end_s'])}", end=payload["end_s"], rows=rows, ticks="s", min_width=300,
-        style="timeline", curve_end=1.08 * max(value for rank in ranks for _, value in rank["curve"]),
-        curve_limit=payload["memory_capacity_bytes"],
-    )  # fmt: skip
     used = {span[2] for rank in ranks for spans in (rank["compute"], *rank["streams"].values()) for span in spans}
-    legend = Legend([(term, term_words(term)) for term in TIME_TERMS if term in used])
-    truncation = truncated(payload["shown"])
-    return [panel(FIGURE_TITLES["timeline"], Paragraph(lead, "lead"), *differs, *truncation, legend, chart, parts)]
+    chart = row_chart(
+        f"simulated step of {format_seconds(payload['end_s'])}", length_axis(payload["end_s"], unit="s", ticks=True), rows,
+        [*marks, SpanEdges(spans=tuple(edges))], size=(300.0, 22.0), gap=10.0,
+        legend=term_legend({term: term_words(term) for term in TIME_TERMS if term in used}),
+    )  # fmt: skip
+    return [
+        panel(FIGURE_TITLES["timeline"], Paragraph(lead, "lead"), *differs, *truncated(payload["shown"]), chart, parts)
+    ]
 
 
-def _pass_edge(start: float, end: float, name: str) -> tuple[float, float, str, str, str]:
+def _pass_edge(row: int, start: float, end: float, name: str) -> Span:
     """Return a pass of a rank: its micro-batches, its actions in words, and the term whose colour is behind it."""
     description = " and ".join(map(action_words, name.split("&")))
-    return (
-        start,
-        end,
-        ACTION.sub(r"\3", name),
-        f"{description}, {format_seconds(end - start)}",
-        "forward" if "F" in name else "backward",
-    )
+    return Span(
+        row=row, start=start, end=end, text=ACTION.sub(r"\3", name),
+        hover=f"{description}, {format_seconds(end - start)}", colour=f"term:{'forward' if 'F' in name else 'backward'}",
+    )  # fmt: skip
 
 
 def schedule_report(payload: Payload) -> PageReport:
     """Return the order of a pipeline's passes, rank by rank, and all schedules side by side."""
     text, line, compared = PayloadText(payload, "schedule."), payload["schedule"], payload["compared"]
-    rows = [SpanRow(f"rank {rank['rank']}", [*_pass_spans(rank["slots"])]) for rank in line["ranks"]]
-    used = {span.term for row in rows for span in row.spans}
+    spans = [span for row, rank in enumerate(line["ranks"]) for span in _pass_spans(row, rank["slots"])]
+    used = {span.colour for span in spans}
     lengths = [len(rank["slots"]) for rank in line["ranks"]]
     lead = text(
         "{schedule}: {stages:n} " + ("stage" if line["stages"] == 1 else "stages") + ", {micro_batches:n} micro-batches; bubble "
@@ -103,11 +108,12 @@ def schedule_report(payload: Payload) -> PageReport:
         "micro-batches",
         "lead",
     )  # fmt: skip
-    chart = Rows(
-        label=f"{line['schedule']}: {sum(lengths)} passes on {len(rows)} ranks", end=line["makespan_s"], rows=rows, mark="pass",
-        min_width=max(300, min(9 * max(lengths), 4000)),
+    chart = row_chart(
+        f"{line['schedule']}: {sum(lengths)} passes on {len(lengths)} ranks", length_axis(line["makespan_s"]),
+        categories(f"rank {rank['rank']}" for rank in line["ranks"]), [Spans(spans=tuple(spans))],
+        size=(max(300.0, min(9.0 * max(lengths), 4000.0)), ROW_HEIGHT),
+        legend=term_legend({term: f"{kind}: {term}" for kind, term in PASS_TERMS.items() if f"term:{term}" in used}),
     )  # fmt: skip
-    legend = Legend([(label, f"{kind}: {label}") for kind, label in PASS_KINDS.items() if label in used])
     note = quiet("stages alike, with the estimate's seconds ", Action("copy the command", command=payload["command"]))
     ranks = text.table(
         "what ranks do", "rank | idle | waits | micro-batches held", "ranks",
@@ -115,17 +121,19 @@ def schedule_report(payload: Payload) -> PageReport:
     )  # fmt: skip
     schedules = _compared_schedules(payload, line) if compared["rows"] else quiet(compared["problem"])
     truncation = truncated(payload["shown"])
-    return [panel("Schedule", lead, *truncation, legend, chart, note, ranks), panel("All schedules", schedules)]
+    return [panel("Schedule", lead, *truncation, chart, note, ranks), panel("All schedules", schedules)]
 
 
-def _pass_spans(slots: Iterable[Payload]) -> Iterator[RowSpan]:
+def _pass_spans(row: int, slots: Iterable[Payload]) -> Iterator[Span]:
     for slot in slots:
         start, end, actions = slot["start_s"], slot["end_s"], slot["actions"]
         for lane, action in enumerate(actions):
             match = ACTION.fullmatch(action)
-            kind, label = (PASS_KINDS[match[2]], match[3]) if match else ("forward", action)
+            kind, label = (PASS_TERMS[match[2]], match[3]) if match else ("forward", action)
             title = f"{action_words(action)}, {format_seconds(end - start)}"
-            yield RowSpan(start, end, kind, title, label, lane=lane, lanes=len(actions))
+            yield Span(
+                row=row, start=start, end=end, colour=f"term:{kind}", hover=title, text=label, lane=(lane, len(actions))
+            )
 
 
 def _compared_schedules(payload: Payload, line: Payload) -> PageBlock:
@@ -150,24 +158,26 @@ def roofline_report(payload: Payload) -> PageReport:
     roofline = payload["roofline"]
     peak, rate, knee = roofline["peak_flops_per_s"], roofline["memory_bytes_per_s"], roofline["critical_intensity"]
     points = [
-        PlotPoint(
-            kernel["intensity"], kernel["flops"] / kernel["time_s"],
-            f"{kernel['phase']} {kernel['name']}: {kernel['intensity']:.3g} FLOPs/byte, {format_seconds(kernel['time_s'])}, "
-            f"bound by {kernel['bound']}",
-            path=f"roofline.operations.{index}.time_s", term=kernel["phase"],
+        Points(
+            points=((kernel["intensity"], kernel["flops"] / kernel["time_s"]),),
+            hover=f"{kernel['phase']} {kernel['name']}: {kernel['intensity']:.3g} FLOPs/byte, "
+            f"{format_seconds(kernel['time_s'])}, bound by {kernel['bound']}",
+            path=f"roofline.operations.{index}.time_s", label=kernel["phase"], colour=f"term:{kernel['phase']}",
             shape="circle" if kernel["phase"] == "forward" else "triangle",
         )
         for index, kernel in enumerate(roofline["operations"]) if kernel["flops"] > 0
     ]  # fmt: skip
-    x = padded_range([*(point.x for point in points), knee], log=True, room=0.6)
-    y = padded_range([*(point.y for point in points), peak, x[0] * rate], log=True, room=0.2)
-    marks: list[PlotCurve | PlotPoints | PlotLimit] = [
-        PlotCurve("roof", [(x[0], x[0] * rate), (knee, peak), (x[1], peak)]),
-        PlotLimit(x[1], f"{format_quantity(peak, 'FLOP/s')} {roofline['dtype']}", peak), PlotPoints("kernel", points, 5),
-    ]  # fmt: skip
-    chart = Plot(
-        label=f"roofline of a block's kernels on {roofline['chip']}", marks=marks,
-        x=PlotAxis("intensity, FLOPs per byte moved", x, log=True), y=PlotAxis("FLOP/s of a device", y, log=True),
+    xs, ys = zip(*(point.points[0] for point in points), strict=True)
+    low, high = padded_range([*xs, knee], log=True, room=0.6)
+    roof = Curve(
+        points=((low, low * rate), (knee, peak), (high, peak)), colour="ink",
+        label=f"{format_quantity(peak, 'FLOP/s')} {roofline['dtype']}",
+    )  # fmt: skip
+    chart = curve_chart(
+        f"roofline of a block's kernels on {roofline['chip']}", "",
+        Axis(title="intensity, FLOPs per byte moved", log=True, ends=(low, high)),
+        Axis(title="FLOP/s of a device", log=True, ends=padded_range([*ys, peak, low * rate], log=True, room=0.2)),
+        [roof, *points], PLOT_HEIGHT,
     )  # fmt: skip
     text = PayloadText(payload)
     lead = text(
@@ -184,5 +194,4 @@ def roofline_report(payload: Payload) -> PageReport:
         "roofline.operations", "{name} | {phase} | {flops:k} | {moved_bytes:B} | {intensity:g} | {time_s:s} | {bound}",
         folded=True,
     )  # fmt: skip
-    legend = Legend([("forward", "forward"), ("backward", "backward")])
-    return [panel(FIGURE_TITLES["roofline"], lead, legend, chart, quiet(note), table, half=True)]
+    return [panel(FIGURE_TITLES["roofline"], lead, chart, quiet(note), table, half=True)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,11 +13,10 @@ from shardwise.layout import num_micro_batches as num_micro_batches_of
 from shardwise.pipeline import PassTimes
 from shardwise.pipeline.compare_schedules import compare_schedules, play_schedule
 from shardwise.present.explorer.controls import controls
-from shardwise.present.explorer.number_provenance import EXACT, OPENED_PLAN, Field, Fields, fields_payload
-from shardwise.present.explorer.plan_kind import kind_of
+from shardwise.present.explorer.number_provenance import EXACT, OPENED_PLAN, Field, Fields, fields_payload, kind_of
 from shardwise.present.explorer.request import ViewRequest, head
 from shardwise.present.registry import payload_of
-from shardwise.present.traces import events
+from shardwise.present.traces import events, merge_spans
 from shardwise.price import SimulatedStep, TimedKernel, simulate
 from shardwise.price.estimate import estimate
 from shardwise.price.simulation.result import PHASES, MemoryCurve
@@ -298,8 +296,8 @@ def _rank(result: SimulatedStep, rank: int, memory: MemoryCurve, resolution_s: f
         streams.setdefault(event.stream, []).append((start, end, _term(event)))
     passes = [(start, end, "&".join(map(str, slot))) for slot, _, start, end in result.slots(rank)]
     return {
-        "rank": rank, "compute": _rounded(_merged(streams.pop(COMPUTE, []), resolution_s), digits),
-        "streams": {name: _rounded(_merged(spans, resolution_s), digits) for name, spans in sorted(streams.items())},
+        "rank": rank, "compute": _merged(streams.pop(COMPUTE, []), resolution_s, digits),
+        "streams": {name: _merged(spans, resolution_s, digits) for name, spans in sorted(streams.items())},
         "passes": passes if len(passes) * result.actions.num_ranks <= MAX_LABELS else [],
         "curve": _thinned(memory.curve), "bubble_s": result.ranks[rank].bubble_s,
     }  # fmt: skip
@@ -310,26 +308,15 @@ def _term(event: StreamEvent) -> str:
     return TERMS.get(event.work.phase, event.work.phase) if isinstance(event.work, TimedKernel) else event.work.axis
 
 
-def _merged(spans: list[tuple[float, float, str]], resolution_s: float) -> Iterator[Span]:
-    """Yield spans in order with their busy share; spans of a term that are nearer than the resolution are one span."""
-    last: Span | None = None  # start, end, term, busy seconds
-    for start, end, term in sorted(spans):
-        if last and term == last[2] and start - last[1] <= resolution_s:
-            last = (last[0], max(last[1], end), term, last[3] + end - start)
-            continue
-        if last:
-            yield _with_busy_share(*last)
-        last = (start, end, term, end - start)
-    if last:
-        yield _with_busy_share(*last)
-
-
-def _rounded(spans: Iterator[Span], digits: int) -> list[Span]:
-    return [(round(start, digits), round(end, digits), term, round(busy, 3)) for start, end, term, busy in spans]
-
-
-def _with_busy_share(start: float, end: float, term: str, busy_s: float) -> Span:
-    return start, end, term, min(1.0, busy_s / (end - start)) if end > start else 1.0
+def _merged(spans: list[tuple[float, float, str]], resolution_s: float, digits: int) -> list[Span]:
+    """Return merged spans with their busy share, in seconds of so many digits."""
+    return [
+        (
+            round(start, digits), round(end, digits), term,
+            round(min(1.0, busy_s / (end - start)) if end > start else 1.0, 3),
+        )
+        for start, end, term, busy_s in merge_spans(spans, resolution_s)
+    ]  # fmt: skip
 
 
 def _thinned(curve: tuple[tuple[float, float], ...]) -> list[tuple[float, float]]:

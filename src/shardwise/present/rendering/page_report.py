@@ -1,6 +1,7 @@
 """Reports of the page: sections with figures, facts and choices, as JSON that the page's `sections.js` draws.
 
-A report of a verb becomes panels of the page by `panels`. Charts are in data coordinates: the page has the width.
+A report of a verb becomes panels of the page by `panels`. Charts are in data coordinates: the page
+has the width.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.present.charts.page_charts import PageChart
+from shardwise.present.charts.chart import Chart
+from shardwise.present.charts.chart_json import chart_to_json
 from shardwise.present.rendering.report import (
     BAR_STEPS,
     Block,
@@ -72,13 +74,6 @@ class TermList:
 
 
 @dataclass(frozen=True, slots=True)
-class Legend:
-    """Colours, or marks of a class, and what they mean."""
-
-    entries: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
 class DataTable:
     """Rows under a head; folded away where a figure shows the same."""
 
@@ -106,7 +101,7 @@ class Choices:
     options: Sequence[tuple[Sequence[str], Sequence[PageBlock]]]
 
 
-PageBlock = Block | Paragraph | Bullets | Facts | TermList | Legend | DataTable | Slider | Choices | PageChart
+PageBlock = Block | Paragraph | Bullets | Facts | TermList | DataTable | Slider | Choices | Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +170,6 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
         case TermList():
             terms = [[term, label, _cell(number, path_of), note] for term, label, number, note in block.rows]
             return {"terms": terms, "title": block.title}
-        case Legend():
-            return {"legend": [list(entry) for entry in block.entries]}
         case Table():
             rows = [_cells(row, path_of) for row in block.rows]
             head = rows.pop(0) if block.head else []
@@ -194,7 +187,7 @@ def block_to_json(block: PageBlock, path_of: PathOf = str) -> Any:
         case Preformatted():
             return {"pre": "\n".join(block.lines(None))}
         case _:
-            return {"chart": block.to_json()}
+            return {"chart": chart_to_json(block)}
 
 
 def _cells(cells: Sequence[PageCell], path_of: PathOf) -> list[Any]:

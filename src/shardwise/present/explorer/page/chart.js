@@ -1,48 +1,19 @@
-// Charts as Python sends them, in data coordinates: axes with marks, rows of spans, cells of an array.
+// Charts as Python sends them: marks in the coordinates of axes, whose ticks are texts. The page has the width.
 
-import { fill, svg } from "./dom.js";
-import { inUnit, percent, quantity, seconds } from "./format.js";
+import { colour, h, onColour, svg } from "./dom.js";
+import { percent, seconds } from "./format.js";
 
 const EDGE = { left: 72, right: 14, top: 12, bottom: 40 };
 const LETTER = 7.6; // pixels of a letter of a label, at most on average
-const textOn = (term) => `var(--on-${String(term).replaceAll(" ", "-")}, var(--paper))`;
-const tick = (value, unit) => (unit ? inUnit(value, unit) : quantity(value));
 
-// Where values of a domain go: linear, or logarithmic.
-function scale(domain, [start, end], log = false) {
-  const [low, high] = log ? domain.map(Math.log) : domain;
+// Where values of an axis go: linear, or logarithmic.
+function scale({ ends, log }, start, end) {
+  const [low, high] = log ? ends.map(Math.log) : ends;
   return (value) => start + (((log ? Math.log(value) : value) - low) / (high - low || 1)) * (end - start);
 }
 
-// Steps of a logarithmic axis, the finest first: every so many powers of ten, and between them.
-const LOG_STEPS = [
-  [1, [1, 2, 5]],
-  [1, [1, 3]],
-  [1, [1]],
-  [2, [1]],
-  [3, [1]],
-  [6, [1]],
-];
-
-// Round values within a domain.
-export function ticks([low, high], log, limit = 6) {
-  if (log) {
-    const within = ([every, steps]) => {
-      const values = [];
-      for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high) + 1e-9; power += 1)
-        if (power % every === 0) values.push(...steps.map((step) => step * 10 ** power));
-      return values.filter((value) => value >= low * (1 - 1e-9) && value <= high * (1 + 1e-9));
-    };
-    const fitting = LOG_STEPS.map(within).find((values) => values.length > 1 && values.length <= limit + 1);
-    return fitting ?? ticks([low, high], false, limit);
-  }
-  const raw = (high - low) / limit || 1;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  const step = power * ([1, 2, 5, 10].find((factor) => factor * power >= raw) ?? 10);
-  const values = [];
-  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) values.push(index * step);
-  return values;
-}
+// The finest ticks of an axis that have room.
+const fitting = ({ ticks }, limit) => ticks.find((set) => set.length > 1 && set.length <= limit + 1) ?? ticks.at(-1) ?? [];
 
 function figure(width, height, label, attributes, ...children) {
   const size = { viewBox: `0 0 ${width} ${height}`, width, height };
@@ -51,7 +22,13 @@ function figure(width, height, label, attributes, ...children) {
 
 const upward = (x, y, text) => svg("text", { class: "axis", x, y, "text-anchor": "middle", transform: `rotate(-90 ${x} ${y})` }, text);
 
-// What a click, Enter or the space bar on a mark does.
+// What a click on a mark does: it takes its state, or explains its number.
+function action({ query, path }, { go, why }) {
+  if (query) return go && (() => go(Object.fromEntries(new URLSearchParams(query))));
+  return path && why && (() => why(path));
+}
+
+// The same for Enter and the space bar.
 const pressed = (act) =>
   act && {
     tabindex: 0,
@@ -64,175 +41,254 @@ const pressed = (act) =>
     },
   };
 
-function drawPlot({ label, height, x, y, marks }, context) {
-  const width = Math.max(context.width, 280);
-  const right = width - EDGE.right,
-    bottom = height - EDGE.bottom;
-  const across = scale(x.span, [EDGE.left, right], x.log);
-  const up = scale(y.span, [bottom, EDGE.top], y.log);
-  const grid = [
-    ticks(x.span, x.log, Math.max(2, Math.floor((right - EDGE.left) / 90))).map((value) => [
-      svg("line", { x1: across(value), x2: across(value), y1: EDGE.top, y2: bottom }),
-      svg("text", { x: across(value), y: bottom + 15, "text-anchor": "middle" }, tick(value, x.unit)),
-    ]),
-    ticks(y.span, y.log, 5).map((value) => [
-      svg("line", { x1: EDGE.left, x2: right, y1: up(value), y2: up(value) }),
-      svg("text", { x: EDGE.left - 7, y: up(value) + 4, "text-anchor": "end" }, tick(value, y.unit)),
-    ]),
-    svg("text", { class: "axis", x: (EDGE.left + right) / 2, y: height - 6, "text-anchor": "middle" }, x.title),
-    upward(12, (EDGE.top + bottom) / 2, y.title),
-  ];
-  const drawn = marks.map((mark) => {
-    if (mark.curve) {
-      const path = mark.curve.map(([a, b], index) => `${index ? "L" : "M"}${across(a).toFixed(1)} ${up(b).toFixed(1)}`).join("");
-      return svg("path", { class: mark.style, fill: "none", d: path });
-    }
-    if (mark.points) return mark.points.map((point) => drawPoint(point, across(point.x ?? 0), up(point.y ?? 0), mark, context));
-    const at = across(mark.limit),
-      base = mark.y === null ? EDGE.top + 10 : up(mark.y) - 6;
-    const text = svg("text", { class: "axis", x: at - 4, y: base, "text-anchor": "end" }, mark.text);
-    return mark.y === null ? [svg("line", { class: "limit", x1: at, x2: at, y1: EDGE.top, y2: bottom }), text] : text;
-  });
-  return figure(width, height, label, {}, svg("g", { class: "grid", "aria-hidden": "true" }, grid), svg("g", { class: "marks" }, drawn));
-}
-
 const SHAPES = {
-  circle: (x, y, r) => ["circle", { cx: x, cy: y, r }],
-  triangle: (x, y, r) => ["path", { d: `M${x} ${y - r - 1}L${x + r + 1} ${y + r}H${x - r - 1}Z` }],
-  cross: (x, y, r) => ["path", { d: `M${x - r} ${y}H${x + r}M${x} ${y - r}V${y + r}` }],
+  circle: (x, y, r = 4.5) => ["circle", { cx: x, cy: y, r }],
+  dot: (x, y) => SHAPES.circle(x, y, 2.6),
+  disc: (x, y) => SHAPES.circle(x, y, 7),
+  ring: (x, y, r = 9) => SHAPES.circle(x, y, r),
+  triangle: (x, y, r = 4.5) => ["path", { d: `M${x} ${y - r - 1}L${x + r + 1} ${y + r}H${x - r - 1}Z` }],
+  cross: (x, y, r = 8) => ["path", { d: `M${x - r} ${y}H${x + r}M${x} ${y - r}V${y + r}` }],
 };
 
-function drawPoint({ title, edit, path, shape = "circle", term }, x, y, { style, radius }, { go, why }) {
+// A point, or the sample of a legend.
+function drawShape(shape, x, y, name, attributes, radius) {
   const [tag, place] = SHAPES[shape](x, y, radius);
-  const onclick = edit ? go && (() => go(edit)) : path ? why && (() => why(path)) : null;
-  return svg(tag, { class: style, ...place, onclick, style: term ? { fill: fill(term) } : null }, svg("title", {}, title));
+  const isOutline = shape === "ring" || shape === "cross";
+  const style = isOutline ? { fill: "none", stroke: colour(name) } : { fill: colour(name) };
+  return svg(tag, { ...place, style, ...attributes, class: `point ${shape} ${attributes.class ?? ""}` });
+}
+
+const PLOTTED = {
+  Curve: ({ points, colour: name, reference, label }, across, up) => {
+    const place = ([x, y], index) => `${index ? "L" : "M"}${across(x).toFixed(1)} ${up(y).toFixed(1)}`;
+    const line = { class: `curve ${reference ? "reference" : ""}`, d: points.map(place).join(""), style: { stroke: colour(name) } };
+    const [x, y] = points.at(-1);
+    return [svg("path", line), label && svg("text", { class: "axis", x: across(x) - 4, y: up(y) - 6, "text-anchor": "end" }, label)];
+  },
+  Points: (mark, across, up, context) => {
+    const onclick = action(mark, context);
+    const attributes = { class: onclick ? (mark.query ? "takes" : "explains") : "", onclick };
+    return mark.points.map(([x, y]) => {
+      const point = drawShape(mark.shape ?? "circle", across(x), up(y), mark.colour, attributes);
+      point.append(svg("title", {}, mark.hover));
+      return point;
+    });
+  },
+  RuleLine: ({ at, label }, across, up, context, bottom) => {
+    const x = across(at);
+    const text = svg("text", { class: "axis", x: x - 4, y: EDGE.top + 10, "text-anchor": "end" }, label);
+    return [svg("line", { class: "limit", x1: x, x2: x, y1: EDGE.top, y2: bottom }), text];
+  },
+};
+
+function drawPlot({ x, y, marks, size }, label, context) {
+  const width = Math.max(context.width, 280);
+  const right = width - EDGE.right,
+    bottom = EDGE.top + size[1];
+  const across = scale(x, EDGE.left, right);
+  const up = scale(y, bottom, EDGE.top);
+  const grid = [
+    fitting(x, Math.max(2, Math.floor((right - EDGE.left) / 90))).map(([value, text]) => [
+      svg("line", { x1: across(value), x2: across(value), y1: EDGE.top, y2: bottom }),
+      svg("text", { x: across(value), y: bottom + 15, "text-anchor": "middle" }, text),
+    ]),
+    fitting(y, 5).map(([value, text]) => [
+      svg("line", { x1: EDGE.left, x2: right, y1: up(value), y2: up(value) }),
+      svg("text", { x: EDGE.left - 7, y: up(value) + 4, "text-anchor": "end" }, text),
+    ]),
+    svg("text", { class: "axis", x: (EDGE.left + right) / 2, y: bottom + EDGE.bottom - 6, "text-anchor": "middle" }, x.title),
+    upward(12, (EDGE.top + bottom) / 2, y.title),
+  ];
+  const drawn = marks.map((mark) => PLOTTED[mark.kind](mark, across, up, context, bottom));
+  return figure(
+    width,
+    bottom + EDGE.bottom,
+    label,
+    {},
+    svg("g", { class: "grid", "aria-hidden": "true" }, grid),
+    svg("g", { class: "marks" }, drawn),
+  );
 }
 
 // The class of a label that fits into so many pixels; null where none does.
 const labelSize = (text, room) => (room > 7.2 * text.length + 2 ? "" : room > 5.8 * text.length + 1 ? "thin" : null);
 
-function label(text, room, height, term) {
+function inside(text, room, height, name) {
   const size = text && height > 12 ? labelSize(text, room) : null;
   const place = { x: room / 2, y: height / 2 + 4, "text-anchor": "middle" };
-  return size !== null && svg("text", { class: size, ...place, style: { fill: textOn(term) } }, text);
+  return size !== null && svg("text", { class: size, ...place, style: { fill: onColour(name) } }, text);
 }
 
 const valueAt = (payload, path) => path.split(".").reduce((value, key) => value?.[key], payload);
+const isCurve = (mark) => mark.form === "curve";
 
-function drawRows(chart, context) {
-  const width = Math.max(context.width, chart.min_width);
-  const names = chart.rows.map((row) => row.label);
-  const longest = Math.max(...names.map((name) => name.length));
+// Rows of bars or spans from 0 on, each behind its label.
+function drawRows({ x, y, marks, size: [least, usual], gap = 0 }, label, context) {
+  const width = Math.max(context.width, least);
+  const longest = Math.max(...y.categories.map((row) => row.label.length));
   const left = longest && Math.min(LETTER * longest + 10, width * 0.36);
-  const notes = Math.max(0, ...chart.rows.map((row) => LETTER * (row.note ?? "").length));
-  const per = (width - left - 6 - notes) / (chart.end || 1);
+  const notes = Math.max(0, ...y.categories.map(({ lines = [""] }) => LETTER * lines[0].length));
+  const end = x.ends[1];
+  const per = (width - left - 6 - notes) / (end || 1);
+  const curves = marks.filter(isCurve).map((mark) => [mark.row ?? 0, valueAt(context.payload, mark.source)]);
+  const limit = marks.find((mark) => mark.kind === "RuleLine" && mark.axis !== "y");
+  const room = {
+    per,
+    left,
+    end,
+    ground: limit?.at ?? end,
+    top: 1.08 * Math.max(0, ...curves.flatMap(([, curve]) => curve.map(([, value]) => value))),
+    level: marks.find((mark) => mark.kind === "RuleLine" && mark.axis === "y")?.at,
+  };
   let top = 2;
-  const rows = chart.rows.map((row) => {
-    const height = row.height ?? 26;
-    const drawn = svg("g", { transform: `translate(${left} ${top})`, class: row.style }, drawRow(row, chart, height, per, left, context));
-    top += height + (row.curve ? 10 : row.source ? 1 : 6);
+  const rows = y.categories.map((category, row) => {
+    const hasCurve = curves.some(([number]) => number === row);
+    const height = hasCurve ? (curves.length > 1 ? 28 : 56) : category.thin ? usual / 2 : usual;
+    top += row && (category.thin ? 1 : gap);
+    const of = { ...room, row, height, hasCurve };
+    const drawn = svg("g", { transform: `translate(${left} ${top})`, "data-row": category.label }, drawRow(category, marks, of, context));
+    top += height;
     return drawn;
   });
-  const edge = left + (chart.limit?.[0] ?? 0) * per;
-  const limit = chart.limit && [
+  top += gap;
+  const edge = left + room.ground * per;
+  const border = limit && [
     svg("line", { class: "limit", x1: edge, x2: edge, y1: 0, y2: top }),
-    svg("text", { class: "axis", x: edge - 4, y: top + 12, "text-anchor": "end" }, chart.limit[1]),
+    svg("text", { class: "axis", x: edge - 4, y: top + 12, "text-anchor": "end" }, limit.label),
   ];
-  const axis =
-    chart.ticks &&
-    ticks([0, chart.end], false, Math.max(2, Math.floor(width / 130))).map((value) => [
-      svg("line", { x1: left + value * per, x2: left + value * per, y1: 0, y2: top }),
-      svg("text", { x: left + value * per, y: top + 14, "text-anchor": "middle" }, tick(value, chart.ticks)),
-    ]);
-  const high = top + (chart.limit || chart.ticks ? 20 : 0);
-  const attributes = { class: `figure ${chart.style}`, role: chart.mark === "segment" ? "group" : "img" };
-  const grid = svg("g", { class: "grid", "aria-hidden": "true" }, axis);
-  return figure(width, high, chart.label, attributes, grid, rows, limit);
+  const axis = fitting(x, Math.max(2, Math.floor(width / 130))).map(([value, text]) => [
+    svg("line", { x1: left + value * per, x2: left + value * per, y1: 0, y2: top }),
+    svg("text", { x: left + value * per, y: top + 14, "text-anchor": "middle" }, text),
+  ]);
+  const high = top + (limit || axis.length ? 20 : 0);
+  const role = marks.some((mark) => mark.kind === "StackedBars") ? "group" : "img";
+  return figure(width, high, label, { role }, svg("g", { class: "grid", "aria-hidden": "true" }, axis), rows, border);
 }
 
-function drawRow(row, chart, height, per, left, context) {
-  const short = LETTER * row.label.length > left ? `${row.label.slice(0, Math.floor(left / LETTER) - 2)}…` : row.label;
-  const thin = height < 20 || row.curve ? "thin" : "";
-  const end = Math.max(0, ...row.spans.map((span) => span[1]));
-  const fullName = short === row.label ? null : svg("title", {}, row.label);
-  const ground = svg("rect", { class: "empty", width: (chart.limit?.[0] ?? chart.end) * per, height });
+function drawRow({ label, lines: [note] = [] }, marks, room, context) {
+  const { row, height, per, left, hasCurve } = room;
+  const short = LETTER * label.length > left ? `${label.slice(0, Math.floor(left / LETTER) - 2)}…` : label;
+  const thin = height < 20 || hasCurve ? "thin" : "";
+  const fullName = short === label ? null : svg("title", {}, label);
+  const bar = marks.find((mark) => mark.kind === "StackedBars")?.bars[row] ?? [];
+  const end = bar.reduce((sum, part) => sum + part.value, 0);
   return [
     short && svg("text", { class: thin, x: -7, y: height / 2 + (thin ? 3 : 4), "text-anchor": "end" }, short, fullName),
-    row.curve ? drawCurve(valueAt(context.payload, row.curve), chart, row, height, per) : ground,
-    row.source && valueAt(context.payload, row.source).map((span) => busySpan(span, height, per)),
-    row.spans.map((span) => drawSpan(span, chart.mark, height, per, context)),
-    row.edges?.map((pass) => drawEdge(pass, height, per)),
-    row.note && svg("text", { x: end * per + 6, y: height / 2 + 4 }, row.note),
+    !hasCurve && svg("rect", { class: "empty", width: room.ground * per, height }),
+    marks.map((mark) => IN_ROWS[mark.kind]?.(mark, room, context)),
+    note && svg("text", { x: end * per + 6, y: height / 2 + 4 }, note),
   ];
 }
 
-function drawSpan([start, end, term, title, text = "", path = "", lane = 0, lanes = 1, solid = true], mark, height, per, { why }) {
-  const width = Math.max((end - start) * per, 0.5),
-    high = height / lanes;
-  const act = path && why ? pressed(() => why(path)) : {};
-  const style = solid ? { fill: fill(term) } : { fill: "none", stroke: fill(term) };
-  const rect = svg("rect", { class: mark === "segment" ? null : mark, width, height: high, style });
-  const inside = solid && (mark !== "segment" || width > 7.2 * text.length + 8) && label(text, width, high, term);
-  const place = { class: mark === "segment" ? "segment" : null, transform: `translate(${start * per} ${lane * high})` };
-  return svg("g", { ...place, "aria-label": title, ...act }, svg("title", {}, title), rect, inside);
+const ofRow = (mark, row) => mark.spans.filter((span) => (span.row ?? 0) === row);
+
+const IN_ROWS = {
+  StackedBars: ({ bars }, { row, height, per }, context) => {
+    let start = 0;
+    return bars[row].map((part) => {
+      const segment = drawSegment(part, start * per, height, per, context);
+      start += part.value;
+      return segment;
+    });
+  },
+  Spans: (mark, { row, height, per }) => ofRow(mark, row).map((span) => drawPass(span, height, per)),
+  SpanEdges: (mark, { row, height, per }) => ofRow(mark, row).map((span) => drawEdge(span, height, per)),
+  PayloadMark: (mark, room, { payload }) => {
+    if ((mark.row ?? 0) !== room.row) return null;
+    const values = valueAt(payload, mark.source);
+    return isCurve(mark) ? drawCurve(values, mark, room) : values.map((span) => drawBusySpan(span, room));
+  },
+};
+
+function drawSegment(part, start, height, per, context) {
+  const width = Math.max(part.value * per, 0.5);
+  const rect = svg("rect", { width, height, style: { fill: colour(part.colour) } });
+  const text = width > 7.2 * part.name.length + 8 && inside(part.name, width, height, part.colour);
+  const place = { class: "segment", transform: `translate(${start} 0)`, "aria-label": part.hover };
+  return svg("g", { ...place, ...pressed(action(part, context)) }, svg("title", {}, part.hover), rect, text);
 }
 
-function busySpan([start, end, term, busy], height, per) {
+function drawPass({ start, end, colour: name, hover, text = "", lane: [lane, lanes] = [0, 1] }, height, per) {
+  const width = Math.max((end - start) * per, 0.5),
+    high = height / lanes;
+  const rect = svg("rect", { class: "pass", width, height: high, style: { fill: colour(name) } });
+  const place = { transform: `translate(${start * per} ${lane * high})`, "aria-label": hover };
+  return svg("g", place, svg("title", {}, hover), rect, inside(text, width, high, name));
+}
+
+function drawEdge({ start, end, colour: name, hover, text }, height, per) {
+  const line = svg("line", { class: "edge", y2: height });
+  const place = { transform: `translate(${start * per} 0)` };
+  return svg("g", place, svg("title", {}, hover), line, inside(text, (end - start) * per, height, name));
+}
+
+function drawBusySpan([start, end, term, busy], { height, per }) {
   const title = `${term}, ${seconds(end - start)}${busy < 0.995 ? `, busy for ${percent(busy)} of it` : ""}`;
-  const style = { fill: fill(term), fillOpacity: 0.25 + 0.75 * busy };
+  const style = { fill: colour(`term:${term}`), fillOpacity: 0.25 + 0.75 * busy };
   return svg("rect", { x: start * per, width: Math.max((end - start) * per, 0.4), height, style }, svg("title", {}, title));
 }
 
-function drawEdge([start, end, text, title, term], height, per) {
-  const line = svg("line", { class: "edge", y2: height });
-  const inside = label(text, (end - start) * per, height, term);
-  return svg("g", { transform: `translate(${start * per} 0)` }, svg("title", {}, title), line, inside);
-}
-
-// Bytes over time in steps, on the scale of all rows; the limit where it is within the scale.
-function drawCurve(curve, chart, row, height, per) {
-  const y = (value) => height - (value / chart.curve_end) * height;
+// Values over time in steps, on the scale of all rows; the level where it is within the scale.
+function drawCurve(curve, { hover }, { height, per, end, top, level }) {
+  const y = (value) => height - (value / top) * height;
   const steps = curve
     .map(([when, value], index) => `${index ? "H" : "M"}${(when * per).toFixed(1)}${index ? "V" : " "}${y(value).toFixed(1)}`)
     .join("");
-  const end = chart.end * per,
-    limit = y(chart.curve_limit);
-  const title = svg("title", {}, `memory of a device over time, at most ${row.label}`);
+  const right = end * per;
   return [
-    limit > 0 && svg("line", { class: "limit", x2: end, y1: limit, y2: limit }),
-    svg("path", { class: "held", d: `${steps}H${end.toFixed(1)}V${height}H0Z` }, title),
+    level < top && svg("line", { class: "limit", x2: right, y1: y(level), y2: y(level) }),
+    svg("path", { class: "held", d: `${steps}H${right.toFixed(1)}V${height}H0Z` }, svg("title", {}, hover)),
   ];
 }
 
 const CELL = 28;
 
 // The parts of an array as a grid, each with the ranks that hold it.
-function drawCells({ label: name, source, down, across }, { payload, ...context }) {
-  const { holders } = valueAt(payload, source);
+function drawCells({ x, y, marks: [{ source, dims = [null, null] }] }, label, { payload, ...context }) {
+  const holders = valueAt(payload, source);
   const width = Math.max(context.width, 300),
     left = 26;
-  const place = (holder, split) => (split ? holder.place[split[0]] : 0);
-  const [numRows, numColumns] = [down, across].map((split) => 1 + Math.max(...holders.map((holder) => place(holder, split))));
+  const place = (holder, axis) => (dims[axis] === null ? 0 : holder.place[dims[axis]]);
+  const [numRows, numColumns] = [0, 1].map((axis) => 1 + Math.max(...holders.map((holder) => place(holder, axis))));
   const cell = Math.min((width - left - 8) / numColumns, 220);
   const cells = holders.map((holder) => {
-    const [row, column] = [place(holder, down), place(holder, across)];
+    const [row, column] = [place(holder, 0), place(holder, 1)];
     const ranks = `${holder.ranks.join(", ")}${holder.num_ranks > holder.ranks.length ? ", …" : ""}`;
     const fits = Math.floor((cell - 10) / 6.6);
-    const hue = (row + column * 5) % 13;
+    const name = `series:${(row + column * 5) % 13}`;
     const text = ranks.length > fits ? `${ranks.slice(0, Math.max(fits - 1, 1))}…` : ranks;
     return svg(
       "g",
       { transform: `translate(${left + column * cell} ${20 + row * CELL})` },
       svg("title", {}, `ranks ${ranks} (${holder.num_ranks})`),
-      svg("rect", { class: "part", width: cell - 2, height: CELL - 2, style: { fill: `var(--series-${hue})` } }),
-      svg("text", { x: 6, y: CELL / 2 + 3, style: { fill: `var(--on-series-${hue})` } }, text),
+      svg("rect", { class: "part", width: cell - 2, height: CELL - 2, style: { fill: colour(name) } }),
+      svg("text", { x: 6, y: CELL / 2 + 3, style: { fill: onColour(name) } }, text),
     );
   });
-  const heading = svg("text", { class: "axis", x: left, y: 12 }, across?.[1] ?? "");
-  return figure(width, numRows * CELL + 30, name, {}, heading, upward(12, 24 + (numRows * CELL) / 2, down?.[1] ?? ""), cells);
+  const heading = svg("text", { class: "axis", x: left, y: 12 }, x.title ?? "");
+  return figure(width, numRows * CELL + 30, label, {}, heading, upward(12, 24 + (numRows * CELL) / 2, y.title ?? ""), cells);
 }
 
-const KINDS = { plot: drawPlot, rows: drawRows, cells: drawCells };
+function drawPanel(panel, label, context) {
+  const draw = panel.y.categories ? drawRows : panel.marks[0].form === "cells" ? drawCells : drawPlot;
+  return draw(panel, label, context);
+}
 
-// A chart at the width of its context; `payload` of the context is the answer that the chart refers to.
-export const drawChart = (chart, context) => KINDS[chart.kind](chart, context);
+// A square of a colour.
+export const swatch = (name) => h("span", { class: "swatch", style: { background: colour(name) }, "aria-hidden": "true" });
+
+function sample({ sample: shape = "box", colour: name }) {
+  if (shape === "box") return swatch(name);
+  const radius = shape === "ring" || shape === "cross" ? 4 : undefined;
+  const point = drawShape(shape === "point" ? "circle" : shape, 6, 6, name, {}, radius);
+  return svg("svg", { class: "sample", width: 12, height: 12, "aria-hidden": "true" }, point);
+}
+
+// A chart at the width of its context, under its legend; `payload` of the context is the answer that the chart refers to.
+export function drawChart({ title, panels, legend }, context) {
+  const entries = legend.map((entry) => h("li", {}, sample(entry), entry.label));
+  return [
+    entries.length > 0 && h("ul", { class: "legend", "aria-label": "colours" }, entries),
+    panels.map((panel) => h("div", { class: "scroll" }, drawPanel(panel, title, context))),
+  ];
+}

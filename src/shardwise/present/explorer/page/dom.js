@@ -68,5 +68,10 @@ export function table(caption, head, rows, right = []) {
   );
 }
 
-// The colour of a term, as the style sheet has it.
-export const fill = (term) => `var(--term-${String(term).replaceAll(" ", "-")}, var(--faint))`;
+// A colour of charts by its name, such as "term:fsdp", "series:3" and "ink", as the style sheet has it; and that of text on it.
+export function colour(name) {
+  const [kind, key] = name.replaceAll(" ", "-").split(":");
+  return key ? `var(--${kind}-${key}, var(--faint))` : `var(--${kind})`;
+}
+
+export const onColour = (name) => `var(--on-${name.replace("term:", "").replaceAll(/[ :]/g, "-")}, var(--paper))`;

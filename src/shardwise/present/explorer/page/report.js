@@ -13,21 +13,11 @@ function drawSections({ kind, payload, report }, width) {
   const context = { width, half: width > 760 ? (width - 50) / 2 : width };
   if (kind !== "plan") return drawReport(report, { ...context, payload });
   const why = new Why(async (name) => ({ why: payload.why[name] }));
-  const drawn = Object.values(payload.views).flatMap((view) =>
-    drawReport(view.report, { ...context, payload: view, why: (name) => why.show(name, view) }),
-  );
-  return joinPairs(drawn);
-}
-
-// Figures of neighbouring views stand side by side.
-function joinPairs(elements) {
-  const joined = [];
-  for (const element of elements) {
-    const isHalf = element.className === "pair" && element.childElementCount === 1;
-    if (isHalf && joined.at(-1)?.className === "pair" && joined.at(-1).childElementCount === 1) joined.at(-1).append(...element.children);
-    else joined.push(element);
-  }
-  return joined;
+  const sections = Object.values(payload.views).flatMap((view) => {
+    const ofView = { ...context, payload: view, why: (name) => why.show(name, view) };
+    return view.report.map((section) => ({ ...section, context: ofView }));
+  });
+  return drawReport(sections);
 }
 
 function broken(reason) {

@@ -1,12 +1,9 @@
 // Reports as Python sends them: sections of texts, tables, facts, choices and charts.
 
-import { drawChart } from "./chart.js";
-import { fill, h, panel, table } from "./dom.js";
+import { drawChart, swatch } from "./chart.js";
+import { colour, h, panel, table } from "./dom.js";
 
 export const mark = (good) => h("span", { class: `mark ${good ? "good" : "bad"}`, "aria-hidden": "true" }, good ? "✓" : "✕");
-
-// A square of a term's colour.
-const swatch = (term) => h("span", { class: "swatch", style: { background: fill(term) }, "aria-hidden": "true" });
 
 // A cell: a text, a list of cells, or an object whose first key says what it is.
 function cell(value, context) {
@@ -38,7 +35,7 @@ function bar({ bar: parts, term }) {
   return h(
     "span",
     { class: "bar", "aria-hidden": "true" },
-    parts.map(([kind, share]) => h("i", { class: PARTS[kind] ?? "", style: { width: width(share), color: fill(term) } })),
+    parts.map(([kind, share]) => h("i", { class: PARTS[kind] ?? "", style: { width: width(share), color: colour(`term:${term}`) } })),
   );
 }
 
@@ -58,14 +55,9 @@ const BLOCKS = {
       { class: "terms", "aria-label": block.title || null },
       block.title ? h("li", {}, h("span", {}), h("strong", {}, block.title)) : null,
       block.terms.map(([term, words, value, note]) =>
-        h("li", {}, swatch(term), h("span", { class: "name" }, words), cell(value, context), h("span", { class: "share" }, note)),
+        h("li", {}, swatch(`term:${term}`), h("span", { class: "name" }, words), cell(value, context), h("span", { class: "share" }, note)),
       ),
     ),
-  legend: (block) => {
-    const sample = (key) => (key.startsWith(".") ? h("span", { class: `key ${key.slice(1)}` }) : swatch(key));
-    const entries = block.legend.map(([key, words]) => h("li", {}, sample(key), words));
-    return h("ul", { class: "legend", "aria-label": "colours" }, entries);
-  },
   rows: (block, context) => {
     const rows = block.rows.map((row) => row.map((value) => cell(value, context)));
     const drawn = table(block.caption ?? "", cell(block.head, context), rows, block.right);
@@ -74,7 +66,7 @@ const BLOCKS = {
   slider: drawSlider,
   choices: drawChoices,
   pre: (block) => h("pre", { tabindex: 0 }, block.pre),
-  chart: (block, context) => h("div", { class: "scroll" }, drawChart(block.chart, context)),
+  chart: (block, context) => drawChart(block.chart, context),
 };
 
 const drawBlock = (block, context) => BLOCKS[Object.keys(block)[0]](block, context);
@@ -108,7 +100,7 @@ function drawChoices({ choices, names, start }, context) {
   const pick = () => {
     const chosen = selects.map(([, select]) => select.value).join();
     const [, blocks] = choices.find(([keys]) => keys.join() === chosen);
-    shown.replaceChildren(...blocks.map((block) => drawBlock(block, context)));
+    shown.replaceChildren(h("div", {}, blocks.map((block) => drawBlock(block, context))));
   };
   pick();
   return [h("p", { class: "choose" }, selects), shown];
@@ -126,10 +118,11 @@ function drawSection(section, context) {
   return h("section", { class: style, "aria-label": "verdict" }, h("h1", {}, title, claims ?? []), blocks);
 }
 
-// The elements of a report. Neighbours that take half of the width stand side by side.
-export function drawReport(report, context) {
+// The elements of a report, whose sections may have contexts of their own. Neighbours of half the width stand side by side.
+export function drawReport(report, common) {
   const drawn = [];
   for (const section of report) {
+    const context = section.context ?? common;
     const element = drawSection(section, section.half ? { ...context, width: context.half } : context);
     if (!section.half) drawn.push(element);
     else if (drawn.at(-1)?.className === "pair") drawn.at(-1).append(element);
