@@ -237,12 +237,15 @@ def clock_of_similar_chip(chip: Chip, reference: Chip) -> float:
     >>> round(clock_of_similar_chip(load_chip("gb300"), load_chip("gb200")), 3)  # 1,400 W and 1,200 W for the same peak
     1.053
     """
-    peaks = [next((other.peak_flops_per_s[name] for name in HALF_DTYPES if name in other.peak_flops_per_s), None)
-             for other in (chip, reference)]  # fmt: skip
-    if not (chip.power_w and reference.power_w and peaks[0] and peaks[1]):
+    peak, reference_peak = _half_precision_peak(chip), _half_precision_peak(reference)
+    if not (chip.power_w and reference.power_w and peak and reference_peak):
         return 1.0
-    clock = ((chip.power_w / peaks[0]) / (reference.power_w / peaks[1])) ** (1 / 3)
+    clock = ((chip.power_w / peak) / (reference.power_w / reference_peak)) ** (1 / 3)
     return float(min(max(clock, LOWEST_CLOCK), HIGHEST_CLOCK))
+
+
+def _half_precision_peak(chip: Chip) -> float | None:
+    return next((chip.peak_flops_per_s[name] for name in HALF_DTYPES if name in chip.peak_flops_per_s), None)
 
 
 def read_chip(name: Any, table: TomlTable, where: str, base: Chip | None = None) -> Chip:

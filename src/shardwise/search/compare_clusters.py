@@ -305,10 +305,10 @@ def choose_contender(contenders: Sequence[Contender], limits: Limits) -> Compari
 def _reason_for_none(contenders: Sequence[Contender], limits: Limits) -> str:
     """Return why no cluster is chosen; a cluster of which something is not known is not said to miss a limit, or not to fit."""
     if any(contender.plan for contender in contenders):
-        known = all(
+        costs_are_known = all(
             contender.within_budget is not None for contender in contenders if contender.plan and limits.budget_usd
         )
-        return f"no cluster {'meets' if known else 'is known to meet'} the {limit_names(limits)}"
+        return f"no cluster {'meets' if costs_are_known else 'is known to meet'} the {limit_names(limits)}"
     reasons = {contender.no_plan or "nothing fits" for contender in contenders}
     if reasons == {"nothing fits"}:
         return "no layout fits on any of the clusters"

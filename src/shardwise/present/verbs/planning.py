@@ -280,7 +280,7 @@ def plan(
     Plan: llama-3.2-1b on h100:8, 524,288 tokens per batch, sequences of 4,096, bf16
       fsdp=...
       step ... tokens/s per device, MFU ...%, bound by ...
-      memory ... GB of 80 GB (fits, ...% free)
+      memory ... GB of 84.9 GB (fits, ...% free)
     >>> sw.plan("llama-3.2-1b", "h100:8", plan.job, pins="tp=2 zero_stage=3", maxima={"cp": 1}).layout.tp
     2
     >>> low, high = plan.estimate.interval90
