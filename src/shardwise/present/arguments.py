@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, TypedDict
 
-from shardwise import search
+from shardwise import model, pipeline, search
 from shardwise.present.verb import Argument
 
 if TYPE_CHECKING:
@@ -24,12 +24,9 @@ PLAN_HELP = "a file that `shardwise plan --out` wrote"
 
 def layout_help() -> str:
     """Return the help of a layout on the command line, with the names of policies and schedules."""
-    from shardwise.model import POLICY_FORMS, policy_names
-    from shardwise.pipeline.registry import schedule_names
-
     return (
         'such as "tp=8 pp=4 fsdp=16 recompute=selective"; recompute is one of '
-        f"{', '.join((*policy_names(), *POLICY_FORMS))}, schedule of {', '.join(schedule_names())}"
+        f"{', '.join((*model.policy_names(), *model.POLICY_FORMS))}, schedule of {', '.join(pipeline.schedule_names())}"
     )
 
 
@@ -47,10 +44,10 @@ def overrides_argument(rooms: str, example: str | Callable[[], str], group: str 
     return Argument(flag="--set", repeat=True, metavar="KEY=VALUE", group=group, help=help_text)
 
 
-def _job_example() -> str:
-    from shardwise.model import optimizer_names  # the registry as it is when the help is printed
-
-    return f"model.num_layers=40, job.optimizer={'|'.join(optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
+def _job_example() -> str:  # the registry as it is when the help is printed
+    return (
+        f"model.num_layers=40, job.optimizer={'|'.join(model.optimizer_names())}, chip.memory_bytes=96GB or run.pue=1.1"
+    )
 
 
 Model = Annotated["str | os.PathLike[str] | Architecture", Argument(completes="models", help=MODEL_HELP)]

@@ -6,6 +6,7 @@ from .step_log import read_log as read_log
 from .step_memory_and_collectives import MeasuredMemory as MeasuredMemory
 from .step_memory_and_collectives import RunInspection as RunInspection
 from .step_memory_and_collectives import StepInspection as StepInspection
+from .step_memory_and_collectives import read_memory_traces as read_memory_traces
 from .step_trace import COLLECTIVE as COLLECTIVE
 from .step_trace import KERNEL as KERNEL
 from .step_trace import WAIT as WAIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardwise import run
 from shardwise.layout import layout_degrees, num_micro_batches, require_runnable
 from shardwise.measure.reconcile.reconciliation import cast_remarks
 from shardwise.measure.reconcile.step_terms import (
@@ -78,9 +79,7 @@ def rehearse_plan(plan: Plan, rank: int = 0, changes: Sequence[str] = ()) -> Reh
     """
     recipe = apply_changes(TrainingRecipe(steps=1), parse_overrides(changes, rooms=("recipe",))["recipe"])
     require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
-    from shardwise.run.trainer.rehearsal import rehearse_rank  # loads PyTorch
-
-    return compare_rehearsal(plan, recipe, rehearse_rank(plan, recipe, rank))
+    return compare_rehearsal(plan, recipe, run.rehearse_rank(plan, recipe, rank))
 
 
 def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRank) -> Rehearsal:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardwise import book_formulas
 from shardwise.present.rendering.numbers import count, fixed, num_bytes, quantity, seconds, share, significant
 from shardwise.present.rendering.report import (
     Block,
@@ -237,12 +238,10 @@ def _facts_with_text(facts: list[tuple[str, str]]) -> Table:
 
 def _argument_text(parameter: RuleParameter, rule_value: RuleValue) -> str:
     """Return an argument as a report writes it: a model by its name."""
-    from shardwise.book_formulas.rule_parameters import quantity_text
-
     value = rule_value.arguments[parameter.name]
-    return (
-        quantity_text(value, parameter.unit) if isinstance(value, (int, float)) else str(getattr(value, "name", value))
-    )
+    if isinstance(value, (int, float)):
+        return book_formulas.quantity_text(value, parameter.unit)
+    return str(getattr(value, "name", value))
 
 
 def formats_report(comparison: FormatComparison) -> Report:

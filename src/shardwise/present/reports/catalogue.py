@@ -11,6 +11,7 @@ from shardwise.hardware.published_constants import is_measured, load_published_f
 from shardwise.interop import get_target
 from shardwise.model import Architecture, load_model, num_active_params, num_params
 from shardwise.model.optimizer_program import bytes_per_parameter
+from shardwise.present import reports
 from shardwise.present.catalogue_values import CatalogueEntries, StackConstant, plain_values, stack_constants
 from shardwise.present.rendering.numbers import significant
 from shardwise.present.rendering.report import Block, Cell, Number, Report, Row, Section, Table
@@ -175,10 +176,8 @@ def _rules_table(entries: CatalogueEntries) -> Report:
 
 
 def _rule_entry(entries: CatalogueEntries) -> Report:
-    from shardwise.present.reports.books import rule_report  # of the books' own verb, for rules alone
-
     (name,) = entries.names
-    return rule_report(get_rule(name))
+    return reports.rule_report(get_rule(name))
 
 
 _TABLES: Mapping[str, Callable[[CatalogueEntries], Report]] = {

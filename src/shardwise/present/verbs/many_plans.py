@@ -24,10 +24,7 @@ from shardwise.present.verbs.search_arguments import (
     read_choices,
     read_pins,
 )
-from shardwise.values import (
-    Progress,
-    ignore_progress,
-)
+from shardwise.values import Progress, ignore_progress
 from shardwise.values.argument_labels import argument_label
 
 if TYPE_CHECKING:
