@@ -8,7 +8,7 @@ from .launches.export_launch import write_launch as write_launch
 from .read_launch import PricedLaunch as PricedLaunch
 from .read_launch import price_launch as price_launch
 from .read_launch import read_files as read_files
-from .weights.checkpoint_formats import ConvertOptions as ConvertOptions
 from .weights.convert import ConvertedModel as ConvertedModel
+from .weights.convert import ConvertOptions as ConvertOptions
 from .weights.convert import convert as convert
 from .weights.megatron_rank_files import RankDegrees as RankDegrees

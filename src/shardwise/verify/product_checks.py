@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from shardwise import verify
 from shardwise.price import ProductReport
-from shardwise.price.product_payload import ProductRecord
+from shardwise.price.product import ProductRecord
 from shardwise.values import Flat, OmitEmpty, Payload, Progress, ignore_progress
 
 if TYPE_CHECKING:

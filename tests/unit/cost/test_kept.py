@@ -21,7 +21,7 @@ from shardwise.price.unit_inputs import (
     unit_cost_inputs,
     unit_live_sets,
 )
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 
 STRUCTURE = load_model("deepseek-v2-lite").structure
 POLICY, SCHEME = IssuePolicy(), scheme_of(STRUCTURE, 3, True, "full", whole_experts=True)

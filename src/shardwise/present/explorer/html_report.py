@@ -20,7 +20,7 @@ from shardwise.present.rendering.page_report import PageReport, panels, report_t
 from shardwise.present.rendering.report import Report
 from shardwise.search import Plan
 from shardwise.values import MEMORY_TERMS, TIME_TERMS, ShardwiseError
-from shardwise.values.argument_labels import label_arguments
+from shardwise.values.errors import label_arguments
 
 SCHEMA = "shardwise.report/1"
 Kind = Literal["plan", "explain", "reconcile", "validate", "sweep"]

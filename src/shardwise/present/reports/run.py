@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise import run, verify
-from shardwise.measure.reconcile.reconciliation import LARGEST_REST
-from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, is_judged
+from shardwise.measure.reconcile.reconciliation import LARGEST_REST, REHEARSAL_TOLERANCE, is_judged
 from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE, TIME_TOLERANCE
 from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
 from shardwise.present.rendering.report import (
@@ -31,7 +30,7 @@ from shardwise.values import format_bytes, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import Reconciliation
-    from shardwise.measure.reconcile.rehearsal import Rehearsal
+    from shardwise.measure.reconcile.reconciliation import Rehearsal
     from shardwise.measure.reconcile.step_terms import (
         Attribution,
         CollectiveComparison,

@@ -12,7 +12,7 @@ from shardwise.present.catalogue_names import CATALOGUES, names_of
 from shardwise.present.shell_completion import SCRIPTS, ShellCompletion, complete_for_shell
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:

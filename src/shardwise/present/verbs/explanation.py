@@ -18,7 +18,7 @@ from shardwise.present.exports import html_report
 from shardwise.present.verb import Argument, verb
 from shardwise.present.verbs.published_comparison import compare_with_published_runs
 from shardwise.values import InputError, Progress, ignore_progress
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.batch_size import NoiseScale

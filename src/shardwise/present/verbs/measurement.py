@@ -13,7 +13,7 @@ from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, over
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Argument, verb
 from shardwise.values import parse_count
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from shardwise.present.arguments import ClusterName, JobFields, Layouts, Model, 
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems, run_all
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

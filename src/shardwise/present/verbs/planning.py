@@ -10,27 +10,29 @@ from shardwise import interop, price, search
 from shardwise.hardware.cluster import expand_sizes
 from shardwise.model import Job
 from shardwise.present import charts, explorer, reports
-from shardwise.present.arguments import USUAL_JOB, BatchSchedule, JobFields, Model
-from shardwise.present.exports import html_report, picture, text_file
-from shardwise.present.verb import Export, Mode, verb
-from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
-from shardwise.present.verbs.published_comparison import compare_with_published_runs
-from shardwise.present.verbs.search_arguments import (
+from shardwise.present.arguments import (
+    USUAL_JOB,
+    BatchSchedule,
     Budget,
     Deadline,
     GoalName,
     IsDivisible,
     IsRunnable,
+    JobFields,
     Maxima,
+    Model,
     NoiseScaleText,
     Pins,
     PlannedCluster,
     TargetLoss,
     read_choices,
 )
+from shardwise.present.exports import html_report, picture, text_file
+from shardwise.present.verb import Export, Mode, verb
+from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
+from shardwise.present.verbs.published_comparison import compare_with_published_runs
 from shardwise.values import InputError, Progress, ignore_progress, raise_problems, require_writable
-from shardwise.values.argument_labels import argument_label
-from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
+from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError, argument_label
 
 if TYPE_CHECKING:
     from shardwise.layout import Choices

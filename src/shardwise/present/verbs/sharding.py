@@ -20,12 +20,12 @@ from shardwise.values import (
     parse_count,
     parse_quantity,
 )
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.derive import ShardedExpression
     from shardwise.hardware import PlacedCollective
-    from shardwise.hardware.network.nccl_conventions import CollectiveName
+    from shardwise.hardware.network.links import CollectiveName
     from shardwise.present.rendering.report import Report
     from shardwise.verify import CheckedProduct, EmittedProgram
     from shardwise.verify.xla_compile import Backend

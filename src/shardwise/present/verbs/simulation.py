@@ -11,7 +11,7 @@ from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, verb
 from shardwise.values import parse_at_least
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.price import Simulation
