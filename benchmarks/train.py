@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model.optimizers.definition import get_optimizer
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World

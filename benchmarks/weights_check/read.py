@@ -18,7 +18,7 @@ from shardwise.interop.weights.distributed_checkpoints import open_megatron, ope
 from shardwise.interop.weights.megatron_rank_files import open_megatron_ranks
 from shardwise.model.architecture import Architecture
 from shardwise.values.errors import ShardwiseError
-from shardwise.values.payload_fields import parse_dataclass
+from shardwise.values.payload import parse_dataclass
 
 OPEN = {"torchtitan": open_torchtitan, "megatron": open_megatron, "megatron-ranks": open_megatron_ranks}
 LIMIT = 1e-10  # of the largest logit

@@ -24,8 +24,8 @@ from .model.load import load_model as load_model
 from .model.parameters_and_flops import num_params as num_params
 from .pipeline.compare_schedules import ScheduleComparison as ScheduleComparison
 from .pipeline.timeline import Timeline as Timeline
-from .present.figures.by_name import figure as figure
 from .present.figures.figure import Figure as Figure
+from .present.figures.figures_page import figure as figure
 from .present.json_schemas import json_schemas as json_schemas
 from .present.verbs.books import precision as precision
 from .present.verbs.books import roofline as roofline
@@ -70,6 +70,7 @@ from .search.plan_file import dump_plan as dump_plan
 from .search.plan_file import load_plan as load_plan
 from .search.plan_from_layout import plan_layout as plan_layout
 from .search.plan_sweep import Swept as Swept
+from .values.dtypes import FormatComparison as FormatComparison
 from .values.errors import (
     InputError as InputError,
 )
@@ -85,7 +86,6 @@ from .values.errors import (
 from .values.errors import (
     ShardwiseError as ShardwiseError,
 )
-from .values.number_formats import FormatComparison as FormatComparison
 from .values.progress import Progress as Progress
 from .verify.product_checks import CheckedProduct as CheckedProduct
 from .verify.product_checks import EmittedProgram as EmittedProgram

@@ -134,7 +134,7 @@ def open_weights(folder: str, architecture: Architecture) -> Callable[[Any], Non
     """Open a model stored in a folder of some framework, and return the function that loads its weights into an engine.
 
     Raises `InputError` for a model that cannot be read, or is another one."""
-    from shardwise.interop.weights.checkpoint_formats import open_stored_model  # loads PyTorch
+    from shardwise.interop.weights.convert import open_stored_model  # loads PyTorch
 
     return partial(load_stored_weights, stored=open_stored_model(folder, architecture))
 

@@ -13,7 +13,7 @@ from train.writers import saved
 
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.weights import load_hf, save_hf
-from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS
+from shardwise.interop.weights.convert import WEIGHT_FORMATS
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job

@@ -20,7 +20,7 @@ from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.requirements import PACKAGES, require_packages
 from shardwise.present.verbs import GROUPS
 from shardwise.run import TorchSupport, describe_host
-from shardwise.run.host_description import Gpu
+from shardwise.run.machine_resources import Gpu
 
 VERBS = {entry.name: entry for group in GROUPS.values() for entry in group}
 OPTIONAL = (

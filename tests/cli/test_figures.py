@@ -15,9 +15,8 @@ import shardwise as sw
 from shardwise.present.charts.chart import Cells, RuleLine, StackedBars
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.command_line import main
-from shardwise.present.figures.by_name import FIGURES
 from shardwise.present.figures.figure import Book, Figure, figure_payload
-from shardwise.present.figures.figures_page import figures_page
+from shardwise.present.figures.figures_page import FIGURES, figures_page
 from shardwise.present.figures.ultrascale_playbook import best_layouts
 
 LONG = "best-layouts"  # plans every model on every number of nodes

@@ -113,7 +113,7 @@ def loaded() -> Iterator[str]:
 def test_the_help_of_all_verbs_loads_none_of_them() -> None:
     assert set(loaded()) == {
         "shardwise", "shardwise.present",
-        "shardwise.present.command_line", "shardwise.present.verb_parsers", "shardwise.present.verbs", "shardwise.values",
+        "shardwise.present.command_line", "shardwise.present.verbs", "shardwise.values",
         "shardwise.values.argument_parser", "shardwise.values.displayable", "shardwise.values.errors",
     }  # fmt: skip
 

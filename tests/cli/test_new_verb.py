@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shardwise.present import registry, verb_parsers, verbs
+from shardwise.present import command_line, registry, verbs
 from shardwise.present.command_line import main
 from shardwise.present.shell_completion import complete
 
@@ -31,7 +31,7 @@ def plan_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Ca
     entry = verbs.VerbEntry("token-rate", "tokens of a day", "token_rate:token_rate")
     groups = {**verbs.GROUPS, "more": (entry,)}
     monkeypatch.setattr(verbs, "GROUPS", groups)
-    monkeypatch.setattr(verb_parsers, "GROUPS", groups)
+    monkeypatch.setattr(command_line, "GROUPS", groups)
     place = "present.verbs.token_rate"
     functions = registry.ResultFunctions(f"{place}:token_rate_report")
     monkeypatch.setattr(registry, "RESULTS", {**registry.RESULTS, "TokenRate": functions})

@@ -16,7 +16,7 @@ from train.stand_in import SEQ_LEN, small_plan, write_inputs
 
 from shardwise import train
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
+from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
 from shardwise.present.command_line import main
 from shardwise.records.run_folder import read_json
 from shardwise.records.step_log import read_log

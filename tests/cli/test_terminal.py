@@ -19,10 +19,10 @@ import pytest
 
 from shardwise.present.charts.palette import TERM_COLOURS
 from shardwise.present.command_line import main
-from shardwise.present.progress_line import ProgressLine
 from shardwise.present.rendering.plain_text import render_block
 from shardwise.present.rendering.report import Preformatted, Row, Section, ShareBar, Status, Table
 from shardwise.present.rendering.terminal import PLAIN_TERMINALS, open_console, render_terminal, split_columns
+from shardwise.present.run_and_print import ProgressLine
 from shardwise.values.progress import Progress, ignore_progress
 
 ROOT = Path(__file__).parents[2]

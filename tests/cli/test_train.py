@@ -122,7 +122,7 @@ def test_ctrl_c_ends_any_verb_without_a_traceback(
     def interrupted(*given: object) -> str:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shardwise.price.problem_inputs.load_model", interrupted)
+    monkeypatch.setattr("shardwise.price.problem.load_model", interrupted)
     code = main(["estimate", "gpt-2", "h100:8", "--batch-tokens", "1Mi", "--seq-len", "1024", "--layout", "fsdp=8"])
     shown = capsys.readouterr()
     assert (code, shown.out, shown.err) == (130, "", "stopped\n")

@@ -15,7 +15,7 @@ from conversion.random_models import random_models, random_weights
 from shardwise.interop.frameworks.huggingface_families import write_config
 from shardwise.interop.frameworks.megatron.weight_names import RANK_NAMES, require_supported
 from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
-from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, detect_format
+from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, detect_format
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.stored_model import StoredModel, boxes_of_stored, boxes_of_weights
 from shardwise.interop.weights.stored_slices import WeightSource

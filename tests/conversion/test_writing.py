@@ -18,7 +18,7 @@ import torch
 from conversion.random_models import random_weights
 from train.writers import Alive, Killed, dies, saved
 
-from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, detect_format
+from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, detect_format
 from shardwise.interop.weights.dcp_folder import torch_save
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.replace_model_folder import DRAFT_FOLDER

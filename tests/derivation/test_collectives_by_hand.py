@@ -35,7 +35,7 @@ from shardwise.model.program import Role
 from shardwise.price.tensor_formats import TensorFormats
 from shardwise.price.unit_cost import unit_values
 from shardwise.price.unit_inputs import unit_cost_inputs
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 
 Row = tuple[str, str, str, int, float]

@@ -13,7 +13,7 @@ from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.load import load_model
 from shardwise.step.collectives import list_unit_collectives
 from shardwise.step.instructions import UnitCollective
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.symbolic import LocalDim, SymbolValues
 
 SCHEMES = [

@@ -10,7 +10,7 @@ from executing import Executor, batch_of
 
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.records.step_memory_and_collectives import MeasuredMemory
+from shardwise.records.step_inspection import MeasuredMemory
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World

@@ -14,7 +14,7 @@ from training import MODELS, gathered
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.huggingface_families import require_same_model
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
-from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, open_stored_model
+from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, open_stored_model
 from shardwise.interop.weights.huggingface_folder import SafetensorsFolder
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.stored_model import boxes_of_weights

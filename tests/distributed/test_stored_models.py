@@ -18,7 +18,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from shardwise.interop.frameworks.megatron.weight_names import RELEASE_FOLDER
 from shardwise.interop.frameworks.torchtitan.models import torchtitan_model
-from shardwise.interop.weights.checkpoint_formats import WEIGHT_FORMATS, ConvertOptions, open_stored_model
+from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, open_stored_model
 from shardwise.interop.weights.megatron_rank_files import RANK_FILE, RankDegrees
 from shardwise.interop.weights.stored_model import boxes_of_weights
 from shardwise.interop.weights.stored_slices import WeightSource, list_slices, output_chunks

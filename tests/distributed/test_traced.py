@@ -17,8 +17,7 @@ from shardwise.layout.layout import Layout
 from shardwise.measure.reconcile.aligned_traces import align_clocks
 from shardwise.measure.reconcile.rank_time import find_stalls, match_collectives, measure_lateness, measure_occupancy
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_log import StepRecord
-from shardwise.records.step_trace import (
+from shardwise.records.step_inspection import (
     COLLECTIVE,
     KERNEL,
     PASS,
@@ -29,6 +28,7 @@ from shardwise.records.step_trace import (
     trace_path,
     write_trace,
 )
+from shardwise.records.step_log import StepRecord
 from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.profiler import profiled_step

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shardwise.records.loss_target import StepsToLoss, steps_to_loss
+from shardwise.records.step_log import StepsToLoss, steps_to_loss
 
 
 def curve(step: np.ndarray | float) -> np.ndarray:

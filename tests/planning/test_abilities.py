@@ -23,8 +23,8 @@ from shardwise.price.estimate import estimate
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts
+from shardwise.values.engine_policies import LOSS_KERNELS
 from shardwise.values.errors import InputError
-from shardwise.values.loss_kernels import LOSS_KERNELS
 from shardwise.values.precision import PRECISIONS
 
 JOB = sw.Job(global_batch_tokens=2**20, seq_len=4096)

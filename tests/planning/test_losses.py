@@ -10,7 +10,7 @@ import shardwise as sw
 from shardwise.present.command_line import main
 from shardwise.price import Problem
 from shardwise.search.verdicts import describe_leaner_loss, price_leaner_losses
-from shardwise.values.loss_kernels import LOSS_KERNELS
+from shardwise.values.engine_policies import LOSS_KERNELS
 
 # One sequence of 32Ki over a vocabulary of 262,144 in 14 bytes a logit: 120 GB of logits beside 20 GB of the rest.
 WORDS = ["gemma-3-1b", "h100:1", "--batch-tokens", "32Ki", "--seq-len", "32Ki"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shardwise.derive.sharded_program import CollectiveStep, ProgramStep
 from shardwise.derive.sharded_unit import ShardedUnit, derive_units
-from shardwise.model.optimizers.registry import optimizer_names
+from shardwise.model.optimizers.definition import optimizer_names
 from shardwise.model.recompute_policies import policy_names
 from shardwise.run.numpy.step import derived_traffic
 from shardwise.sharding.collectives import CollectiveKind

@@ -27,7 +27,7 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface import families
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.model.optimizers import registry as optimizers
+from shardwise.model.optimizers import definition as optimizers
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.pipeline import registry as pipelines
 from shardwise.pipeline import schedule_definition as schedule_module

@@ -22,7 +22,7 @@ from shardwise.sharding.collectives import CollectiveKind, received_elements
 from shardwise.step.collectives import list_unit_collectives
 from shardwise.step.flat_arrays import WEIGHT_ROLES
 from shardwise.step.instructions import UnitCollective
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.symbolic import SymbolValues
 
 from .training_step import AXES, Mesh

@@ -19,8 +19,7 @@ from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
-from shardwise.model.optimizers.definition import Granularity, Optimizer
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, get_optimizer
+from shardwise.model.optimizers.definition import DEFAULT_OPTIMIZER, Granularity, Optimizer, get_optimizer
 from shardwise.model.program import Program, Role
 from shardwise.run.numpy import step as step_module
 from shardwise.run.numpy.devices import VirtualDevices
@@ -29,7 +28,7 @@ from shardwise.run.numpy.step import UnitStepResult, derived_traffic, loss_spec,
 from shardwise.sharding import Mesh, Spec
 from shardwise.step.instructions import Instruction
 from shardwise.step.unit_instructions import lower_derived_unit
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.symbolic import SymbolValues
 
 AXES = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep")

@@ -26,9 +26,8 @@ import shardwise as sw
 from shardwise.batch_size.batch_schedule import BatchRamp
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
+from shardwise.records.step_inspection import MeasuredMemory, RankTrace, StepInspection
 from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import MeasuredMemory, StepInspection
-from shardwise.records.step_trace import RankTrace
 from shardwise.run.checkpoints import Checkpointer, TensorShard, writer
 from shardwise.run.data.batches import Batches
 from shardwise.run.faults.rank_status import wait_for_ranks

@@ -25,8 +25,8 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_file import load_plan
 from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.planner import make_plan as searched
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import InputError, NothingFitsError
-from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import get_precision
 
 BF16 = get_precision("bf16")

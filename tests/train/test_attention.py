@@ -13,9 +13,9 @@ from train.formulas import NARROW, Largest, assert_near, gradients_of, random
 
 from shardwise.model.numerics import Numerics
 from shardwise.run.engine.rings import RingAttention
-from shardwise.run.kernels import attention_mask as sight_module
+from shardwise.run.kernels import positions_and_masks as sight_module
 from shardwise.run.kernels.attention import Attention, sink_gradient
-from shardwise.run.kernels.attention_mask import AttentionMask
+from shardwise.run.kernels.positions_and_masks import AttentionMask
 
 # Letters: B, T, K, G, H and U as in `model/decoder.py`.
 B, T, K, G, H = 2, 70, 2, 3, 4

@@ -19,8 +19,7 @@ from train.stand_in import write_inputs
 from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, BatchRun, read_batch_runs
 from shardwise.measure.batch_experiments.batch_sweep import Design, SweepTrial
 from shardwise.present.command_line import main
-from shardwise.records.loss_target import steps_to_loss
-from shardwise.records.step_log import read_log
+from shardwise.records.step_log import read_log, steps_to_loss
 
 DESIGN = Design(batches=(4096, 1024), plan_batch_tokens=4096, learning_rate=1e-3, num_seeds=3, most_steps=1000)
 Cost = Callable[[SweepTrial], float]

@@ -13,7 +13,7 @@ from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.kernels.cross_entropy import cap_logits, cross_entropy
 from shardwise.run.kernels.elementwise import FUNCTIONS
 from shardwise.run.kernels.norms import NORMS
-from shardwise.run.kernels.rotary import rotate, rotate_back
+from shardwise.run.kernels.positions_and_masks import rotate, rotate_back
 
 # Norms.
 

@@ -17,11 +17,10 @@ from train import stand_in
 from train.shard_files import write_shards
 from train.stand_in import Bigram, small_plan, write_inputs
 
-from shardwise.model.optimizers.registry import get_optimizer, optimizer_fields
+from shardwise.model.optimizers.definition import get_optimizer, optimizer_fields
 from shardwise.records.run_folder import RunFolder, read_json
+from shardwise.records.step_inspection import MeasuredMemory, RunInspection, list_traced_steps, parse_inspection
 from shardwise.records.step_log import read_log
-from shardwise.records.step_memory_and_collectives import MeasuredMemory, RunInspection, parse_inspection
-from shardwise.records.step_trace import list_traced_steps
 from shardwise.run.recipe import parse_recipe, recipe_payload
 from shardwise.run.trainer.flags import build_parser, parse_settings
 from shardwise.run.trainer.preflight import open_data

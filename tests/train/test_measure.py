@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_memory_and_collectives import MeasuredMemory, StepInspection
+from shardwise.records.step_inspection import MeasuredMemory, StepInspection
 from shardwise.run.trainer import machine_probe, step_inspector
 
 

@@ -15,8 +15,8 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
-from shardwise.records.step_memory_and_collectives import MeasuredMemory
+from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
+from shardwise.records.step_inspection import MeasuredMemory
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.parallel.world import World

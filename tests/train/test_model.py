@@ -17,10 +17,10 @@ from shardwise.derive.sharded_unit import derive_unit
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import model_program
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model.optimizers.definition import get_optimizer
 from shardwise.run.data.batches import IGNORE_INDEX
 from shardwise.run.engine import unit_passes
-from shardwise.run.engine.call_builder import CallBuilder, KernelCall
+from shardwise.run.engine.calls import CallBuilder, KernelCall
 from shardwise.run.engine.kernel_calls import build_call
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import ModelWeights

@@ -12,8 +12,7 @@ import shardwise as sw
 from shardwise.hardware.published_constants import published_calibration, with_calibration
 from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
-from shardwise.measure.reconcile.reconciliation import cast_remarks
-from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, compare_rehearsal
+from shardwise.measure.reconcile.reconciliation import REHEARSAL_TOLERANCE, Rehearsal, cast_remarks, compare_rehearsal
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.kernels.attention import Attention

@@ -25,7 +25,7 @@ from shardwise.layout.rules.engine import require_runnable
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.optimizer_program import bytes_per_parameter
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model.optimizers.definition import get_optimizer
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.run.kernels.optimizers import ScaledTensor

@@ -26,7 +26,7 @@ from shardwise.derive.sharded_einsum import shard_expression
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.mesh_links import place_mesh
-from shardwise.hardware.network import nccl_conventions
+from shardwise.hardware.network import links
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods, pod_collective_costs
@@ -41,7 +41,7 @@ from shardwise.measure.calibrate.constant_fit import fold_groups
 from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
 from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job
-from shardwise.model.optimizers.registry import get_optimizer, optimizer_names
+from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
 from shardwise.model.recompute_policies import get_recompute_policy, policy_names
 from shardwise.pipeline.registry import get_schedule, in_flight_split, schedule_names, schedule_names_by_alias
 from shardwise.pipeline.schedule_definition import PassSeconds
@@ -57,9 +57,8 @@ from shardwise.sharding.spec import Mesh
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.dtypes import BYTES_PER_ELEMENT, bytes_per_element
+from shardwise.values.engine_policies import GRADIENT_REDUCTIONS, LOSS_KERNELS, IssuePolicy, get_loss_kernel
 from shardwise.values.errors import InputError, lookup
-from shardwise.values.issue_policy import GRADIENT_REDUCTIONS, IssuePolicy
-from shardwise.values.loss_kernels import LOSS_KERNELS, get_loss_kernel
 from shardwise.values.precision import PRECISIONS, get_precision
 
 SOURCES = Path(__file__).parents[2] / "src" / "shardwise"
@@ -162,19 +161,19 @@ CHOICES: Mapping[str, Choice] = {
     "wrap_rule, Torus": Choice(lambda name: replace(TORUS, wrap_rule=name).wraps, get_args(WrapRule)),
     # collectives
     "collective, collective_report": Choice(
-        lambda name: collective_report(name, 1e6, TORUS, GROUP), nccl_conventions.COLLECTIVE_NAMES
+        lambda name: collective_report(name, 1e6, TORUS, GROUP), links.COLLECTIVE_NAMES
     ),
     "collective, torus_cost": Choice(
-        lambda name: torus_collective_cost(name, 1e6, TORUS, GROUP), nccl_conventions.COLLECTIVE_NAMES
+        lambda name: torus_collective_cost(name, 1e6, TORUS, GROUP), links.COLLECTIVE_NAMES
     ),
     "collective, pods_costs": Choice(
-        lambda name: pod_collective_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), nccl_conventions.COLLECTIVE_NAMES
+        lambda name: pod_collective_costs(name, 1e6, PODS, [*GROUP, Cut(2, 1)]), links.COLLECTIVE_NAMES
     ),
     "collective, switched_costs": Choice(
-        lambda name: switch_collective_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), nccl_conventions.COLLECTIVE_NAMES
+        lambda name: switch_collective_costs(name, 1e6, SWITCHED, [Cut(8, 1), Cut(2, 1)]), links.COLLECTIVE_NAMES
     ),
-    "collective, nccl_bytes": Choice(lambda name: nccl_conventions.nccl_bytes(name, 1e6, 8), nccl_conventions.COLLECTIVE_NAMES),
-    "collective, busbw_factor": Choice(lambda name: nccl_conventions.busbw_factor(name, 8), nccl_conventions.COLLECTIVE_NAMES),
+    "collective, nccl_bytes": Choice(lambda name: links.nccl_bytes(name, 1e6, 8), links.COLLECTIVE_NAMES),
+    "collective, busbw_factor": Choice(lambda name: links.busbw_factor(name, 8), links.COLLECTIVE_NAMES),
     "collective, idealised_s": Choice(
         lambda name: idealised_s(name, 1e6, 9e10), ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
     ),
@@ -224,7 +223,7 @@ def test_every_name_is_known(where: str, name: str) -> None:
     ("table", "names"),
     [
         (OFFLOAD_TARGETS, get_args(Offload)),
-        (overlap.CONVENTIONS, OVERLAP_CONVENTIONS), (nccl_conventions.NCCL_FACTORS, nccl_conventions.COLLECTIVE_NAMES),
+        (overlap.CONVENTIONS, OVERLAP_CONVENTIONS), (links.NCCL_FACTORS, links.COLLECTIVE_NAMES),
         (WRAP_RULES, get_args(WrapRule)),
         (dict.fromkeys(OFFLOADS), get_args(Offload)),
     ],

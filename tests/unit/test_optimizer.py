@@ -28,12 +28,15 @@ from shardwise.model.optimizer_program import (
 from shardwise.model.optimizers.definition import (
     GRADIENT,
     MASTER,
+    OPTIMIZERS,
     Granularity,
     Hyperparameter,
     Optimizer,
     formula_values,
+    get_optimizer,
+    optimizer_fields,
+    optimizer_names,
 )
-from shardwise.model.optimizers.registry import OPTIMIZERS, get_optimizer, optimizer_fields, optimizer_names
 from shardwise.price.training_run import checkpoint_bytes
 from shardwise.run.kernels import optimizers
 from shardwise.run.kernels.optimizers import BLOCK_ELEMENTS, FormulaOptimizer, build_torch_optimizer

@@ -12,5 +12,6 @@ from .rooflines import get_kernel_form as get_kernel_form
 from .rooflines import kernel_roofline as kernel_roofline
 from .rooflines import link_bandwidths as link_bandwidths
 from .rooflines import load_chip_and_links as load_chip_and_links
+from .rule_parameters import quantity_text as quantity_text
 from .rules import Rule as Rule
 from .rules import book_rules as book_rules

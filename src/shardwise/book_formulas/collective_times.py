@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
-from shardwise.hardware.network.links import CollectiveCost, Cut
-from shardwise.hardware.network.nccl_conventions import CollectiveName
+from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut
 from shardwise.hardware.network.torus import Torus, WrapRule
 from shardwise.values import InputError, lookup
 

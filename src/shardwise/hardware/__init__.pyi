@@ -1,6 +1,7 @@
 from .calibration_constants import BENCH_ONLY_CONSTANTS as BENCH_ONLY_CONSTANTS
 from .calibration_constants import CONSTANTS as CONSTANTS
 from .calibration_constants import Calibration as Calibration
+from .catalog_networks import cluster_examples as cluster_examples
 from .chips import LOCAL as LOCAL
 from .chips import LOCAL_NOTE as LOCAL_NOTE
 from .chips import Chip as Chip
@@ -12,14 +13,13 @@ from .cluster import Cluster as Cluster
 from .cluster_files import MeasuredCluster as MeasuredCluster
 from .cluster_loading import load_cluster as load_cluster
 from .cluster_loading import load_measured_cluster as load_measured_cluster
-from .example_clusters import cluster_examples as cluster_examples
-from .group_placement import place_group as place_group
+from .mesh_links import place_group as place_group
 from .mesh_links import place_mesh as place_mesh
 from .network.compare_collective_algorithms import CollectiveReport as CollectiveReport
 from .network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .network.compare_collective_algorithms import collective_report as collective_report
+from .network.links import COLLECTIVE_NAMES as COLLECTIVE_NAMES
 from .network.links import Cut as Cut
-from .network.nccl_conventions import COLLECTIVE_NAMES as COLLECTIVE_NAMES
 from .network.pods import Pods as Pods
 from .network.switches import Switched as Switched
 from .network.switches import Tier as Tier

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import Chip
 from shardwise.values import BUCKET_BYTES, InputError, IssuePolicy, did_you_mean
-from shardwise.values.issue_policy import Casts, RouterWeights, WholeGradients
+from shardwise.values.engine_policies import Casts, RouterWeights, WholeGradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +99,7 @@ class StackKind(NamedTuple):
     """Kind of software stacks: what is assumed of a stack whose entry does not say.
 
     `priors`: those of constants before the stack is measured, where they differ from `CONSTANTS`. `loss`: the leanest
-    cross-entropy (`values.loss_kernels.LOSS_KERNELS`). `bucket_bytes`: bytes of gradients that are reduced at once if they are
+    cross-entropy (`values.engine_policies.LOSS_KERNELS`). `bucket_bytes`: bytes of gradients that are reduced at once if they are
     not sharded. `host_s`: seconds of the host per counted kernel, where it launches each. `platforms`: chips of a stack that is
     known by its kind alone.
     """

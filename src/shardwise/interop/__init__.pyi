@@ -1,5 +1,6 @@
 from .frameworks.targets import TARGETS as TARGETS
 from .frameworks.targets import export_for_stack as export_for_stack
+from .frameworks.targets import find_target as find_target
 from .frameworks.targets import get_target as get_target
 from .launches.export_launch import ExportedLaunch as ExportedLaunch
 from .launches.export_launch import export as export
@@ -7,7 +8,7 @@ from .launches.export_launch import write_launch as write_launch
 from .read_launch import PricedLaunch as PricedLaunch
 from .read_launch import price_launch as price_launch
 from .read_launch import read_files as read_files
-from .weights.checkpoint_formats import ConvertOptions as ConvertOptions
 from .weights.convert import ConvertedModel as ConvertedModel
+from .weights.convert import ConvertOptions as ConvertOptions
 from .weights.convert import convert as convert
 from .weights.megatron_rank_files import RankDegrees as RankDegrees

@@ -1,6 +1,7 @@
 from .choices import DEGREE_AXES as DEGREE_AXES
 from .choices import Choices as Choices
 from .choices import choices_from_pins as choices_from_pins
+from .choices import parse_pins as parse_pins
 from .context_parallel import cp_variant_names as cp_variant_names
 from .context_parallel import get_cp_variant as get_cp_variant
 from .layers_per_stage import layers_by_stage as layers_by_stage

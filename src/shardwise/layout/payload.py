@@ -21,7 +21,7 @@ from shardwise.layout.placement import Placement, cuts_by_axis, default_placemen
 from shardwise.layout.sharding_scheme import atomic_degrees, layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import Architecture, Job
 from shardwise.values import Flat, InputError, Payload, parse_dataclass
-from shardwise.values.payload_fields import known_fields
+from shardwise.values.payload import known_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

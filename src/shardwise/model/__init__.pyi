@@ -7,6 +7,8 @@ from .decoder import unit_counts as unit_counts
 from .job import DEFAULT_SEQ_LEN as DEFAULT_SEQ_LEN
 from .job import Job as Job
 from .job import OverlapConvention as OverlapConvention
+from .job import default_seq_len as default_seq_len
+from .job import usual_batch_tokens as usual_batch_tokens
 from .load import find_model_name as find_model_name
 from .load import hub_ids as hub_ids
 from .load import load_model as load_model
@@ -30,18 +32,18 @@ from .optimizer_program import owning_weight as owning_weight
 from .optimizer_program import state_formats as state_formats
 from .optimizer_program import weight_matrices as weight_matrices
 from .optimizer_program import whole_matrix_inputs as whole_matrix_inputs
+from .optimizers.definition import DEFAULT_OPTIMIZER as DEFAULT_OPTIMIZER
 from .optimizers.definition import GRADIENT as GRADIENT
 from .optimizers.definition import MASTER as MASTER
 from .optimizers.definition import Granularity as Granularity
 from .optimizers.definition import Optimizer as Optimizer
 from .optimizers.definition import formula_values as formula_values
-from .optimizers.registry import DEFAULT_OPTIMIZER as DEFAULT_OPTIMIZER
-from .optimizers.registry import get_optimizer as get_optimizer
-from .optimizers.registry import optimizer_names as optimizer_names
+from .optimizers.definition import get_optimizer as get_optimizer
+from .optimizers.definition import optimizer_names as optimizer_names
+from .parameters_and_flops import ModelFacts as ModelFacts
 from .parameters_and_flops import model_flops_per_token as model_flops_per_token
 from .parameters_and_flops import num_active_params as num_active_params
 from .parameters_and_flops import num_params as num_params
-from .payload import ModelFacts as ModelFacts
 from .program import Program as Program
 from .program import Role as Role
 from .program import Tensor as Tensor
@@ -50,5 +52,3 @@ from .recompute_policies import POLICIES as POLICIES
 from .recompute_policies import POLICY_FORMS as POLICY_FORMS
 from .recompute_policies import is_byte_budget as is_byte_budget
 from .recompute_policies import policy_names as policy_names
-from .usual_job import default_seq_len as default_seq_len
-from .usual_job import usual_batch_tokens as usual_batch_tokens

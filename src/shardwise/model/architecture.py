@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values import InputError, Value, did_you_mean, maximum, raise_problems
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]

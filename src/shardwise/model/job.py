@@ -1,4 +1,7 @@
-"""A training job: tokens, batch, precision recipe (`values/precision.py`), and the convention for overlap."""
+"""A training job: tokens, batch, precision recipe (`values/precision.py`), and the convention for overlap.
+
+The usual batch and sequence of a model are what a verb assumes, and says so, where a user gives none.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwise.model.optimizers.registry import DEFAULT_OPTIMIZER, OPTIMIZERS
+from shardwise.model.architecture import Architecture
+from shardwise.model.optimizers.definition import DEFAULT_OPTIMIZER, OPTIMIZERS
+from shardwise.model.parameters_and_flops import num_params
 from shardwise.values import LOSS_KERNELS, PRECISIONS, did_you_mean, raise_problems
 from shardwise.values.units import read_as_binary
 
@@ -27,7 +32,7 @@ class Job:
     (`values/precision.py`), `optimizer` one of `model/optimizers`, which decides the state of each weight. `overlap` is the
     convention by which a lower bound hides communication (`overlap_convention` where it is None); a job that names one is
     planned by that bound instead of a prediction. `loss` is the kind of cross-entropy, which decides the bytes of each logit
-    (`values/loss_kernels.py`); None: the one with the least memory that the stack has. `document_tokens`: length of the
+    (`values/engine_policies.py`); None: the one with the least memory that the stack has. `document_tokens`: length of the
     documents that a sequence is packed from, if attention stays within them; None: attention spans the sequence. `attention`:
     whether its scores are written to memory ("unfused") or stay on the chip; None: as the stack runs it. `dropout`: masks of
     dropout are saved for the backward pass, whatever the stack's default.
@@ -117,3 +122,35 @@ class Job:
     def num_seqs(self) -> int:
         """Sequences in one global batch."""
         return self.global_batch_tokens // self.seq_len
+
+
+# Tokens of a global batch by the size of the model, of published pre-training runs: below 1B parameters 0.5M and below 5B 1M
+# (Brown et al. 2020, GPT-3, table 2.1), 7B to 70B 4M (Touvron et al. 2023, Llama 2, section 2.2; Llama 3 begins there), 405B 16M
+# (Grattafiori et al. 2024, Llama 3, section 3.4.1).
+USUAL_BATCH_TOKENS = ((1e9, 2**19), (5e9, 2**20), (2e11, 2**22), (float("inf"), 2**24))
+
+
+def usual_batch_tokens(architecture: Architecture) -> int:
+    """Return the tokens of a global batch that is usual for a model of this size.
+
+    >>> import shardwise as sw
+    >>> [usual_batch_tokens(sw.load_model(name)) for name in ("gpt-2", "llama-3-8b", "llama-3.1-405b")]
+    [524288, 4194304, 16777216]
+    """
+    parameters = num_params(architecture)
+    return next(tokens for limit, tokens in USUAL_BATCH_TOKENS if parameters < limit)
+
+
+def usual_whole_batch(architecture: Architecture, seq_len: int) -> int:
+    """Return the tokens of the usual batch in whole sequences of `seq_len` tokens, of at least one.
+
+    >>> import shardwise as sw
+    >>> usual_whole_batch(sw.load_model("gpt-2"), 1000)
+    524000
+    """
+    return max(usual_batch_tokens(architecture) // seq_len, 1) * seq_len
+
+
+def default_seq_len(architecture: Architecture) -> int:
+    """Return the default tokens of a sequence: `DEFAULT_SEQ_LEN`, or fewer if the model's position table is shorter."""
+    return min(DEFAULT_SEQ_LEN, architecture.max_positions or DEFAULT_SEQ_LEN)

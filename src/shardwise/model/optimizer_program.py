@@ -19,8 +19,8 @@ from shardwise.model.optimizers.definition import (
     Granularity,
     MatrixSizes,
     Optimizer,
+    get_optimizer,
 )
-from shardwise.model.optimizers.registry import get_optimizer
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
 from shardwise.values import LocalDim, Precision, bytes_per_element, get_precision, multiply_symbols
 from shardwise.values.symbolic import ElementPairs, FewestElements

@@ -1,9 +1,11 @@
-"""Parameters and FLOPs of a model, counted on its programs."""
+"""Parameters and FLOPs of a model, counted on its programs; a model as it is in every payload of `--json`."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_UNITS, UNIT_PROGRAMS, unit_counts
@@ -12,7 +14,7 @@ from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
 from shardwise.sharding import Spec
-from shardwise.values import Polynomial, SymbolValues, multiply_symbols, sum_polynomials
+from shardwise.values import Flat, Payload, Polynomial, SymbolValues, multiply_symbols, sum_polynomials
 
 
 def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
@@ -101,7 +103,7 @@ def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer
     """Return the numbers that an optimizer keeps for rows and columns of matrices, or for pairs of them.
 
     >>> from shardwise.model.load import load_model
-    >>> from shardwise.model.optimizers.registry import get_optimizer
+    >>> from shardwise.model.optimizers.definition import get_optimizer
     >>> model = load_model("llama-3-8b")
     >>> f"{num_factored_state_elements(model, get_optimizer('adafactor')) / num_params(model):.3%} of the parameters"
     '0.036% of the parameters'
@@ -225,3 +227,27 @@ def layer_training_flops(
             elif flops:
                 products[_part_of_weight(program, weights[0])] += flops
     return products, scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts(Payload):
+    """Facts of a model: its architecture, its number of parameters, and the number of those that a token uses.
+
+    >>> from shardwise.model.load import load_model
+    >>> facts = ModelFacts.of(load_model("llama-3-8b"))
+    >>> facts.name, facts.num_params, facts.architecture.num_layers
+    ('llama-3-8b', 8030261248, 32)
+    """
+
+    name: str
+    num_params: int
+    num_active_params: int
+    architecture: Annotated[Architecture, Flat]
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> ModelFacts:
+        """Return the facts of a model."""
+        return cls(
+            name=architecture.name, num_params=num_params(architecture),
+            num_active_params=num_active_params(architecture), architecture=architecture,
+        )  # fmt: skip

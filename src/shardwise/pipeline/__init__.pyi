@@ -16,6 +16,7 @@ from .registry import build_actions as build_actions
 from .registry import check_memory_limit as check_memory_limit
 from .registry import get_schedule as get_schedule
 from .registry import natural_schedule as natural_schedule
+from .registry import schedule_names as schedule_names
 from .schedule_definition import PassSeconds as PassSeconds
 from .timeline import Durations as Durations
 from .timeline import PassTimes as PassTimes

@@ -32,7 +32,7 @@ from shardwise.pipeline.schedule_definition import (
     single_stage_each,
 )
 from shardwise.values import InputError, Value, minimum, where
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 
 def no_pipeline_actions(

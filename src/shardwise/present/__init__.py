@@ -8,3 +8,7 @@ explorer   the page on which a layout is changed by hand: its questions, its ser
 
 The room may import every other, and no other imports it.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

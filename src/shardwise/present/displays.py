@@ -14,7 +14,7 @@ from shardwise.present.charts.sweep_charts import absent, search_chart, sweep_ch
 from shardwise.present.rendering.notebook import NotebookDisplay, NotebookTable
 from shardwise.present.reports.wording import interval_remark
 from shardwise.price import Estimate, Run, Simulation
-from shardwise.price.memory_verdict import describe_margin
+from shardwise.price.device_memory import describe_margin
 from shardwise.search import Comparison, Explanation, LayoutMemory, LossSearch, Plan, SweepPoint, Swept
 from shardwise.search.compare_clusters import Contender
 from shardwise.search.loss_time import LossPoint

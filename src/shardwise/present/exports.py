@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
+from shardwise.present import charts
 from shardwise.present.verb import Export
 from shardwise.values import InputError
 from shardwise.values.argument_parser import non_empty_text
@@ -54,16 +55,11 @@ def name_with_ending(ending: str) -> Callable[[str], str]:
 
 def picture_name(text: str) -> str:
     """Return the name of a picture. Raises `ArgumentTypeError` for an ending that no picture has, or that needs matplotlib."""
-    from shardwise.present.charts.matplotlib_export import (  # drawing loads for pictures alone
-        ENDINGS,
-        require_matplotlib,
-    )
-
-    if ending_of(text) not in ENDINGS:
-        raise argparse.ArgumentTypeError(f"found {text!r}; a name that ends in {', '.join(ENDINGS)} is required")
+    if ending_of(text) not in charts.ENDINGS:
+        raise argparse.ArgumentTypeError(f"found {text!r}; a name that ends in {', '.join(charts.ENDINGS)} is required")
     if ending_of(text) != ".svg":
         try:
-            require_matplotlib(text)
+            charts.require_matplotlib(text)
         except InputError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
     return text
@@ -79,18 +75,14 @@ def ending_of(name: str) -> str:
     return PurePath(name.strip()).suffix.lower()
 
 
-def write_picture(flag: str, target: str, charts: Any) -> None:
+def write_picture(flag: str, target: str, drawn: Any) -> None:
     """Write a chart, or several one under the other, in the form of the file's ending.
 
     Raises `InputError` if the file cannot be written.
     """
-    from shardwise.present.charts.draw_chart import draw_charts  # drawing loads for pictures alone
-    from shardwise.present.charts.matplotlib_export import encoded
-
+    drawing = charts.draw_charts(drawn if isinstance(drawn, tuple) else (drawn,))
     try:
-        Path(target).write_bytes(
-            encoded(draw_charts(charts if isinstance(charts, tuple) else (charts,)), ending_of(target))
-        )
+        Path(target).write_bytes(charts.encoded(drawing, ending_of(target)))
     except OSError as error:
         raise InputError(f"{flag}: cannot write {target}: {error.strerror}; choose a writable path") from None
 

@@ -68,7 +68,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "collective": ("hardware.network.compare_collective_algorithms:CollectiveRecord",),
     "schedule": ("pipeline.compare_schedules:TimelineRecord", "pipeline.compare_schedules:ScheduleComparisonRecord"),
     "simulate": ("price.simulation.result:SimulationRecord",),
-    "precision": ("values.number_formats:FormatsRecord",),
+    "precision": ("values.dtypes:FormatsRecord",),
     "explore": ("present.explorer.explorer:ExplorePayload",),
     "export": ("interop.launches.export_launch:ExportRecord",),
     "read": ("interop.read_launch:LaunchRecord",),

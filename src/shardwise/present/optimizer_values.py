@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwise.model import Optimizer, factor_bytes, get_optimizer, moment_bytes, state_formats
-from shardwise.model.optimizers.definition import PAIR_GRANULARITIES, Granularity, Hyperparameter
-from shardwise.model.optimizers.registry import OPTIMIZERS
+from shardwise.model.optimizers.definition import OPTIMIZERS, PAIR_GRANULARITIES, Granularity, Hyperparameter
 from shardwise.values import Precision, SourcedValue, get_precision
 
 

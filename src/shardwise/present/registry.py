@@ -42,9 +42,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "RuleValue": ResultFunctions(
         "present.reports.books:rule_value_report", "book_formulas.named_rules:RuleRecord.of_value"
     ),
-    "FormatComparison": ResultFunctions(
-        "present.reports.books:formats_report", "values.number_formats:FormatsRecord.of"
-    ),
+    "FormatComparison": ResultFunctions("present.reports.books:formats_report", "values.dtypes:FormatsRecord.of"),
     "CheckedProduct": ResultFunctions(
         "present.reports.sharding:product_report", "verify.product_checks:MatmulRecord.of"
     ),
@@ -72,7 +70,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "CatalogueEntries": ResultFunctions(
         "present.reports.catalogue:catalogue_report", "present.catalogue_values:CatalogueRecord.of"
     ),
-    "FigureSet": ResultFunctions("present.reports.figures:figures_report", "present.figures.figure:figures_payload"),
+    "FigureSet": ResultFunctions("present.reports.books:figures_report", "present.figures.figure:figures_payload"),
     "ShellCompletion": ResultFunctions("present.shell_completion:completion_text"),
     "ExplorerSession": ResultFunctions(
         "present.explorer.session:session_report", "present.explorer.session:session_payload"

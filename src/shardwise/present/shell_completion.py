@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardwise.present.catalogue_names import names_of
-from shardwise.present.verb_parsers import add_verbs
+from shardwise.present.command_line import add_verbs
 from shardwise.present.verbs import GROUPS
 from shardwise.values import Parser, Payload, lookup
 

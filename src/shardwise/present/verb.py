@@ -20,8 +20,8 @@ from shardwise.present.registry import has_payload, json_indent, payload_of, rep
 from shardwise.present.rendering.report import Section
 from shardwise.present.requirements import require_packages
 from shardwise.values import Parser, format_problems, ignore_progress, write_error
-from shardwise.values.argument_labels import label_arguments
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
+from shardwise.values.errors import label_arguments
 
 if TYPE_CHECKING:
     from shardwise.present.rendering.report import Report

@@ -2,12 +2,12 @@ from .estimate import Estimate as Estimate
 from .estimate import mfu_format as mfu_format
 from .estimate_terms import MEMORY as MEMORY
 from .layout_pricer import Pricing as Pricing
+from .problem import ClusterLike as ClusterLike
+from .problem import ModelLike as ModelLike
 from .problem import Problem as Problem
+from .problem import ProblemInputs as ProblemInputs
+from .problem import resolve_problem as resolve_problem
 from .problem import with_problem_defaults as with_problem_defaults
-from .problem_inputs import ClusterLike as ClusterLike
-from .problem_inputs import ModelLike as ModelLike
-from .problem_inputs import ProblemInputs as ProblemInputs
-from .problem_inputs import resolve_problem as resolve_problem
 from .product import ProductReport as ProductReport
 from .product import ProgramCost as ProgramCost
 from .product import price_product as price_product

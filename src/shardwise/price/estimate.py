@@ -16,9 +16,9 @@ from shardwise.hardware import GroupLinks, Pods
 from shardwise.layout import Layout, ShardingScheme, seqs_per_replica
 from shardwise.layout.rules.table import require_legal
 from shardwise.model import Job, model_flops_per_token
+from shardwise.price.device_memory import MemoryVerdict, describe_margin, memory_verdict, tight_memory_note
 from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
-from shardwise.price.memory_verdict import MemoryVerdict, describe_margin, memory_verdict, tight_memory_note
 from shardwise.price.problem import Problem
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
 from shardwise.price.unit_cost import is_zero

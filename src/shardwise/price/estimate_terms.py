@@ -20,7 +20,7 @@ from shardwise.price.roofline import Rates
 from shardwise.price.stage_step_time import StageStep
 from shardwise.price.term_inputs import Expressions, InputRecorder, TermInput, UnitExpression
 from shardwise.values import Precision, Value
-from shardwise.values.loss_kernels import LossKernel
+from shardwise.values.engine_policies import LossKernel
 
 
 class TermContext(NamedTuple):

@@ -1,11 +1,11 @@
-"""Cost of a sharded product: the cheapest program, the runners-up, the book's own derivation, forward and backward."""
+"""Cost of a sharded product (the cheapest program, runners-up, the book's derivation, forward and backward), and its JSON."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from shardwise.derive import CollectiveStep, ComputeStep, ShardedExpression, ShardedProgram
 from shardwise.derive.sharded_einsum import derive_by_cases, expression_program, solve_expression, strategy_program
@@ -17,7 +17,8 @@ from shardwise.sharding import Axes, Collective, CollectiveKind, Spec
 from shardwise.sharding.collectives import received_elements
 from shardwise.sharding.matmul_search.cheapest_paths import CostVector, PriceCollective
 from shardwise.sharding.matmul_search.cheapest_strategies import PriceProduct
-from shardwise.values import InputError, SymbolValues, bytes_per_element, constant, lookup
+from shardwise.sharding.notation import explain_sums
+from shardwise.values import Flat, InputError, Payload, SymbolValues, bytes_per_element, constant, lookup
 
 Objective = Literal["time", "bytes"]
 
@@ -277,3 +278,71 @@ def _changed_dim(collective: Collective) -> str | None:
     """Return the dim whose sharding changes, if any."""
     pairs = zip(collective.before.dims, collective.before.axes, collective.after.axes, strict=True)
     return next((dim for dim, old, new in pairs if old != new), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSecondsRecord(Payload):
+    """Seconds of the products and of the communication, and the bounds of the total."""
+
+    math: float
+    comms: float
+    lower: float
+    upper: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCostRecord(Payload):
+    """A program with its cost; `time_s` is null where no chip was named."""
+
+    program: Sequence[StepCost]
+    bytes_per_device: float
+    flops_per_device: float
+    time_s: ProgramSecondsRecord | None
+    result: str
+
+    @classmethod
+    def of(cls, cost: ProgramCost) -> ProgramCostRecord:
+        """Return the record of a program."""
+        seconds = ProgramSecondsRecord.from_attributes(
+            math=cost.math_s, comms=cost.comms_s, lower=cost.lower_s, upper=cost.upper_s
+        )
+        return cls.from_attributes(cost, time_s=None if cost.math_s is None else seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherProgramRecord(Payload):
+    """Another program, and how it compares."""
+
+    cost: Annotated[ProgramCostRecord, Flat]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductRecord(Payload):
+    """The cheapest program of a product, the others, and that of the four cases."""
+
+    expression: str
+    mesh: Mapping[str, int]
+    sizes: Mapping[str, int]
+    dtype: str
+    notes: Sequence[str]
+    tensors: Sequence[TensorFacts]
+    objective: Objective
+    best: Annotated[ProgramCostRecord, Flat]
+    alternatives: Sequence[OtherProgramRecord]
+    by_cases: ProgramCostRecord
+    backward: ProgramCostRecord | None
+
+    @classmethod
+    def of(cls, report: ProductReport) -> ProductRecord:
+        """Return the record of a product."""
+        product = report.expression
+        return cls.from_attributes(
+            report, product, expression=str(product.expression), mesh=dict(product.mesh.axes),
+            notes=list(explain_sums(product.expression)), best=ProgramCostRecord.of(report.best),
+            alternatives=[
+                OtherProgramRecord(cost=ProgramCostRecord.of(cost), reason=reason) for cost, reason in report.alternatives
+            ],
+            by_cases=ProgramCostRecord.of(report.by_cases),
+            backward=ProgramCostRecord.of(report.backward) if report.backward else None,
+        )  # fmt: skip

@@ -174,7 +174,7 @@ class TensorFormats:
         """Return the bytes per element of a gradient copy that a product of our engine makes beside the resting gradient.
 
         From ZeRO-2 on it is beside the gradient that is scattered. There is none where both have one format: the
-        product then writes in place (`run/engine/call_rewrites.py`).
+        product then writes in place (`run/engine/calls.py`).
         """
         product_format = self.precision.activations
         rests = self.precision.gradients if zero_stage < 2 else self.precision.gradient_reduction

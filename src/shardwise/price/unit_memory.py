@@ -21,7 +21,7 @@ from shardwise.price.unit_inputs import (
 )
 from shardwise.step import UnitCollective
 from shardwise.values import IssuePolicy, Precision, SymbolValues, Value, bytes_per_element, maximum, sum_values
-from shardwise.values.loss_kernels import LossKernel
+from shardwise.values.engine_policies import LossKernel
 
 
 class UnitMemory:

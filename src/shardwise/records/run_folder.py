@@ -8,7 +8,7 @@ measured.json    memory and collectives of one step, and the machine's speed bef
 summary.json     results, when the run has ended
 noise.json       the gradient noise scale, if the run has ended and measured it
 checkpoints/     and tensorboard/, where asked for
-trace/           timelines of steps, a file for each rank (`records.step_trace`), where asked for
+trace/           timelines of steps, a file for each rank (`records.step_inspection`), where asked for
 lock             held by the system for the ranks of the run as long as one of them lives (`run.folder_lock`)
 """
 

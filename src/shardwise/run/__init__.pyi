@@ -1,11 +1,13 @@
 from .checkpoints.dcp_reader import METADATA_FILE as METADATA_FILE
+from .data.shard_index import SPLITS as SPLITS
 from .data.tokenized_text import TextSelection as TextSelection
 from .data.tokenized_text import TokenizedCorpus as TokenizedCorpus
 from .data.tokenized_text import TokenizerChoice as TokenizerChoice
 from .data.tokenized_text import tokenize_text as tokenize_text
-from .host_description import Host as Host
-from .host_description import TorchSupport as TorchSupport
-from .host_description import describe_host as describe_host
+from .machine_resources import Host as Host
+from .machine_resources import TorchSupport as TorchSupport
+from .machine_resources import describe_host as describe_host
 from .recipe import TrainingRecipe as TrainingRecipe
 from .trainer.preflight import check_run as check_run
+from .trainer.rehearsal import rehearse_rank as rehearse_rank
 from .trainer.training_engine import TrainingEngine as TrainingEngine

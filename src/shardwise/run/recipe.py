@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal, assert_never
 
 from shardwise.model import get_optimizer
-from shardwise.model.optimizers.registry import optimizer_fields
+from shardwise.model.optimizers.definition import optimizer_fields
 from shardwise.values import BUCKET_BYTES, InputError, parse_quantity, raise_problems
-from shardwise.values.issue_policy import GRADIENT_REDUCTIONS, GradientReduction
+from shardwise.values.engine_policies import GRADIENT_REDUCTIONS, GradientReduction
 from shardwise.values.precision import AmaxAlgorithm, DelayedScaling
 
 LearningRateSchedule = Literal["cosine", "wsd", "constant"]
@@ -59,7 +59,7 @@ class TrainingRecipe:
     `batch_ramp`: pairs of a step and the sequences of the batch from it on; neither: the plan's batch. `batch_lr`: how
     the learning rate, that of the plan's batch, follows; `none` is the default, since published ramps (Brown et al.
     2020, GPT-3; DeepSeek-AI 2025, DeepSeek-V3; Megatron-LM's) do not change it. The run ends once its smoothed loss is
-    at most `to_loss` (`shardwise.records.loss_target`).
+    at most `to_loss` (`shardwise.records.step_log`).
 
     `balance` keeps experts evenly loaded: an `auxiliary` loss with `balance_coefficient`, or a `bias` of the choice
     that moves by `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a

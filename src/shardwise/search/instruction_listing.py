@@ -16,7 +16,7 @@ from shardwise.search.plan_file import layout_of_plan
 from shardwise.step import unroll_rings
 from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values import InputError, Payload, lookup, printed
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 CARRY = "carry"
 # The order in which a stage runs its units forward; backward is the other way round.

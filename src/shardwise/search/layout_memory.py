@@ -10,8 +10,8 @@ from shardwise.layout import Layout, LayoutFacts, layout_degrees, num_micro_batc
 from shardwise.model import Architecture, Job, ModelFacts
 from shardwise.pipeline import get_schedule
 from shardwise.price import Pricing, Problem
+from shardwise.price.device_memory import MemoryVerdict, memory_verdict
 from shardwise.price.estimate import stage_memories
-from shardwise.price.memory_verdict import MemoryVerdict, memory_verdict
 from shardwise.search.recompute_budget import LayerRecompute, fit_recompute_budget, list_layer_recompute
 from shardwise.values import Displayable, InputError, Payload, ceil_div, format_bytes, raise_problems
 

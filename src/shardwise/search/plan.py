@@ -1,6 +1,8 @@
 """A plan: the layout chosen for a model, a cluster and a job, its estimate, the layouts that lost, and what was searched.
 
-`shardwise plan` writes it (`search/plan_file.py`); `train`, `export` and `reconcile` read it.
+Beside it stand published runs near the plan, and advice on a batch that is too small for its cluster. `shardwise plan` writes it
+(`search/plan_file.py`); `train`, `export` and `reconcile` read it. `measure.nearest_published_runs` finds the runs, and
+`search.compare_published_runs` prices their layouts.
 """
 
 from __future__ import annotations
@@ -16,9 +18,74 @@ from shardwise.hardware import Cluster
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
 from shardwise.price import Estimate, Limits, Problem, Run
-from shardwise.search.published_runs import PublishedComparison
 from shardwise.values import Displayable, IssuePolicy
 from shardwise.version import __version__
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedRun:
+    """A training run that others published.
+
+    `layout_text` is the layout of its own devices; `recomputes` are the policies that it may have run with, one where the source
+    states it. `tokens_per_s_per_device` was measured. `id` is that of its row in `calibrate/published_runs/runs.csv`.
+    """
+
+    id: str
+    model_name: str
+    chip: str
+    num_devices: int
+    software: str
+    precision: str
+    seq_len: int
+    num_seqs: int
+    layout_text: str
+    recomputes: tuple[str, ...]
+    tokens_per_s_per_device: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NearestRuns:
+    """Published runs near a problem, nearest first. `same_model` and `same_chip` hold for all of them or for none."""
+
+    runs: tuple[PublishedRun, ...]
+    same_model: bool
+    same_chip: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedLayout:
+    """The layout of published runs on a plan's cluster, priced for its job at the plan's rates.
+
+    `run` is the nearest of the `num_runs` with this layout, of which the fastest measured `best_tokens_per_s_per_device`. A
+    refused layout has a `problem`, and no price. `lacks` says what the plan's stack does not support of it. `lead` is its step
+    time over the plan's, less one; `time` and `memory` are its terms less the plan's, in seconds and bytes.
+    """
+
+    run: PublishedRun
+    num_runs: int
+    best_tokens_per_s_per_device: float
+    layout_text: str
+    problem: str = ""
+    lacks: str = ""
+    step_time_s: float | None = None
+    memory_bytes: float | None = None
+    fits: bool | None = None
+    lead: float | None = None
+    difference: str = ""
+    time: Mapping[str, float] | None = None
+    memory: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedComparison:
+    """A plan beside the nearest published runs. `unlike`: choices of the plan that none of the runs made."""
+
+    num_runs: int
+    same_model: bool
+    same_chip: bool
+    unlike: tuple[str, ...]
+    layouts: tuple[PublishedLayout, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +118,7 @@ class Plan(Displayable):
     the estimate itself is that bound. `alternatives` are the runners-up with the reasons, `rules` those of the books. `run` is
     the whole run; None for a job without `tokens`. `policy` says which collectives the stack issues for the layout. `to_loss`
     is the loss that batch and devices were chosen for, with the noise scale; None for a given batch. `defaults` names what a user
-    left out: "seq_len" and "batch_tokens", which are usual for the model (`model.usual_job`), and of one priced layout "layout".
+    left out: "seq_len" and "batch_tokens", which are usual for the model (`model.job`), and of one priced layout "layout".
     `limits` are those that the run was required to meet, and `published` the nearest published runs beside the plan; a plan that
     is read from a file has neither.
 
@@ -99,3 +166,58 @@ class Plan(Displayable):
 def software_versions() -> dict[str, str]:
     """Return the versions of Shardwise and Python."""
     return {"shardwise": __version__, "python": platform.python_version()}
+
+
+# A plan below this share of the rate that products sustain uses its devices badly. The share is a choice: published runs of
+# dense models at their usual batch reach more than half (calibrate/published_runs/runs.csv), and those that do not have too few
+# tokens for each device.
+WELL_USED = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAdvice:
+    """A batch that is too small for its devices. `batch_tokens` is the smallest doubling of the batch with at least
+    `min_tokens_per_device`, from which FSDP is bound by compute; `max_devices` is how many are bound by compute with the batch
+    as it is."""
+
+    tokens_per_device: float
+    min_tokens_per_device: float
+    batch_tokens: int
+    max_devices: int
+    reason: str
+
+
+def advise_batch(plan: Plan) -> BatchAdvice | None:
+    """Return what to do about a batch that leaves devices idle; None where the plan uses its devices, or its rules do not say.
+
+    The rules are those of the book (`book_formulas.rules.job_rules`): FSDP alone is bound by compute from alpha / M tokens for
+    each device, with alpha = C / W. A layout with other axes may be so with fewer, and a plan of a good MFU is left alone.
+
+    >>> import shardwise as sw
+    >>> plan = sw.plan("llama-3.2-1b", "h100:1024", global_batch_tokens="512Ki", seq_len=4096, pins="tp=8")
+    >>> advice = advise_batch(plan)
+    >>> advice.tokens_per_device, advice.batch_tokens // 2**20
+    (512.0, 4)
+    """
+    rules = {rule.name: rule.value for rule in plan.rules}
+    tokens, least, devices = (
+        rules.get(name) for name in ("tokens_per_chip", "fsdp_min_tokens_per_chip", "fsdp_max_chips")
+    )
+    if tokens is None or least is None or devices is None or tokens >= least or devices < 1:
+        return None
+    calibration, chip = plan.cluster.calibration, plan.cluster.chip
+    sustained = chip.matmul_fraction if calibration is None else calibration["matmul_fraction"]
+    if plan.estimate.mfu >= WELL_USED * sustained:
+        return None
+    multiple = 1
+    while multiple * tokens < least:
+        multiple *= 2
+    batch_tokens = multiple * plan.job.global_batch_tokens
+    return BatchAdvice(
+        tokens_per_device=tokens, min_tokens_per_device=least, batch_tokens=batch_tokens, max_devices=int(devices),
+        reason=(
+            f"{tokens:,.0f} tokens for each device are too few to use it well: FSDP alone is compute-bound from {least:,.0f}, "
+            f"with a batch of {batch_tokens:,} tokens ({multiple} times this one), or with at most {int(devices):,} devices; "
+            "--noise-scale tells whether a larger batch pays"
+        ),
+    )  # fmt: skip

@@ -23,10 +23,8 @@ from shardwise.layout.payload import parse_layout
 from shardwise.model import Architecture, Job, ModelFacts, get_optimizer
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
-from shardwise.search.batch_advice import BatchAdvice, advise_batch
-from shardwise.search.plan import Alternative, Plan, SearchSummary
+from shardwise.search.plan import Alternative, BatchAdvice, Plan, PublishedComparison, SearchSummary, advise_batch
 from shardwise.search.plan_from_layout import LayoutPlan
-from shardwise.search.published_runs import PublishedComparison
 from shardwise.values import (
     Flat,
     InputError,
@@ -40,7 +38,7 @@ from shardwise.values import (
     raise_problems,
     to_json,
 )
-from shardwise.values.payload_fields import known_fields
+from shardwise.values.payload import known_fields
 
 PLAN_SCHEMA = "shardwise.plan/3"
 PLAN_SCHEMA_1 = "shardwise.plan/1"  # its topology is at the rates that are reached, not at the rated ones

@@ -38,7 +38,7 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 SweptValues = Mapping[str, SweepValue]
 

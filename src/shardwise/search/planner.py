@@ -1,7 +1,9 @@
 """Plan a job: search all layouts, choose the simplest that predictions cannot tell from the fastest, and keep the reasons.
 
-Entry point: `make_plan`; `plan_from_layout.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
-balanced (`balance_stages`), and each runner-up comes with the reason why it lost."""
+Entry points: `make_plan`, and `plan_inputs`, where a batch that the user left out is the usual one of the model or a multiple
+that fills a large cluster; `plan_from_layout.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
+balanced (`balance_stages`), and each runner-up comes with the reason why it lost.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from shardwise.layout import (
     OFFLOADS,
     Choices,
     Layout,
+    job_for_engine,
     layout_as_run,
     layout_degrees,
     stack_of,
@@ -23,7 +26,7 @@ from shardwise.layout.choices import BALANCED
 from shardwise.layout.rules.model_and_cluster_rules import has_even_batch
 from shardwise.model import POLICIES, Job, is_byte_budget
 from shardwise.pipeline import NATURAL, SCHEDULES
-from shardwise.price import Estimate, Problem, Reliability
+from shardwise.price import Estimate, Problem, ProblemInputs, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
 from shardwise.search.plan import Alternative, Plan, SearchSummary
@@ -39,7 +42,7 @@ from shardwise.search.verdicts import (
     explain_slowdown,
     price_leaner_losses,
 )
-from shardwise.values import InputError, NothingFitsError, Progress, format_bytes, ignore_progress
+from shardwise.values import InputError, NothingFitsError, Progress, ceil_div, format_bytes, ignore_progress
 
 NUM_ALTERNATIVES = 6
 
@@ -52,7 +55,7 @@ def make_plan(
 
     The best is the simplest of the fastest that fit (`choose_simplest`), predicted for a typical stack unless the cluster or
     the job says otherwise (`price.problem.with_problem_defaults`). Layouts that fit are searched; where there is none, those
-    whose memory is tight (`price.memory_verdict`). Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
+    whose memory is tight (`price.device_memory`). Raises `NothingFitsError` with the smallest excess. `reliability` sets failure
     rate, restarts and power of the run. `elsewhere`: search also what another stack could run (`add_other_stack_gain`), which
     takes about half of the time; of many plans only the chosen one needs it."""
     problem.architecture.require_positions(problem.job.seq_len)
@@ -267,3 +270,66 @@ def _tp_exceeds_node(cluster: Cluster, layout: Layout) -> bool:
 
 def _all_degrees(layout: Layout) -> tuple[int, ...]:
     return (*(getattr(layout, axis) for axis in DEGREE_AXES), layout.expert_tp)
+
+
+def plan_inputs(
+    inputs: ProblemInputs, *, choices: Choices | None = None, runnable: bool = False, reliability: Reliability | None = None,
+    progress: Progress = ignore_progress,
+) -> Plan:  # fmt: skip
+    """Search for the best layout on the first cluster (`make_plan`); `defaults` of the plan names what was left out.
+
+    A batch that was left out is the usual one of the model, or a multiple with a sequence for every replica of the layout.
+    `runnable`: with the loss of the engine of `train`. Raises `NothingFitsError` if no layout fits.
+    """
+    problem = replace(inputs.problem, job=job_for_engine(inputs.job)) if runnable else inputs.problem
+    reliability = reliability or inputs.reliability
+    if "global_batch_tokens" in inputs.defaults:
+        plan = _plan_usual_batch(problem, choices, reliability, progress)
+        plan = add_other_stack_gain(plan, choices, progress)
+    else:
+        plan = make_plan(problem, choices=choices, reliability=reliability, progress=progress)
+    return replace(plan, defaults=inputs.default_names)
+
+
+def job_for_clusters(
+    inputs: ProblemInputs,
+    *,
+    choices: Choices | None = None,
+    runnable: bool = False,
+    progress: Progress = ignore_progress,
+) -> Job:
+    """Return the job of plans on several clusters: a batch that was left out has a sequence for every replica on the largest."""
+    job = job_for_engine(inputs.job) if runnable else inputs.job
+    if "global_batch_tokens" not in inputs.defaults:
+        return job
+    largest = max(inputs.clusters, key=lambda cluster: cluster.num_devices)
+    try:
+        plan = _plan_usual_batch(Problem(inputs.architecture, largest, job), choices, None, progress)
+    except NothingFitsError:
+        return job
+    return replace(job, global_batch_tokens=plan.job.global_batch_tokens)
+
+
+def _plan_usual_batch(
+    problem: Problem, choices: Choices | None, reliability: Reliability | None, progress: Progress
+) -> Plan:
+    """Plan with the smallest multiple of the job's batch that has a sequence for every replica of the chosen layout.
+
+    If nothing fits, the batch is doubled up to a sequence for every device: more of them make no other layout legal.
+    """
+    usual, job, first_error = problem.job, problem.job, None
+    while True:
+        try:
+            plan = make_plan(
+                replace(problem, job=job), choices=choices, reliability=reliability, progress=progress, elsewhere=False
+            )
+        except NothingFitsError as error:
+            first_error = first_error or error
+            if job.num_seqs >= problem.cluster.num_devices:
+                raise first_error from None
+            multiple = 2 * job.num_seqs // usual.num_seqs
+        else:
+            multiple = ceil_div(plan.layout.num_replicas, usual.num_seqs)
+            if multiple * usual.num_seqs <= job.num_seqs:
+                return plan
+        job = replace(usual, global_batch_tokens=multiple * usual.global_batch_tokens)

@@ -12,8 +12,7 @@ from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choice
 from shardwise.layout.rules.table import require_legal
 from shardwise.price import Estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest
-from shardwise.search.plan import Plan
-from shardwise.search.published_runs import NearestRuns, PublishedComparison, PublishedLayout, PublishedRun
+from shardwise.search.plan import NearestRuns, Plan, PublishedComparison, PublishedLayout, PublishedRun
 from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, describe_time_changes
 from shardwise.values import ShardwiseError, format_bytes, pluralize
 

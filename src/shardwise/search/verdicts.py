@@ -11,8 +11,8 @@ from typing import Literal
 
 from shardwise.layout import Layout
 from shardwise.price import Estimate, Problem, loss_kind
+from shardwise.price.device_memory import TIGHT_MARGIN
 from shardwise.price.estimate import estimate
-from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import (
     LOSS_KERNELS,
     InputError,
@@ -23,7 +23,7 @@ from shardwise.values import (
     format_seconds,
     get_loss_kernel,
 )
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
 # have not seen, and pairs of layouts of one model on one machine that differ by more than 10% are put in the right order

@@ -1,16 +1,19 @@
-"""Number formats by name: bytes of an element, and the bits and limits of each floating-point format. Loads no NumPy.
+"""Number formats by name: bytes of an element, the bits and limits of each floating-point format, and several side by side.
 
 Prices need `bytes_per_element` only: e4m3 and e5m2 are both "fp8" there. A `NumberFormat` has bits, bias and special codes,
-from which everything else about its numbers follows; `quantization.py` rounds to it.
+from which everything else about its numbers follows; `quantization.py` rounds to it. Loads no NumPy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
-from shardwise.values.errors import lookup
+from shardwise.values.errors import lookup, run_all
+from shardwise.values.payload import Payload
 
 BYTES_PER_ELEMENT = {
     "fp64": 8.0, "fp32": 4.0, "int32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0,
@@ -171,3 +174,65 @@ def get_number_format(name: str) -> NumberFormat:
     0.0078125
     """
     return lookup(NUMBER_FORMATS, name, "format")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatRecord(Payload):
+    """A floating-point format; sizes are those of positive numbers, `width_bytes` is of an element in memory."""
+
+    name: str
+    bits: int
+    sign_bits: int
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    width_bytes: float
+    has_infinity: bool
+    has_nan: bool
+    max: float
+    min_normal: float
+    min_subnormal: float
+    epsilon: float
+    num_finite: int
+    num_between_1_and_2: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatComparison:
+    """Floating-point formats, in the order in which they were asked for.
+
+    >>> import shardwise as sw
+    >>> sw.precision(["bf16"]).formats[0].epsilon
+    0.0078125
+    """
+
+    formats: tuple[NumberFormat, ...]
+
+
+def compare_formats(names: Sequence[str] = ()) -> FormatComparison:
+    """Return formats by name, each once; without names all of them. Raises `InputError` with every unknown name.
+
+    >>> [number_format.name for number_format in compare_formats(["e5m2", "bf16", "e5m2"]).formats]
+    ['e5m2', 'bf16']
+    """
+    distinct = list(dict.fromkeys(names)) or list(NUMBER_FORMATS)
+    return FormatComparison(formats=tuple(run_all(*(partial(get_number_format, name) for name in distinct))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatsRecord(Payload):
+    """Floating-point formats, in the order in which they were asked for.
+
+    >>> FormatsRecord.of(compare_formats(["e5m2"])).formats[0].max
+    57344.0
+    """
+
+    SCHEMA = "shardwise.precision/1"
+    formats: Sequence[FormatRecord]
+
+    @classmethod
+    def of(cls, comparison: FormatComparison) -> FormatsRecord:
+        """Return the record of compared formats."""
+        formats = comparison.formats
+        return cls(formats=[FormatRecord.from_attributes(f, width_bytes=f.width) for f in formats])

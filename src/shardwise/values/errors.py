@@ -1,23 +1,38 @@
-"""Errors that callers meet, and the sentences about unknown names in them.
-
-ShardwiseError
-├── InputError            the user's input is wrong: found, required, fix (exit code 2)
-│   ├── NotationError     a fault in an expression, printed with a caret under it
-│   └── ShardingError     an expression that parses but breaks a rule of shardings
-├── MissingValueError     a fact that the catalogue does not have a source for (exit code 2)
-├── NothingFitsError      no legal layout fits in memory (exit code 3)
-├── MissedLimitError      what fits takes longer than its deadline, or costs more than its budget (exit code 3)
-├── OutputError           what was to be printed cannot be written: a full disk (exit code 1)
-├── RunEndedError         ranks of a run have ended, and none of them could say why (run/launcher.py, exit code 1)
-└── LostRankError         a wait for other ranks has failed (run/faults/rank_status.py, exit code 4)
-"""
+"""Errors that callers meet, sentences about unknown names, and what errors call an argument: its parameter, or its flag."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
+
+_LABELS: ContextVar[Mapping[str, str]] = ContextVar("argument_labels", default={})  # noqa: B039 - never changed in place
+
+
+def argument_label(parameter: str, default: str | None = None) -> str:
+    """Return what an error message calls a parameter: its flag on a command line, else `default` or its own name.
+
+    >>> argument_label("seq_len", "job: seq_len")
+    'job: seq_len'
+    >>> with label_arguments({"seq_len": "--seq-len"}):
+    ...     argument_label("seq_len", "job: seq_len")
+    '--seq-len'
+    """
+    return _LABELS.get().get(parameter, default or parameter)
+
+
+@contextmanager
+def label_arguments(labels: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name parameters as these labels do, while a verb of the command line runs."""
+    token = _LABELS.set(labels)
+    try:
+        yield
+    finally:
+        _LABELS.reset(token)
+
 
 Choice = TypeVar("Choice")
 

@@ -6,8 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from shardwise.values.argument_labels import argument_label
-from shardwise.values.errors import InputError, did_you_mean, join_words
+from shardwise.values.errors import InputError, argument_label, did_you_mean, join_words
 from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, parse_count, parse_quantity, unit_from_name
 
 

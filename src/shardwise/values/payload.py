@@ -1,8 +1,8 @@
-"""Payloads: dataclasses that `--json` prints as they are, and whose JSON schema has the same shape.
+"""Payloads: dataclasses that `--json` prints as they are, whose JSON schema has the same shape, and that are parsed from JSON.
 
 A payload has the key `schema` first where its class has a `SCHEMA`, then its fields, then its properties marked `@printed`.
-Markers in `Annotated` change a field: `Flat`, `Key`, `Hidden`, `OmitEmpty`. A later key with the name of an earlier one takes
-its place.
+Markers in `Annotated` change a field: `Flat`, `Key`, `Hidden`, `OmitEmpty`; `MergedFields` is a type with the fields of several
+classes. A later key with the name of an earlier one takes its place.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from shardwise.values.errors import InputError
 
 
 class Flat:
@@ -149,8 +153,6 @@ def _members(kind: Any) -> tuple[_Member, ...]:
 
 @cache  # with one type for each class, the schema has one definition for it
 def _typed_dict(kind: type) -> Any:
-    from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12; only schemas need it
-
     typed_dict = TypedDict(kind.__name__, printed_types(kind))  # type: ignore[misc]
     flat_types = [get_args(member.type)[0] for member in _members(kind) if member.is_flat]
     typed_dict.__doc__ = "\n\n".join(map(_description, (kind, *flat_types)))
@@ -180,3 +182,49 @@ def _without_none(hint: Any) -> Any:
     """Return the T of `Annotated[T, ...]` and of `Annotated[T | None, ...]`."""
     hint = get_args(hint)[0]
     return get_args(hint)[0] if NoneType in get_args(hint) else hint
+
+
+class MergedFields:
+    """Shape with the fields of several dataclasses, named tuples and typed dicts; later ones replace fields of earlier ones, and
+    types by key those of all.
+
+    For payloads that add keys to the fields of a value: `Annotated[dict[str, Any], MergedFields(Torus, kind=str)]`.
+    """
+
+    def __init__(self, first: type, *later: type, **types_by_key: Any) -> None:
+        self.kinds, self.types_by_key = (first, *later), types_by_key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        types = {key: hint for kind in self.kinds for key, hint in printed_types(kind).items()}
+        merged_type = TypedDict(self.kinds[0].__name__, types | self.types_by_key)  # type: ignore[misc]
+        merged_type.__doc__ = self.kinds[0].__doc__
+        return handler.generate_schema(merged_type)
+
+
+Value = TypeVar("Value")
+
+
+def known_fields(kind: type, payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the items of a payload that are fields of a dataclass."""
+    names = {field.name for field in fields(kind)}
+    return {key: value for key, value in payload.items() if key in names}
+
+
+def parse_dataclass(kind: type[Value], payload: Any, label: str) -> Value:
+    """Return a dataclass value from plain data. Raises `InputError` with one line for each field that is wrong."""
+    from pydantic import TypeAdapter, ValidationError  # planning and help load without it
+
+    try:
+        return TypeAdapter(kind).validate_python(payload)
+    except ValidationError as error:
+        lines = [
+            f"{label}: {'.'.join(map(str, e['loc'])) or 'value'}: found {short_repr(e['input'])}; {e['msg']}"
+            for e in error.errors()
+        ]
+        raise InputError(*lines) from None
+
+
+def short_repr(value: Any) -> str:
+    """Return a `repr` of at most 80 characters, for errors."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -2,6 +2,10 @@ from .product_checks import CheckedProduct as CheckedProduct
 from .product_checks import EmittedProgram as EmittedProgram
 from .product_checks import check_product as check_product
 from .product_checks import emit_program as emit_program
+from .product_runs import emit as emit
+from .product_runs import run_product as run_product
+from .training.compare_runs import ERROR_LIMITS as ERROR_LIMITS
 from .training.plan_verification import PlanVerification as PlanVerification
 from .training.plan_verification import verify_plan as verify_plan
 from .training.training_case import small_recipe as small_recipe
+from .xla_compile import compile_product as compile_product

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from shardwise import verify
 from shardwise.price import ProductReport
-from shardwise.price.product_payload import ProductRecord
+from shardwise.price.product import ProductRecord
 from shardwise.values import Flat, OmitEmpty, Payload, Progress, ignore_progress
 
 if TYPE_CHECKING:
@@ -61,24 +62,18 @@ def check_product(
     """
     run = xla = None
     if framework:
-        from shardwise.verify.product_runs import run_product  # loads NumPy
-
         progress(f"running with {framework}")
-        run = run_product(product.expression, product.steps, framework)
+        run = verify.run_product(product.expression, product.steps, framework)
     if xla_backend:
-        from shardwise.verify.xla_compile import compile_product  # needed for this alone
-
         progress("compiling with XLA")
-        xla = compile_product(product.expression, backend=xla_backend)
+        xla = verify.compile_product(product.expression, backend=xla_backend)
     return CheckedProduct(product=product, run=run, xla=xla, is_reshard=is_reshard)
 
 
 def emit_program(product: ProductReport, framework: SourceFramework) -> EmittedProgram:
     """Write the cheapest program of a product as source. Raises `InputError` for steps that no source is written for."""
-    from shardwise.verify.product_runs import emit  # loads NumPy
-
     return EmittedProgram(
-        product=product, framework=framework, source=emit(product.expression, product.steps, framework)
+        product=product, framework=framework, source=verify.emit(product.expression, product.steps, framework)
     )
 
 

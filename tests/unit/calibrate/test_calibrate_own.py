@@ -17,6 +17,12 @@ from shardwise.hardware.cluster_files import MeasuredCluster
 from shardwise.hardware.cluster_loading import load_cluster, load_measured_cluster
 from shardwise.hardware.published_constants import constant_values, load_published_fit, published_calibration
 from shardwise.hardware.stacks import get_stack
+from shardwise.measure.calibrate.cluster_calibration import (
+    NARROWEST_SPREAD,
+    UserClusterFit,
+    _spread_of_kind,
+    fit_user_cluster,
+)
 from shardwise.measure.calibrate.constant_fit import (
     SIGMA_FEW,
     fit_constants,
@@ -32,12 +38,6 @@ from shardwise.measure.calibrate.observations import (
     read_benchmark_lines,
 )
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows, read_rows
-from shardwise.measure.calibrate.user_cluster_fit import (
-    NARROWEST_SPREAD,
-    UserClusterFit,
-    _spread_of_kind,
-    fit_user_cluster,
-)
 from shardwise.measure.calibrate.user_runs import select_runs
 from shardwise.values.errors import InputError
 

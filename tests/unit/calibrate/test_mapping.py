@@ -12,8 +12,12 @@ from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
 from shardwise.measure.calibrate.prediction_errors import predict_rows
-from shardwise.measure.calibrate.published_runs.cluster_from_row import catalogue_name, read_cluster, slice_shape
 from shardwise.measure.calibrate.published_runs.layout_from_row import typical_virtual_stages
+from shardwise.measure.calibrate.published_runs.model_and_cluster_from_row import (
+    catalogue_name,
+    read_cluster,
+    slice_shape,
+)
 from shardwise.measure.calibrate.published_runs.prediction_from_row import (
     RunCase,
     predict_cached,

@@ -14,7 +14,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.model.optimizer_program import bytes_per_parameter, moment_bytes
-from shardwise.model.optimizers.registry import get_optimizer
+from shardwise.model.optimizers.definition import get_optimizer
 from shardwise.model.program import Role
 from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate, mfu_format
@@ -24,8 +24,8 @@ from shardwise.price.tensor_formats import ProductOperands, TensorFormats, read_
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.collectives import list_unit_collectives
 from shardwise.step.kernel_fusion import list_kernels
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import MissingValueError
-from shardwise.values.issue_policy import IssuePolicy
 from shardwise.values.precision import PRECISIONS, Precision, get_precision
 
 DENSE = load_model("llama-3-8b")

@@ -22,7 +22,7 @@ from shardwise.price.unit_inputs import (
     unit_cost_inputs,
     unit_live_sets,
 )
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.units import SECONDS_PER_DAY
 
 STRUCTURE = load_model("deepseek-v2-lite").structure

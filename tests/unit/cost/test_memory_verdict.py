@@ -10,7 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.chips import chip_names, load_chip
 from shardwise.present.command_line import main
-from shardwise.price.memory_verdict import MEMORY_VERDICTS, TIGHT_MARGIN
+from shardwise.price.device_memory import MEMORY_VERDICTS, TIGHT_MARGIN
 
 GIB = 2.0**30
 JOB = {"global_batch_tokens": "64Ki", "seq_len": 4096}

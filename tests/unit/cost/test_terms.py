@@ -21,8 +21,8 @@ from shardwise.price.estimate_terms import MEMORY, TIME, Term
 from shardwise.price.layout_pricer import TERM_NAMES, Pricing, term_context
 from shardwise.price.overlap import MEASURED_FORMULA
 from shardwise.price.term_inputs import InputRecorder, TermInput
+from shardwise.values.engine_policies import get_loss_kernel
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
-from shardwise.values.loss_kernels import get_loss_kernel
 
 CASES: Mapping[str, tuple[str, str, str | None, dict[str, Any], str]] = {
     "bound": ("llama-3-8b", "h100:16", None, {}, "fsdp=2 tp=2 pp=2 cp=2 recompute=full num_virtual_stages=2"),

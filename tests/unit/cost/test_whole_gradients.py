@@ -18,8 +18,8 @@ from shardwise.model.load import load_model
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import InputError
-from shardwise.values.issue_policy import IssuePolicy
 
 MODEL = load_model("llama-3.2-1b")
 JOB = sw.Job(global_batch_tokens=16 * 4096, seq_len=4096, precision="bf16_fp32_reduction", loss="unfused")

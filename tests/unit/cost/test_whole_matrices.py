@@ -19,7 +19,7 @@ from shardwise.price.unit_cost import UnitPricer
 from shardwise.price.unit_inputs import largest_update_share, unit_cost_inputs
 from shardwise.step.parameters import ParameterGroup
 from shardwise.step.rank_program import RankProgram
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.precision import get_precision
 
 DENSE = Architecture(

@@ -34,10 +34,10 @@ from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.drawing import Drawing, Rect, Text, text_width
 from shardwise.present.charts.step_charts import anatomy_chart, step_chart, timeline_chart
 from shardwise.present.charts.sweep_charts import sweep_chart
-from shardwise.present.figures.by_name import FIGURES
+from shardwise.present.figures.figures_page import FIGURES
 from shardwise.present.figures.roofline_charts import block_chart
 from shardwise.price import Problem
-from shardwise.records.step_memory_and_collectives import MemorySample, MemoryTrace
+from shardwise.records.step_inspection import MemorySample, MemoryTrace
 from shardwise.sharding.notation import parse_tensor
 from shardwise.sharding.spec import Mesh
 from shardwise.values.dtypes import NUMBER_FORMATS

@@ -26,7 +26,7 @@ from shardwise.step.instructions import charged_axis
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.parameters import unit_paths
 from shardwise.step.rank_program import RankProgram
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.precision import PRECISIONS, get_precision
 
 SMALL = Architecture(

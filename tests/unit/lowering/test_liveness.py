@@ -8,7 +8,7 @@ from schemes import scheme_of
 from shardwise.model.load import load_model
 from shardwise.step.liveness import LiveSet, live_sets
 from shardwise.step.unit_instructions import lower_unit
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
 # Of the MLP both inputs of the activation and the three gradients are there; its result has gone.

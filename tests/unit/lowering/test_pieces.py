@@ -10,7 +10,7 @@ from shardwise.model.load import load_model
 from shardwise.sharding.collectives import CollectiveKind
 from shardwise.step.instructions import RunRing
 from shardwise.step.unit_instructions import lower_unit
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 
 STRUCTURE = load_model("llama-3-8b").structure
 GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER

@@ -29,7 +29,7 @@ from shardwise.step.issued_collectives import count_collectives
 from shardwise.step.parameters import list_parameters
 from shardwise.step.rank_program import RankProgram
 from shardwise.step.unit_instructions import UnitInstructions, lower_unit
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 
 DENSE = Architecture(

@@ -27,7 +27,7 @@ from shardwise.step.instructions import (
 )
 from shardwise.step.kernel_fusion import list_kernels
 from shardwise.step.unit_instructions import UnitInstructions, _live_out, lower_unit, payload_tensors, touched_tensors
-from shardwise.values.issue_policy import IssuePolicy
+from shardwise.values.engine_policies import IssuePolicy
 
 SMALL = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96

@@ -17,8 +17,7 @@ from shardwise.book_formulas.collective_times import (
 )
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
-from shardwise.hardware.network.links import Cut
-from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, busbw_factor
+from shardwise.hardware.network.links import COLLECTIVE_NAMES, CollectiveName, Cut, algbw, busbw, busbw_factor
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import GroupLinks, collective_s
 from shardwise.hardware.network.torus import Torus

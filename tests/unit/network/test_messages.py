@@ -8,6 +8,7 @@ import itertools
 import pytest
 
 from shardwise.book_formulas.collective_times import all_to_all_chunks, axes_report, link_bytes, torus_of_axes
+from shardwise.hardware.network.links import COLLECTIVE_NAMES, received_bytes
 from shardwise.hardware.network.message_simulation import (
     SIMULATED_KINDS,
     CollectiveSimulation,
@@ -17,7 +18,6 @@ from shardwise.hardware.network.message_simulation import (
     ring_grid,
     simulate_collective,
 )
-from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, received_bytes
 from shardwise.present.charts.chart import Cell
 from shardwise.present.charts.draw_chart import draw
 from shardwise.present.charts.sharding_charts import device_names, frames, strip_of

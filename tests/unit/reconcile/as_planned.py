@@ -9,7 +9,7 @@ from dataclasses import replace
 from shardwise.price.simulation.result import simulate
 from shardwise.price.simulation.simulated_step import SimulatedStep
 from shardwise.price.simulation.streams import StreamTimeline, Transfer
-from shardwise.records.step_trace import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, RankTrace, TraceEvent
+from shardwise.records.step_inspection import COLLECTIVE, KERNEL, PASS, PASSES, WAIT, RankTrace, TraceEvent
 from shardwise.search.plan import Plan
 
 AXES = {"tp": ("tp_kv",), "control": ("dp",)}  # of an axis group its atomic axis, where it has another name

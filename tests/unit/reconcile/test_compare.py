@@ -37,14 +37,14 @@ from shardwise.present.charts.chart import StackedBars
 from shardwise.present.charts.measurement_charts import reconciliation_charts
 from shardwise.present.rendering.plain_text import render_text
 from shardwise.present.reports.run import reconcile_report
-from shardwise.records.step_log import StepRecord
-from shardwise.records.step_memory_and_collectives import (
+from shardwise.records.step_inspection import (
     MeasuredMemory,
     ProcessMemory,
     RunInspection,
     inspection_payload,
     parse_inspection,
 )
+from shardwise.records.step_log import StepRecord
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.search.plan import Plan

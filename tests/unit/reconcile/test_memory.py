@@ -22,7 +22,7 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     instrument_reading,
     published_rows,
 )
-from shardwise.price.memory_verdict import TIGHT_MARGIN
+from shardwise.price.device_memory import TIGHT_MARGIN
 
 TERMS = {"parameters": 30e9, "logits": 14e9, "runtime": 1.5e9}
 

@@ -18,7 +18,7 @@ from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_trace import KERNEL, RankTrace
+from shardwise.records.step_inspection import KERNEL, RankTrace
 from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
 from shardwise.search.plan import Plan
 from shardwise.search.plan_from_layout import plan_layout

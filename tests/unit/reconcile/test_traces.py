@@ -18,22 +18,20 @@ from shardwise.measure.reconcile.rank_time import (
 from shardwise.present.charts.chart import Band, RuleLine
 from shardwise.present.charts.step_charts import anatomy_chart
 from shardwise.records.run_folder import RunFolder
-from shardwise.records.step_memory_and_collectives import (
-    MemorySample,
-    MemoryTrace,
-    read_memory_traces,
-    write_memory_trace,
-)
-from shardwise.records.step_trace import (
+from shardwise.records.step_inspection import (
     COLLECTIVE,
     KERNEL,
     PASS,
     PASSES,
     WAIT,
+    MemorySample,
+    MemoryTrace,
     RankTrace,
     TraceEvent,
+    read_memory_traces,
     read_trace,
     trace_path,
+    write_memory_trace,
     write_trace,
 )
 from shardwise.values.errors import InputError

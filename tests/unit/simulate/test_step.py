@@ -28,8 +28,8 @@ from shardwise.price.simulation.streams import (
     started_transfers,
 )
 from shardwise.step.instructions import GRADIENT
+from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import InputError
-from shardwise.values.issue_policy import IssuePolicy
 
 MODEL = "llama-3-8b"
 

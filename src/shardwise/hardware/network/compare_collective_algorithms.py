@@ -10,8 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from shardwise.hardware.network.links import CollectiveCost, Cut
-from shardwise.hardware.network.nccl_conventions import COLLECTIVE_NAMES, CollectiveName, algbw, busbw, received_bytes
+from shardwise.hardware.network.links import (
+    COLLECTIVE_NAMES,
+    CollectiveCost,
+    CollectiveName,
+    Cut,
+    algbw,
+    busbw,
+    received_bytes,
+)
 from shardwise.hardware.network.pods import Pods, pod_collective_costs
 from shardwise.hardware.network.switches import IN_SWITCH, Switched, switch_collective_costs
 from shardwise.hardware.network.topology import Topology

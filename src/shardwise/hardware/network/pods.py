@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
-from shardwise.hardware.network.nccl_conventions import CollectiveName, nccl_factors
+from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut, Link, cost_over_link, nccl_factors
 from shardwise.hardware.network.torus import Torus, all_to_all_link, broadcast_link
 from shardwise.values import Value, lookup, maximum, where
 

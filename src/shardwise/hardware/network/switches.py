@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.links import CollectiveCost, Cut, Link
-from shardwise.hardware.network.nccl_conventions import CollectiveName, nccl_factors
+from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut, Link, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
 
 

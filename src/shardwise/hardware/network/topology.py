@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardwise.hardware.network.links import Cut, Link
-from shardwise.hardware.network.nccl_conventions import nccl_factors
+from shardwise.hardware.network.links import Cut, Link, nccl_factors
 from shardwise.hardware.network.pods import Pods, pods_all_to_all_link
 from shardwise.hardware.network.switches import Switched, all_to_all_seconds_per_byte
 from shardwise.hardware.network.torus import Torus, all_to_all_link

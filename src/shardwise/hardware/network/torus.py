@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from shardwise.hardware.network.links import CollectiveCost, Cut, Link, cost_over_link
-from shardwise.hardware.network.nccl_conventions import CollectiveName, nccl_factors
+from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut, Link, cost_over_link, nccl_factors
 from shardwise.values import Value, lookup, maximum, where
 
 WrapRule = Literal["multiple_of_4", "only_16", "always", "never"]

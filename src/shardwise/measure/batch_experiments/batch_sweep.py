@@ -26,7 +26,7 @@ from shardwise.measure.batch_experiments.concurrent_runs import (
     parse_batches,
     require_arguments,
 )
-from shardwise.records.loss_target import StepsToLoss, steps_to_loss
+from shardwise.records.step_log import StepsToLoss, steps_to_loss
 from shardwise.run import check_run
 from shardwise.run.trainer.flags import build_parser, parse_settings, parse_whole_number
 from shardwise.search import Plan, load_plan
@@ -40,7 +40,7 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 RATE_FACTOR = 2.0  # between neighbouring learning rates: one of them is within a factor of its root of the best rate
 FARTHEST_FACTOR = 3  # powers of RATE_FACTOR around the square-root rule's rate: 1/8 to 8 times

@@ -27,7 +27,7 @@ from shardwise.price import Pricing, Problem
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.values import InputError, SymbolValues, Value, bytes_per_element, raise_problems
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardwise.layout import LayoutFacts
-from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration
+from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration, ConstantShift, Residual, UserClusterFit
 from shardwise.measure.calibrate.layout_ranking import (
     FEWEST_LAYOUTS,
     KEY_COLUMNS,
@@ -28,7 +28,6 @@ from shardwise.measure.calibrate.prediction_errors import (
 )
 from shardwise.measure.calibrate.published_fit import STRATA, PublishedFit, fold_ranking, fold_statistics, repeat_noise
 from shardwise.measure.calibrate.published_runs.run_table import unreadable_cells
-from shardwise.measure.calibrate.user_cluster_fit import ConstantShift, Residual, UserClusterFit
 from shardwise.measure.calibrate.validation import EvaluatedRuns, RankedLayouts
 from shardwise.values import Payload
 

@@ -200,7 +200,7 @@ def count_refuted_fits(runs: Sequence[EvaluatedRun]) -> tuple[int, int, int]:
 
 
 def count_tight_fits(runs: Sequence[EvaluatedRun]) -> int:
-    """Count the runs that state what they recompute whose predicted memory is tight (`price.memory_verdict`)."""
+    """Count the runs that state what they recompute whose predicted memory is tight (`price.device_memory`)."""
     estimates = [run.prediction.estimate for run in runs if run.scored and run.prediction and run.row.cell("recompute")]
     return sum(estimate.verdict == "tight" for estimate in estimates)
 

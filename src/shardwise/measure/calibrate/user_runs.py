@@ -34,8 +34,8 @@ from shardwise.layout import Layout, layers_by_stage, layout_as_run
 from shardwise.layout.layout import get_offload_targets
 from shardwise.measure.calibrate.observations import Observation, run_observation
 from shardwise.measure.calibrate.prediction_errors import SCORED_QUALITIES
-from shardwise.measure.calibrate.published_runs.cluster_from_row import RowSoftware, catalogue_name
 from shardwise.measure.calibrate.published_runs.layout_from_row import read_loss, read_recipe
+from shardwise.measure.calibrate.published_runs.model_and_cluster_from_row import RowSoftware, catalogue_name
 from shardwise.measure.calibrate.published_runs.prediction_from_row import (
     Prediction,
     RunCase,
@@ -56,7 +56,7 @@ from shardwise.model import Architecture, Job
 from shardwise.model.architecture import IS_GATED
 from shardwise.price import Problem
 from shardwise.values import InputError, get_precision, parse_quantity
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, predict_
 from shardwise.measure.calibrate.published_fit import PublishedFit, fit_published
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows, read_rows
 from shardwise.values import InputError, Progress, ignore_progress
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 PathLike = str | os.PathLike[str]
 

@@ -28,7 +28,7 @@ from shardwise.measure.microbenchmarks.timing import (
     time_line,
 )
 from shardwise.values import InputError, Progress, describe_unknown, ignore_progress, parse_count, require_writable
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 ALL = "all"
 MAX_PROCESSES = 64

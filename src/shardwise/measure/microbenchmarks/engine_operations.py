@@ -20,16 +20,15 @@ from shardwise.measure.microbenchmarks.timing import DTYPES
 from shardwise.model import DEFAULT_NUMERICS
 from shardwise.pipeline import FULL_BACKWARD
 from shardwise.run import TrainingEngine, TrainingRecipe
-from shardwise.run.engine.call_builder import ANGLES, GRADIENTS, MASK
+from shardwise.run.engine.calls import ANGLES, GRADIENTS, MASK
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import INITIAL_STD, initial_weights
 from shardwise.run.engine.unit_passes import run_calls
 from shardwise.run.kernels.attention import Attention
-from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.cross_entropy import cross_entropy
 from shardwise.run.kernels.elementwise import FUNCTIONS
 from shardwise.run.kernels.norms import rms_backward, rms_forward
-from shardwise.run.kernels.rotary import rotate, rotate_back, rotation
+from shardwise.run.kernels.positions_and_masks import AttentionMask, rotate, rotate_back, rotation
 from shardwise.run.parallel.sharded_optimizer import NORM_EPSILON, sum_of_squares
 from shardwise.run.parallel.world import World
 from shardwise.step import RankProgram

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from shardwise.records import COLLECTIVE, KERNEL, WAIT, RankTrace, RunFolder, TraceEvent
-from shardwise.records.step_trace import list_traced_steps, read_trace, trace_path
+from shardwise.records.step_inspection import list_traced_steps, read_trace, trace_path
 from shardwise.step import CONTROL, charged_axis
 from shardwise.values import InputError
 

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from shardwise.layout import Layout, LayoutFacts
 from shardwise.measure.reconcile.rank_time import Occupancy, RankLateness, Stall
-from shardwise.measure.reconcile.reconciliation import Reconciliation
-from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, Rehearsal, is_judged
+from shardwise.measure.reconcile.reconciliation import REHEARSAL_TOLERANCE, Reconciliation, Rehearsal, is_judged
 from shardwise.measure.reconcile.step_differences import StepDifference
 from shardwise.measure.reconcile.step_terms import Attribution, CollectiveComparison, StepMemory, StepTime, TimeTerm
 from shardwise.measure.reconcile.trace_analysis import Bottleneck, TraceAnalysis

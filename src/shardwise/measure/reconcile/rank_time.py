@@ -25,7 +25,7 @@ from shardwise.measure.reconcile.aligned_traces import (
     union,
 )
 from shardwise.records import COLLECTIVE, KERNEL, WAIT
-from shardwise.records.step_trace import PASS
+from shardwise.records.step_inspection import PASS
 from shardwise.sharding import Axes
 from shardwise.values import Payload, printed
 

@@ -1,21 +1,26 @@
-"""Read a run from its folder and compare it with its plan: time, memory, collectives, remarks, advice.
+"""A run, or the rehearsal of one rank, compared with its plan: time, memory, collectives, remarks, advice.
 
-`read_run` refuses a run of another plan, and one with too little to compare.
+`read_run` refuses a run of another plan, and one with too little to compare; `rehearse_plan` compares collectives, and memory by
+term (`run.trainer.rehearsal`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shardwise import run
 from shardwise.hardware import LOCAL, LOCAL_NOTE, Chip, chip_names
+from shardwise.layout import layout_degrees, num_micro_batches, require_runnable
 from shardwise.measure.reconcile.step_terms import (
+    GATHERED,
     Attribution,
     CollectiveComparison,
+    MemoryTerm,
     StepMemory,
     StepTime,
     attribute_error,
@@ -25,13 +30,15 @@ from shardwise.measure.reconcile.step_terms import (
     find_dependencies,
 )
 from shardwise.model import DEFAULT_OPTIMIZER
+from shardwise.price import MEMORY, Pricing
 from shardwise.records import RunFolder, RunInspection, StepLog, StepRecord, read_json, read_log
-from shardwise.records.step_memory_and_collectives import parse_inspection
+from shardwise.records.step_inspection import RehearsedRank, parse_inspection
 from shardwise.run import TrainingRecipe
 from shardwise.run.recipe import parse_recipe
 from shardwise.run.trainer.engine_prediction import engine_memory, engine_policy
+from shardwise.run.trainer.flags import apply_changes
 from shardwise.search import Plan, plan_payload
-from shardwise.values import Displayable, InputError, format_bytes, get_precision, raise_problems
+from shardwise.values import Displayable, InputError, format_bytes, get_precision, parse_overrides, raise_problems
 
 WARM_UP = 2  # steps after each start that do not count: allocators fill, kernels are chosen, caches are cold
 LEAST_STEPS = 3  # for a median
@@ -125,7 +132,7 @@ def _select_steps(plan: Plan, log: StepLog, path: Path) -> tuple[StepRecord, ...
 
 NOISY_CHANGE = 0.10  # relative change of the machine's probes during a run: above it the machine is noisy
 LARGEST_REST = 0.10  # of a step: the part that no term explains should stay below it
-ENGINE_LOSS = "in_place"  # the kind of loss of the engine (`values.loss_kernels.LOSS_KERNELS`)
+ENGINE_LOSS = "in_place"  # the kind of loss of the engine (`values.engine_policies.LOSS_KERNELS`)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,3 +247,80 @@ def _advice(plan: Plan, time: StepTime, inspection: RunInspection, *, noisy: boo
     yield "shardwise bench all --out machine.jsonl"
     yield f"shardwise calibrate {cluster} --bench machine.jsonl --out my-cluster.toml"
     yield "shardwise plan MODEL my-cluster.toml ..., and reconcile that plan with this run or the next"
+
+
+REHEARSAL_TOLERANCE = 0.03  # of a term, and of the peak: bytes of tensors do not depend on the machine
+SMALL_SHARE = 0.01  # of the peak: fewer gathered bytes may be there at one moment and not at another that is as full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rehearsal:
+    """Rehearsal of one of the plan's `ranks` ranks: what was planned and executed.
+
+    `planned_micro_batches` are those of the plan's step; `remarks` say how to read the numbers."""
+
+    plan: Plan
+    ranks: int
+    rehearsed: RehearsedRank
+    planned_micro_batches: int
+    memory: StepMemory
+    collectives: CollectiveComparison
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True if collectives are as planned, and memory is as close as `REHEARSAL_TOLERANCE`."""
+        return self.collectives.equal and not self.failed_terms
+
+    @property
+    def terms(self) -> tuple[MemoryTerm, ...]:
+        """Terms of memory, and the peak."""
+        return (*self.memory.terms, self.memory.total)
+
+    @property
+    def failed_terms(self) -> tuple[MemoryTerm, ...]:
+        """Judged terms that are not as planned."""
+        judged = (term for term in self.terms if is_judged(term, self.memory.total))
+        return tuple(term for term in judged if not term.is_within(REHEARSAL_TOLERANCE))
+
+
+def is_judged(term: MemoryTerm, peak: MemoryTerm) -> bool:
+    """Return True if a term is judged by itself.
+
+    Logits and workspace are judged only within the peak: if two moments are nearly as full, the plan may have its peak
+    at one and the rank at the other. The same holds for gathered weights if the plan has few at its peak: under ZeRO-1
+    the rank's part of the head's gradients.
+    """
+    if term.name == GATHERED:
+        return (term.predicted or 0.0) > SMALL_SHARE * (peak.predicted or 0.0)
+    return term.name == "peak" or term.largest is not None
+
+
+def rehearse_plan(plan: Plan, rank: int = 0, changes: Sequence[str] = ()) -> Rehearsal:
+    """Run a step of one rank of a plan alone, and compare it with the plan; `changes` are texts "recipe.NAME=VALUE".
+
+    Raises `InputError` for a plan that the engine does not run.
+    """
+    recipe = apply_changes(TrainingRecipe(steps=1), parse_overrides(changes, rooms=("recipe",))["recipe"])
+    require_runnable(plan.model, plan.layout, get_precision(plan.job.precision), plan.job.optimizer)
+    return compare_rehearsal(plan, recipe, run.rehearse_rank(plan, recipe, rank))
+
+
+def compare_rehearsal(plan: Plan, recipe: TrainingRecipe, rehearsed: RehearsedRank) -> Rehearsal:
+    """Compare the step of a rehearsed rank with the plan."""
+    layout, pp_rank = plan.layout, rehearsed.coordinate.get("pp", 0)
+    pricing = Pricing(plan.problem, layout, engine_policy(plan, recipe))
+    planned = MEMORY.values(pricing.memories(pricing.stages())[pp_rank])
+    num_seqs = rehearsed.num_micro_batches * layout.num_replicas * layout.micro_batch_seqs
+    measured = RunInspection(
+        device="meta", machine="", before={}, rank=rehearsed.rank, memory=rehearsed.inspection.memory
+    )
+    return Rehearsal(
+        plan=plan, ranks=layout.num_devices, rehearsed=rehearsed, memory=compare_memory(planned, measured),
+        planned_micro_batches=int(num_micro_batches(plan.job, layout_degrees(layout))),
+        remarks=tuple(cast_remarks(plan, recipe)),
+        collectives=compare_collectives(
+            plan, recipe.for_step(0), num_seqs * plan.job.seq_len, rehearsed.inspection.collectives, even=True,
+            pp_rank=pp_rank
+        ),
+    )  # fmt: skip

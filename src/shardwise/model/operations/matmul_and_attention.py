@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from shardwise.model.operations.base import Dims, Operation, OperationKind, OperationSharding
-from shardwise.model.operations.elementwise import Map
+from shardwise.model.operations.elementwise_and_indexing import Map
 from shardwise.sharding import Spec, contract
 from shardwise.sharding.contraction import infer_product_spec
 from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials

@@ -1,20 +1,25 @@
-"""An optimizer as a value: its hyperparameters, the state that it keeps of a weight, and how a step updates it.
+"""An optimizer as a value: its hyperparameters, the state that it keeps of a weight, and how a step updates it; all by name.
 
 A formula is arithmetic alone (+ - * / ** and comparisons), so that it takes NumPy arrays and PyTorch's tensors alike; those of
 whole matrices have products too, and methods that both kinds of arrays have (`sum`, `mean`, `clip`, `cumsum`, `mT`). The first
 parameter of a formula, `v`, has the values of the hyperparameters, the learning rate and the step (`formula_values`).
+
+Every file of this folder that has an `OPTIMIZER` is an optimizer under the file's name.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 from types import SimpleNamespace
 from typing import Any, NamedTuple, TypeVar
 
-from shardwise.values import ZERO, Polynomial, did_you_mean, raise_problems
+from shardwise.values import ZERO, Polynomial, did_you_mean, lookup, raise_problems
 from shardwise.values.dtypes import BLOCK_SCALED_DTYPES
 
 Array = TypeVar("Array")
@@ -150,7 +155,7 @@ class Optimizer:
         """Number of elements that each shard of a flat array holds a multiple of, so that no cut splits a block with a common
         scale.
 
-        >>> from shardwise.model.optimizers.registry import get_optimizer
+        >>> from shardwise.model.optimizers.definition import get_optimizer
         >>> get_optimizer("adamw").block, get_optimizer("adamw_8bit").block
         (1, 256)
         """
@@ -193,7 +198,7 @@ class Optimizer:
         """Updates in order, split into rounds where tensors are communicated: before an update that reads a mean or whole
         matrices.
 
-        >>> from shardwise.model.optimizers.registry import get_optimizer
+        >>> from shardwise.model.optimizers.definition import get_optimizer
         >>> get_optimizer("lion").rounds
         (('master', 'exp_avg'),)
         >>> get_optimizer("muon").rounds
@@ -279,3 +284,46 @@ def matrix_weight_decay(
 ) -> Hyperparameter:
     """Return the hyperparameter of a weight decay, which only matrices have."""
     return Hyperparameter(default=default, limits=(0.0, 1e3), help=help, matrices_only=True)
+
+
+DEFAULT_OPTIMIZER = "adamw"  # the one that a job has by default
+PACKAGE, _, THIS_MODULE = __name__.rpartition(".")
+FOLDERS = [str(Path(__file__).parent)]
+
+
+def discover_optimizers() -> Iterator[tuple[str, Optimizer]]:
+    """Yield the optimizers of this folder's files with their names, the default first."""
+    names = {module.name for module in iter_modules(FOLDERS)} - {THIS_MODULE}
+    for name in sorted(names, key=lambda name: (name != DEFAULT_OPTIMIZER, name)):
+        optimizer = getattr(import_module(f"{PACKAGE}.{name}"), "OPTIMIZER", None)
+        if isinstance(optimizer, Optimizer):
+            yield name, optimizer
+
+
+OPTIMIZERS: dict[str, Optimizer] = dict(discover_optimizers())
+
+
+def optimizer_names() -> tuple[str, ...]:
+    """Return the names that a job may give."""
+    return tuple(OPTIMIZERS)
+
+
+def get_optimizer(name: str) -> Optimizer:
+    """Return an optimizer by name. Raises `InputError` that lists the names.
+
+    >>> get_optimizer("lion").state
+    ('master', 'exp_avg')
+    """
+    return lookup(OPTIMIZERS, name, "optimizer")
+
+
+def optimizer_fields() -> dict[str, str]:
+    """Return the help text of each field of all optimizers: the meaning, the optimizers that have it, their defaults."""
+    defaults_by_field: dict[str, dict[str, list[str]]] = {}
+    for optimizer, definition in OPTIMIZERS.items():
+        for name, field in definition.fields.items():
+            defaults_by_field.setdefault(name, {}).setdefault(field.help, []).append(f"{optimizer} {field.default:g}")
+    return {
+        name: "; ".join(f"{help_text} ({', '.join(defaults)})" for help_text, defaults in helps.items())
+        for name, helps in defaults_by_field.items()
+    }

@@ -22,7 +22,7 @@ from shardwise.present.rendering.report import Line, Number
 from shardwise.present.traces import events, merge_spans
 from shardwise.price import SimulatedStep, Simulation
 from shardwise.price.simulation.result import EXPOSED_AXES
-from shardwise.records.step_memory_and_collectives import MemoryTrace
+from shardwise.records.step_inspection import MemoryTrace
 from shardwise.step import COMPUTE
 from shardwise.values import InputError, format_bytes, format_percent, format_seconds, pluralize
 

@@ -17,3 +17,7 @@ page/             the page's modules, without a build step: `draw(payload)` of e
 
 A view has the payload of the command that prints the same numbers with `--json`, under that command's name.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

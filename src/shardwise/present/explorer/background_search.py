@@ -23,7 +23,7 @@ from shardwise.search.plan import Alternative
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.search.verdicts import no_plan_reason
 from shardwise.values import Progress, ShardwiseError, ignore_progress
-from shardwise.values.argument_labels import label_arguments
+from shardwise.values.errors import label_arguments
 
 MAX_REPORTS = 24  # some 50 KB each
 MAX_SEARCH_S = 180.0  # ten times what 16,384 devices take

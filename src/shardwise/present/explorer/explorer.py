@@ -25,7 +25,7 @@ from shardwise.present.explorer.step_views import roofline, schedule, timeline
 from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_payload
 from shardwise.present.rendering.page_report import report_to_json
 from shardwise.values import MissingValueError, ShardwiseError, lookup
-from shardwise.values.argument_labels import label_arguments
+from shardwise.values.errors import label_arguments
 
 MAX_REQUESTS = 32  # of layouts with their plans, some 100 KB each
 

@@ -17,7 +17,7 @@ from shardwise.present.registry import payload_of, report_of
 from shardwise.present.rendering.page_report import PageReport, panels, report_to_json
 from shardwise.present.rendering.report import Report
 from shardwise.search import Plan
-from shardwise.values.argument_labels import label_arguments
+from shardwise.values.errors import label_arguments
 
 SCHEMA = "shardwise.report/1"
 Kind = Literal["plan", "explain", "reconcile", "validate", "sweep"]

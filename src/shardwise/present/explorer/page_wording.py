@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# What an error calls a parameter: the label of its control, or the key of the address (`values.argument_labels`).
+# What an error calls a parameter: the label of its control, or the key of the address (`values.errors`).
 PAGE_LABELS: Mapping[str, str] = {
     "global_batch_tokens": "batch, tokens", "seq_len": "sequence length", "tokens": "run, tokens",
     "precision": "precision", "stack": "stack", "overlap": "overlap", "optimizer": "optimizer", "layout": "layout",

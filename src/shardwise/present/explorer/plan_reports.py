@@ -23,7 +23,7 @@ from shardwise.present.rendering.page_report import (
 from shardwise.present.rendering.payload_text import Payload, PayloadText, format_share
 from shardwise.present.rendering.report import Number
 from shardwise.present.reports.wording import FIT_ANSWERS
-from shardwise.price.memory_verdict import TIGHT_MARGIN
+from shardwise.price.device_memory import TIGHT_MARGIN
 from shardwise.values import MEMORY_TERMS, TIME_TERMS, format_bytes, format_seconds
 
 

@@ -15,7 +15,7 @@ from shardwise.present.explorer.state import parse_query
 from shardwise.present.rendering.report import Report, Section
 from shardwise.search import Plan
 from shardwise.values import InputError, parse_count, write_text
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 MAX_PORT = 65535
 

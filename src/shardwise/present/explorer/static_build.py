@@ -32,7 +32,7 @@ from shardwise.present.explorer.state import KEYS, PLAIN, State, write_query
 from shardwise.present.rendering.numbers import num_bytes
 from shardwise.present.rendering.report import Line, Report, Section
 from shardwise.values import InputError, Progress
-from shardwise.values.argument_labels import label_arguments
+from shardwise.values.errors import label_arguments
 from shardwise.values.progress import ignore_progress
 
 

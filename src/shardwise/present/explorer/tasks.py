@@ -12,7 +12,7 @@ from shardwise.present.explorer.batch_view import LOSS
 from shardwise.present.explorer.number_provenance import bubble
 from shardwise.present.explorer.request import ViewRequest
 from shardwise.present.explorer.state import State, parse_query
-from shardwise.price.memory_verdict import TIGHT_MARGIN
+from shardwise.price.device_memory import TIGHT_MARGIN
 from shardwise.values import COMMUNICATION_TERMS, ShardwiseError
 
 Comparison = Literal["at most", "at least", ""]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import TypedDict
 
-from shardwise.present.charts.chart import Chart
+from shardwise.present import charts
+from shardwise.present.charts import Chart
 
 if TYPE_CHECKING:
     from shardwise.present.charts.drawing import Drawing
@@ -61,9 +62,7 @@ class Figure:
 
     def drawing(self) -> Drawing:
         """The charts as one drawing; its `svg()` is the text of an SVG file."""
-        from shardwise.present.charts.draw_chart import draw_charts
-
-        return draw_charts(self.charts())
+        return charts.draw_charts(self.charts())
 
     def _repr_html_(self) -> str:
         return self.drawing().svg()

@@ -1,9 +1,12 @@
-"""Figures as files, and the page beside them: each with what the original shows, where that is, and the command that draws it."""
+"""All figures of the books by name; figures as files, and the page beside them: each with what the original shows, where that is,
+and the command that draws it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from html import escape
 from itertools import groupby
 from pathlib import Path
@@ -12,8 +15,33 @@ from shardwise.present.charts.palette import FAINT, INK, PAPER
 from shardwise.present.charts.svg import FONT
 from shardwise.present.exports import ending_of, write_file, write_picture
 from shardwise.present.figures.figure import Figure, FigureSet
-from shardwise.values import InputError, Progress
-from shardwise.values.argument_labels import argument_label
+from shardwise.present.figures.scaling_book import FIGURES as _BOOK
+from shardwise.present.figures.ultrascale_playbook import FIGURES as _PLAYBOOK
+from shardwise.values import InputError, Progress, describe_unknown, run_all
+from shardwise.values.errors import argument_label
+
+FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_BOOK, *_PLAYBOOK)}
+
+
+def figure(name: str) -> Figure:
+    """Return a figure of one of the books by name, with the charts that Shardwise draws for it.
+
+    Raises `InputError` that lists the names (`shardwise figures` prints them).
+
+    >>> import shardwise as sw
+    >>> figure = sw.figure("pipeline-bubbles")
+    >>> figure.book.title, figure.charts()[0].title
+    ('The Ultra-Scale Playbook', 'Bubble of a pipeline of 8 stages')
+    """
+    if name not in FIGURES:
+        raise InputError(f"figure: {describe_unknown(name, FIGURES)}")
+    return FIGURES[name]
+
+
+def find_figures(names: Sequence[str]) -> FigureSet:
+    """Return figures by name, all of them without a name. Raises `InputError` with all unknown names."""
+    return FigureSet(figures=tuple(run_all(*(partial(figure, name) for name in names)) or FIGURES.values()))
+
 
 PAGE = "index.html"
 STYLE = f"""

@@ -11,7 +11,7 @@ from shardwise.book_formulas.rules import attended_pairs, zero_state_bytes
 from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
 from shardwise.hardware import Cluster, Cut, load_cluster
 from shardwise.hardware.network.compare_collective_algorithms import collective_report
-from shardwise.hardware.network.nccl_conventions import CollectiveName
+from shardwise.hardware.network.links import CollectiveName
 from shardwise.layout import Layout, get_cp_variant
 from shardwise.model import Architecture, Job, load_model
 from shardwise.pipeline import build_actions

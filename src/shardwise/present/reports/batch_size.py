@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.batch_size.batch_sweep_fit import NOT_REACHED, select_best_runs
+from shardwise.present import charts
 from shardwise.present.rendering.numbers import count, percent, quantity, share, significant
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
 from shardwise.values import format_count, format_quantity, pluralize
@@ -24,11 +25,7 @@ def noise_report(noise: RunNoise) -> Report:
 
 
 def _noise_head(noise: RunNoise) -> Iterator[Block]:
-    from shardwise.present.charts.batch_size_charts import (
-        describe_noise,
-    )  # the charts load for reports of batches alone
-
-    yield f"  noise scale: {describe_noise(noise.late)}, over the last half of these steps"
+    yield f"  noise scale: {charts.describe_noise(noise.late)}, over the last half of these steps"
     yield Line(
         (
             "  a batch of ", count(noise.batch_tokens, "batch_tokens", "tokens"), " tokens makes ",
@@ -162,12 +159,8 @@ def branches_report(outcome: BranchOutcome) -> Report:
 
 
 def _branches_head(outcome: BranchOutcome) -> Iterator[Block]:
-    from shardwise.present.charts.batch_size_charts import (  # the charts load for reports of batches alone
-        describe_branches,
-    )
-
     point, compared = outcome.point, outcome.compared
-    yield f"  {describe_branches(compared)}"
+    yield f"  {charts.describe_branches(compared)}"
     yield Line(
         (
             "  tolerance ", quantity(compared.tolerance, "", "tolerance"),

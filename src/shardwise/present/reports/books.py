@@ -1,4 +1,4 @@
-"""Reports of the books' formulas: rooflines of kernels and blocks, rules, number formats."""
+"""Reports of the books' formulas (rooflines of kernels and blocks, rules, number formats) and of their figures."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from shardwise import book_formulas
+from shardwise.present.figures.figure import FigureSet
 from shardwise.present.rendering.numbers import count, fixed, num_bytes, quantity, seconds, share, significant
-from shardwise.present.rendering.report import (
-    Block,
-    Cell,
-    Line,
-    Number,
-    Report,
-    Row,
-    Section,
-    Table,
-    facts_table,
-)
+from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table, facts_table
 from shardwise.values import format_bytes, format_quantity, format_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +17,8 @@ if TYPE_CHECKING:
     from shardwise.book_formulas.rooflines import OperationTime
     from shardwise.book_formulas.rule_parameters import RuleParameter
     from shardwise.values import NumberFormat
-    from shardwise.values.number_formats import FormatComparison
+    from shardwise.values.dtypes import FormatComparison
+
 
 INTENSITY = "FLOP/B"
 ORIGIN_TEXTS = {"hbm": "the chip's", "host": "the chip's from its host", "vmem": "the chip's from VMEM"}
@@ -237,12 +230,10 @@ def _facts_with_text(facts: list[tuple[str, str]]) -> Table:
 
 def _argument_text(parameter: RuleParameter, rule_value: RuleValue) -> str:
     """Return an argument as a report writes it: a model by its name."""
-    from shardwise.book_formulas.rule_parameters import quantity_text
-
     value = rule_value.arguments[parameter.name]
-    return (
-        quantity_text(value, parameter.unit) if isinstance(value, (int, float)) else str(getattr(value, "name", value))
-    )
+    if isinstance(value, (int, float)):
+        return book_formulas.quantity_text(value, parameter.unit)
+    return str(getattr(value, "name", value))
 
 
 def formats_report(comparison: FormatComparison) -> Report:
@@ -270,3 +261,14 @@ def _format_row(number_format: NumberFormat, path: str) -> Row:
         "yes" if number_format.has_infinity else "-",
         "yes" if number_format.has_nan else "-",
     )
+
+
+def figures_report(figures: FigureSet) -> Report:
+    """Report the files that figures were drawn to; otherwise names by book, with where the originals are and what they show."""
+    if figures.files:
+        return [Section(figures.files)]
+    books: dict[str, list[str]] = {}
+    for figure in figures.figures:
+        lines = books.setdefault(f"{figure.book.title}  {figure.book.url}", [])
+        lines += [f"  {figure.name}: {figure.section}", f"    {figure.original}", f"    here: {figure.here}"]
+    return [Section(lines, title=title) for title, lines in books.items()]

@@ -4,20 +4,244 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
 from shardwise.book_formulas import get_rule
-from shardwise.hardware import get_stack
+from shardwise.hardware import Chip, Pods, Topology, Torus, get_stack, load_chip, load_cluster
 from shardwise.hardware.published_constants import is_measured, load_published_fit
 from shardwise.interop import get_target
-from shardwise.model import Architecture, load_model, num_active_params, num_params
+from shardwise.model import (
+    Architecture,
+    Optimizer,
+    factor_bytes,
+    get_optimizer,
+    load_model,
+    num_active_params,
+    num_params,
+    state_formats,
+)
 from shardwise.model.optimizer_program import bytes_per_parameter
+from shardwise.present import reports
 from shardwise.present.catalogue_values import CatalogueEntries, StackConstant, plain_values, stack_constants
-from shardwise.present.rendering.numbers import significant
-from shardwise.present.rendering.report import Block, Cell, Number, Report, Row, Section, Table
-from shardwise.present.reports.catalogue_cells import shorten_source, value_cell
-from shardwise.present.reports.hardware_catalogue import chips_table, clusters_table
-from shardwise.present.reports.optimizer_catalogue import optimizer_entry, optimizers_table
-from shardwise.values import InputError, SourcedValue, format_count, get_precision
+from shardwise.present.optimizer_values import (
+    factor_units,
+    optimizer_parts,
+    optimizer_precision,
+    other_optimizer,
+    update_bytes,
+)
+from shardwise.present.rendering.numbers import count, share, significant
+from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table
+from shardwise.values import (
+    InputError,
+    Precision,
+    SourcedValue,
+    bytes_per_element,
+    format_count,
+    format_quantity,
+    format_seconds,
+    get_precision,
+)
+
+UNITS = {
+    "flops_per_s": "FLOP/s",
+    "bytes_per_s": "B/s",
+    "bytes": "B",
+    "usd_per_hour": "USD/h",
+}  # by a part of a value's name
+MAX_SOURCE_LENGTH = 100  # characters of a source in a table
+
+
+def value_cell(key: str, value: Any, path: str) -> Cell:
+    """Return a value of the catalogue as a cell: a number with its path in the payload, or a text."""
+    text = format_catalogue_value(key, value)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return Number(text, value, next((unit for part, unit in UNITS.items() if part in key), ""), path)
+    return text
+
+
+def format_catalogue_value(key: str, value: Any) -> str:
+    """Format a value in the unit that its name says.
+
+    >>> format_catalogue_value("memory_bytes", 80e9), format_catalogue_value("wraps", (True, False))
+    ('80 GB', 'yes, no')
+    """
+    if value is None or value == () or value == []:
+        return "none"
+    if isinstance(value, (list, tuple)):
+        separator = "x" if isinstance(value[0], int) and not isinstance(value[0], bool) else ", "
+        return separator.join(format_catalogue_value("", part) for part in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if key.endswith("num_params") and isinstance(value, float):
+        return format_count(value)
+    if key.endswith("_w"):
+        return f"{value:g} W"
+    for part, unit in UNITS.items():
+        if part in key:
+            return format_quantity(float(value), unit, digits=4)
+    if key.endswith("latency_s"):
+        return format_seconds(float(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def shorten_source(source: str) -> str:
+    """Return a source without what it says, where that makes a table too wide."""
+    if len(source) <= MAX_SOURCE_LENGTH:
+        return source
+    clause = source.partition(";")[0]
+    return clause if len(clause) <= MAX_SOURCE_LENGTH else clause.partition(":")[0]
+
+
+def chips_table(entries: CatalogueEntries) -> Report:
+    """Report chips with their peaks, memory, power and price."""
+    rows: list[Row] = [("chip", "vendor", "bf16", "fp8", "memory", "bandwidth", "matmul", "power", "per host", "USD/h")]
+    rows += [_chip_row(load_chip(name), f"entries.{index}.values") for index, name in enumerate(entries.names)]
+    notes = [
+        "Dense peaks; matmul: what the best shapes reach of the bf16 peak; USD/h: of one chip,",
+        "of the day that `show chips NAME` gives with its source. A dash: no source, or no such format.",
+    ]
+    return [Section([Table(rows=tuple(rows), right=range(2, 10))]), Section(notes)]
+
+
+def _chip_row(chip: Chip, path: str) -> Row:
+    peaks = (
+        value_cell("flops_per_s", chip.peak_flops_per_s[dtype], f"{path}.peak_flops_per_s.{dtype}.value")
+        if dtype in chip.peak_flops_per_s
+        else "-"
+        for dtype in ("bf16", "fp8")
+    )
+    memory = value_cell("memory_bytes", chip.memory_bytes, f"{path}.memory_bytes.value")
+    bandwidth = value_cell("memory_bytes_per_s", chip.memory_bytes_per_s, f"{path}.memory_bytes_per_s.value")
+    is_measured = "matmul_fraction" in chip.sources
+    matmul = share(chip.matmul_fraction, f"{path}.matmul_fraction.value", digits=0) if is_measured else "-"
+    power: Cell = Number(f"{chip.power_w:g} W", chip.power_w, "W", f"{path}.power_w.value") if chip.power_w else "-"
+    price = chip.price_usd_per_hour
+    usd: Cell = Number(f"{price:g}", price, "USD/h", f"{path}.price_usd_per_hour.value") if price else "-"
+    return (chip.name, chip.vendor, *peaks, memory, bandwidth, matmul, power, str(chip.devices_per_host or "-"), usd)
+
+
+FORMS: tuple[Row, ...] = (
+    ("CHIP:COUNT", "devices behind switches: one node or less, or whole nodes (h100:512)"),
+    ("CHIP:SHAPE", "a slice of a torus (tpu-v5p:4x4x8), twisted (tpu-v5p:4x4x8_twisted)"),
+    ("CHIP:SHAPE*N", "N pods of such a slice on the data-centre network (tpu-v5e:16x16*4)"),
+    ("local:N", "N processes that share one host"),
+    ("FILE.toml", "your own chip and network: docs/extending.md"),
+)
+
+
+def clusters_table(entries: CatalogueEntries) -> Report:
+    """Report the forms of clusters, and an example of each size of the catalogue's chips."""
+    rows: list[Row] = [("cluster", "devices", "network")]
+    for index, name in enumerate(entries.names):
+        cluster = load_cluster(name)
+        num_devices = count(cluster.num_devices, f"entries.{index}.values.num_devices.value")
+        rows.append((name, num_devices, _network_text(cluster.topology)))
+    return [Section([Table(rows=FORMS, head=False)]), Section([Table(rows=tuple(rows), right=(1,))])]
+
+
+def _network_text(network: Topology) -> str:
+    """Return a network in a few words."""
+    if isinstance(network, Pods):
+        rate = _rate(network.bytes_per_s)
+        return f"{network.num_pods} pods of {_network_text(network.torus)}, {rate} for each chip between pods"
+    if isinstance(network, Torus) and network.twisted:
+        shape = format_catalogue_value("", network.shape)
+        return f"twisted torus {shape}, links of {_rate(network.bytes_per_s)}"
+    if isinstance(network, Torus):
+        kinds = " x ".join(
+            f"{'ring' if wraps else 'line'} of {size}" for size, wraps in zip(network.shape, network.wraps, strict=True)
+        )
+        return f"{kinds}, links of {_rate(network.bytes_per_s)}"
+    return (
+        " x ".join(
+            f"{tier.name} {'mesh of ' if tier.links else ''}{tier.size} ({_rate(tier.bytes_per_s)})"
+            for tier in network.tiers
+            if tier.size > 1
+        )
+        or "one device"
+    )
+
+
+def _rate(bytes_per_s: float) -> str:
+    return format_catalogue_value("bytes_per_s", bytes_per_s)
+
+
+def optimizers_table(entries: CatalogueEntries) -> Report:
+    """Report optimizers with their state and its bytes."""
+    recipe = optimizer_precision(entries.precision)
+    rows: list[Row] = [("optimizer", "state", "bytes/parameter", "others by", "fields", "source")]
+    for index, name in enumerate(entries.names):
+        optimizer = get_optimizer(name)
+        tensors = ", ".join(state_formats(recipe, optimizer)) or "none"
+        fallback = other_optimizer(name, optimizer) or "-"
+        rows.append((
+            name, tensors, _state_bytes(optimizer, recipe, f"entries.{index}.values"), fallback, f"{len(optimizer.fields)}",
+            shorten_source(optimizer.source),
+        ))  # fmt: skip
+    return [Section([Table(rows=tuple(rows), right=(2, 4))]), Section([_remark(recipe)])]
+
+
+def _state_bytes(optimizer: Optimizer, recipe: Precision, path: str) -> Number | Line:
+    """Return the bytes of a parameter's state, and of each row or column where moments have a number for these."""
+    total, factor = update_bytes(optimizer, recipe), factor_bytes(recipe, optimizer)
+    number = Number(f"{total:g}", total, "B", f"{path}.state_bytes_per_parameter.value")
+    return Line((number, f", {factor:g}/{' and '.join(factor_units(optimizer))}")) if factor else number
+
+
+def _remark(recipe: Precision) -> str:
+    other_bytes = bytes_per_element(recipe.weights) + recipe.gradient_bytes
+    return (
+        f"state and its bytes are those of {recipe.name} (--precision names another recipe); weights and gradients take "
+        f"{other_bytes:g} more"
+    )
+
+
+def optimizer_entry(entries: CatalogueEntries) -> Report:
+    """Report the state of a parameter, tensor by tensor, and the fields with their defaults and limits."""
+    (name,), recipe = entries.names, optimizer_precision(entries.precision)
+    optimizer = get_optimizer(name)
+    blocks: list[Block] = []
+    for prefix, part in optimizer_parts(optimizer):
+        matrices = (
+            " of matrices"
+            + (" of blocks" if not optimizer.covers_vocabulary else "")
+            + (", whole" if optimizer.updates_whole_matrices else "")
+        )
+        weights = f" of all else, by {other_optimizer(name, optimizer)}" if prefix else matrices
+        weights = "" if optimizer.fallback is None else weights
+        factor, total = factor_bytes(recipe, part), update_bytes(part, recipe)
+        factor_text = f", {factor:g} of each moment's {' or '.join(factor_units(part))}" if factor else ""
+        factor_text += f" of up to {part.max_preconditioned_side:,}" if part.max_preconditioned_side else ""
+        number = Number(f"{total:g}", total, "B", f"entries.0.values.{prefix}state_bytes_per_parameter.value")
+        line = Line((f"  state{weights}: ", number, f" bytes of a parameter{factor_text}"))
+        blocks += [line, _state_table(part, recipe)]
+    blocks += [
+        "  fields", _fields_table(optimizer), f"  source: {optimizer.source}", f"  source of the formats: {recipe.source}",
+    ]  # fmt: skip
+    return [Section(blocks, title=f"{name} under {recipe.name}")]
+
+
+def _state_table(optimizer: Optimizer, recipe: Precision) -> Table:
+    rows: list[Row] = [("tensor", "format", "one for each", "bytes")]
+    rows += [
+        (tensor, format, str(optimizer.granularity(tensor)), f"{bytes_per_element(format):.7g}")
+        for tensor, format in state_formats(recipe, optimizer).items()
+    ]
+    return Table(rows=tuple(rows), right=(3,), indent=4)
+
+
+def _fields_table(optimizer: Optimizer) -> Table:
+    rows: list[Row] = [("field", "default", "limits", "meaning")]
+    for name, field in optimizer.fields.items():
+        low, high = field.limits
+        limits = f"{'whole, ' if field.integer_only else ''}at least {low:g}, below {high:g}"
+        default = Number(f"{field.default:g}", field.default, "", f"entries.0.values.fields.{name}.default.value")
+        meaning = field.help + ("; 0 for norms and biases" if field.matrices_only else "")
+        rows.append((name, default, limits, meaning))
+    return Table(rows=tuple(rows), right=(1,), indent=4)
 
 
 def catalogue_report(entries: CatalogueEntries) -> Report:
@@ -175,10 +399,8 @@ def _rules_table(entries: CatalogueEntries) -> Report:
 
 
 def _rule_entry(entries: CatalogueEntries) -> Report:
-    from shardwise.present.reports.books import rule_report  # of the books' own verb, for rules alone
-
     (name,) = entries.names
-    return rule_report(get_rule(name))
+    return reports.rule_report(get_rule(name))
 
 
 _TABLES: Mapping[str, Callable[[CatalogueEntries], Report]] = {

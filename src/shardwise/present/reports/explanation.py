@@ -18,8 +18,8 @@ from shardwise.present.reports.wording import (
     step_parts,
     throughput_parts,
 )
+from shardwise.price.device_memory import describe_margin
 from shardwise.price.estimate import caveats as caveats_of
-from shardwise.price.memory_verdict import describe_margin
 from shardwise.price.term_inputs import TermInput
 from shardwise.search import Explanation
 from shardwise.search.explain.explanation import LayoutTerm

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from shardwise.present.rendering.numbers import num_bytes, seconds, share
 from shardwise.present.rendering.report import Block, Line, Number, Report, Row, Section, Status, Table, share_bar
 from shardwise.present.reports.wording import FIT_ANSWERS, tensor_names
-from shardwise.price.memory_verdict import describe_margin
+from shardwise.price.device_memory import describe_margin
 from shardwise.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:

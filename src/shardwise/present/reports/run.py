@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from shardwise.measure.reconcile.reconciliation import LARGEST_REST
-from shardwise.measure.reconcile.rehearsal import REHEARSAL_TOLERANCE, is_judged
+from shardwise import run, verify
+from shardwise.measure.reconcile.reconciliation import LARGEST_REST, REHEARSAL_TOLERANCE, is_judged
 from shardwise.measure.reconcile.step_terms import MEMORY_TOLERANCE, TIME_TOLERANCE
 from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
 from shardwise.present.rendering.report import (
@@ -30,7 +30,7 @@ from shardwise.values import format_bytes, format_seconds, pluralize
 
 if TYPE_CHECKING:
     from shardwise.measure import Reconciliation
-    from shardwise.measure.reconcile.rehearsal import Rehearsal
+    from shardwise.measure.reconcile.reconciliation import Rehearsal
     from shardwise.measure.reconcile.step_terms import (
         Attribution,
         CollectiveComparison,
@@ -351,11 +351,10 @@ MAX_DIFFERENCES = 8  # collectives of a mesh that differ
 
 def verification_report(verification: PlanVerification) -> Report:
     """Report for each small mesh how far it is off one process, the limits, and whether the layout trains right."""
-    from shardwise.verify.training.compare_runs import ERROR_LIMITS  # loads PyTorch, which other reports do without
-
-    limits = ("limit", "", *(f"{limit:.0e}" for limit in ERROR_LIMITS.values()), "")
+    error_limits = verify.ERROR_LIMITS
+    limits = ("limit", "", *(f"{limit:.0e}" for limit in error_limits.values()), "")
     meshes = [_mesh_row(mesh, index) for index, mesh in enumerate(verification.meshes)]
-    table = Table(rows=(("mesh", "ranks", *ERROR_LIMITS, "collectives"), *meshes, limits), right=(1, 2, 3, 4, 5))
+    table = Table(rows=(("mesh", "ranks", *error_limits, "collectives"), *meshes, limits), right=(1, 2, 3, 4, 5))
     problems = [line for mesh in verification.meshes for line in _mesh_problems(mesh)]
     right = "the layout trains as one process does, and issues what the instruction list has"
     wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
@@ -396,11 +395,9 @@ def _mesh_problems(mesh: MeshVerification) -> Iterator[str]:
 
 def corpus_report(corpus: TokenizedCorpus) -> Report:
     """Report the tokenizer, and of each split its tokens, documents and shards."""
-    from shardwise.run.data.shard_index import SPLITS  # loads NumPy, which other reports do without
-
     index = corpus.index
     rows: list[Row] = []
-    for name in SPLITS:
+    for name in run.SPLITS:
         split = index.split(name)
         if not split.shards:
             rows.append((name, f"{'none':<21}", ""))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from shardwise.hardware import Pods
 from shardwise.hardware.network.compare_collective_algorithms import Algorithm, CollectiveReport, PlacedCollective
 from shardwise.hardware.network.torus import Torus
+from shardwise.present import charts
 from shardwise.present.rendering.numbers import num_bytes, quantity, seconds
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Preformatted, Report, Row, Section, Table
 from shardwise.price import ProductReport, ProgramCost
@@ -55,12 +56,10 @@ def program_source(program: EmittedProgram) -> str:
 
 def holder_sections(product: ProductReport) -> Report:
     """Return sections of characters that show which device holds what, before each step of the cheapest program and after."""
-    from shardwise.present.charts.sharding_charts import draw_text, moments  # loads NumPy, for drawings alone
-
     mesh = product.expression.mesh
     return [
-        Section([_unfolded(draw_text(moment.name, moment.spec, mesh))], title=moment.heading)
-        for moment in moments(product.expression, product.steps)
+        Section([_unfolded(charts.draw_text(moment.name, moment.spec, mesh))], title=moment.heading)
+        for moment in charts.moments(product.expression, product.steps)
     ]
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from shardwise.hardware import LOCAL, LOCAL_NOTE, Chip
 from shardwise.layout import Layout, layout_degrees, num_micro_batches
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, num_params
-from shardwise.model.usual_job import usual_whole_batch
+from shardwise.model.job import usual_whole_batch
 from shardwise.present.rendering.numbers import count, ends, seconds, share, usd
 from shardwise.present.rendering.report import Cell, Line, Number, Row, Section, Status, Table, Tone, facts_table
 from shardwise.price import Estimate, Limits, Run
-from shardwise.price.memory_verdict import MemoryVerdict, describe_margin
+from shardwise.price.device_memory import MemoryVerdict, describe_margin
 from shardwise.search import Plan, PublishedComparison, PublishedLayout, advise_batch, describe_lead, describe_runs
 from shardwise.values import (
     COMMUNICATION_TERMS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
+from shardwise import present
 from shardwise.present.verb import Argument, verb
 
 TOOLS = ("plan", "estimate", "memory", "explain", "read", "export")
@@ -28,6 +29,4 @@ def mcp(
     ] = TOOLS,
 ) -> None:  # fmt: skip
     """Serve verbs as tools of the Model Context Protocol until the client closes standard input."""
-    from shardwise.present.mcp_server import serve_stdio  # the package is an extra
-
-    serve_stdio(tools)
+    present.serve_stdio(tools)

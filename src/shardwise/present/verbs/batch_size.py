@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from shardwise import batch_size, measure
 from shardwise.batch_size.branch_losses import LOSS_TOLERANCE
 from shardwise.batch_size.run_noise import run_noise
+from shardwise.present import charts
 from shardwise.present.exports import picture
 from shardwise.present.requirements import require_packages
 from shardwise.present.verb import Argument, Mode, read_arguments, verb
 from shardwise.run.recipe import BATCH_LR_RULES
 from shardwise.values import InputError, parse_quantity, raise_problems
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.batch_size import BranchOutcome, RunNoise, SweepFit, SweptRuns
-    from shardwise.present.charts.chart import Chart
     from shardwise.run.recipe import BatchLrRule
 
     BatchResult = RunNoise | SweptRuns | BranchOutcome | SweepFit
@@ -256,9 +256,7 @@ def _mode(kind: Kind) -> Mode:
     return Mode(function=EXPERIMENTS[kind], applies=lambda arguments: arguments["kind"] == kind, check=check)
 
 
-def _draw(result: Any) -> Chart:
-    from shardwise.present.charts import batch_size_charts as charts  # drawing loads for pictures alone
-
+def _draw(result: Any) -> charts.Chart:
     if isinstance(result, batch_size.BranchOutcome):
         return charts.branches_chart(result.point, result.compared)
     return (

@@ -11,17 +11,17 @@ from shardwise import book_formulas, price
 from shardwise.hardware import Chip
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job, load_model
+from shardwise.present import charts, figures
 from shardwise.present.arguments import JobFields, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import InputError, apply_overrides, did_you_mean, parse_count, parse_overrides, raise_problems
-from shardwise.values.argument_labels import argument_label
-from shardwise.values.number_formats import FormatComparison, compare_formats
+from shardwise.values.dtypes import FormatComparison, compare_formats
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, NamedRule, Rule, RuleValue
     from shardwise.book_formulas.rooflines import Origin
-    from shardwise.present.charts.chart import Chart
     from shardwise.price import ClusterLike, ModelLike
 
 KernelName = Literal["dot", "elementwise", "matmul", "bmm", "moe", "attention"]
@@ -38,10 +38,10 @@ KERNELS = """kernels and their sizes (in brackets: may be left out)
   MODEL        every operation of a model's block    T [B=1]: sequences of T tokens"""
 
 
-def _roofline_chart(result: KernelComparison | BlockRoofline) -> Chart:
-    from shardwise.present.figures.roofline_charts import block_chart, kernels_chart  # drawing loads for pictures alone
-
-    return block_chart(result) if isinstance(result, book_formulas.BlockRoofline) else kernels_chart(result)
+def _roofline_chart(result: KernelComparison | BlockRoofline) -> charts.Chart:
+    if isinstance(result, book_formulas.BlockRoofline):
+        return figures.block_chart(result)
+    return figures.kernels_chart(result)
 
 
 @overload
@@ -374,10 +374,8 @@ def rules(
     return book_formulas.book_rules(inputs.architecture, inputs.clusters[0], inputs.job)
 
 
-def _format_charts(comparison: FormatComparison) -> tuple[Chart, Chart]:
-    from shardwise.present.charts.sharding_charts import format_charts  # drawing loads for pictures alone
-
-    return format_charts(comparison.formats)
+def _format_charts(comparison: FormatComparison) -> tuple[charts.Chart, charts.Chart]:
+    return charts.format_charts(comparison.formats)
 
 
 @verb(

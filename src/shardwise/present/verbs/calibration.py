@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from shardwise import measure
+from shardwise.present import charts, explorer
 from shardwise.present.exports import html_report, picture
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import InputError
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         PublishedFit,
         RankedLayouts,
     )
-    from shardwise.present.charts.chart import Chart
 
 BenchmarkKind = Literal["matmul", "memory", "attention", "collectives", "all", "machine"]
 OutFile = Annotated[
@@ -239,16 +239,12 @@ def _refuse_beside(flag: str, names: Sequence[str]) -> Any:
     return check
 
 
-def _accuracy_charts(evaluated: EvaluatedRuns) -> tuple[Chart, Chart]:
-    from shardwise.present.charts.measurement_charts import accuracy_charts  # drawing loads for pictures alone
-
-    return accuracy_charts(evaluated.runs)
+def _accuracy_charts(evaluated: EvaluatedRuns) -> tuple[charts.Chart, charts.Chart]:
+    return charts.accuracy_charts(evaluated.runs)
 
 
 def _validation_html(evaluated: EvaluatedRuns) -> str:
-    from shardwise.present.explorer.html_report import result_report  # the page loads for reports alone
-
-    return result_report("validate", "Predictions of published runs", evaluated)
+    return explorer.result_report("validate", "Predictions of published runs", evaluated)
 
 
 @verb(

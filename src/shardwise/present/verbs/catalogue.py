@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from shardwise import present
+from shardwise.present import figures as books_figures
 from shardwise.present.catalogue_names import CATALOGUES, names_of
 from shardwise.present.shell_completion import SCRIPTS, ShellCompletion, complete_for_shell
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
@@ -62,7 +64,6 @@ def show(
 
     Raises `InputError` for an unknown name, and for a chip or a precision beside another catalogue than theirs.
     """
-    from shardwise.present.catalogue_values import find_entries  # the catalogues load when they are shown
 
     if chip and kind != "stacks":
         raise InputError(
@@ -73,7 +74,7 @@ def show(
             f"{argument_label('precision')}: found with {kind}; it goes with optimizers, such as show optimizers muon "
             "--precision fp32"
         )
-    return find_entries(kind, name, chip, precision)
+    return present.find_entries(kind, name, chip, precision)
 
 
 @verb(
@@ -105,11 +106,8 @@ def figures(
 
     Raises `InputError` for unknown names and for a place that cannot be written.
     """
-    from shardwise.present.figures.by_name import find_figures  # drawing loads for figures alone
-    from shardwise.present.figures.figures_page import draw_figures
-
-    figure_set = find_figures(names)
-    return figure_set if out is None else draw_figures(figure_set, out, progress)
+    figure_set = books_figures.find_figures(names)
+    return figure_set if out is None else books_figures.draw_figures(figure_set, out, progress)
 
 
 @verb(

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from shardwise import present
 from shardwise.present.verb import verb
-
-if TYPE_CHECKING:
-    from shardwise.present.diagnosis import Diagnosis
 
 
 @verb(
@@ -16,13 +12,11 @@ if TYPE_CHECKING:
     examples=("shardwise doctor", "shardwise doctor --json"),
     group_order=("output",),
 )
-def doctor() -> Diagnosis:
+def doctor() -> present.Diagnosis:
     """Return the packages that are installed, what this machine is, and which verbs work here.
 
     >>> import shardwise as sw
     >>> [verb.works for verb in sw.doctor().verbs if verb.name == "plan"]
     [True]
     """
-    from shardwise.present.diagnosis import diagnose  # it asks every verb what it needs
-
-    return diagnose()
+    return present.diagnose()

@@ -12,7 +12,7 @@ from shardwise.model import Job
 from shardwise.present.arguments import USUAL_JOB, BatchSchedule, ClusterName, JobFields, LayoutText, Model
 from shardwise.present.verb import verb
 from shardwise.values import Progress, ignore_progress, run_all
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.price import ClusterLike, Estimate, ModelLike, ProblemInputs

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from shardwise import price, search
 from shardwise.batch_size import LossTarget, parse_noise_scale
 from shardwise.model import model_names
+from shardwise.present import explorer
 from shardwise.present.arguments import CLUSTER_HELP, PLAN_HELP, USUAL_JOB, JobFields
 from shardwise.present.exports import html_report
 from shardwise.present.verb import Argument, verb
 from shardwise.present.verbs.published_comparison import compare_with_published_runs
 from shardwise.values import InputError, Progress, ignore_progress
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.batch_size import NoiseScale
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 
 def _report_html(explanation: Explanation) -> str:
-    from shardwise.present.explorer.html_report import result_report  # the explorer loads for HTML reports alone
-
     title = f"{explanation.model} on {explanation.cluster}: why this plan"
-    return result_report("explain", title, explanation)
+    return explorer.result_report("explain", title, explanation)
 
 
 @verb(

@@ -5,22 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Annotated
 
+from shardwise.present import explorer
 from shardwise.present.arguments import PLAN_HELP, read_plan
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import Progress, ignore_progress
 
 if TYPE_CHECKING:
-    from shardwise.present.explorer.session import ExplorerSession
-    from shardwise.present.explorer.static_build import StaticBuild
     from shardwise.search import Plan
 
 DEFAULT_PORT = 8631
-
-
-def _serve(session: ExplorerSession) -> None:
-    from shardwise.present.explorer.session import serve_session  # the server loads for the page alone
-
-    serve_session(session)
 
 
 def static_build(
@@ -33,12 +26,9 @@ def static_build(
         ),
     ],
     progress: Progress = ignore_progress,
-) -> StaticBuild:  # fmt: skip
+) -> explorer.StaticBuild:  # fmt: skip
     """Write a build of the page that needs no server; return its files. Raises `InputError` if the folder is not writable."""
-    # The explorer's views load for it alone.
-    from shardwise.present.explorer.static_build import StaticBuild, write_static_build
-
-    return StaticBuild(files=tuple(write_static_build(static, progress)))
+    return explorer.StaticBuild(files=tuple(explorer.write_static_build(static, progress)))
 
 
 @verb(
@@ -55,7 +45,7 @@ def static_build(
     ),
     group_order=("plan", "server", "output"),
     requires=("starlette", "uvicorn"),
-    serve=_serve,
+    serve=lambda session: explorer.serve_session(session),  # the server loads for the page alone
     shows_progress=False,
 )
 def explore(
@@ -93,12 +83,10 @@ def explore(
     no_browser: Annotated[
         bool, Argument(flag="--no-browser", group="server", help="print the address and open no browser")
     ] = False,
-) -> ExplorerSession:  # fmt: skip
+) -> explorer.ExplorerSession:  # fmt: skip
     """Return what the page opens: a plan with a run of it, the state of the page's address, and where it is served.
 
     Raises `InputError` for files that cannot be read, a run without its plan, and a query or a port that is none.
     """
-    from shardwise.present.explorer.session import open_session  # the explorer's views load for it alone
-
     loaded = None if plan is None else read_plan(plan)
-    return open_session(loaded, run_folder, query or "", host=host, port=port, opens_browser=not no_browser)
+    return explorer.open_session(loaded, run_folder, query or "", host=host, port=port, opens_browser=not no_browser)

@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from shardwise import price, search
 from shardwise.model import Job
-from shardwise.present.arguments import JobFields, Model
-from shardwise.present.verb import Argument
-from shardwise.present.verbs.search_arguments import (
+from shardwise.present.arguments import (
     Budget,
     Deadline,
     GoalName,
     IsDivisible,
     IsRunnable,
+    JobFields,
     Maxima,
+    Model,
     NoiseScaleText,
     Pins,
     TargetLoss,
     read_choices,
     read_pins,
 )
-from shardwise.values import (
-    Progress,
-    ignore_progress,
-)
-from shardwise.values.argument_labels import argument_label
+from shardwise.present.verb import Argument
+from shardwise.values import Progress, ignore_progress
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

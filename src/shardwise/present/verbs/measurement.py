@@ -7,35 +7,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from shardwise import measure
+from shardwise import measure, present, records
+from shardwise.present import charts, explorer
 from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, overrides_argument, read_plan
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Argument, verb
-from shardwise.records import RunFolder
 from shardwise.values import parse_count
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 from shardwise.values.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.layout import Layout
     from shardwise.measure import Reconciliation, TraceAnalysis, UtilisationReport
-    from shardwise.present.charts.chart import Chart
     from shardwise.search import Plan
 
 
-def _reconciliation_charts(reconciliation: Reconciliation) -> tuple[Chart, Chart]:
-    from shardwise.present.charts.measurement_charts import reconciliation_charts  # drawing loads for pictures alone
-
+def _reconciliation_charts(reconciliation: Reconciliation) -> tuple[charts.Chart, charts.Chart]:
     plan = reconciliation.plan
     subtitle = f"{plan.model.name}, {plan.layout}, on {reconciliation.machine}"
-    return reconciliation_charts(reconciliation, subtitle)
+    return charts.reconciliation_charts(reconciliation, subtitle)
 
 
 def _reconciliation_html(reconciliation: Reconciliation) -> str:
-    from shardwise.present.explorer.html_report import result_report  # the page loads for reports alone
-
     title = f"{reconciliation.plan.model.name}: {reconciliation.path.name} against its plan"
-    return result_report("reconcile", title, reconciliation)
+    return explorer.result_report("reconcile", title, reconciliation)
 
 
 @verb(
@@ -77,18 +72,13 @@ def reconcile(
     return measure.reconcile_run(read_plan(plan), Path(folder))
 
 
-def _memory_chart(analysis: TraceAnalysis) -> Chart:
-    from shardwise.present.charts.step_charts import anatomy_chart  # drawing loads for pictures alone
-    from shardwise.records.step_memory_and_collectives import read_memory_traces  # of a run that recorded them
-
+def _memory_chart(analysis: TraceAnalysis) -> charts.Chart:
     subtitle = f"{analysis.plan.model.name}, {analysis.plan.layout}"
-    return anatomy_chart(read_memory_traces(analysis.run), subtitle)
+    return charts.anatomy_chart(records.read_memory_traces(analysis.run), subtitle)
 
 
 def _chrome_trace(analysis: TraceAnalysis) -> str:
-    from shardwise.present.traces import both_traces  # loads for files alone
-
-    return both_traces(analysis.step, analysis.planned.step) + "\n"
+    return present.both_traces(analysis.step, analysis.planned.step) + "\n"
 
 
 @verb(
@@ -142,7 +132,7 @@ def trace(
     ...
     shardwise.values.errors.InputError: trace: no/run holds no run; ... is required
     """
-    run = RunFolder(Path(folder))
+    run = records.RunFolder(Path(folder))
     run.require_run_to_trace()
     number = None if step is None else parse_count(step, label=argument_label("step"))
     return measure.load_trace_analysis(run, number, lists_bottlenecks=bottlenecks)

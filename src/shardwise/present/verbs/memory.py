@@ -13,34 +13,30 @@ from shardwise.book_formulas.kv_cache import KvCache, KvCacheSizes, size_kv_cach
 from shardwise.hardware import load_cluster
 from shardwise.layout import Layout, parse_layout_shape, parse_layout_text
 from shardwise.model import Architecture, Job, load_model
+from shardwise.present import charts
 from shardwise.present.arguments import ClusterName, JobFields, Layouts, Model, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, verb
 from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems, run_all
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster
-    from shardwise.present.charts.chart import Chart
     from shardwise.price import ProblemInputs
     from shardwise.search import LayoutMemory, MemoryComparison
 
 MAX_TOKENS = 10**18  # of a context and a batch of sequences
 
 
-def _memory_chart(comparison: MemoryComparison) -> Chart:
-    from shardwise.present.charts.plan_charts import memory_comparison_chart  # drawing loads for pictures alone
-
-    return memory_comparison_chart(comparison)
+def _memory_chart(comparison: MemoryComparison) -> charts.Chart:
+    return charts.memory_comparison_chart(comparison)
 
 
-def _recompute_chart(comparison: MemoryComparison) -> Chart:
-    from shardwise.present.charts.plan_charts import kept_chart  # drawing loads for pictures alone
-
+def _recompute_chart(comparison: MemoryComparison) -> charts.Chart:
     if len(comparison.layouts) > 1:
         raise InputError(f"--plot-kept: found {len(comparison.layouts)} layouts; one --layout is required")
     (memory,) = comparison.layouts
-    return kept_chart(price.Problem(comparison.model, comparison.cluster, memory.job), memory.layout)
+    return charts.kept_chart(price.Problem(comparison.model, comparison.cluster, memory.job), memory.layout)
 
 
 @overload

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from shardwise import pipeline
+from shardwise import pipeline, present
+from shardwise.present import charts
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, Mode, verb
 from shardwise.values import InputError, describe_unknown, parse_at_least, parse_count
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.pipeline import PassTimes, ScheduleComparison, Timeline
-    from shardwise.present.charts.chart import Chart
 
 COMPARE = "compare"
 TIME_KEYS = ("f", "b", "w", "p2p", "fb")
@@ -85,16 +85,12 @@ def _refuse_single_schedule_flags(arguments: Mapping[str, Any]) -> None:
         raise InputError(f"{', '.join(flags)}: of one schedule, and compare has them all; name one, such as 1f1b")
 
 
-def _timeline_chart(timeline: Timeline) -> Chart:
-    from shardwise.present.charts.step_charts import timeline_chart  # drawing loads for pictures alone
-
-    return timeline_chart(timeline)
+def _timeline_chart(timeline: Timeline) -> charts.Chart:
+    return charts.timeline_chart(timeline)
 
 
 def _trace_text(timeline: Timeline) -> str:
-    from shardwise.present.traces import schedule_trace_text
-
-    return schedule_trace_text(timeline) + "\n"
+    return present.schedule_trace_text(timeline) + "\n"
 
 
 @verb(

@@ -9,37 +9,33 @@ from typing import TYPE_CHECKING, Any, Unpack
 from shardwise import interop, price, search
 from shardwise.hardware.cluster import expand_sizes
 from shardwise.model import Job
-from shardwise.present.arguments import USUAL_JOB, BatchSchedule, JobFields, Model
-from shardwise.present.exports import html_report, picture, text_file
-from shardwise.present.verb import Export, Mode, verb
-from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
-from shardwise.present.verbs.published_comparison import compare_with_published_runs
-from shardwise.present.verbs.search_arguments import (
+from shardwise.present import charts, explorer, reports
+from shardwise.present.arguments import (
+    USUAL_JOB,
+    BatchSchedule,
     Budget,
     Deadline,
     GoalName,
     IsDivisible,
     IsRunnable,
+    JobFields,
     Maxima,
+    Model,
     NoiseScaleText,
     Pins,
     PlannedCluster,
     TargetLoss,
     read_choices,
 )
-from shardwise.values import (
-    InputError,
-    Progress,
-    ignore_progress,
-    raise_problems,
-    require_writable,
-)
-from shardwise.values.argument_labels import argument_label
-from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
+from shardwise.present.exports import html_report, picture, text_file
+from shardwise.present.verb import Export, Mode, verb
+from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
+from shardwise.present.verbs.published_comparison import compare_with_published_runs
+from shardwise.values import InputError, Progress, ignore_progress, raise_problems, require_writable
+from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError, argument_label
 
 if TYPE_CHECKING:
     from shardwise.layout import Choices
-    from shardwise.present.charts.chart import Chart
     from shardwise.price import Reliability
     from shardwise.search import Comparison, LossSearch, Plan, Swept
 
@@ -131,9 +127,7 @@ def _require_choice(comparison: Comparison, progress: Progress) -> None:
     runs = {contender.chip: contender.run for contender in contenders if contender.run}
     if comparison.limits.budget_usd is not None and all(run.usd is None for run in runs.values()):
         raise price.missing_price(runs)
-    from shardwise.present.reports.comparison import missed_limits_text  # reports load for answers alone
-
-    raise MissedLimitError(missed_limits_text(comparison, progress))
+    raise MissedLimitError(reports.missed_limits_text(comparison, progress))
 
 
 def _require_point(loss_search: LossSearch, progress: Progress) -> None:
@@ -160,19 +154,14 @@ def _write_launch(result: Plan | Comparison, folder: str) -> None:
 
 
 def _report_html(result: Plan | Comparison | LossSearch | Swept) -> str:
-    from shardwise.present.charts.sweep_charts import what_is_planned  # the explorer loads for HTML reports alone
-    from shardwise.present.explorer.html_report import plan_report, result_report
-
     if not isinstance(result, search.Swept):
-        return plan_report(_chosen_plan(result))
-    subject, names = what_is_planned(result)[0], " and ".join(sweep.name for sweep in result.sweeps)
-    return result_report("sweep", f"{subject} over {names}", result)
+        return explorer.plan_report(_chosen_plan(result))
+    subject, names = charts.what_is_planned(result)[0], " and ".join(sweep.name for sweep in result.sweeps)
+    return explorer.result_report("sweep", f"{subject} over {names}", result)
 
 
-def _draw(result: Swept | LossSearch) -> Chart:
-    from shardwise.present.charts.sweep_charts import search_chart, sweep_chart  # drawing loads for pictures alone
-
-    return sweep_chart(result) if isinstance(result, search.Swept) else search_chart(result)
+def _draw(result: Swept | LossSearch) -> charts.Chart:
+    return charts.sweep_chart(result) if isinstance(result, search.Swept) else charts.search_chart(result)
 
 
 def _sweep_csv(swept: Swept) -> str:
@@ -188,9 +177,7 @@ def _next_lines(result: Plan | Comparison | LossSearch | Swept, files: Mapping[s
     name = files.get("out", "plan.json")
     commands = [f"shardwise explain {name}"]
     if "export" not in files and not isinstance(result, search.LossSearch):
-        from shardwise.interop.frameworks.targets import find_target  # frameworks load for answers alone
-
-        target = find_target(_chosen_plan(result))
+        target = interop.find_target(_chosen_plan(result))
         commands += [f"shardwise export {name} --to {target.name} --out run/"] if target else []
     yield f"next{'' if 'out' in files else ', with --out plan.json'}: {', '.join(commands)}"
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Required, TypedDict, Unpack
 
 from shardwise import derive, hardware, price, sharding, verify
+from shardwise.present import charts, reports
 from shardwise.present.exports import picture, picture_name_or_dash, write_picture
 from shardwise.present.verb import Argument, Export, verb
 from shardwise.values import (
@@ -19,13 +20,12 @@ from shardwise.values import (
     parse_count,
     parse_quantity,
 )
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.derive import ShardedExpression
     from shardwise.hardware import PlacedCollective
-    from shardwise.hardware.network.nccl_conventions import CollectiveName
-    from shardwise.present.charts.chart import Chart
+    from shardwise.hardware.network.links import CollectiveName
     from shardwise.present.rendering.report import Report
     from shardwise.verify import CheckedProduct, EmittedProgram
     from shardwise.verify.xla_compile import Backend
@@ -87,19 +87,15 @@ class ProductFields(TypedDict, total=False):
 
 def _draw_product(result: CheckedProduct | EmittedProgram, target: str) -> Report | None:
     """Draw which device holds what: into a file, or for "-" as sections of the report."""
-    from shardwise.present.reports.sharding import drawn_section, holder_sections  # drawing loads for pictures alone
-
     num_devices = result.product.expression.mesh.num_devices
     if num_devices > MAX_DRAWN_DEVICES:
         raise InputError(
             f"--draw: found {num_devices:,} devices; at most {MAX_DRAWN_DEVICES:,} are required, such as --mesh X=4,Y=8"
         )
     if target == "-":
-        return holder_sections(result.product)
-    from shardwise.present.charts.sharding_charts import product_chart
-
-    write_picture("--draw", target, product_chart(result.product))
-    return [drawn_section(target)]
+        return reports.holder_sections(result.product)
+    write_picture("--draw", target, charts.product_chart(result.product))
+    return [reports.drawn_section(target)]
 
 
 DRAW = Export(
@@ -242,10 +238,8 @@ def parse_assignments(text: str | Mapping[str, int], label: str) -> dict[str, in
     return sizes
 
 
-def _collective_strip(collective: PlacedCollective) -> Chart:
-    from shardwise.present.charts.sharding_charts import collective_chart  # drawing loads for pictures alone
-
-    return collective_chart(collective)
+def _collective_strip(collective: PlacedCollective) -> charts.Chart:
+    return charts.collective_chart(collective)
 
 
 @verb(

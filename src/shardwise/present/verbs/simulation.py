@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
-from shardwise import price, search
+from shardwise import present, price, search
+from shardwise.present import charts
 from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, verb
 from shardwise.values import parse_at_least
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
-    from shardwise.present.charts.chart import Chart
     from shardwise.price import Simulation
     from shardwise.search import InstructionListing
 
@@ -22,16 +22,12 @@ PASSES = ("forward", "backward", "update")
 EXAMPLE_PLAN = "shardwise plan llama-3-8b h100:8 --batch-tokens 512Ki --seq-len 8Ki --out plan.json"
 
 
-def _step_chart(simulation: Simulation) -> Chart:
-    from shardwise.present.charts.step_charts import step_chart  # drawing loads for pictures alone
-
-    return step_chart(simulation)
+def _step_chart(simulation: Simulation) -> charts.Chart:
+    return charts.step_chart(simulation)
 
 
 def _trace_text(simulation: Simulation) -> str:
-    from shardwise.present.traces import step_trace_text
-
-    return step_trace_text(simulation.step) + "\n"
+    return present.step_trace_text(simulation.step) + "\n"
 
 
 @verb(

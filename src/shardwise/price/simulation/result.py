@@ -1,4 +1,4 @@
-"""Result of a simulated step: step time, exposed communication, critical path, and memory over time.
+"""Result of a simulated step: step time, exposed communication, critical path, memory over time, and why an estimate differs.
 
 Memory: the terms of the price say how much of each there is, the simulated step when. Activations are live from the
 start of their forward pass to the end of the pass that reads them last, as in a played schedule; the working set of a
@@ -9,7 +9,7 @@ price counts a rank's layers as alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -25,7 +25,6 @@ from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
 from shardwise.price.simulation.critical_path import CriticalPart, CriticalPass, critical_passes, find_critical_path
-from shardwise.price.simulation.estimate_difference import describe_difference
 from shardwise.price.simulation.simulated_step import SimulatedStep, simulate_step
 from shardwise.price.simulation.stage_passes import LIST
 from shardwise.price.simulation.streams import CONTENTION, HOST, StreamTimeline
@@ -39,6 +38,60 @@ from shardwise.values import (
     format_percent,
     format_seconds,
 )
+
+SAME_SHARE = 0.005  # of the estimate: steps that differ by less are the same; a choice
+NAMED_SHARE = 0.1  # of the largest change: terms that change by less are not named; a choice
+KERNEL_TERMS = ("forward", "backward", "recompute", "optimizer")
+
+
+def describe_difference(step: SimulatedStep, time: Mapping[str, float], estimate: Estimate) -> str:
+    """Return by how much a simulated step is longer or shorter than its estimate, in which terms, and why.
+
+    `time`: seconds of the simulated step by term. "" where they are the same within half a percent.
+    """
+    change_s = step.step_time_s - estimate.step_time_s
+    if abs(change_s) < SAME_SHARE * estimate.step_time_s:
+        return ""
+    changes = {
+        term: time.get(term, 0.0) - estimate.time.get(term, 0.0) for term in dict.fromkeys((*time, *estimate.time))
+    }
+    largest_s = max(map(abs, changes.values()))
+    named = sorted(
+        (term for term, seconds in changes.items() if abs(seconds) >= NAMED_SHARE * largest_s),
+        key=lambda term: -abs(changes[term]),
+    )
+    terms = ", ".join(
+        f"{_term_name(term)} {'+' if changes[term] > 0 else '−'}{format_seconds(abs(changes[term]))}" for term in named
+    )
+    side = "longer" if change_s > 0 else "shorter"
+    share = abs(change_s) / estimate.step_time_s
+    return f"the simulated step is {share:.1%} {side} than the estimate ({terms}): {'; '.join(_reasons(step, estimate, named))}"
+
+
+def _term_name(term: str) -> str:
+    return f"exposed {term}" if term in (*COMMUNICATION_TERMS, "control", "host") else term
+
+
+def _reasons(step: SimulatedStep, estimate: Estimate, terms: list[str]) -> Iterator[str]:
+    """Yield a reason for each kind of term that differs."""
+    kinds = {"kernels" if term in KERNEL_TERMS else "bubble" if term == "bubble" else "transfers" for term in terms}
+    if "transfers" in kinds:
+        waits = "where the instruction list does" if step.overlap == LIST else f"by the convention {step.overlap}"
+        yield f"the simulation waits for transfers {waits}, the estimate exposes {_exposed(step, estimate)}"
+    if "bubble" in kinds:
+        yield "the simulation plays every pass of each stage, the estimate takes stages and messages as alike"
+    if "kernels" in kinds and step.contention > 1.0:
+        yield f"kernels take {step.contention:g} times as long beside transfers"
+    elif "kernels" in kinds:
+        yield "the simulation's kernels are those of the rank that waits least, the estimate's those of the slowest stage"
+
+
+def _exposed(step: SimulatedStep, estimate: Estimate) -> str:
+    pricing = step.pricing
+    if pricing.cluster.calibration is None:
+        return f"what the convention {pricing.job.overlap_convention} does"
+    return f"{estimate.exposed_share:.0%} of communication, by the share that runs of the stack expose on average"
+
 
 WORKING_TERMS = ("workspace", "logits")  # terms of a backward pass; others but activations are there all the time
 ACTIVATIONS_TERM = "activations"

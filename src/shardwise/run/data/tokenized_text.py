@@ -12,7 +12,7 @@ from shardwise.run.data.documents import GLOBS, TextFile, find_text_files, pytho
 from shardwise.run.data.shard_index import SPLITS, ShardIndex, index_payload
 from shardwise.run.data.tokenizer import Tokenizer, load_tokenizer
 from shardwise.values import InputError, Progress, ignore_progress, parse_count, parse_quantity, run_all
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 PathLike = str | os.PathLike[str]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shardwise.derive import CollectiveStep
-from shardwise.run.engine.call_builder import CallBuilder, KernelCall
+from shardwise.run.engine.calls import CallBuilder, KernelCall
 from shardwise.run.engine.rank_coordinates import CollectiveHandle
 from shardwise.sharding import Axes, CollectiveKind, Spec
 from shardwise.step import LocalSlice, StartCollective, UnitCollective, WaitCollective

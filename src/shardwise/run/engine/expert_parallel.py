@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from shardwise.run.engine.call_builder import CallBuilder, KernelCall
+from shardwise.run.engine.calls import CallBuilder, KernelCall
 from shardwise.run.engine.collective_calls import (
     MOVING_PREFIX,
     ArrivingTensor,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shardwise.derive import ComputeStep
 from shardwise.model import Contract, Map, Operation, Program, Role
-from shardwise.run.engine.call_builder import TRAINS, CallBuilder, KernelCall
+from shardwise.run.engine.calls import TRAINS, CallBuilder, KernelCall
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
 from shardwise.run.kernels.norms import NORMS, NormKernels
 from shardwise.sharding import Axes

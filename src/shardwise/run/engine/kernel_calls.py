@@ -15,22 +15,14 @@ from torch import Tensor
 from shardwise.derive import ComputeStep
 from shardwise.model import Accumulate, Contract, Lookup, Map, Operation, Route
 from shardwise.model.operations import Concatenate, ConcatenateGradient, RouteGradient, Scan, ScanGradient, Scatter
-from shardwise.run.engine.call_builder import (
-    ANGLES,
-    BALANCE_BIAS,
-    MASK,
-    PENALTY,
-    ROUTER_STATISTICS,
-    CallBuilder,
-    KernelCall,
-)
+from shardwise.run.engine.calls import ANGLES, BALANCE_BIAS, MASK, PENALTY, ROUTER_STATISTICS, CallBuilder, KernelCall
 from shardwise.run.engine.expert_parallel import dispatch_dx
 from shardwise.run.kernels import experts, norms
 from shardwise.run.kernels.attention import Attention, sink_gradient
 from shardwise.run.kernels.elementwise import FUNCTIONS, ElementwiseFunction
 from shardwise.run.kernels.experts import ExpertRows
 from shardwise.run.kernels.matmul import Einsum, OperandScales, as_matmul
-from shardwise.run.kernels.rotary import rotate, rotate_back
+from shardwise.run.kernels.positions_and_masks import rotate, rotate_back
 from shardwise.sharding import Spec
 
 

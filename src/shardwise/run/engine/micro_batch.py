@@ -12,10 +12,15 @@ from torch import Tensor
 
 from shardwise.model import Architecture, Rotary
 from shardwise.run.data.batches import IGNORE_INDEX
-from shardwise.run.engine.call_builder import MASK, RING_MASKS
+from shardwise.run.engine.calls import MASK, RING_MASKS
 from shardwise.run.engine.rank_coordinates import Rank
-from shardwise.run.kernels.attention_mask import AttentionMask, PositionRange
-from shardwise.run.kernels.rotary import Rotation, document_positions, rotation
+from shardwise.run.kernels.positions_and_masks import (
+    AttentionMask,
+    PositionRange,
+    Rotation,
+    document_positions,
+    rotation,
+)
 from shardwise.sharding import Axes
 
 

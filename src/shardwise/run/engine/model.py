@@ -15,8 +15,7 @@ from shardwise.model import MTP_UNITS, Architecture
 from shardwise.model.backward import gradient_name
 from shardwise.pipeline import BACKWARD_WEIGHT, FULL_BACKWARD
 from shardwise.run.data.batches import IGNORE_INDEX
-from shardwise.run.engine.call_builder import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTER_STATISTICS, TRAINS
-from shardwise.run.engine.call_rewrites import GradientSink
+from shardwise.run.engine.calls import BALANCE_BIAS, GRADIENTS, PENALTY, ROUTER_STATISTICS, TRAINS, GradientSink
 from shardwise.run.engine.micro_batch import MicroBatch, MicroBatchInputs
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import SlotCall, Slots, TorchUnit, run_calls

@@ -19,8 +19,7 @@ from torch import Tensor
 
 from shardwise.layout import ShardingScheme
 from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
-from shardwise.run.engine.call_builder import CallBuilder
-from shardwise.run.engine.call_rewrites import GradientSink
+from shardwise.run.engine.calls import CallBuilder, GradientSink
 from shardwise.run.engine.model import ModelOptions, ModelUnit, TorchModel
 from shardwise.run.engine.rank_coordinates import Rank
 from shardwise.run.engine.unit_passes import TorchUnit

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from shardwise.run.kernels.attention_mask import PositionRange
+from shardwise.run.kernels.positions_and_masks import PositionRange
 from shardwise.sharding import Axes, Mesh, Spec
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from shardwise.derive import ComputeStep, Ring, ShardedTensor
 from shardwise.model.operations import Scan
-from shardwise.run.engine.call_builder import NO_TARGET, RING_MASKS, CallBuilder, KernelCall, OutputTarget
+from shardwise.run.engine.calls import NO_TARGET, RING_MASKS, CallBuilder, KernelCall, OutputTarget
 from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOps
 from shardwise.run.kernels.attention import (
     Attention,
@@ -33,8 +33,8 @@ from shardwise.run.kernels.attention import (
     to_head_layout,
     to_query_layout,
 )
-from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.matmul import Einsum, Matmul, matmul_or_einsum
+from shardwise.run.kernels.positions_and_masks import AttentionMask
 from shardwise.sharding import Axes
 
 

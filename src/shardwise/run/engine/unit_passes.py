@@ -15,8 +15,17 @@ from shardwise.derive import ComputeStep, Ring
 from shardwise.model import Accumulate, Program, Role
 from shardwise.model.backward import gradient_name
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
-from shardwise.run.engine.call_builder import MASK, ROUTER_STATISTICS, TRAINS, CallBuilder, KernelCall
-from shardwise.run.engine.call_rewrites import compile_runs, deliver_gradients, write_gradients, write_gradients_last
+from shardwise.run.engine.calls import (
+    MASK,
+    ROUTER_STATISTICS,
+    TRAINS,
+    CallBuilder,
+    KernelCall,
+    compile_runs,
+    deliver_gradients,
+    write_gradients,
+    write_gradients_last,
+)
 from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction, build_collective_calls
 from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
 from shardwise.run.engine.fused_calls import find_fused_calls

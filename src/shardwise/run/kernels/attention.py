@@ -21,8 +21,8 @@ from torch import Tensor
 
 from shardwise.model import Numerics
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.attention_mask import AttentionMask
 from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.positions_and_masks import AttentionMask
 
 
 class BackwardInputs(NamedTuple):

@@ -1,5 +1,6 @@
-"""Elementwise functions of a decoder by their names in the program; `model/operations/elementwise.py` cites the source
-of each.
+"""Elementwise functions of a decoder by their names in the program.
+
+`model/operations/elementwise_and_indexing.py` cites the source of each.
 
 Operands come aligned, so that they broadcast. A function never overwrites an operand; where that is allowed, the call
 says so.

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shardwise.model import GRADIENT, MASTER, Optimizer, formula_values, get_optimizer
-from shardwise.model.optimizers.definition import StateUpdate
-from shardwise.model.optimizers.registry import OPTIMIZERS
+from shardwise.model.optimizers.definition import OPTIMIZERS, StateUpdate
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.values.quantization import get_dynamic_tree_format
 

@@ -31,7 +31,7 @@ WeightNames = Mapping[str, Mapping[str, str]]  # by unit path: the full paramete
 
 @dataclass(frozen=True, slots=True)
 class UnitGradientSink:
-    """Destination of one unit's gradients (`run.engine.call_rewrites.GradientSink`)."""
+    """Destination of one unit's gradients (`run.engine.calls.GradientSink`)."""
 
     reducer: GradientReducer
     names: Mapping[str, str]

@@ -13,7 +13,7 @@ from shardwise.layout import Layout
 from shardwise.run.data.batches import Batches, ReadAhead
 from shardwise.run.data.sample_order import Int64s
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.kernels.attention_mask import PositionRange
+from shardwise.run.kernels.positions_and_masks import PositionRange
 
 SpanTimer = Callable[[str], AbstractContextManager[None]]
 

@@ -11,7 +11,7 @@ from shardwise.search import Plan
 from shardwise.sharding import ROWS, IssuedCollective
 from shardwise.step import RankProgram
 from shardwise.values import IssuePolicy, get_precision
-from shardwise.values.issue_policy import RouterStatistics
+from shardwise.values.engine_policies import RouterStatistics
 
 ROUTER_STATISTICS: Mapping[str, RouterStatistics] = {"auxiliary": "micro_batch", "bias": "step", "none": "never"}
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from shardwise.batch_size import parse_batch_schedule
 from shardwise.batch_size.batch_schedule import parse_batch_ramp
-from shardwise.model.optimizers.registry import optimizer_fields
+from shardwise.model.optimizers.definition import optimizer_fields
 from shardwise.records import RunFolder
 from shardwise.run.recipe import (
     BATCH_LR_RULES,
@@ -38,7 +38,7 @@ from shardwise.values import (
     parse_quantity,
     run_all,
 )
-from shardwise.values.issue_policy import GRADIENT_REDUCTIONS
+from shardwise.values.engine_policies import GRADIENT_REDUCTIONS
 
 DESCRIPTION = """Train the model of a plan exactly as the plan says, on this machine or, under torchrun, on many, and measure it.
 

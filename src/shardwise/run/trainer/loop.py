@@ -11,11 +11,16 @@ from functools import cache
 from typing import Any
 
 from shardwise.records import StepLog, StepRecord, read_log
-from shardwise.records.loss_target import StepsToLoss
-from shardwise.records.step_log import CHECKPOINT_EVENT, EPOCHS_PREFIX, INSPECTED, TARGET_EVENT, truncate_log
-from shardwise.records.step_memory_and_collectives import NUM_RECORDED_STEPS as MEMORY_STEPS
-from shardwise.records.step_memory_and_collectives import build_memory_trace, write_memory_trace
-from shardwise.records.step_trace import write_trace
+from shardwise.records.step_inspection import NUM_RECORDED_STEPS as MEMORY_STEPS
+from shardwise.records.step_inspection import build_memory_trace, write_memory_trace, write_trace
+from shardwise.records.step_log import (
+    CHECKPOINT_EVENT,
+    EPOCHS_PREFIX,
+    INSPECTED,
+    TARGET_EVENT,
+    StepsToLoss,
+    truncate_log,
+)
 from shardwise.run.checkpoints.checkpointer import RestoreResult
 from shardwise.run.faults.agreement import RankGroup, all_reduce_max, require_on_all_ranks
 from shardwise.run.faults.rank_status import set_stage

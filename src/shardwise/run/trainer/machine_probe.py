@@ -15,7 +15,7 @@ from statistics import median
 import torch
 
 from shardwise.records import MeasuredMemory, RunFolder, RunInspection, StepInspection, StepRecord
-from shardwise.records.step_memory_and_collectives import ProcessMemory, inspection_payload
+from shardwise.records.step_inspection import ProcessMemory, inspection_payload
 from shardwise.run.faults.agreement import RankGroup, all_gather_ints
 from shardwise.run.faults.rank_status import wait_for_ranks
 from shardwise.run.mixed_precision import training_dtypes

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shardwise.layout import layout_degrees, num_micro_batches
-from shardwise.records.step_memory_and_collectives import RehearsedRank
+from shardwise.records.step_inspection import RehearsedRank
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe

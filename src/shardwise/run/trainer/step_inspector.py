@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from shardwise.records import MeasuredMemory, StepInspection
-from shardwise.records.step_memory_and_collectives import MemorySample, ProcessMemory
+from shardwise.records.step_inspection import MemorySample, ProcessMemory
 from shardwise.run.dispatch_mode import DispatchMode
 from shardwise.run.machine_resources import RSS_UNIT
 from shardwise.run.mixed_precision import DTYPES

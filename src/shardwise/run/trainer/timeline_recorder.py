@@ -17,7 +17,7 @@ import torch
 
 from shardwise.pipeline import Action
 from shardwise.records import COLLECTIVE, KERNEL, WAIT, TraceEvent
-from shardwise.records.step_trace import PASS, PASSES, TraceEventKind
+from shardwise.records.step_inspection import PASS, PASSES, TraceEventKind
 from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.parallel.mesh_collectives import TrafficLabel
 from shardwise.run.step_clock import DeviceTimer, Timestamp

@@ -13,8 +13,8 @@ from shardwise.run.engine.micro_batch import MicroBatch, positions_read
 from shardwise.run.engine.model import ModelOptions
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model, initial_value
 from shardwise.run.engine.rank_coordinates import Rank
-from shardwise.run.kernels.attention_mask import PositionRange
 from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.positions_and_masks import PositionRange
 from shardwise.run.mixed_precision import LossScaler, training_dtypes
 from shardwise.run.parallel.delayed_scaling import SharedAmaxScaler
 from shardwise.run.parallel.flat_parameters import ParameterShard, WeightGatherer, build_flat_groups

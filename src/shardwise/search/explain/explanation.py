@@ -16,7 +16,6 @@ from shardwise.price.estimate_terms import DerivedExpression
 from shardwise.price.layout_pricer import TERM_NAMES
 from shardwise.price.term_inputs import TermInput
 from shardwise.price.training_run import training_run
-from shardwise.search.batch_advice import BatchAdvice, advise_batch
 from shardwise.search.explain.constant_sensitivity import ConstantSensitivity, rank_constants
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.explain.other_layouts import (
@@ -40,12 +39,11 @@ from shardwise.search.explain.playbook_steps import (
     list_runners_up,
 )
 from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
-from shardwise.search.plan import Plan
-from shardwise.search.published_runs import PublishedComparison
+from shardwise.search.plan import BatchAdvice, Plan, PublishedComparison, advise_batch
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
 from shardwise.values import Displayable, Hidden, InputError, Payload, describe_unknown, format_count, format_seconds
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 

@@ -13,10 +13,10 @@ from shardwise.layout import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import num_params
 from shardwise.model.parameters_and_flops import num_trained_params
 from shardwise.price import MEMORY
+from shardwise.price.device_memory import MemoryVerdict
 from shardwise.price.estimate import estimate
 from shardwise.price.estimate_terms import TIME, TermRules
 from shardwise.price.layout_pricer import term_context
-from shardwise.price.memory_verdict import MemoryVerdict
 from shardwise.price.training_run import trained_bytes
 from shardwise.search.explain.neighbour_layouts import larger_memory_neighbours
 from shardwise.search.plan import Plan

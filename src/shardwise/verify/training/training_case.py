@@ -22,7 +22,7 @@ from shardwise.run.trainer.flags import apply_changes, parse_whole_number
 from shardwise.search import Plan
 from shardwise.step import RankProgram
 from shardwise.values import InputError, Precision, parse_overrides
-from shardwise.values.argument_labels import argument_label
+from shardwise.values.errors import argument_label
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks

@@ -8,7 +8,6 @@ from functools import lru_cache
 
 from shardwise.hardware import Cluster, Pods, relative_clock, with_calibration
 from shardwise.layout import Layout, layers_by_stage, layout_as_run
-from shardwise.measure.calibrate.published_runs.cluster_from_row import RowSoftware, read_cluster, read_software
 from shardwise.measure.calibrate.published_runs.layout_from_row import (
     REFUTED,
     is_partly_recomputed,
@@ -18,12 +17,17 @@ from shardwise.measure.calibrate.published_runs.layout_from_row import (
     read_layout,
     read_recomputes,
 )
-from shardwise.measure.calibrate.published_runs.model_from_row import read_architecture
+from shardwise.measure.calibrate.published_runs.model_and_cluster_from_row import (
+    RowSoftware,
+    read_architecture,
+    read_cluster,
+    read_software,
+)
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model import Architecture, Job
 from shardwise.price import Estimate, Pricing, Problem
+from shardwise.price.device_memory import TIGHT_MARGIN
 from shardwise.price.estimate import estimate
-from shardwise.price.memory_verdict import TIGHT_MARGIN
 from shardwise.values import ShardwiseError
 
 
