@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.present.charts.chart import Cells, Mark, Panel, Points, Spans, StackedBars
-from shardwise.present.figures.by_name import FIGURES
+from shardwise.present.figures.figures_page import FIGURES
 
 CONTENTS = Path(__file__).with_name("contents.toml")
 NAMES = [name for name in FIGURES if name != "best-layouts"]  # that plans every model on every number of nodes
