@@ -194,7 +194,8 @@ def report_searches(
     yield {**SEARCHING, "best": best}
     problem = Problem(model, cluster, job).with_defaults()
     choices = Choices().limit_to_stack(stack_of(problem.cluster), model, job, problem.cluster.scale_up_size)
-    result = search_layouts(problem, choices=choices)
+    # The best layout is known by now: only the first search reports how many layouts it has priced.
+    result = search_layouts(problem, choices=choices, progress=ignore_progress)
     yield _finished(best, result)
 
 

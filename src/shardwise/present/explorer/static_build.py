@@ -132,7 +132,9 @@ def _example_answers(example: Example, examples: Sequence[Example], progress: Pr
     """Return the answers of an example, and the query of its best layout."""
     state, resolver = _start_state(example), NameResolver()
     with label_arguments(PAGE_LABELS):
-        *_, report = report_searches(resolver.model(state), resolver.cluster(state), resolver.job(state))
+        *_, report = report_searches(
+            resolver.model(state), resolver.cluster(state), resolver.job(state), ignore_progress
+        )
     if report["best"] is None:
         raise InputError(f"static build: {example.title}: {report['problems'][0]}")
     explorer = Explorer(resolver, _FinishedSearch(report))
