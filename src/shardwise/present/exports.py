@@ -75,12 +75,12 @@ def ending_of(name: str) -> str:
     return PurePath(name.strip()).suffix.lower()
 
 
-def write_picture(flag: str, target: str, drawn: Any) -> None:
+def write_picture(flag: str, target: str, content: Any) -> None:
     """Write a chart, or several one under the other, in the form of the file's ending.
 
     Raises `InputError` if the file cannot be written.
     """
-    drawing = charts.draw_charts(drawn if isinstance(drawn, tuple) else (drawn,))
+    drawing = charts.draw_charts(content if isinstance(content, tuple) else (content,))
     try:
         Path(target).write_bytes(charts.encoded(drawing, ending_of(target)))
     except OSError as error:
