@@ -38,17 +38,17 @@ from shardwise.values import to_json
 NUMBER = r"[-+]?\d+\.\d+"
 # Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.
 REACHED = {
-    ("fitted", "all"): (0.059, 0.040, 0.124),
-    ("model", "all"): (0.073, 0.047, 0.166),
-    ("model", "dense A100"): (0.050, 0.040, 0.098),
-    ("model", "dense H100, 16 bits"): (0.052, 0.029, 0.130),
-    ("model", "dense H100, fp8"): (0.081, 0.062, 0.179),
-    ("model", "dense Blackwell"): (0.088, 0.059, 0.199),
-    ("model", "TPU"): (0.057, 0.044, 0.125),
-    ("model", "MoE"): (0.171, 0.138, 0.446),
-    ("source", "all"): (0.106, 0.076, 0.223),
-    ("lab", "all"): (0.114, 0.086, 0.236),
-    ("three", "all"): (0.098, 0.068, 0.208),
+    ("fitted", "all"): (0.051, 0.034, 0.100),
+    ("model", "all"): (0.068, 0.042, 0.159),
+    ("model", "dense A100"): (0.047, 0.037, 0.095),
+    ("model", "dense H100, 16 bits"): (0.042, 0.025, 0.088),
+    ("model", "dense H100, fp8"): (0.072, 0.047, 0.171),
+    ("model", "dense Blackwell"): (0.086, 0.056, 0.163),
+    ("model", "TPU"): (0.057, 0.043, 0.127),
+    ("model", "MoE"): (0.167, 0.138, 0.387),
+    ("source", "all"): (0.107, 0.077, 0.229),
+    ("lab", "all"): (0.115, 0.085, 0.236),
+    ("three", "all"): (0.098, 0.067, 0.211),
 }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def korthikantis_eight_runs_are_nearer_than_calculon_was(published: PublishedFit
 
 
 def intervals_cover_nine_of_ten(published: PublishedFit, fold: str) -> None:
-    assert 0.87 <= published.coverage(fold) <= 0.93
+    assert 0.86 <= published.coverage(fold) <= 0.94
 
 
 def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
@@ -96,9 +96,9 @@ def layouts_are_ordered_as_measured(published: PublishedFit) -> None:
     assert crossed is not None
     assert new is not None
     assert known.num_pairs == 535
-    assert known.ordered > 0.885
-    assert crossed.ordered > 0.868
-    assert new.ordered > 0.795
+    assert known.ordered > 0.905
+    assert crossed.ordered > 0.895
+    assert new.ordered > 0.805
     assert max(known.lost, crossed.lost) < 0.011
 
 
