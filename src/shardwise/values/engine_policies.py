@@ -1,4 +1,4 @@
-"""What an engine does beyond the layout: the collectives that it issues, and the bytes that its loss holds per logit.
+"""Policies of an engine beyond the layout: the collectives that it issues, and the bytes that its loss holds per logit.
 
 A stack has a default of both, and a run's recipe sets the first. Jobs, prices and published runs read the table of losses.
 Imports nothing heavy: command-line flags take their choices from here.

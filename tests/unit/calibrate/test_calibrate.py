@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import constant_values, with_calibration
-from shardwise.measure.calibrate.constant_fit import FoldMember, fit_constants, initial_fit
+from shardwise.measure.calibrate.constant_fit import FoldMember, fit_constants, fit_loss, initial_fit
 from shardwise.measure.calibrate.layout_ranking import rank_layouts, time_per_token
 from shardwise.measure.calibrate.observations import Observation, run_observation, step_time_function
 from shardwise.measure.calibrate.prediction_errors import predict_rows
@@ -138,3 +140,17 @@ def test_predictions_without_the_constants_are_bounds() -> None:
         assert bound.prediction is not None
         assert bound.prediction.estimate.step_time_s < one.prediction.estimate.step_time_s
         assert bound.prediction.estimate.interval90 is None
+
+
+def test_a_constant_that_would_leave_its_bounds_ends_there_and_the_fit_with_it() -> None:
+    """Its derivative is zero beyond the bound: a step without bounds would jump between the bound and the prior for ever."""
+    names = [row.id for row in ROWS.values() if row.family == "mosaicml-mpt" and "A100" in row.cell("chip")][:60:3]
+    faster = [observation(name, elementwise=1.0) for name in names]
+    faster = [replace(run, measured_s=0.75 * run.measured_s) for run in faster]
+    stack = f"stack {faster[0].stack.name}"
+    fitted = [fit_constants(faster, initial_fit(faster), sigma=0.005, iterations=count) for count in (11, 12, 40)]
+    assert [fit.value((stack, "elementwise")) for fit in fitted] == pytest.approx(3 * [CONSTANTS["elementwise"].low])
+    assert fit_loss(faster, fitted[2], sigma=0.005) <= fit_loss(faster, fitted[0], sigma=0.005)
+    for fit in fitted:
+        low, high = fit.bounds
+        assert np.all((low <= fit.point) & (fit.point <= high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,15 @@ LAYOUTS = {
     ),
     "tpu-v6e-recipes-020": (
         "fsdp=256 zero_stage=3 micro_batch_seqs=12 recompute=full offload=activations", "none", 3072 * 4096, 4096, "bf16",
+    ),
+    # recipes that say more than their table: block inputs that stay on the device, FSDP across slices, state in bf16
+    "tpu-v6e-recipes-001": ("fsdp=256 zero_stage=3 micro_batch_seqs=1 recompute=full", "none", 256 * 32768, 32768, "bf16"),
+    "tpu-v6e-recipes-007": (
+        "fsdp=512 zero_stage=3 micro_batch_seqs=1 recompute=full offload=activations", "none", 512 * 8192, 8192, "bf16",
+    ),
+    "tpu-v6e-recipes-008": (
+        "fsdp=32 zero_stage=3 micro_batch_seqs=2 recompute=full offload=activations", "none", 64 * 8192, 8192,
+        "bf16_bf16_state",
     ),
     # SimuMax: Megatron's distributed optimizer with gradients in fp32
     "simumax-b200-001": (
@@ -534,3 +544,15 @@ def test_what_was_measured_is_never_read() -> None:
 def test_what_is_priced_as_something_close_is_said(cells: dict[str, str], words: str) -> None:
     found = read_case(RowCells({**BASE, **cells})).approximations
     assert (len(found) == 1 and words in found[0]) if words else not found
+
+
+def test_runs_that_ran_fit_and_few_are_tight() -> None:
+    """Two of GPT-3 175B on TPU v6e do not: XLA scatters each gradient as it comes, and a whole layer's are counted."""
+    verdicts = Counter(
+        run.prediction.estimate.verdict
+        for run in predict_rows(published_rows())
+        if run.scored and run.prediction and run.row.step_time_s
+    )
+    assert verdicts.total() > 900
+    assert verdicts["does not fit"] <= 2
+    assert verdicts["tight"] <= 0.05 * verdicts.total()

@@ -4,7 +4,7 @@ Each constant is searched on its unbounded scale (`Constant.to_unbounded`) aroun
 width: a constant that no observation determines stays at its prior (partial pooling). Residuals are of the logarithm of
 the time; beyond two standard deviations they pull only linearly (Huber 1964). The method is Gauss-Newton with finite
 differences, all constants of an observation in one call. Constants that would leave their bounds end at them, and a step
-that does not lessen the loss is halved: rates end at ceilings, where their derivatives are zero.
+that does not lessen the loss is halved.
 
 Cross-validation leaves groups of runs out in turn and predicts them from the others:
 
@@ -217,16 +217,17 @@ def left_out_residuals(observations: Sequence[Observation], fit: ConstantFit, *,
 
 
 def _weights(observations: Sequence[Observation], residuals: Array, sigma: float) -> Array:
-    """Return the weights of squared residuals, less for those beyond the threshold (Huber).
-
-    A weight above 1 stands for a smaller deviation, so it shrinks the threshold by its root; one below 1 stands for one
-    of several copies and leaves it.
-    """
+    """Return the weights of squared residuals, less for those beyond the threshold (Huber)."""
     weights, thresholds = _weights_and_thresholds(observations, sigma)
     return np.asarray(weights / sigma**2 * np.minimum(1.0, thresholds / np.maximum(np.abs(residuals), 1e-12)))
 
 
 def _weights_and_thresholds(observations: Sequence[Observation], sigma: float) -> tuple[Array, Array]:
+    """Return weights and Huber thresholds.
+
+    A weight above 1 stands for a smaller deviation, so it shrinks the threshold by its root; one below 1 stands for one
+    of several copies and leaves it.
+    """
     weights = np.array([observation.weight for observation in observations])
     return weights, HUBER_THRESHOLD * sigma / np.sqrt(np.maximum(weights, 1.0))
 

@@ -47,11 +47,8 @@ TORCHTITAN = r"torchtitan|^torch [0-9a-f]{7,}\b"
 PRECISION_RECIPES = (
     # BigScience, chronicles-prequel.md: fp16 until the BF16 optimizer, "just written to accumulate gradients in fp32"
     (r"fp16|fp16-or-bf16", r"deepspeed", ("fp16_fp32_update",)),
-    (
-        r"fp16",
-        r"megatron",
-        ("fp16_fp32_update",),
-    ),  # Megatron-LM's Float16OptimizerWithFloat16Params updates from fp32 gradients
+    # Megatron-LM, Float16OptimizerWithFloat16Params: the update reads an fp32 copy of the gradients
+    (r"fp16", r"megatron", ("fp16_fp32_update",)),
     (r"|bf16", r"deepspeed.*optimizer offload", ("bf16",)),  # the fp32 copy of the gradients rests on the host too
     (r"|bf16", r"deepspeed", ("bf16_fp32_gradients",)),
     (r"|bf16", r"bridge.*(moonlight|deepseek)", ("bf16_bf16_moments",)),
