@@ -13,7 +13,7 @@ from shardwise.layout.rules.table import require_legal
 from shardwise.price import Estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.plan import NearestRuns, Plan, PublishedComparison, PublishedLayout, PublishedRun
-from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, describe_time_changes
+from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, describe_memory_change, describe_time_changes
 from shardwise.values import ShardwiseError, format_bytes, pluralize
 
 NUM_PRICED = 3  # different layouts that are priced beside a plan
@@ -101,10 +101,7 @@ def describe_lead(lead: float) -> str:
 def describe_difference(priced: Estimate, best: Estimate) -> str:
     """Describe how a layout's step and memory differ from a plan's, and the terms that differ most, in both directions."""
     ratio = priced.step_time_s / best.step_time_s - 1
-    memory = priced.memory_bytes - best.memory_bytes
-    memory_text = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
-    if abs(memory) < 5e-4 * best.memory_bytes:
-        memory_text = "as much memory"
+    memory_text = describe_memory_change(priced, best)
     if not priced.fits:
         memory_text += f", {format_bytes(priced.memory_bytes - priced.memory_capacity_bytes)} too much"
     elif priced.margin < MEMORY_RESERVE:

@@ -77,10 +77,7 @@ COMPARED_FIELDS = (
 def explain_slowdown(candidate: Estimate, best: Estimate) -> str:
     """Describe by how much `candidate` is slower than `best`, which terms make the difference, and the difference in memory."""
     ratio = candidate.step_time_s / best.step_time_s - 1
-    memory = candidate.memory_bytes - best.memory_bytes
-    memory_text = f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
-    if abs(memory) < 5e-4 * best.memory_bytes:
-        memory_text = "same memory"
+    memory_text = describe_memory_change(candidate, best)
     if abs(ratio) < 5e-4:
         return f"as fast within 0.05%, {memory_text}"
     if ratio < 0:
@@ -91,6 +88,14 @@ def explain_slowdown(candidate: Estimate, best: Estimate) -> str:
     terms = " and ".join(f"{_term_label(term)} +{format_seconds(changes[term])}" for term in worst)
     tie_text = f", within the resolution of predictions, {RESOLUTION:.0%}" if ratio <= RESOLUTION else ""
     return f"{ratio:.1%} slower{tie_text}: {terms}; {memory_text}"
+
+
+def describe_memory_change(candidate: Estimate, best: Estimate) -> str:
+    """Return how much more or less memory `candidate` takes, as "1.2 GB more memory"."""
+    memory = candidate.memory_bytes - best.memory_bytes
+    if abs(memory) < 5e-4 * best.memory_bytes:
+        return "same memory"
+    return f"{format_bytes(abs(memory))} {'more' if memory > 0 else 'less'} memory"
 
 
 def describe_time_changes(candidate: Estimate, best: Estimate) -> str:
