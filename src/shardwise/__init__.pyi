@@ -33,7 +33,7 @@ from .present.verbs.books import rule as rule
 from .present.verbs.books import rules as rules
 from .present.verbs.calibration import calibrate as calibrate
 from .present.verbs.calibration import validate as validate
-from .present.verbs.doctor import doctor as doctor
+from .present.verbs.environment import doctor as doctor
 from .present.verbs.estimate import estimate as estimate
 from .present.verbs.explanation import explain as explain
 from .present.verbs.interop import convert as convert

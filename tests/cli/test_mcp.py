@@ -16,7 +16,7 @@ from mcp import Client, StdioServerParameters
 from mcp.types import CallToolResult
 
 from shardwise.present.mcp_server import make_server
-from shardwise.present.verbs.agents import TOOLS
+from shardwise.present.verbs.environment import TOOLS
 
 JOB = {"model": "llama-3-8b", "cluster": "h100:8", "global_batch_tokens": "512Ki", "seq_len": "8192"}
 WORDS = ("llama-3-8b", "h100:8", "--batch-tokens", "512Ki", "--seq-len", "8192")

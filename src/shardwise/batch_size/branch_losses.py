@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
-from shardwise.values import InputError, format_quantity, raise_problems
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label, format_quantity, raise_problems
 
 LOSS_TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
 SMOOTHED_SHARE = 0.5  # of the window, at its end: what the smoothed loss is made of

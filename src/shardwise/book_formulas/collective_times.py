@@ -6,7 +6,7 @@ They are no rules of `shardwise rule`. Golden cases, worked problems and tests u
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shardwise.hardware.network.compare_collective_algorithms import CollectiveReport, collective_report
+from shardwise.hardware import CollectiveReport, collective_report
 from shardwise.hardware.network.links import CollectiveCost, CollectiveName, Cut
 from shardwise.hardware.network.torus import Torus, WrapRule
 from shardwise.values import InputError, lookup

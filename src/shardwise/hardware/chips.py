@@ -16,9 +16,8 @@ from typing import Any
 
 from shardwise.hardware.calibration_constants import HIGHEST_CLOCK, LOWEST_CLOCK
 from shardwise.hardware.toml_tables import MAX_QUANTITY, TableReader, TomlTable, short_repr
-from shardwise.values import InputError, MissingValueError, did_you_mean, raise_problems
+from shardwise.values import InputError, MissingValueError, argument_label, did_you_mean, raise_problems
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
-from shardwise.values.errors import argument_label
 
 OPTIONAL_FIELDS = (
     "power_w", "host_shape", "pcie_bytes_per_s", "dcn_bytes_per_s_per_host", "vmem_bytes", "vmem_bytes_per_s",

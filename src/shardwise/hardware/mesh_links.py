@@ -20,8 +20,7 @@ from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.topology import GroupLinks, Topology
 from shardwise.hardware.network.torus import Torus
 from shardwise.sharding import Mesh
-from shardwise.values import InputError
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label
 
 MAX_TORUS_AXES = 3
 

@@ -24,6 +24,7 @@ from .rules.stack_abilities import layout_as_run as layout_as_run
 from .rules.stack_abilities import stack_of as stack_of
 from .rules.stack_abilities import supported_precision as supported_precision
 from .rules.stack_abilities import unsupported_choices as unsupported_choices
+from .rules.table import require_legal as require_legal
 from .rules.table import violations as violations
 from .sharding_scheme import BATCH_AXES as BATCH_AXES
 from .sharding_scheme import EXPERT_AXES as EXPERT_AXES

@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_problem
-from shardwise.pipeline import natural_schedule
-from shardwise.pipeline.registry import ALL_SCHEDULES, schedule_names
+from shardwise.pipeline import natural_schedule, schedule_names
+from shardwise.pipeline.registry import ALL_SCHEDULES
 from shardwise.values import InputError, did_you_mean, lookup, parse_count, parse_like, raise_problems
 
 Offload = Literal["none", "optimizer", "activations", "both"]

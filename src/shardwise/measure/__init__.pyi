@@ -7,6 +7,7 @@ from .calibrate.cluster_calibration import MeasurementFiles as MeasurementFiles
 from .calibrate.cluster_calibration import calibrate_cluster as calibrate_cluster
 from .calibrate.logged_runs import record_row as record_row
 from .calibrate.published_fit import PublishedFit as PublishedFit
+from .calibrate.published_runs.nearest_runs import compare_with_published_runs as compare_with_published_runs
 from .calibrate.published_runs.nearest_runs import nearest_published_runs as nearest_published_runs
 from .calibrate.validation import EvaluatedRuns as EvaluatedRuns
 from .calibrate.validation import RankedLayouts as RankedLayouts

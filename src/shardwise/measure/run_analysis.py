@@ -27,8 +27,7 @@ from shardwise.measure.utilisation import (
 from shardwise.model import load_model
 from shardwise.price import Problem, resolve_problem, with_problem_defaults
 from shardwise.search import Plan, is_plan_file, load_plan, make_plan, plan_layout
-from shardwise.values import InputError, Progress, ignore_progress, parse_duration, parse_quantity
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Progress, argument_label, ignore_progress, parse_duration, parse_quantity
 
 PathLike = str | os.PathLike[str]
 # Fields of a `RunDescription` that a plan and a launch say themselves.

@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
-from shardwise.values import InputError, Value, did_you_mean, maximum, raise_problems
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]

@@ -31,8 +31,7 @@ from shardwise.pipeline.schedule_definition import (
     many_stages_each,
     single_stage_each,
 )
-from shardwise.values import InputError, Value, minimum, where
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Value, argument_label, minimum, where
 
 
 def no_pipeline_actions(

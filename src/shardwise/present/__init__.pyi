@@ -3,6 +3,7 @@ from .catalogue_values import find_entries as find_entries
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose
 from .mcp_server import serve_stdio as serve_stdio
+from .requirements import require_packages as require_packages
 from .traces import both_traces as both_traces
 from .traces import schedule_trace_text as schedule_trace_text
 from .traces import step_trace_text as step_trace_text

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 from shardwise import layout, model, pipeline, search
 from shardwise.present.verb import Argument
-from shardwise.values.errors import argument_label
+from shardwise.values import argument_label
 
 if TYPE_CHECKING:
     from shardwise.batch_size import NoiseScale

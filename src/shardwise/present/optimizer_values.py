@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwise.model import Optimizer, factor_bytes, get_optimizer, moment_bytes, state_formats
-from shardwise.model.optimizers.definition import OPTIMIZERS, PAIR_GRANULARITIES, Granularity, Hyperparameter
+from shardwise.model import Granularity, Optimizer, factor_bytes, get_optimizer, moment_bytes, state_formats
+from shardwise.model.optimizers.definition import OPTIMIZERS, PAIR_GRANULARITIES, Hyperparameter
 from shardwise.values import Precision, SourcedValue, get_precision
 
 

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shardwise.values.errors import InputError
+from shardwise.values import InputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

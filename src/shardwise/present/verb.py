@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Unpack, cast, get_args, get_origin, get_type_hints
 
+from shardwise import present
 from shardwise.present.registry import has_payload, json_indent, payload_of, report_of
 from shardwise.present.rendering.report import Section
-from shardwise.present.requirements import require_packages
-from shardwise.values import Parser, format_problems, ignore_progress, write_error
+from shardwise.values import Parser, format_problems, ignore_progress, label_arguments, write_error
 from shardwise.values.argument_parser import CompletionSource, non_empty_text
-from shardwise.values.errors import label_arguments
 
 if TYPE_CHECKING:
     from shardwise.present.rendering.report import Report
@@ -243,7 +242,8 @@ class Verb:
 
     def require_packages(self) -> None:
         """Raise `InputError` for a package that the verb requires and this machine lacks."""
-        require_packages(self.function.__name__, self.requires)
+        if self.requires:
+            present.require_packages(self.function.__name__, self.requires)
 
     def _choose_mode(self, written: Mapping[str, Any]) -> Mode:
         """Return the first mode that applies, checked; without one the verb's own function."""
@@ -278,7 +278,7 @@ def _with_requirements(function: F, modules: Sequence[str]) -> F:
 
     @wraps(function)
     def checked(*arguments: Any, **keywords: Any) -> Any:
-        require_packages(function.__name__, modules)
+        present.require_packages(function.__name__, modules)
         return function(*arguments, **keywords)
 
     return cast(F, checked)

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardwise.hardware import GroupLinks, Pods
-from shardwise.layout import Layout, ShardingScheme, seqs_per_replica
-from shardwise.layout.rules.table import require_legal
+from shardwise.layout import Layout, ShardingScheme, require_legal, seqs_per_replica
 from shardwise.model import Job, model_flops_per_token
 from shardwise.price.device_memory import MemoryVerdict, describe_margin, memory_verdict, tight_memory_note
 from shardwise.price.estimate_terms import MEMORY, TIME

@@ -29,13 +29,14 @@ from shardwise.hardware import (
 from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.cluster_loading import apply_stack
 from shardwise.hardware.stacks import default_stack
-from shardwise.model import Architecture, Job, load_model
-from shardwise.model.job import default_seq_len, usual_whole_batch
+from shardwise.model import Architecture, Job, default_seq_len, load_model
+from shardwise.model.job import usual_whole_batch
 from shardwise.price.reliability import Reliability
 from shardwise.price.roofline import loss_kind
 from shardwise.values import (
     InputError,
     apply_overrides,
+    argument_label,
     did_you_mean,
     parse_count,
     parse_overrides,
@@ -43,7 +44,6 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-from shardwise.values.errors import argument_label
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardwise.price.training_run import Run
-from shardwise.values import SECONDS_PER_DAY, InputError, MissingValueError, parse_duration, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import SECONDS_PER_DAY, InputError, MissingValueError, argument_label, parse_duration, run_all
 from shardwise.values.units import parse_usd
 
 PRICE_FIELD = "price_usd_per_hour"

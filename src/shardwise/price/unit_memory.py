@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.layout import ShardingScheme
-from shardwise.model import Role, factor_bytes, moment_bytes
-from shardwise.model.decoder import LAYER_UNITS
+from shardwise.model import LAYER_UNITS, Role, factor_bytes, moment_bytes
 from shardwise.model.recompute_policies import get_recompute_policy
 from shardwise.price.tensor_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from shardwise.hardware import Cluster
 from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.layout import Choices
-from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run
-from shardwise.price.run_limits import missing_price
+from shardwise.price import PRICE_FIELD, Limits, Problem, Reliability, Run, missing_price
 from shardwise.search.plan import Plan
 from shardwise.search.planner import add_other_stack_gain, make_plan
 from shardwise.search.verdicts import MODEL_ERROR, NoPlanReason, no_plan_reason

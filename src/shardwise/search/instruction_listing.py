@@ -15,8 +15,7 @@ from shardwise.search.plan import Plan
 from shardwise.search.plan_file import layout_of_plan
 from shardwise.step import unroll_rings
 from shardwise.step.unit_instructions import PHASES_OF_PASS
-from shardwise.values import InputError, Payload, lookup, printed
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Payload, argument_label, lookup, printed
 
 CARRY = "carry"
 # The order in which a stage runs its units forward; backward is the other way round.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from shardwise.batch_size import parse_batch_schedule
-from shardwise.book_formulas.rules import book_rules
+from shardwise.book_formulas import book_rules
 from shardwise.hardware import Cluster, with_ideal_constants, without_calibration
 from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices
 from shardwise.model import Architecture, Job

@@ -31,6 +31,7 @@ from shardwise.values import (
     MissingValueError,
     NothingFitsError,
     Progress,
+    argument_label,
     format_seconds,
     ignore_progress,
     parse_overrides,
@@ -38,7 +39,6 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-from shardwise.values.errors import argument_label
 
 SweptValues = Mapping[str, SweepValue]
 

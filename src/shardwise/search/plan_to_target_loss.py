@@ -38,6 +38,7 @@ from shardwise.values import (
     MissingValueError,
     NothingFitsError,
     Progress,
+    argument_label,
     format_binary,
     ignore_progress,
     parse_count,
@@ -45,7 +46,6 @@ from shardwise.values import (
     prefix_progress,
     run_all,
 )
-from shardwise.values.errors import argument_label
 
 BATCH_FIELD = "global_batch_tokens"
 NoiseScaleLike = str | float | os.PathLike[str] | NoiseScale

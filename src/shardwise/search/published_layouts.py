@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from shardwise.layout import Layout, layout_as_run, stack_of, unsupported_choices
-from shardwise.layout.rules.table import require_legal
+from shardwise.layout import Layout, layout_as_run, require_legal, stack_of, unsupported_choices
 from shardwise.price import Estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.plan import NearestRuns, Plan, PublishedComparison, PublishedLayout, PublishedRun

@@ -19,11 +19,11 @@ from shardwise.values import (
     MissingValueError,
     NothingFitsError,
     ShardwiseError,
+    argument_label,
     format_bytes,
     format_seconds,
     get_loss_kernel,
 )
-from shardwise.values.errors import argument_label
 
 # A lead below this is not a lead: predictions without calibration are off by 16% on average for published runs that they
 # have not seen, and pairs of layouts of one model on one machine that differ by more than 10% are put in the right order

@@ -27,9 +27,11 @@ from .errors import MissingValueError as MissingValueError
 from .errors import NothingFitsError as NothingFitsError
 from .errors import ShardingError as ShardingError
 from .errors import ShardwiseError as ShardwiseError
+from .errors import argument_label as argument_label
 from .errors import describe_unknown as describe_unknown
 from .errors import did_you_mean as did_you_mean
 from .errors import format_problems as format_problems
+from .errors import label_arguments as label_arguments
 from .errors import lookup as lookup
 from .errors import raise_problems as raise_problems
 from .errors import run_all as run_all

@@ -25,8 +25,7 @@ from shardwise.run import METADATA_FILE
 from shardwise.run.checkpoints.manifest import MANIFEST
 from shardwise.run.checkpoints.step_folders import latest
 from shardwise.search import is_plan_file, load_plan
-from shardwise.values import InputError, Payload, lookup
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Payload, argument_label, lookup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from shardwise.run.trainer.flags import build_parser, parse_settings, parse_whol
 from shardwise.search import Plan, load_plan
 from shardwise.values import (
     InputError,
+    argument_label,
     format_count,
     format_quantity,
     parse_count,
@@ -40,7 +41,6 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-from shardwise.values.errors import argument_label
 
 RATE_FACTOR = 2.0  # between neighbouring learning rates: one of them is within a factor of its root of the best rate
 FARTHEST_FACTOR = 3  # powers of RATE_FACTOR around the square-root rule's rate: 1/8 to 8 times

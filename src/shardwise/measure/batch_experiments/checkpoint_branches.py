@@ -46,8 +46,15 @@ from shardwise.run.recipe import BATCH_LR_RULES, BatchLrRule, parse_recipe, pars
 from shardwise.run.trainer.batch_schedule import resume_ramp
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.search import Plan, load_plan
-from shardwise.values import CHECKSUM_KEY, InputError, format_quantity, name_path_in_errors, parse_count, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import (
+    CHECKSUM_KEY,
+    InputError,
+    argument_label,
+    format_quantity,
+    name_path_in_errors,
+    parse_count,
+    run_all,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,15 @@ from shardwise.run.faults.rank_status import end_with_parent
 from shardwise.run.faults.stop_request import StopRequest, exit_code
 from shardwise.run.folder_lock import RunLock
 from shardwise.search.sweep_values import parse_sweep
-from shardwise.values import InputError, parse_count, pluralize, raise_problems, write_json_atomic, write_text_atomic
-from shardwise.values.errors import argument_label
+from shardwise.values import (
+    InputError,
+    argument_label,
+    parse_count,
+    pluralize,
+    raise_problems,
+    write_json_atomic,
+    write_text_atomic,
+)
 
 PathLike = str | os.PathLike[str]
 BatchSizes = str | Sequence[int | str]

@@ -50,8 +50,7 @@ from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, error
 from shardwise.measure.calibrate.published_fit import TAILS
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, read_rows
 from shardwise.measure.calibrate.user_runs import CalibrationRun, PricedRun, select_runs
-from shardwise.values import InputError, Payload, Progress, ignore_progress, pluralize, printed, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Payload, Progress, argument_label, ignore_progress, pluralize, printed, run_all
 
 FEW_RUNS = 30  # below this number each run is fitted with `SIGMA_FEW`
 UNIDENTIFIED = 0.8  # of the prior's deviation: a constant whose deviation stays above it is still its prior

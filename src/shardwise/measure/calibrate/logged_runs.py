@@ -19,8 +19,7 @@ from shardwise.measure.calibrate.user_runs import (
 from shardwise.measure.run_analysis import PathLike, run_from_files
 from shardwise.measure.utilisation import RecordedRow, UtilisationReport, read_measured_log
 from shardwise.price import Problem, loss_kind
-from shardwise.values import InputError
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label
 
 
 def read_logged_run(files: Sequence[PathLike], cluster: PathLike) -> PricedRun:

@@ -26,8 +26,7 @@ from shardwise.model.operations.matmul_and_attention import Scan, ScanGradient
 from shardwise.price import Pricing, Problem
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
-from shardwise.values import InputError, SymbolValues, Value, bytes_per_element, raise_problems
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, SymbolValues, Value, argument_label, bytes_per_element, raise_problems
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]

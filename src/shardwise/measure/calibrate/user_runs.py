@@ -55,8 +55,7 @@ from shardwise.measure.calibrate.published_runs.run_table import (
 from shardwise.model import Architecture, Job
 from shardwise.model.architecture import IS_GATED
 from shardwise.price import Problem
-from shardwise.values import InputError, get_precision, parse_quantity
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label, get_precision, parse_quantity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from shardwise.measure.calibrate.layout_ranking import LayoutGroup, published_gr
 from shardwise.measure.calibrate.prediction_errors import EvaluatedRun, predict_rows
 from shardwise.measure.calibrate.published_fit import PublishedFit, fit_published
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, published_rows, read_rows
-from shardwise.values import InputError, Progress, ignore_progress
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Progress, argument_label, ignore_progress
 
 PathLike = str | os.PathLike[str]
 

@@ -27,8 +27,15 @@ from shardwise.measure.microbenchmarks.timing import (
     time_collectives,
     time_line,
 )
-from shardwise.values import InputError, Progress, describe_unknown, ignore_progress, parse_count, require_writable
-from shardwise.values.errors import argument_label
+from shardwise.values import (
+    InputError,
+    Progress,
+    argument_label,
+    describe_unknown,
+    ignore_progress,
+    parse_count,
+    require_writable,
+)
 
 ALL = "all"
 MAX_PROCESSES = 64

@@ -17,8 +17,7 @@ from shardwise.present.exports import ending_of, write_file, write_picture
 from shardwise.present.figures.figure import Figure, FigureSet
 from shardwise.present.figures.scaling_book import FIGURES as _BOOK
 from shardwise.present.figures.ultrascale_playbook import FIGURES as _PLAYBOOK
-from shardwise.values import InputError, Progress, describe_unknown, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Progress, argument_label, describe_unknown, run_all
 
 FIGURES: dict[str, Figure] = {figure.name: figure for figure in (*_BOOK, *_PLAYBOOK)}
 

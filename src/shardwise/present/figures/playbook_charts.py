@@ -9,14 +9,12 @@ from typing import TypeVar
 
 from shardwise.book_formulas.rules import attended_pairs, zero_state_bytes
 from shardwise.derive.sharded_einsum import derive_by_cases, shard_expression
-from shardwise.hardware import Cluster, Cut, load_cluster
-from shardwise.hardware.network.compare_collective_algorithms import collective_report
+from shardwise.hardware import Cluster, Cut, collective_report, load_cluster
 from shardwise.hardware.network.links import CollectiveName
 from shardwise.layout import Layout, get_cp_variant
 from shardwise.model import Architecture, Job, load_model
-from shardwise.pipeline import build_actions
+from shardwise.pipeline import build_actions, play_actions
 from shardwise.pipeline.schedule_definition import bubble_ratio
-from shardwise.pipeline.timeline import play_actions
 from shardwise.present.charts.chart import Axis, Chart, Curve, Panel
 from shardwise.present.charts.common_charts import bar_chart, categories, column_panel, curve_chart
 from shardwise.present.charts.sharding_charts import moments, shards_chart

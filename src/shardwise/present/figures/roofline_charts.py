@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
-from shardwise.book_formulas import KernelComparison, KernelRoofline, kernel_roofline, link_bandwidths
-from shardwise.book_formulas.rooflines import BlockRoofline
+from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, kernel_roofline, link_bandwidths
 from shardwise.book_formulas.rules import (
     LayerTimes,
     SystolicArray,

@@ -25,13 +25,17 @@ from shardwise.present.rendering.report import Block, Cell, Line, Number, Report
 from shardwise.values import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from shardwise.measure import ClusterCalibration, EvaluatedRuns, RankedLayouts
+    from shardwise.measure import (
+        BenchmarkResult,
+        ClusterCalibration,
+        EvaluatedRuns,
+        MachineResult,
+        PublishedFit,
+        RankedLayouts,
+    )
     from shardwise.measure.calibrate.cluster_calibration import UserClusterFit
     from shardwise.measure.calibrate.layout_ranking import LayoutGroup
     from shardwise.measure.calibrate.prediction_errors import EvaluatedRun
-    from shardwise.measure.calibrate.published_fit import PublishedFit
-    from shardwise.measure.microbenchmarks.benchmark_lines import BenchmarkResult
-    from shardwise.measure.microbenchmarks.machine_benchmark import MachineResult
 
 
 def bench_report(result: BenchmarkResult) -> Report:

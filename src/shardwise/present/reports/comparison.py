@@ -11,8 +11,7 @@ from shardwise.present.reports.wording import INTERVAL, job_text, price_year_not
 from shardwise.price import Run
 from shardwise.search import Comparison, Plan, describe_near_misses
 from shardwise.search.compare_clusters import Contender
-from shardwise.values import Progress, format_count, format_days, format_usd, ignore_progress
-from shardwise.values.units import format_energy
+from shardwise.values import Progress, format_count, format_days, format_energy, format_usd, ignore_progress
 
 ABSENT = "-"
 Column = Callable[[Contender, str], Cell]  # of a contender, and its place in the payload

@@ -29,8 +29,7 @@ from shardwise.step import count_collectives
 from shardwise.values import format_bytes, format_seconds, pluralize
 
 if TYPE_CHECKING:
-    from shardwise.measure import Reconciliation
-    from shardwise.measure.reconcile.reconciliation import Rehearsal
+    from shardwise.measure import Reconciliation, Rehearsal
     from shardwise.measure.reconcile.step_terms import (
         Attribution,
         CollectiveComparison,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shardwise.hardware import Pods
-from shardwise.hardware.network.compare_collective_algorithms import Algorithm, CollectiveReport, PlacedCollective
-from shardwise.hardware.network.torus import Torus
+from shardwise.hardware import CollectiveReport, PlacedCollective, Pods, Torus
+from shardwise.hardware.network.compare_collective_algorithms import Algorithm
 from shardwise.present import charts
 from shardwise.present.rendering.numbers import num_bytes, quantity, seconds
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Preformatted, Report, Row, Section, Table

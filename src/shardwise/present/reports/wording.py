@@ -22,11 +22,11 @@ from shardwise.values import (
     format_bytes,
     format_count,
     format_days,
+    format_energy,
     format_seconds,
     format_usd,
     pluralize,
 )
-from shardwise.values.units import format_energy
 
 if TYPE_CHECKING:
     from shardwise.search.explain.playbook_steps import StepThroughput

@@ -71,13 +71,13 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("export", "write a plan as the launch of a framework", "interop:export_plan"),
         VerbEntry("read", "what a framework's launch costs, and what would be faster", "interop:read_launch"),
         VerbEntry("convert", "a model's weights as another framework reads them", "interop:convert"),
-        VerbEntry("mcp", "offer planning to agents (Model Context Protocol)", "agents:mcp"),
+        VerbEntry("mcp", "offer planning to agents (Model Context Protocol)", "environment:mcp"),
     ),
     "catalogue": (
         VerbEntry("show", "models, chips, stacks, rules, ...: every value and its source", "catalogue:show"),
         VerbEntry("figures", "draw the figures of the books", "catalogue:figures"),
-        VerbEntry("completion", "let bash, zsh or fish complete this command line", "catalogue:completion"),
-        VerbEntry("doctor", "what is installed here, and which verbs work", "doctor:doctor"),
+        VerbEntry("completion", "let bash, zsh or fish complete this command line", "environment:completion"),
+        VerbEntry("doctor", "what is installed here, and which verbs work", "environment:doctor"),
     ),
 }  # fmt: skip
 

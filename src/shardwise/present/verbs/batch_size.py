@@ -16,8 +16,7 @@ from shardwise.present.exports import picture
 from shardwise.present.requirements import require_packages
 from shardwise.present.verb import Argument, Mode, read_arguments, verb
 from shardwise.run.recipe import BATCH_LR_RULES
-from shardwise.values import InputError, parse_quantity, raise_problems
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label, parse_quantity, raise_problems
 
 if TYPE_CHECKING:
     from shardwise.batch_size import BranchOutcome, RunNoise, SweepFit, SweptRuns

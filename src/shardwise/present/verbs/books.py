@@ -15,9 +15,16 @@ from shardwise.present import charts, figures
 from shardwise.present.arguments import JobFields, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.values import InputError, apply_overrides, did_you_mean, parse_count, parse_overrides, raise_problems
+from shardwise.values import (
+    InputError,
+    apply_overrides,
+    argument_label,
+    did_you_mean,
+    parse_count,
+    parse_overrides,
+    raise_problems,
+)
 from shardwise.values.dtypes import FormatComparison, compare_formats
-from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, NamedRule, Rule, RuleValue

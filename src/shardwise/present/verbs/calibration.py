@@ -10,8 +10,7 @@ from shardwise import measure
 from shardwise.present import charts, explorer
 from shardwise.present.exports import html_report, picture
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.values import InputError
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.measure import (

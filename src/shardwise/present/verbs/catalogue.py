@@ -1,19 +1,15 @@
-"""`show`: the catalogues; `figures`: the figures of the books; `completion`: what a shell completes a command line with."""
+"""`show`: the catalogues; `figures`: the figures of the books."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from shardwise import present
 from shardwise.present import figures as books_figures
 from shardwise.present.catalogue_names import CATALOGUES, names_of
-from shardwise.present.shell_completion import SCRIPTS, ShellCompletion, complete_for_shell
 from shardwise.present.verb import Argument, verb
-from shardwise.values import InputError
-from shardwise.values.errors import argument_label
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import InputError, Progress, argument_label, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.present.catalogue_values import CatalogueEntries
@@ -108,27 +104,3 @@ def figures(
     """
     figure_set = books_figures.find_figures(names)
     return figure_set if out is None else books_figures.draw_figures(figure_set, out, progress)
-
-
-@verb(
-    description="Print the script with which a shell completes verbs, flags, choices, and names of models, clusters, stacks, "
-    "targets and rules.",
-    examples=(
-        "shardwise completion bash",
-        "shardwise completion zsh",
-        "shardwise completion fish --json",
-    ),
-    remark="""where it goes:
-  ~/.bashrc                     source <(shardwise completion bash)
-  ~/.zshrc, behind compinit     source <(shardwise completion zsh)
-  ~/.config/fish/config.fish    shardwise completion fish | source""",
-    group_order=("shell", "output"),
-)
-def completion(
-    shell: Annotated[str, Argument(group="shell", choices=tuple(SCRIPTS), help="the shell")],
-    command_words: Annotated[
-        Sequence[str], Argument(group="shell", variadic=True, optional=True, parse=str, help=argparse.SUPPRESS)
-    ] = (),
-) -> ShellCompletion:
-    """Return the script of a shell, and for the words of a command line, which only the scripts give, what may end it."""
-    return complete_for_shell(shell, command_words)

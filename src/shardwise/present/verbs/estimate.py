@@ -11,8 +11,7 @@ from shardwise.layout import Layout, parse_layout_shape, parse_layout_text
 from shardwise.model import Job
 from shardwise.present.arguments import USUAL_JOB, BatchSchedule, ClusterName, JobFields, LayoutText, Model
 from shardwise.present.verb import verb
-from shardwise.values import Progress, ignore_progress, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import Progress, argument_label, ignore_progress, run_all
 
 if TYPE_CHECKING:
     from shardwise.price import ClusterLike, Estimate, ModelLike, ProblemInputs

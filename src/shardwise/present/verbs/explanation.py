@@ -9,16 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
-from shardwise import price, search
+from shardwise import measure, price, search
 from shardwise.batch_size import LossTarget, parse_noise_scale
 from shardwise.model import model_names
 from shardwise.present import explorer
 from shardwise.present.arguments import CLUSTER_HELP, PLAN_HELP, USUAL_JOB, JobFields
 from shardwise.present.exports import html_report
 from shardwise.present.verb import Argument, verb
-from shardwise.present.verbs.published_comparison import compare_with_published_runs
-from shardwise.values import InputError, Progress, ignore_progress
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Progress, argument_label, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.batch_size import NoiseScale
@@ -106,7 +104,7 @@ def explain(
         plan_doublings=lambda repriced: (
             search.plan_doublings(repriced, repriced.to_loss, progress=progress) if repriced.to_loss else ()
         ),
-        published=None if term else compare_with_published_runs(loaded),
+        published=None if term else measure.compare_with_published_runs(loaded),
     )  # fmt: skip
 
 

@@ -11,8 +11,7 @@ from shardwise.hardware import load_cluster
 from shardwise.model import load_model
 from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.verb import Argument, Export, verb
-from shardwise.values import InputError, parse_count, require_writable
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label, parse_count, require_writable
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

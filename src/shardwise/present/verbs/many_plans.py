@@ -25,8 +25,7 @@ from shardwise.present.arguments import (
     read_pins,
 )
 from shardwise.present.verb import Argument
-from shardwise.values import Progress, ignore_progress
-from shardwise.values.errors import argument_label
+from shardwise.values import Progress, argument_label, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

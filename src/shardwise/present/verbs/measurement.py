@@ -12,9 +12,7 @@ from shardwise.present import charts, explorer
 from shardwise.present.arguments import MODEL_HELP, PLAN_HELP, layout_help, overrides_argument, read_plan
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Argument, verb
-from shardwise.values import parse_count
-from shardwise.values.errors import argument_label
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import Progress, argument_label, ignore_progress, parse_count
 
 if TYPE_CHECKING:
     from shardwise.layout import Layout

@@ -17,8 +17,15 @@ from shardwise.present import charts
 from shardwise.present.arguments import ClusterName, JobFields, Layouts, Model, overrides_argument
 from shardwise.present.exports import picture
 from shardwise.present.verb import Argument, verb
-from shardwise.values import InputError, apply_overrides, parse_count, parse_overrides, raise_problems, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import (
+    InputError,
+    apply_overrides,
+    argument_label,
+    parse_count,
+    parse_overrides,
+    raise_problems,
+    run_all,
+)
 
 if TYPE_CHECKING:
     from shardwise.hardware import Cluster

@@ -11,8 +11,7 @@ from shardwise import pipeline, present
 from shardwise.present import charts
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.values import InputError, describe_unknown, parse_at_least, parse_count
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, argument_label, describe_unknown, parse_at_least, parse_count
 
 if TYPE_CHECKING:
     from shardwise.pipeline import PassTimes, ScheduleComparison, Timeline

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from shardwise import interop, price, search
+from shardwise import interop, measure, price, search
 from shardwise.hardware.cluster import expand_sizes
 from shardwise.model import Job
 from shardwise.present import charts, explorer, reports
@@ -30,9 +30,8 @@ from shardwise.present.arguments import (
 from shardwise.present.exports import html_report, picture, text_file
 from shardwise.present.verb import Export, Mode, verb
 from shardwise.present.verbs.many_plans import plan_clusters, plan_to_loss, sweep
-from shardwise.present.verbs.published_comparison import compare_with_published_runs
-from shardwise.values import InputError, Progress, ignore_progress, raise_problems, require_writable
-from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError, argument_label
+from shardwise.values import InputError, Progress, argument_label, ignore_progress, raise_problems, require_writable
+from shardwise.values.errors import EXIT_INTERRUPTED, MissedLimitError
 
 if TYPE_CHECKING:
     from shardwise.layout import Choices
@@ -308,4 +307,4 @@ def plan(
     chosen = search.plan_inputs(inputs, choices=allowed, runnable=runnable, reliability=reliability, progress=progress)
     chosen = search.with_batch_schedule(replace(chosen, limits=limits), batch_schedule, reliability)
     search.require_within_limits(chosen, limits, allowed, progress)
-    return replace(chosen, published=compare_with_published_runs(chosen))
+    return replace(chosen, published=measure.compare_with_published_runs(chosen))

@@ -14,13 +14,13 @@ from shardwise.present.verb import Argument, Export, verb
 from shardwise.values import (
     InputError,
     Progress,
+    argument_label,
     bytes_per_element,
     describe_unknown,
     ignore_progress,
     parse_count,
     parse_quantity,
 )
-from shardwise.values.errors import argument_label
 
 if TYPE_CHECKING:
     from shardwise.derive import ShardedExpression

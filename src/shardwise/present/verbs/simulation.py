@@ -10,8 +10,7 @@ from shardwise.present import charts
 from shardwise.present.arguments import PlanOrFile, read_plan
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, verb
-from shardwise.values import parse_at_least
-from shardwise.values.errors import argument_label
+from shardwise.values import argument_label, parse_at_least
 
 if TYPE_CHECKING:
     from shardwise.price import Simulation

@@ -20,7 +20,7 @@ from shardwise.run.trainer.flags import (
     optimizer_fields_text,
 )
 from shardwise.run.trainer.flags import GROUPS as FLAG_GROUPS
-from shardwise.values.progress import Progress, ignore_progress
+from shardwise.values import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from shardwise.measure import Rehearsal

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, NamedTuple
 
-from shardwise.layout import Layout, LayoutFacts
-from shardwise.layout.rules.table import require_legal
+from shardwise.layout import Layout, LayoutFacts, require_legal
 from shardwise.model import ModelFacts
 from shardwise.pipeline import BACKWARD_INPUT, FORWARD, FULL_BACKWARD, Slot
 from shardwise.price.device_memory import DeviceMemory

@@ -11,8 +11,7 @@ from shardwise.run.data.corpus_writer import DEFAULT_HELD_OUT, DEFAULT_VOCAB, wr
 from shardwise.run.data.documents import GLOBS, TextFile, find_text_files, python_library
 from shardwise.run.data.shard_index import SPLITS, ShardIndex, index_payload
 from shardwise.run.data.tokenizer import Tokenizer, load_tokenizer
-from shardwise.values import InputError, Progress, ignore_progress, parse_count, parse_quantity, run_all
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Progress, argument_label, ignore_progress, parse_count, parse_quantity, run_all
 
 PathLike = str | os.PathLike[str]
 

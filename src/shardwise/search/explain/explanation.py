@@ -42,8 +42,16 @@ from shardwise.search.loss_time import Doubling, LossTime, time_to_loss
 from shardwise.search.plan import BatchAdvice, Plan, PublishedComparison, advise_batch
 from shardwise.search.recompute_budget import LayerRecompute, list_layer_recompute
 from shardwise.search.verdicts import MODEL_ERROR
-from shardwise.values import Displayable, Hidden, InputError, Payload, describe_unknown, format_count, format_seconds
-from shardwise.values.errors import argument_label
+from shardwise.values import (
+    Displayable,
+    Hidden,
+    InputError,
+    Payload,
+    argument_label,
+    describe_unknown,
+    format_count,
+    format_seconds,
+)
 
 PlanDoublings = Callable[[Plan], tuple[Doubling, ...]]
 

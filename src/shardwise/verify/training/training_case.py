@@ -21,8 +21,7 @@ from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.flags import apply_changes, parse_whole_number
 from shardwise.search import Plan
 from shardwise.step import RankProgram
-from shardwise.values import InputError, Precision, parse_overrides
-from shardwise.values.errors import argument_label
+from shardwise.values import InputError, Precision, argument_label, parse_overrides
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks

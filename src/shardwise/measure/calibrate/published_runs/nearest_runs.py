@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shardwise.model import num_active_params, num_params
 from shardwise.price import Problem
-from shardwise.search import NearestRuns, PublishedRun
+from shardwise.search import NearestRuns, Plan, PublishedComparison, PublishedRun, compare_published_runs
 
 INDEX_NAME = "run_index.csv"
 INDEX_COLUMNS = (
@@ -105,6 +105,11 @@ def nearest_published_runs(problem: Problem) -> NearestRuns:
     runs = similar[:NUM_SIMILAR]
     same_chip = all(indexed.run.chip == chip for indexed in runs)
     return NearestRuns(runs=tuple(indexed.run for indexed in runs), same_model=False, same_chip=same_chip)
+
+
+def compare_with_published_runs(plan: Plan) -> PublishedComparison | None:
+    """Return the nearest published runs with their layouts priced for a plan's job; None where there are none."""
+    return compare_published_runs(plan, nearest_published_runs(plan.problem))
 
 
 def generation_distance(chip: str, second_chip: str) -> int:
