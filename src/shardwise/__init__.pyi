@@ -55,8 +55,8 @@ from .present.verbs.simulation import instructions as instructions
 from .present.verbs.simulation import simulation as simulation
 from .price.estimate import Estimate as Estimate
 from .price.reliability import Reliability as Reliability
-from .price.run_limits import Limits as Limits
 from .price.simulation.result import Simulation as Simulation
+from .price.training_run import Limits as Limits
 from .price.training_run import Run as Run
 from .price.training_run import training_run as training_run
 from .search.compare_clusters import Comparison as Comparison

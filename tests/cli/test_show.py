@@ -13,8 +13,8 @@ from answers import answer
 from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.catalog_networks import cluster_examples
 from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.cluster import cluster_examples
 from shardwise.hardware.published_constants import load_published_fit, published_calibration
 from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.model.load import model_names

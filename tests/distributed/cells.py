@@ -10,8 +10,7 @@ from typing import Any
 
 from training import ADAPTED, DENSE, MODELS, POSITIONS, PREDICTING, ROUTED, TIED, WINDOWED, Case
 
-from shardwise.layout.context_parallel import CP_VARIANTS
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import RuleContext
 from shardwise.layout.rules.table import violations

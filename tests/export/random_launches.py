@@ -12,8 +12,7 @@ from shardwise.hardware.stacks import Abilities, get_stack
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals, use_target_stages
-from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.table import violations
 from shardwise.model.job import Job
 from shardwise.model.load import load_model

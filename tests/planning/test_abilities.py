@@ -10,8 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.hardware.stacks import STACK_KINDS, Abilities, get_stack, stack_names
 from shardwise.layout.choices import Choices
-from shardwise.layout.context_parallel import CP_VARIANTS
-from shardwise.layout.layout import OFFLOADS, Layout
+from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, Layout
 from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase

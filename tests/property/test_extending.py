@@ -18,7 +18,7 @@ from train.stand_in import small_plan, write_inputs
 
 from shardwise.hardware import published_constants, stacks
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.layout import context_parallel
+from shardwise.layout import layout as layout_module
 from shardwise.layout.choices import Choices
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.table import violations
@@ -183,9 +183,9 @@ def test_without_the_entry_it_is_refused(capsys: pytest.CaptureFixture[str]) -> 
 @pytest.fixture
 def variant(monkeypatch: pytest.MonkeyPatch) -> str:
     """The page's variant in the table."""
-    name, value = entry("A variant of context parallelism", vars(context_parallel))
-    assert name not in context_parallel.CP_VARIANTS
-    monkeypatch.setitem(context_parallel.CP_VARIANTS, name, value)
+    name, value = entry("A variant of context parallelism", vars(layout_module))
+    assert name not in layout_module.CP_VARIANTS
+    monkeypatch.setitem(layout_module.CP_VARIANTS, name, value)
     return name
 
 

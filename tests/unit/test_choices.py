@@ -34,8 +34,15 @@ from shardwise.hardware.network.switches import Switched, switch_collective_cost
 from shardwise.hardware.network.torus import WRAP_RULES, Torus, WrapRule, torus_collective_cost
 from shardwise.hardware.stacks import get_stack, stack_names
 from shardwise.layout.choices import Choices
-from shardwise.layout.context_parallel import CP_VARIANTS, get_cp_variant
-from shardwise.layout.layout import OFFLOAD_TARGETS, OFFLOADS, Layout, Offload, get_offload_targets
+from shardwise.layout.layout import (
+    CP_VARIANTS,
+    OFFLOAD_TARGETS,
+    OFFLOADS,
+    Layout,
+    Offload,
+    get_cp_variant,
+    get_offload_targets,
+)
 from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme
 from shardwise.measure.calibrate.constant_fit import fold_groups
 from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines

@@ -1,7 +1,6 @@
 from .calibration_constants import BENCH_ONLY_CONSTANTS as BENCH_ONLY_CONSTANTS
 from .calibration_constants import CONSTANTS as CONSTANTS
 from .calibration_constants import Calibration as Calibration
-from .catalog_networks import cluster_examples as cluster_examples
 from .chips import LOCAL as LOCAL
 from .chips import LOCAL_NOTE as LOCAL_NOTE
 from .chips import Chip as Chip
@@ -10,6 +9,7 @@ from .chips import get_catalog_entry as get_catalog_entry
 from .chips import load_chip as load_chip
 from .chips import relative_clock as relative_clock
 from .cluster import Cluster as Cluster
+from .cluster import cluster_examples as cluster_examples
 from .cluster_files import MeasuredCluster as MeasuredCluster
 from .cluster_loading import load_cluster as load_cluster
 from .cluster_loading import load_measured_cluster as load_measured_cluster

@@ -22,9 +22,8 @@ from shardwise.hardware.calibration_constants import (
     MODEL_KINDS,
     Calibration,
 )
-from shardwise.hardware.catalog_networks import build_pods, build_torus
 from shardwise.hardware.chips import Chip, get_catalog_entry, load_chip, read_chip, relative_clock
-from shardwise.hardware.cluster import Cluster
+from shardwise.hardware.cluster import Cluster, build_pods, build_torus
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology

@@ -9,9 +9,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shardwise.hardware.catalog_networks import build_shorthand_topology, replace_chip, resize_tiers
 from shardwise.hardware.chips import LOCAL, load_chip
-from shardwise.hardware.cluster import Cluster, Shorthand, parse_shorthand
+from shardwise.hardware.cluster import (
+    Cluster,
+    Shorthand,
+    build_shorthand_topology,
+    parse_shorthand,
+    replace_chip,
+    resize_tiers,
+)
 from shardwise.hardware.cluster_files import MeasuredCluster, read_cluster_file
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.published_constants import with_calibration, with_published_constants

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import permutations
 
-from shardwise.hardware.catalog_networks import build_bare_chip_topology
 from shardwise.hardware.chips import Chip, load_chip
+from shardwise.hardware.cluster import build_bare_chip_topology
 from shardwise.hardware.cluster_loading import is_cluster, load_cluster
 from shardwise.hardware.network.links import Cut
 from shardwise.hardware.network.pods import Pods

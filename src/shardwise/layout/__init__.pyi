@@ -2,13 +2,13 @@ from .choices import DEGREE_AXES as DEGREE_AXES
 from .choices import Choices as Choices
 from .choices import choices_from_pins as choices_from_pins
 from .choices import parse_pins as parse_pins
-from .context_parallel import cp_variant_names as cp_variant_names
-from .context_parallel import get_cp_variant as get_cp_variant
 from .layers_per_stage import layers_by_stage as layers_by_stage
 from .layers_per_stage import layers_by_virtual_stage as layers_by_virtual_stage
 from .layers_per_stage import stage_placement as stage_placement
 from .layout import OFFLOADS as OFFLOADS
 from .layout import Layout as Layout
+from .layout import cp_variant_names as cp_variant_names
+from .layout import get_cp_variant as get_cp_variant
 from .layout import layout_from_fields as layout_from_fields
 from .layout import parse_fields as parse_fields
 from .payload import DERIVED_FIELDS as DERIVED_FIELDS

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.hardware import Stack
-from shardwise.layout.context_parallel import CP_VARIANTS, cp_variant_names
-from shardwise.layout.layout import OFFLOADS, get_offload_targets
+from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, cp_variant_names, get_offload_targets
 from shardwise.layout.rules.engine import add_engine_pins
 from shardwise.layout.rules.layout_rule import LayoutRule
 from shardwise.layout.rules.stack_abilities import ENGINE_STACK, forbids_recompute, supported_values, unsupported_pins

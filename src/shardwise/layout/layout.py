@@ -1,6 +1,8 @@
-"""All parallelism choices of a job, as one value: `Layout`.
+"""All parallelism choices of a job, as one value: `Layout`; and variants of context parallelism.
 
-Its text form is what people write, "tp=8 pp=4 fsdp=16 recompute=selective": KEY=VALUE words, and natural values for the rest.
+Its text form is what people write, "tp=8 pp=4 fsdp=16 recompute=selective": KEY=VALUE words, and natural values for the rest. A
+variant says how attention reads the parts of a sequence that other ranks along `cp` hold, in one table that derivation, legality,
+costs and searches read.
 """
 
 from __future__ import annotations
@@ -9,12 +11,49 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
-from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_problem
 from shardwise.pipeline import natural_schedule, schedule_names
 from shardwise.pipeline.registry import ALL_SCHEDULES
 from shardwise.values import InputError, did_you_mean, lookup, parse_count, parse_like, raise_problems
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParallelVariant:
+    """A variant of context parallelism.
+
+    `structure`: the variant that the derivation knows. Which positions a rank holds makes no difference there, so both rings
+    are one. `sequence_pieces`: pieces of the sequence that a rank takes: two, one from either end, so that causal work is
+    even, or one. `is_ring`: keys and values are passed around instead of being gathered. `exchanges_heads`: attention swaps
+    its sharding of the sequence for one of heads. `waits_for_last`: the rank with the last piece has the most scores, and the
+    others wait for it.
+    """
+
+    structure: str
+    sequence_pieces: int = 2
+    is_ring: bool = False
+    exchanges_heads: bool = False
+    waits_for_last: bool = False
+
+
+# The first is the default of a layout.
+CP_VARIANTS: dict[str, ContextParallelVariant] = {
+    "all_gather": ContextParallelVariant(structure="all_gather"),
+    "zigzag": ContextParallelVariant(structure="ring", is_ring=True),
+    "ulysses": ContextParallelVariant(structure="ulysses", exchanges_heads=True),
+    "ring": ContextParallelVariant(structure="ring", is_ring=True, sequence_pieces=1, waits_for_last=True),
+}
+
+
+def cp_variant_names() -> tuple[str, ...]:
+    """Return the names that a layout may use."""
+    return tuple(CP_VARIANTS)
+
+
+def get_cp_variant(name: str) -> ContextParallelVariant:
+    """Return a variant by name. Raises `InputError` that lists the names."""
+    return lookup(CP_VARIANTS, name, "cp_variant")
+
 
 Offload = Literal["none", "optimizer", "activations", "both"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "activations", "both")

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from shardwise.layout.context_parallel import cp_variant_names, get_cp_variant
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, cp_variant_names, get_cp_variant
 from shardwise.model import DEFAULT_OPTIMIZER, LAYER_UNITS, Architecture, Job, ModelStructure
 from shardwise.model.decoder import routes_tokens
 from shardwise.model.recompute_policies import policy_for_layer

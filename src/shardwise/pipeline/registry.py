@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from shardwise.pipeline import dualpipe, gpipe_1f1b, zero_bubble, zero_bubble_search
+from shardwise.pipeline import dualpipe, schedule_definition, zero_bubble, zero_bubble_search
 from shardwise.pipeline.actions import ActionList
 from shardwise.pipeline.schedule_definition import Schedule
 from shardwise.pipeline.timeline import Durations, peak_in_flight
@@ -27,16 +27,16 @@ __all__ = [
 
 # In the order in which they are listed.
 ALL_SCHEDULES: dict[str, Schedule] = {
-    "none": gpipe_1f1b.NO_PIPELINE,
-    "afab": gpipe_1f1b.GPIPE,
-    "1f1b": gpipe_1f1b.ONE_F_ONE_B,
-    "interleaved": gpipe_1f1b.INTERLEAVED,
+    "none": schedule_definition.NO_PIPELINE,
+    "afab": schedule_definition.GPIPE,
+    "1f1b": schedule_definition.ONE_F_ONE_B,
+    "interleaved": schedule_definition.INTERLEAVED,
     "zb_h1": zero_bubble.ZB_H1,
     "zb_h2": zero_bubble.ZB_H2,
     "dualpipe": dualpipe.DUALPIPE,
-    "looped_bfs": gpipe_1f1b.LOOPED_BFS,
-    "naive": gpipe_1f1b.NAIVE,
-    "interleaved_breadth_first": gpipe_1f1b.BREADTH_FIRST,
+    "looped_bfs": schedule_definition.LOOPED_BFS,
+    "naive": schedule_definition.NAIVE,
+    "interleaved_breadth_first": schedule_definition.BREADTH_FIRST,
     "interleaved_zb": zero_bubble.INTERLEAVED_ZB,
     "zb_v": zero_bubble.ZB_V,
     "zb_auto": zero_bubble_search.ZB_AUTO,

@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardwise.pipeline.actions import ActionList, Slot, alternate_passes, loop_placement, slots_from_words, v_placement
-from shardwise.pipeline.gpipe_1f1b import check_round
 from shardwise.pipeline.schedule_definition import (
     PassSeconds,
     PeakCandidates,
     Schedule,
+    check_round,
     many_stages_each,
     single_stage_each,
     two_stages_each,

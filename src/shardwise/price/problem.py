@@ -26,7 +26,7 @@ from shardwise.hardware import (
     stack_names,
     with_published_constants,
 )
-from shardwise.hardware.catalog_networks import replace_chip
+from shardwise.hardware.cluster import replace_chip
 from shardwise.hardware.cluster_loading import apply_stack
 from shardwise.hardware.stacks import default_stack
 from shardwise.model import Architecture, Job, default_seq_len, load_model

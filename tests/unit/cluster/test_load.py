@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import shardwise as sw
 from shardwise.hardware import chips
-from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.chips import chip_names, load_chip
+from shardwise.hardware.cluster import replace_chip
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched

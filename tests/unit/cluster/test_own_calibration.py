@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.hardware.calibration_constants import CONSTANTS, Calibration
-from shardwise.hardware.catalog_networks import replace_chip
+from shardwise.hardware.cluster import replace_chip
 from shardwise.hardware.cluster_files import format_cluster_toml, format_toml_value
 from shardwise.hardware.cluster_loading import load_cluster, load_measured_cluster
 from shardwise.hardware.network.pods import Pods

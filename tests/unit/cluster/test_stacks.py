@@ -10,8 +10,8 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
-from shardwise.hardware.catalog_networks import replace_chip
 from shardwise.hardware.chips import clock_of_similar_chip
+from shardwise.hardware.cluster import replace_chip
 from shardwise.hardware.cluster_loading import iterate_sizes
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched

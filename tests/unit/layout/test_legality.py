@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from shardwise.hardware.stacks import get_stack, stack_names
-from shardwise.layout.context_parallel import CP_VARIANTS
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import CP_VARIANTS, Layout
 from shardwise.layout.rules.layout_rule import RuleContext
 from shardwise.layout.rules.table import layout_rules, require_legal, violations
 from shardwise.layout.sharding_scheme import layout_degrees, num_micro_batches, seqs_per_replica

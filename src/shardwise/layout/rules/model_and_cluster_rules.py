@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from shardwise.layout.context_parallel import ContextParallelVariant, cp_variant_names, get_cp_variant
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES, has_equal_stages
+from shardwise.layout.layout import ContextParallelVariant, cp_variant_names, get_cp_variant
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.sharding_scheme import Degrees, num_micro_batches, seqs_per_replica
 from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget, unit_counts

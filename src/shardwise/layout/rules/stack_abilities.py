@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.hardware import Cluster, Stack, get_stack
-from shardwise.layout.context_parallel import cp_variant_names
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES, has_even_batch

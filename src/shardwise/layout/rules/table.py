@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from shardwise.hardware import Stack
-from shardwise.layout.context_parallel import cp_variant_names
 from shardwise.layout.layers_per_stage import min_layers_per_stage, stage_placement
-from shardwise.layout.layout import Layout
+from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems

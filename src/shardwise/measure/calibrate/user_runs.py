@@ -29,7 +29,7 @@ from shardwise.hardware import (
     relative_clock,
     without_calibration,
 )
-from shardwise.hardware.catalog_networks import build_torus, resize_tiers
+from shardwise.hardware.cluster import build_torus, resize_tiers
 from shardwise.layout import Layout, layers_by_stage, layout_as_run
 from shardwise.layout.layout import get_offload_targets
 from shardwise.measure.calibrate.observations import Observation, run_observation

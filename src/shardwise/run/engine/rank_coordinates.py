@@ -49,7 +49,7 @@ class Rank:
     """A rank of a mesh.
 
     `pieces` is the number of chunks of a sequence that a rank along `cp` takes
-    (`layout.context_parallel.ContextParallelVariant.sequence_pieces`). An expert takes at most `capacity_factor` times
+    (`layout.layout.ContextParallelVariant.sequence_pieces`). An expert takes at most `capacity_factor` times
     its even share of its tokens' rows (None: all rows).
     """
 

@@ -34,8 +34,7 @@ from shardwise.hardware import (
     published_calibration,
     relative_clock,
 )
-from shardwise.hardware.catalog_networks import build_shorthand_topology, resize_tiers
-from shardwise.hardware.cluster import Shorthand
+from shardwise.hardware.cluster import Shorthand, build_shorthand_topology, resize_tiers
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model import Architecture
 from shardwise.model.architecture import IS_GATED
