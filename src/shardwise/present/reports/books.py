@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from shardwise import book_formulas
-from shardwise.present.figures.figure import FigureSet
 from shardwise.present.rendering.numbers import count, fixed, num_bytes, quantity, seconds, share, significant
 from shardwise.present.rendering.report import Block, Cell, Line, Number, Report, Row, Section, Table, facts_table
 from shardwise.values import format_bytes, format_quantity, format_seconds
@@ -16,6 +15,8 @@ if TYPE_CHECKING:
     from shardwise.book_formulas import BlockRoofline, KernelComparison, KernelRoofline, NamedRule, RuleValue
     from shardwise.book_formulas.rooflines import OperationTime
     from shardwise.book_formulas.rule_parameters import RuleParameter
+    from shardwise.book_formulas.rules.kernel_costs import KernelCost
+    from shardwise.present.figures.figure import FigureSet
     from shardwise.values import NumberFormat
     from shardwise.values.dtypes import FormatComparison
 
@@ -118,13 +119,8 @@ def _compared_kernels(comparison: KernelComparison) -> Report:
     )
     rows = []
     for index, roofline in enumerate(comparison.rooflines):
-        cost, path = roofline.cost, f"with.{index - 1}." if index else ""
-        rows.append(
-            _roofline_row(
-                " ".join([roofline.label, *roofline.options]), cost.flops, cost.moved_bytes, cost.intensity,
-                roofline.math_s, roofline.memory_s, roofline.bound, path,
-            )
-        )  # fmt: skip
+        path = f"with.{index - 1}." if index else ""
+        rows.append(_roofline_row(" ".join([roofline.label, *roofline.options]), roofline.cost, roofline, path))
     return [Section([_roofline_table("kernel", rows)], title=title)]
 
 
@@ -142,8 +138,7 @@ def block_report(block: BlockRoofline) -> Report:
 def _phase_section(block: BlockRoofline, phase: str) -> Section:
     rows = [
         _roofline_row(
-            _operation_name(operation), operation.flops, operation.moved_bytes, operation.intensity, operation.math_s,
-            operation.memory_s, operation.bound, f"operations.{index}.",
+            _operation_name(operation), operation, operation, f"operations.{index}."
         )
         for index, operation in enumerate(block.operations)
         if operation.phase == phase
@@ -166,18 +161,16 @@ def _operation_name(operation: OperationTime) -> str:
     return f"{operation.name}{fused}"
 
 
-def _roofline_row(
-    name: str, flops: float, moved_bytes: float, intensity: float, math_s: float, memory_s: float, bound: str, path: str
-) -> Row:
-    computes = bool(flops)
+def _roofline_row(name: str, cost: KernelCost | OperationTime, times: KernelRoofline | OperationTime, path: str) -> Row:
+    computes = bool(cost.flops)
     return (
         name,
-        quantity(flops, "FLOP", f"{path}flops") if computes else "-",
-        num_bytes(moved_bytes, f"{path}moved_bytes"),
-        fixed(intensity, 1, f"{path}intensity", INTENSITY) if computes else "-",
-        seconds(math_s, f"{path}math_s") if computes else "-",
-        seconds(memory_s, f"{path}memory_s"),
-        bound,
+        quantity(cost.flops, "FLOP", f"{path}flops") if computes else "-",
+        num_bytes(cost.moved_bytes, f"{path}moved_bytes"),
+        fixed(cost.intensity, 1, f"{path}intensity", INTENSITY) if computes else "-",
+        seconds(times.math_s, f"{path}math_s") if computes else "-",
+        seconds(times.memory_s, f"{path}memory_s"),
+        times.bound,
     )
 
 
