@@ -35,7 +35,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.spawn import run_in_processes
 from shardwise.run.trainer.engine_prediction import issue_policy
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.sharding.spec import Mesh
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.precision import get_precision

@@ -29,9 +29,8 @@ from shardwise.model.job import Job
 from shardwise.records.step_log import StepRecord, read_log
 from shardwise.run.data.corpus_writer import write_corpus
 from shardwise.run.data.documents import python_library
-from shardwise.search.plan import Plan
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 
 STEPS, WARM_UPS = 16, 4
 CALM, TRIES = 0.05, 3  # the share of the cores that others may have; after so many tries the calmest counts

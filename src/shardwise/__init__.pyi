@@ -66,9 +66,9 @@ from .search.layout_memory import LayoutMemory as LayoutMemory
 from .search.layout_memory import MemoryComparison as MemoryComparison
 from .search.loss_time import LossSearch as LossSearch
 from .search.plan import Plan as Plan
+from .search.plan import plan_layout as plan_layout
 from .search.plan_file import dump_plan as dump_plan
 from .search.plan_file import load_plan as load_plan
-from .search.plan_from_layout import plan_layout as plan_layout
 from .search.plan_sweep import Swept as Swept
 from .values.dtypes import FormatComparison as FormatComparison
 from .values.errors import (

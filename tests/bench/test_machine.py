@@ -43,7 +43,7 @@ from shardwise.measure.microbenchmarks.machine_fit import (
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.price.roofline import TILE_ROWS
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values import to_json
 from shardwise.values.errors import InputError
 

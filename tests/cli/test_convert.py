@@ -19,8 +19,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.run.engine.model_builder import ModelWeights
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 
 SEQ_LEN = 16
 MODEL = Architecture(

@@ -20,9 +20,8 @@ from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
 from shardwise.present.command_line import main
 from shardwise.records.run_folder import read_json
 from shardwise.records.step_log import read_log
-from shardwise.search.plan import Plan
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.durable_files import write_json_atomic
 from shardwise.values.estimate_term_names import TIME_TERMS
 

@@ -16,8 +16,8 @@ from shardwise.model.job import Job
 from shardwise.present.command_line import main
 from shardwise.present.verbs.training import rehearse
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 
 SMALL = Architecture(
     name="small", num_layers=2, d_model=32, d_ff=64, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=48

@@ -15,8 +15,8 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.command_line import main, verb_parsers
 from shardwise.price.simulation.stage_passes import OVERLAP_CHOICES
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values import format_seconds
 
 

@@ -23,8 +23,7 @@ from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.train import open_weights
 from shardwise.values.errors import InputError
 

@@ -22,8 +22,7 @@ from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.trainer import Trainer
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.precision import PRECISIONS
 
 SEQ_LEN, VOCABULARY, NUM_STEPS = 8, 281, 6

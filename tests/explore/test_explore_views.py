@@ -19,7 +19,7 @@ from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.web_server import dump_payload
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 
 JOB = "model=llama-3-8b&cluster=h100:64&batch_tokens=1Mi&seq_len=8192"

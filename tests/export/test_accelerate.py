@@ -14,7 +14,7 @@ from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 START = (

@@ -16,7 +16,7 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.present.command_line import main
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 HF = "deepspeed --num_gpus 8 run_clm.py --deepspeed ds_config.json --block_size 2048 --per_device_train_batch_size 2 "

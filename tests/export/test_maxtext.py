@@ -16,7 +16,7 @@ from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import parse_yaml
 from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 COMMAND = (

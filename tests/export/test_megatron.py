@@ -22,7 +22,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import stack_of
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 NEAR = (

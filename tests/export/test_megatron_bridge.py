@@ -20,7 +20,7 @@ from shardwise.interop.text_formats.python_config import parse_python_config
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 EIGHT = Machines(num_devices=8, devices_per_node=8)

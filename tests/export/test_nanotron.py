@@ -12,7 +12,7 @@ from shardwise.interop.launches.export_launch import export
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 # Launches of huggingface/nanotron, by its examples: sizes (hidden, MLP, heads, key-value heads, layers, words, tied), degrees

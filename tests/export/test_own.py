@@ -16,9 +16,8 @@ from shardwise.interop.read_launch import parse_launch, price_launch
 from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan import Plan
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.plan_file import plan_payload
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=2**20, seq_len=8192)

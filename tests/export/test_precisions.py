@@ -23,8 +23,7 @@ from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.precision import PRECISIONS
 

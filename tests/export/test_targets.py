@@ -21,8 +21,7 @@ from shardwise.layout.layout import Layout
 from shardwise.layout.rules.stack_abilities import ENGINE_STACK
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.errors import InputError
 from shardwise.values.units import format_seconds
 

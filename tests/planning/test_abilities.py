@@ -19,8 +19,8 @@ from shardwise.model.recompute_policies import policy_names
 from shardwise.pipeline.registry import SCHEDULES
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.vectorised.search_layouts import SearchChecks, search_layouts
 from shardwise.values.engine_policies import LOSS_KERNELS
 from shardwise.values.errors import InputError

@@ -20,8 +20,7 @@ from shardwise.measure.utilisation import (
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.price import Problem
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.errors import InputError, MissingValueError
 
 LLAMA, JOB = load_model("llama-3-8b"), Job(global_batch_tokens=1 << 20, seq_len=8192)

@@ -22,8 +22,7 @@ from shardwise.price.term_inputs import SYMBOL_MEANINGS
 from shardwise.search.explain.explanation import Explanation, explain_plan, explain_term
 from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.payloads import ExplanationRecord
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.verdicts import MODEL_ERROR, RESOLUTION, changed_fields, compare_steps, explain_slowdown
 from shardwise.values.errors import NothingFitsError
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS

@@ -39,7 +39,7 @@ from shardwise.price.estimate import Estimate, estimate, stage_memories
 from shardwise.run.engine.model_builder import initial_weights
 from shardwise.run.kernels import optimizers as engine_optimizers
 from shardwise.search.explain.other_layouts import compare_plan_schedules
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
 from .test_derivation import check

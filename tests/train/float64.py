@@ -11,8 +11,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values import precision
 from shardwise.verify.training.training_case import FP64
 

@@ -38,9 +38,8 @@ from shardwise.run.trainer.anomaly_detector import AnomalyDetector, StepAnomaly
 from shardwise.run.trainer.interfaces import RunComponents
 from shardwise.run.transport.current import current_transport
 from shardwise.run.transport.interface import Transport
-from shardwise.search.plan import Plan
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.plan_file import dump_plan
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.errors import InputError
 
 VOCAB, SEQ_LEN = 32, 16

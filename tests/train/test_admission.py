@@ -21,9 +21,8 @@ from shardwise.run import machine_resources
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.batch_schedule import require_batches
 from shardwise.run.trainer.preflight import require_memory, require_world, smallest_change
-from shardwise.search.plan import Plan
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.search.plan_file import load_plan
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.search.planner import make_plan as searched
 from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.errors import InputError, NothingFitsError

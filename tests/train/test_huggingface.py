@@ -24,8 +24,8 @@ from shardwise.layout.layout import Layout
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import dump_plan, load_plan
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.values.boxes import Box, interval_boxes
 from shardwise.values.errors import InputError
 

@@ -23,8 +23,7 @@ from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.step_inspector import MemoryTracker, process_memory
 from shardwise.run.trainer.training_engine import TrainingEngine
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.step.rank_program import RankProgram
 from shardwise.values import estimate_term_names
 from shardwise.values.precision import get_precision

@@ -14,7 +14,7 @@ from shardwise.model.job import Job
 from shardwise.run.trainer import machine_probe as module
 from shardwise.run.trainer.machine_probe import time_machine_probe
 from shardwise.run.transport.lone_rank import LoneRank
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 
 
 def test_products_are_of_the_plans_sizes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,7 @@ from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.rehearsal import MAX_MICRO_BATCHES, rehearse_rank
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.values.errors import InputError
 

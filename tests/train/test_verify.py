@@ -21,7 +21,7 @@ from shardwise.present.command_line import main
 from shardwise.present.verbs import training as verbs
 from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.sharding.spec import Axes
 from shardwise.step.issued_collectives import count_collectives, ordered_activation_collectives

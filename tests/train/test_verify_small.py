@@ -12,8 +12,7 @@ import shardwise as sw
 from shardwise.layout.layout import Layout
 from shardwise.model.load import load_model
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values.errors import InputError
 from shardwise.verify.training.plan_verification import small_case
 from shardwise.verify.training.training_case import (

@@ -43,8 +43,8 @@ from shardwise.run.kernels.optimizers import BLOCK_ELEMENTS, FormulaOptimizer, b
 from shardwise.run.numpy.kernels import LEARNING_RATE, get_map
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.search.explain.playbook_steps import explain_fit
+from shardwise.search.plan import plan_layout
 from shardwise.search.plan_file import parse_plan, plan_payload
-from shardwise.search.plan_from_layout import plan_layout
 from shardwise.sharding.spec import Spec
 from shardwise.step.rank_program import RankProgram
 from shardwise.values.errors import InputError

@@ -5,7 +5,7 @@ Every legal layout is priced with NumPy arrays (`vectorised`). Among the fastest
 the best is taken, and its pipeline stages are balanced. Around one plan the room builds comparisons of clusters, sweeps over a
 value, plans to a target loss, and explanations (`explain`).
 
-Entry points: `planner.make_plan`, `plan_from_layout.plan_layout`, `vectorised.search_layouts.search_layouts`,
+Entry points: `planner.make_plan`, `plan.plan_layout`, `vectorised.search_layouts.search_layouts`,
 `compare_clusters.plan_clusters`, `plan_sweep.plan_cases`, `plan_to_target_loss.plan_to_loss`,
 `explain.explanation.explain_plan`, `plan_file.dump_plan` and `load_plan`.
 

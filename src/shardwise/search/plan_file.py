@@ -23,8 +23,15 @@ from shardwise.layout.payload import parse_layout
 from shardwise.model import Architecture, Job, ModelFacts, get_optimizer
 from shardwise.price import Estimate, Run
 from shardwise.price.roofline import issue_policy
-from shardwise.search.plan import Alternative, BatchAdvice, Plan, PublishedComparison, SearchSummary, advise_batch
-from shardwise.search.plan_from_layout import LayoutPlan
+from shardwise.search.plan import (
+    Alternative,
+    BatchAdvice,
+    LayoutPlan,
+    Plan,
+    PublishedComparison,
+    SearchSummary,
+    advise_batch,
+)
 from shardwise.values import (
     Flat,
     InputError,

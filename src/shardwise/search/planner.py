@@ -1,7 +1,7 @@
 """Plan a job: search all layouts, choose the simplest that predictions cannot tell from the fastest, and keep the reasons.
 
 Entry points: `make_plan`, and `plan_inputs`, where a batch that the user left out is the usual one of the model or a multiple
-that fills a large cluster; `plan_from_layout.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
+that fills a large cluster; `plan.plan_layout` makes the plan of a given layout. The stages of the chosen pipeline are
 balanced (`balance_stages`), and each runner-up comes with the reason why it lost.
 """
 
@@ -29,8 +29,7 @@ from shardwise.pipeline import NATURAL, SCHEDULES
 from shardwise.price import Estimate, Problem, ProblemInputs, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
-from shardwise.search.plan import Alternative, Plan, SearchSummary
-from shardwise.search.plan_from_layout import assemble_plan
+from shardwise.search.plan import Alternative, Plan, SearchSummary, assemble_plan
 from shardwise.search.recompute_budget import fit_recompute_budget
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
 from shardwise.search.verdicts import (

@@ -14,7 +14,7 @@ from shardwise.model.recompute_policies import format_tensor_set
 from shardwise.price import Problem
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import with_problem_defaults
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import plan_layout
 from shardwise.search.recompute_budget import (
     RecomputeLayer,
     activation_bytes_by_stage,

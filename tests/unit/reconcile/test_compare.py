@@ -47,8 +47,7 @@ from shardwise.records.step_inspection import (
 from shardwise.records.step_log import StepRecord
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.sharding.collectives import CollectiveKind, IssuedCollective
 from shardwise.step.issued_collectives import count_collectives
 from shardwise.values import to_json

@@ -20,8 +20,7 @@ from shardwise.model.load import load_model
 from shardwise.records.run_folder import RunFolder
 from shardwise.records.step_inspection import KERNEL, RankTrace
 from shardwise.search.explain.neighbour_layouts import find_remedy, iterate_neighbours, seconds_of_terms
-from shardwise.search.plan import Plan
-from shardwise.search.plan_from_layout import plan_layout
+from shardwise.search.plan import Plan, plan_layout
 from shardwise.values import to_json
 from unit.reconcile.as_planned import as_planned, is_kernel, slowed
 
