@@ -27,10 +27,6 @@ from .pipeline.timeline import Timeline as Timeline
 from .present.figures.figure import Figure as Figure
 from .present.figures.figures_page import figure as figure
 from .present.json_schemas import json_schemas as json_schemas
-from .present.verbs.books import precision as precision
-from .present.verbs.books import roofline as roofline
-from .present.verbs.books import rule as rule
-from .present.verbs.books import rules as rules
 from .present.verbs.calibration import calibrate as calibrate
 from .present.verbs.calibration import validate as validate
 from .present.verbs.environment import doctor as doctor
@@ -48,9 +44,13 @@ from .present.verbs.memory import memory as memory
 from .present.verbs.pipeline_schedule import schedule as schedule
 from .present.verbs.pipeline_schedule import schedules as schedules
 from .present.verbs.planning import plan as plan
-from .present.verbs.sharding import collective as collective
-from .present.verbs.sharding import matmul as matmul
-from .present.verbs.sharding import reshard as reshard
+from .present.verbs.rooflines_and_rules import precision as precision
+from .present.verbs.rooflines_and_rules import roofline as roofline
+from .present.verbs.rooflines_and_rules import rule as rule
+from .present.verbs.rooflines_and_rules import rules as rules
+from .present.verbs.sharded_products import collective as collective
+from .present.verbs.sharded_products import matmul as matmul
+from .present.verbs.sharded_products import reshard as reshard
 from .present.verbs.simulation import instructions as instructions
 from .present.verbs.simulation import simulation as simulation
 from .price.estimate import Estimate as Estimate

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from answers import answer
 
-from shardwise.present.verbs.sharding import parse_axes
+from shardwise.present.verbs.sharded_products import parse_axes
 from shardwise.values.errors import InputError
 
 V5E = ["all-gather", "2048x8192", "--axes", "4", "--on", "tpu-v5e"]

@@ -15,7 +15,7 @@ from answers import answer
 import shardwise as sw
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.present.reports import memory as memory_module
-from shardwise.present.verbs import books
+from shardwise.present.verbs import rooflines_and_rules as books
 from shardwise.values.errors import InputError, MissingValueError
 from shardwise.values.estimate_term_names import MEMORY_TERMS
 

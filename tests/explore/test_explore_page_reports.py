@@ -13,13 +13,13 @@ import shardwise as sw
 from shardwise.present.charts.chart import Chart
 from shardwise.present.charts.chart_json import chart_to_json
 from shardwise.present.charts.draw_chart import draw
+from shardwise.present.explorer.answer_workers import dump_payload
 from shardwise.present.explorer.background_search import SEARCHING, Values, report_searches
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS, field_path
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_reports import REPORTS, view_report
 from shardwise.present.explorer.state import State
-from shardwise.present.explorer.web_server import dump_payload
 from shardwise.present.rendering.page_report import Action, Facts, PageSection, panels, report_to_json
 from shardwise.present.rendering.payload_text import FORMATS, PayloadText, format_share
 from shardwise.present.rendering.report import Line, Number, Preformatted, Section, ShareBar, Status, Table

@@ -15,6 +15,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import shardwise as sw
+from shardwise.present.explorer.answer_workers import ExplorerAnswers
 from shardwise.present.explorer.background_search import MAX_REPORTS, Searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
@@ -30,7 +31,7 @@ MOST_S = 20.0  # of any one of them
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[TestClient]:
-    app = application(Explorer(NameResolver()), allowed_hosts("127.0.0.1", 8631))
+    app = application(ExplorerAnswers(Explorer(NameResolver())), allowed_hosts("127.0.0.1", 8631))
     with TestClient(app, base_url=f"http://{HOST}", raise_server_exceptions=True) as connected:
         yield connected
 
@@ -176,7 +177,7 @@ def test_every_answer_has_the_security_headers(client: TestClient) -> None:
 
 
 def test_off_loopback_a_token_is_required() -> None:
-    app = application(Explorer(NameResolver()), allowed_hosts("10.0.0.5", 8631), token="secret")
+    app = application(ExplorerAnswers(Explorer(NameResolver())), allowed_hosts("10.0.0.5", 8631), token="secret")
     with TestClient(app, base_url="http://10.0.0.5:8631", follow_redirects=False) as client:
         assert client.get("/ask/overview").status_code == 401
         assert client.get("/?token=wrong").status_code == 401
@@ -189,7 +190,6 @@ def test_off_loopback_a_token_is_required() -> None:
 
 def test_a_port_that_is_taken_says_so() -> None:
     first = bind_address("127.0.0.1", 0)
-    first.socket.listen()
     port = first.socket.getsockname()[1]
     assert first.token is None
     with pytest.raises(InputError, match="--port 0"):
@@ -262,7 +262,8 @@ def test_a_search_whose_process_ends_says_that_and_how_many_layouts_it_priced() 
             assert searches.changed.wait_for(
                 lambda: searches.results.get(State(), {}).get("num_priced") is not None, timeout=60
             )
-        searches._kill()
+        assert searches.child is not None
+        searches.child.kill()
         report = searches.wait(State(), large(), 60)
         assert report["outcome"] == "stopped"
         (problem,) = report["problems"]

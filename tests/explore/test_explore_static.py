@@ -13,12 +13,12 @@ import pytest
 
 import shardwise as sw
 from shardwise.present.explorer import static_build
+from shardwise.present.explorer.answer_workers import dump_payload
 from shardwise.present.explorer.background_search import report_searches
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.state import parse_query
 from shardwise.present.explorer.static_build import EXAMPLES, Example, canonical, edit_query, write_static_build
-from shardwise.present.explorer.web_server import dump_payload
 from shardwise.values.errors import InputError
 
 SMALL = (Example("tiny-llama-15m", "h100:8", 1 << 16, 1024), Example("gpt-2", "h100:2", 1 << 16, 1024))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from shardwise.present.explorer.book_tasks import TASKS, task_payload
 from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.request import resolve_request
 from shardwise.present.explorer.state import parse_query, write_query
-from shardwise.present.explorer.tasks import TASKS, task_payload
 from shardwise.values.errors import InputError
 
 # Changes of the start state that solve each task, and some that almost do with what they miss.

@@ -14,11 +14,11 @@ from explore.opened import opened_run
 
 import shardwise as sw
 from shardwise.present.command_line import main
+from shardwise.present.explorer.answer_workers import dump_payload
 from shardwise.present.explorer.background_search import report_searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
 from shardwise.present.explorer.opened_plan import NameResolver
-from shardwise.present.explorer.web_server import dump_payload
 from shardwise.search.plan import plan_layout
 from shardwise.values.estimate_term_names import MEMORY_TERMS, TIME_TERMS
 

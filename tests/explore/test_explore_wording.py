@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 
 import shardwise as sw
 from shardwise.model.job import Job
+from shardwise.present.explorer.answer_workers import ExplorerAnswers
 from shardwise.present.explorer.background_search import Searches
 from shardwise.present.explorer.explorer import QUESTIONS, Explorer
 from shardwise.present.explorer.number_provenance import NUMBERS
@@ -77,7 +78,7 @@ def test_no_provenance_names_a_flag() -> None:
 
 @pytest.mark.parametrize("change", REFUSED)
 def test_no_refusal_names_a_flag(change: str) -> None:
-    app = application(Explorer(NameResolver()), allowed_hosts("127.0.0.1", 8631))
+    app = application(ExplorerAnswers(Explorer(NameResolver())), allowed_hosts("127.0.0.1", 8631))
     with TestClient(app, base_url="http://127.0.0.1:8631") as client:
         answer = client.get(f"/ask/batch?cluster=h100:64&layout=fsdp=64&{change}")
     assert not FLAG.search(answer.text), answer.text

@@ -17,7 +17,7 @@ from shardwise import version
 from shardwise.book_formulas.rooflines import KERNEL_FORMS
 from shardwise.layout.placement import Placement
 from shardwise.model.recompute_policies import policy_names
-from shardwise.present.verbs.books import KernelName
+from shardwise.present.verbs.rooflines_and_rules import KernelName
 
 SIZES: dict[str, Any] = {"global_batch_tokens": 2**19, "seq_len": 4096}
 FUNCTIONS = (

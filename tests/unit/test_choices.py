@@ -278,7 +278,7 @@ NAMED = {
 ABSENT = {"none"}
 SAID = {
     ("search/explain/playbook_steps.py", "recompute"), ("layout/choices.py", "recompute"),
-    ("hardware/network/compare_collective_algorithms.py", "operation"), ("present/verbs/books.py", "origin"),
+    ("hardware/network/compare_collective_algorithms.py", "operation"), ("present/verbs/rooflines_and_rules.py", "origin"),
     ("measure/calibrate/constant_fit.py", "fold"), ("measure/calibrate/published_fit.py", "fold"),
     ("run/trainer/preflight.py", "recompute"), ("run/engine/micro_batch.py", "positions"),
     ("run/numpy/step.py", "loss"), ("measure/calibrate/user_runs.py", "recompute"),

@@ -11,11 +11,10 @@ from typing import NamedTuple
 import uvicorn
 from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
+from shardwise.present.explorer.answer_workers import AnswerWorkers
 from shardwise.present.explorer.background_search import Searches
-from shardwise.present.explorer.explorer import Explorer
 from shardwise.present.explorer.opened_plan import NameResolver
-from shardwise.present.explorer.request_guard import allowed_hosts
-from shardwise.present.explorer.web_server import application, bind_address
+from shardwise.present.explorer.web_server import bind_address, server_config
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PATH = next((path for name in NAMES if (path := shutil.which(name))), None)
@@ -51,10 +50,8 @@ def browser() -> Iterator[Browser]:
 def explorer(resolver: NameResolver | None = None, searches: Searches | None = None) -> Iterator[str]:
     """The address of an explorer on loopback, with its searches."""
     address, searches = bind_address("127.0.0.1", 0), searches or Searches()
-    app = application(
-        Explorer(resolver or NameResolver(), searches), allowed_hosts("127.0.0.1", address.socket.getsockname()[1])
-    )
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", lifespan="off"))
+    workers = AnswerWorkers(resolver or NameResolver(), searches, num_workers=1)
+    server = uvicorn.Server(server_config(workers, address))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [address.socket]}, daemon=True)
     thread.start()
     try:
@@ -62,6 +59,7 @@ def explorer(resolver: NameResolver | None = None, searches: Searches | None = N
     finally:
         server.should_exit = True
         thread.join(10)
+        workers.close()
         searches.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 from web.chromium import PATH, WHY, browser, explorer, watched
 
-from shardwise.present.explorer.tasks import TASKS
+from shardwise.present.explorer.book_tasks import TASKS
 
 pytestmark = pytest.mark.skipif(PATH is None, reason=WHY)
 

@@ -33,22 +33,26 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "MemoryComparison": ResultFunctions("present.reports.memory:memory_report", "search.layout_memory:MemoryRecord.of"),
     "KvCacheSizes": ResultFunctions("present.reports.memory:cache_report", "book_formulas.kv_cache:KvCacheRecord.of"),
     "KernelComparison": ResultFunctions(
-        "present.reports.books:roofline_report", "book_formulas.rooflines.payloads:KernelsRecord.of"
+        "present.reports.rooflines_and_rules:roofline_report", "book_formulas.rooflines.payloads:KernelsRecord.of"
     ),
     "BlockRoofline": ResultFunctions(
-        "present.reports.books:block_report", "book_formulas.rooflines.payloads:BlockRecord.of"
+        "present.reports.rooflines_and_rules:block_report", "book_formulas.rooflines.payloads:BlockRecord.of"
     ),
-    "NamedRule": ResultFunctions("present.reports.books:rule_report", "book_formulas.named_rules:RuleRecord.of"),
+    "NamedRule": ResultFunctions(
+        "present.reports.rooflines_and_rules:rule_report", "book_formulas.named_rules:RuleRecord.of"
+    ),
     "RuleValue": ResultFunctions(
-        "present.reports.books:rule_value_report", "book_formulas.named_rules:RuleRecord.of_value"
+        "present.reports.rooflines_and_rules:rule_value_report", "book_formulas.named_rules:RuleRecord.of_value"
     ),
-    "FormatComparison": ResultFunctions("present.reports.books:formats_report", "values.dtypes:FormatsRecord.of"),
+    "FormatComparison": ResultFunctions(
+        "present.reports.rooflines_and_rules:formats_report", "values.dtypes:FormatsRecord.of"
+    ),
     "CheckedProduct": ResultFunctions(
-        "present.reports.sharding:product_report", "verify.product_checks:MatmulRecord.of"
+        "present.reports.sharded_products:product_report", "verify.product_checks:MatmulRecord.of"
     ),
-    "EmittedProgram": ResultFunctions("present.reports.sharding:program_source"),
+    "EmittedProgram": ResultFunctions("present.reports.sharded_products:program_source"),
     "PlacedCollective": ResultFunctions(
-        "present.reports.sharding:collective_report",
+        "present.reports.sharded_products:collective_report",
         "hardware.network.compare_collective_algorithms:CollectiveRecord.of",
     ),
     "Timeline": ResultFunctions(
@@ -70,7 +74,9 @@ RESULTS: Mapping[str, ResultFunctions] = {
     "CatalogueEntries": ResultFunctions(
         "present.reports.catalogue:catalogue_report", "present.catalogue_values:CatalogueRecord.of"
     ),
-    "FigureSet": ResultFunctions("present.reports.books:figures_report", "present.figures.figure:figures_payload"),
+    "FigureSet": ResultFunctions(
+        "present.reports.rooflines_and_rules:figures_report", "present.figures.figure:figures_payload"
+    ),
     "ShellCompletion": ResultFunctions("present.shell_completion:completion_text"),
     "ExplorerSession": ResultFunctions(
         "present.explorer.session:session_report", "present.explorer.session:session_payload"

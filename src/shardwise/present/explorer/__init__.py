@@ -6,11 +6,12 @@ request           a state with the values of its names
 *_view(s)         a pure function for each view: a request -> the payload of `--json`, with the provenance of its numbers
 controls          choices: every option with its edit of the address, and the problem with it
 run_card          days, dollars and energy of the training run
-tasks             tasks from the books: a start, a goal, and a check of the state
+book_tasks        tasks from the books: a start, a goal, and a check of the state
 background_search the best layout and the Pareto front of a job, in a process of its own
 explorer          questions to payloads, and the cache of requests
+answer_workers    processes that answer questions, each within a time limit
 page_wording      problems in the page's wording, without flags
-web_server        the routes; `request_guard` refuses requests of other hosts and origins
+web_server        the routes; `request_guard` refuses requests of other hosts and origins, `http_connections` slow ones
 html_report       the page's modules and one payload in a single file
 static_build      the page with computed answers, for any web host or a disk
 page/             the page's modules, without a build step: `draw(payload)` of each view, used by the page and by reports

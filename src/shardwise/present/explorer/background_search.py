@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +12,12 @@ from typing import Any, Literal, Protocol
 from shardwise.hardware import Cluster
 from shardwise.layout import Choices, Layout, stack_of
 from shardwise.model import Architecture, Job
+from shardwise.present.explorer.child_process import (
+    ChildEndedError,
+    ChildProcess,
+    receive_from_parent,
+    send_to_parent,
+)
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
 from shardwise.present.explorer.state import State, layout_text
 from shardwise.price import Problem
@@ -54,7 +57,7 @@ class Searches:
         self.next_search: tuple[State, Values] | None = None
         self.changed = threading.Condition()
         self.closed = False
-        self.child: subprocess.Popen[bytes] | None = None
+        self.child: ChildProcess | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -69,6 +72,11 @@ class Searches:
                 self.changed.notify_all()
             return report
 
+    def last_report(self, setting: State) -> Mapping[str, Any] | None:
+        """Return the report of a setting so far; None before its search."""
+        with self.changed:
+            return self.results.get(setting)
+
     def wait(self, setting: State, values: Values, seconds: float) -> Mapping[str, Any]:
         """Return the report of a setting once its search has ended, or after so many seconds."""
         self.ask(setting, values)
@@ -81,7 +89,8 @@ class Searches:
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-        self._kill()
+        if self.child is not None:
+            self.child.kill()
         self.thread.join()
         self._drop()
 
@@ -99,59 +108,24 @@ class Searches:
 
     def _search(self, setting: State, values: Values) -> None:
         """Have the child search, and end it after `max_search_s`."""
-        child, timed_out = self._start_child(), threading.Event()
-
-        def stop() -> None:
-            timed_out.set()
-            self._kill()
-
-        timer = threading.Timer(self.max_search_s, stop)
-        timer.daemon = True
-        timer.start()
-        try:
-            for message in self._messages(child, values):
+        self.child = child = self.child or ChildProcess(__name__)
+        with child.limit_time(self.max_search_s) as timed_out:
+            try:
+                for message in _search_messages(child, values):
+                    with self.changed:
+                        self._keep(setting, message)
+            except ChildEndedError:
+                self._drop()
                 with self.changed:
-                    self._keep(setting, message)
-        except (OSError, EOFError, pickle.UnpicklingError):
-            self._drop()
-            with self.changed:
-                report = self.results.get(setting, SEARCHING)
-                problem = _stopped_text(report, self.max_search_s if timed_out.is_set() else None)
-                self._keep(setting, {**report, "state": "done", "outcome": "stopped", "problems": [problem]})
-        finally:
-            timer.cancel()
-
-    def _messages(self, child: subprocess.Popen[bytes], values: Values) -> Iterator[Mapping[str, Any]]:
-        """Yield the child's reports of a job until it is done. Raises `EOFError` if the child ends before."""
-        assert child.stdin is not None
-        assert child.stdout is not None
-        pickle.dump(values, child.stdin)
-        child.stdin.flush()
-        state = "searching"
-        while state == "searching":
-            message = pickle.load(child.stdout)
-            state = message["state"]
-            yield message
-
-    def _start_child(self) -> subprocess.Popen[bytes]:
-        if self.child is None:
-            command = [sys.executable, "-m", "shardwise.present.explorer.background_search"]
-            self.child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        return self.child
-
-    def _kill(self) -> None:
-        """End the process: its reader gets the end of the stream."""
-        child = self.child
-        if child is not None:
-            child.kill()
+                    report = self.results.get(setting, SEARCHING)
+                    problem = _stopped_text(report, self.max_search_s if timed_out.is_set() else None)
+                    self._keep(setting, {**report, "state": "done", "outcome": "stopped", "problems": [problem]})
 
     def _drop(self) -> None:
         """Give up the process, so that the next search starts a new one."""
         child, self.child = self.child, None
         if child is not None:
-            child.kill()
-            with suppress(BrokenPipeError):
-                child.communicate()
+            child.close()
 
     def _keep(self, setting: State, report: Mapping[str, Any]) -> None:
         self.results[setting] = report
@@ -159,6 +133,16 @@ class Searches:
         while len(self.results) > MAX_REPORTS:
             self.results.popitem(last=False)
         self.changed.notify_all()
+
+
+def _search_messages(child: ChildProcess, values: Values) -> Iterator[Mapping[str, Any]]:
+    """Yield the child's reports of a job until it is done. Raises `ChildEndedError` if the child ends before."""
+    child.send(values)
+    state = "searching"
+    while state == "searching":
+        message = child.receive()
+        state = message["state"]
+        yield message
 
 
 def _stopped_text(report: Mapping[str, Any], limit_s: float | None) -> str:
@@ -246,20 +230,13 @@ def _points(layouts: Sequence[PricedLayout]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Search until the explorer closes the stream; problems of a job are in the page's wording."""
-    while True:
-        try:
-            model, cluster, job = pickle.load(sys.stdin.buffer)
-        except (EOFError, KeyboardInterrupt):
-            return
-        with label_arguments(PAGE_LABELS):
-            for message in report_searches(model, cluster, job, _report_priced()):
-                message["problems"] = [page_wording(problem) for problem in message["problems"]]
-                _send(message)
-
-
-def _send(message: Mapping[str, Any]) -> None:
-    pickle.dump(message, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
+    with suppress(EOFError, KeyboardInterrupt):
+        while True:
+            model, cluster, job = receive_from_parent()
+            with label_arguments(PAGE_LABELS):
+                for message in report_searches(model, cluster, job, _report_priced()):
+                    message["problems"] = [page_wording(problem) for problem in message["problems"]]
+                    send_to_parent(message)
 
 
 def _report_priced() -> Progress:
@@ -270,10 +247,6 @@ def _report_priced() -> Progress:
         nonlocal sent_s
         if task == PRICED_TASK and time.monotonic() - sent_s >= REPORT_EVERY_S:
             sent_s = time.monotonic()
-            _send({**SEARCHING, "num_priced": done, "num_candidates": total})
+            send_to_parent({**SEARCHING, "num_priced": done, "num_candidates": total})
 
     return progress
-
-
-if __name__ == "__main__":
-    main()

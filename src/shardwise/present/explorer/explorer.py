@@ -11,10 +11,10 @@ from typing_extensions import TypedDict
 
 from shardwise.present.explorer.background_search import SearchReports, Values
 from shardwise.present.explorer.batch_view import batch
+from shardwise.present.explorer.book_tasks import TASKS, task_names_payload, task_payload
 from shardwise.present.explorer.controls import controls
 from shardwise.present.explorer.copy_as import copy
 from shardwise.present.explorer.explain_number import why
-from shardwise.present.explorer.notation_view import notation
 from shardwise.present.explorer.opened_plan import NameResolver
 from shardwise.present.explorer.page_reports import view_report
 from shardwise.present.explorer.page_wording import PAGE_LABELS, page_wording
@@ -22,7 +22,7 @@ from shardwise.present.explorer.plan_views import memory, overview, pareto, run
 from shardwise.present.explorer.request import ViewRequest, head, resolve_request
 from shardwise.present.explorer.state import VIEWS, State, parse_query, write_query
 from shardwise.present.explorer.step_views import roofline, schedule, timeline
-from shardwise.present.explorer.tasks import TASKS, task_names_payload, task_payload
+from shardwise.present.explorer.weight_sharding_view import notation
 from shardwise.present.rendering.page_report import report_to_json
 from shardwise.values import MissingValueError, ShardwiseError, lookup
 from shardwise.values.errors import label_arguments

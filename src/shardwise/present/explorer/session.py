@@ -52,12 +52,19 @@ def open_session(
     resolver = (
         NameResolver() if plan is None else resolver_of_plan(plan, None if run_folder is None else Path(run_folder))
     )
+    query = _query_of(query)
     if query:
         parse_query(query)  # report its problems here, not on the page
     number = parse_count(port, label=argument_label("port"), minimum=0)
     if number > MAX_PORT:
         raise InputError(f"{argument_label('port')}: found {number}; 0 to {MAX_PORT} is required")
     return ExplorerSession(resolver=resolver, query=query, host=host, port=number, opens_browser=opens_browser)
+
+
+def _query_of(text: str) -> str:
+    """Return the query of an address of the page: a text that has none is the query itself."""
+    query = text.partition("?")[2] if "?" in text else text
+    return "&".join(pair for pair in query.partition("#")[0].split("&") if pair.partition("=")[0] != "token")
 
 
 def session_payload(session: ExplorerSession) -> dict[str, Any]:
@@ -67,6 +74,7 @@ def session_payload(session: ExplorerSession) -> dict[str, Any]:
 
 def serve_session(session: ExplorerSession) -> None:
     """Print the address of the page, open it in a browser, and answer its questions until Ctrl-C."""
+    from shardwise.present.explorer.answer_workers import AnswerWorkers
     from shardwise.present.explorer.web_server import bind_address, serve  # of an extra, which `--json` does without
 
     address = bind_address(session.host, session.port)
@@ -78,9 +86,11 @@ def serve_session(session: ExplorerSession) -> None:
 
         webbrowser.open(url)
     searches = Searches()
+    workers = AnswerWorkers(session.resolver, searches)
     try:
-        serve(Explorer(session.resolver, searches), address, session.query)
+        serve(workers, address, session.query)
     finally:
+        workers.close()
         searches.close()
 
 

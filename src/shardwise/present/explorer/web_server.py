@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 import secrets
 import socket
 import threading
-from collections.abc import Collection
-from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import anyio
 import uvicorn
@@ -21,35 +19,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from shardwise.present.explorer.explorer import QUESTIONS, Explorer
+from shardwise.present.explorer.answer_workers import Answers
+from shardwise.present.explorer.explorer import QUESTIONS
+from shardwise.present.explorer.http_connections import HeadTimeoutProtocol
 from shardwise.present.explorer.page_files import Page, pages
-from shardwise.present.explorer.page_wording import page_wording
-from shardwise.present.explorer.request_guard import Guard, allowed_hosts, is_loopback, refusal
-from shardwise.values import InputError, ShardwiseError, format_problems
-
-__all__ = [
-    "LOG",
-    "MAX_CONNECTIONS",
-    "MAX_HEAD",
-    "Address",
-    "Server",
-    "application",
-    "bind_address",
-    "dump_payload",
-    "serve",
-]
-
+from shardwise.present.explorer.request_guard import WILDCARDS, Guard, Hosts, allowed_hosts, is_loopback, refusal
+from shardwise.values import InputError
 
 COMPRESSION = 4  # of gzip: a third of the time of 9, 5% more bytes
 MAX_WAITING = 32  # questions at a time; a page asks a handful
 
 
 class Server:
-    """Routes of an explorer. Questions are answered one after the other, in a thread next to the event loop."""
+    """Routes of an explorer. Threads next to the event loop wait for answers."""
 
-    def __init__(self, explorer: Explorer) -> None:
-        self.explorer, self.waiting = explorer, 0
-        self.limiter = anyio.CapacityLimiter(1)
+    def __init__(self, answers: Answers) -> None:
+        self.answers, self.waiting = answers, 0
+        self.limiter = anyio.CapacityLimiter(MAX_WAITING)
 
     async def page(self, request: Request) -> Response:
         """Return the page, a module or a style of the package."""
@@ -67,40 +53,24 @@ class Server:
             return refusal(429, "busy: too many questions at a time; ask again")
         self.waiting += 1
         try:
-            text, status = await anyio.to_thread.run_sync(partial(self.answer, name, query), limiter=self.limiter)
+            text, status = await anyio.to_thread.run_sync(
+                partial(self.answers.answer, name, query), limiter=self.limiter
+            )
         finally:
             self.waiting -= 1
         return Response(text, status_code=status, media_type="application/json")
 
-    def answer(self, name: str, query: str) -> tuple[str, int]:
-        """Return the text of an answer and its status: 422 with the problems for an invalid state."""
-        try:
-            return dump_payload(self.explorer.answer(name, query)), 200
-        except ShardwiseError as error:
-            return format_problems(
-                [page_wording(problem) for problem in error.problems], error.exit_code, as_json=True
-            ), 422
-        except (ArithmeticError, MemoryError, RecursionError):  # sizes that overflow
-            return format_problems(
-                ["query: sizes whose costs are not finite; smaller ones are required"], 2, as_json=True
-            ), 422
 
-
-def dump_payload(payload: Any) -> str:
-    """Return a payload as JSON. Raises `ValueError` for a number that is not finite, which JSON lacks."""
-    return json.dumps(payload, allow_nan=False, separators=(",", ":"))
-
-
-def application(explorer: Explorer, hosts: Collection[str], token: str | None = None) -> ASGIApp:
+def application(answers: Answers, hosts: Hosts, token: str | None = None) -> ASGIApp:
     """Return the explorer as an ASGI application for requests to some hosts."""
-    server = Server(explorer)
+    server = Server(answers)
     routes = [Route("/ask/{question}", server.question), Route("/{path:path}", server.page)]
     app = Starlette(routes=routes, middleware=[Middleware(GZipMiddleware, minimum_size=512, compresslevel=COMPRESSION)])
     return Guard(app, hosts=hosts, token=token)
 
 
 LOG = "critical"  # requests are not logged
-MAX_CONNECTIONS = 64
+BACKLOG = 128  # connections that wait to be accepted
 MAX_HEAD = 32_768  # bytes of a request's line and headers
 
 
@@ -110,17 +80,21 @@ class Address(NamedTuple):
     socket: socket.socket
     url: str
     token: str | None
-    hosts: tuple[str, ...]
+    hosts: Hosts
 
 
 def bind_address(host: str, port: int) -> Address:
-    """Bind a socket to a host and port (0: any that is free). Raises `InputError` if it is not available."""
+    """Listen on a host and port (0: any that is free). Raises `InputError` if it is not available.
+
+    Clients may connect from now on, and wait for `serve`.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol named, asyncio turns off Nagle's algorithm; otherwise an answer of two writes waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or error
@@ -129,23 +103,36 @@ def bind_address(host: str, port: int) -> Address:
         ) from None
     bound_port = listener.getsockname()[1]
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
-    url_host = f"[{host}]" if ":" in host else host
+    reachable = own_address(family) if host in WILDCARDS else host
+    url_host = f"[{reachable}]" if ":" in reachable else reachable
     url = f"http://{url_host}:{bound_port}/" + (f"?token={token}" if token else "")
     return Address(listener, url, token, allowed_hosts(host, bound_port))
 
 
-def serve(explorer: Explorer, address: Address, query: str = "") -> None:
-    """Answer until Ctrl-C; `query` is the state that is opened first."""
-    app = application(explorer, address.hosts, address.token)
-    config = uvicorn.Config(
-        app, log_level=LOG, access_log=False, server_header=False, lifespan="off", limit_concurrency=MAX_CONNECTIONS,
-        h11_max_incomplete_event_size=MAX_HEAD, timeout_graceful_shutdown=1,
+def own_address(family: socket.AddressFamily) -> str:
+    """Return the address of this machine that others reach it by; its name without a route to them."""
+    # Connecting a UDP socket sends nothing; it chooses the route to an address that documentation reserves (RFC 5737, RFC 3849).
+    elsewhere = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((elsewhere, 9))
+        except OSError:
+            return socket.gethostname()
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def server_config(answers: Answers, address: Address) -> uvicorn.Config:
+    """Return the configuration of a server that answers at an address."""
+    protocol = cast("type[asyncio.Protocol]", partial(HeadTimeoutProtocol, half_open={}))  # is only called
+    return uvicorn.Config(
+        application(answers, address.hosts, address.token), log_level=LOG, access_log=False, server_header=False, lifespan="off",
+        http=protocol, ws="none", h11_max_incomplete_event_size=MAX_HEAD, timeout_graceful_shutdown=1,
     )  # fmt: skip
-    threading.Thread(target=_warm_up, args=(explorer, query), daemon=True).start()
-    uvicorn.Server(config).run(sockets=[address.socket])
 
 
-def _warm_up(explorer: Explorer, query: str) -> None:
-    """Answer the first question, and begin its search, before the page asks: deriving a block takes 0.1 s."""
-    with suppress(ShardwiseError):
-        explorer.answer("overview", query)
+def serve(answers: Answers, address: Address, query: str = "") -> None:
+    """Answer until Ctrl-C; `query` is the state that is opened first."""
+    # The first question begins its search before the page asks, and derives a block, which takes 0.1 s.
+    threading.Thread(target=answers.answer, args=("overview", query), daemon=True).start()
+    uvicorn.Server(server_config(answers, address)).run(sockets=[address.socket])

@@ -1,4 +1,4 @@
-from .books import rule_report as rule_report
 from .comparison import missed_limits_text as missed_limits_text
-from .sharding import drawn_section as drawn_section
-from .sharding import holder_sections as holder_sections
+from .rooflines_and_rules import rule_report as rule_report
+from .sharded_products import drawn_section as drawn_section
+from .sharded_products import holder_sections as holder_sections

@@ -7,7 +7,7 @@ import { edited } from "./query.js";
 import { drawReport, mark } from "./sections.js";
 import { build, isAvailable } from "./static.js";
 import { Store, answer } from "./store.js";
-import { drawTask, taskMenu } from "./task.js";
+import { drawTask, taskMenu } from "./book_task.js";
 import { Why } from "./why.js";
 
 const VIEWS = {
