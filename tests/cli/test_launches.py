@@ -44,7 +44,7 @@ def test_a_plan_is_written_and_read_back(plan: str, tmp_path: Path, capsys: pyte
     again = tmp_path / "again.json"
     code, out, _ = run(capsys, "read", str(folder / "launch.sh"), "--cluster", "h100:16", "--json", "--out", str(again))
     found = json.loads(out)
-    assert (code, found["schema"], found["target"], found["unknown"]) == (0, "shardwise.read/2", "megatron", [])
+    assert (code, found["schema"], found["target"], found["unknown"]) == (0, "shardwise.read/3", "megatron", [])
     assert found["model"]["name"] == "llama-3-8b"
     own, read = (json.loads(Path(file).read_text(encoding="utf-8")) for file in (plan, again))
     for name in ("model", "cluster", "job", "layout", "estimate"):

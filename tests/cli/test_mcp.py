@@ -88,7 +88,7 @@ def test_an_export_writes_a_launch_and_it_is_read_again(plan_file: Path, tmp_pat
     launch = next((tmp_path / "run").glob("*.sh"))
     read = ask("read", {"files": str(launch), "cluster": "h100:8"})
     assert not read.is_error, text_of(read)
-    assert read.structured_content["schema"] == "shardwise.read/2"
+    assert read.structured_content["schema"] == "shardwise.read/3"
 
 
 def test_wrong_arguments_are_named_all_at_once() -> None:

@@ -100,7 +100,7 @@ SESSIONS = {
     f"{PLAN} --stack megatron; export plan.json --to megatron --out run":
         "shardwise.export/1",
     f"{PLAN} --stack megatron --pin recompute=full --export run; read run/launch.sh --cluster h100:8":
-        "shardwise.read/2",
+        "shardwise.read/3",
     f"mfu {EXAMPLES}/calibrate/run/train.log {LAUNCH} --row rows.csv":
         "shardwise.mfu/2",
     "mfu --model llama-3-8b --cluster h100:8 --seq-len 8192 --tokens-per-s 80k":

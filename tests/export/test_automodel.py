@@ -191,7 +191,11 @@ BROKEN = {
     "a strategy that nobody knows": recipe(*LLAMA, "").replace("fsdp2", "fsdp3"),
     "a schedule that nobody knows": recipe(*LLAMA, "pp_size: 2, pipeline: {pp_schedule: Foo}"),
     "stages that do not divide": recipe(*LLAMA, "pp_size: 4, pipeline: {layers_per_stage: 7}"),
-    "a pipeline that is filled twice": recipe(*LLAMA, "pp_size: 2, pipeline: {}"),
+    "a batch that does not fill the pipeline": recipe(
+        "meta-llama/Meta-Llama-3-8B", (50, 4), 4096, "pp_size: 2, pipeline: {}"
+    ),
+    "adapters": recipe(*LLAMA, "", "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 8}"),
+    "an optimizer that nobody knows": recipe(*LLAMA, "", "optimizer: {_target_: my.Optimizer}"),
     "recomputation that nobody knows": recipe(*LLAMA, "activation_checkpointing: some"),
 }
 
@@ -201,3 +205,37 @@ def test_broken_recipes_are_refused_in_clear_words(text: str) -> None:
     with pytest.raises(InputError) as told:
         parse_launch({"recipe.yaml": text}, EIGHT, target="automodel")
     assert all(problem and "\n" not in problem for problem in told.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer"),
+    [("torch.optim.Adam", "adamw"), ("transformer_engine.pytorch.optimizers.fused_adam.FusedAdam", "adamw"),
+     ("torch.optim.SGD", "sgd")],
+)  # fmt: skip
+def test_optimizers_are_read_by_class(name: str, optimizer: str) -> None:
+    text = recipe(*LLAMA, "", f"optimizer: {{_target_: {name}, master_weights: true}}")
+    parsed = parse_launch({"recipe.yaml": text}, EIGHT)
+    assert parsed.launch.job.optimizer == optimizer
+    assert any("master_weights" in note for note in parsed.notes)
+
+
+def test_a_pipeline_that_is_filled_twice_is_noted() -> None:
+    parsed = parse_launch({"recipe.yaml": recipe(*LLAMA, "pp_size: 2, pipeline: {}")}, EIGHT)
+    assert any("filled 4 times" in note for note in parsed.notes)
+
+
+def test_a_model_that_the_catalogue_lacks_is_named() -> None:
+    with pytest.raises(InputError, match="'nobody/knows', which the catalogue lacks; give --model"):
+        parse_launch({"recipe.yaml": recipe("nobody/knows", (64, 4), 4096, "")}, EIGHT)
+
+
+def test_a_length_that_the_recipe_leaves_out_is_asked_for() -> None:
+    text = recipe(*LLAMA, "").replace("seq_len", "length")
+    with pytest.raises(InputError, match="--seq-len"):
+        parse_launch({"recipe.yaml": text}, EIGHT)
+    assert parse_launch({"recipe.yaml": text}, EIGHT, user_fields={"job.seq_len": 2048}).launch.job.seq_len == 2048
+
+
+def test_a_degree_of_none_is_the_default() -> None:
+    parsed = parse_launch({"recipe.yaml": recipe(*LLAMA, "dp_replicate_size: none, tp_size: 2")}, EIGHT)
+    assert (parsed.launch.layout.dp, parsed.launch.layout.fsdp) == (1, 4)

@@ -48,8 +48,8 @@ MAX_FILE_BYTES = 4_000_000  # far above any launch
 class ParsedLaunch:
     """A launch as its files say it.
 
-    `unknown` are options that the release does not have, `unread` those that no plan depends on, and `notes` say what is
-    priced as something else.
+    `unknown` are options that the release does not have, `unread` those that no plan depends on, `not_priced` what options change
+    ("memory" or "time") that the price leaves out, and `notes` say what is priced as something else.
     """
 
     target: Target
@@ -57,7 +57,13 @@ class ParsedLaunch:
     launch: Launch
     unknown: tuple[str, ...]
     unread: tuple[str, ...]
+    not_priced: Mapping[str, str]
     notes: tuple[str, ...] = ()
+
+    @property
+    def memory_is_known(self) -> bool:
+        """Return whether no option changes the memory that the price leaves out."""
+        return "memory" not in self.not_priced.values()
 
 
 def read_files(paths: list[str]) -> LaunchFiles:
@@ -79,28 +85,30 @@ def read_files(paths: list[str]) -> LaunchFiles:
 
 def parse_launch(
     files: LaunchFiles, machines: Machines, *, target: str | None = None, model: Architecture | None = None,
-    user_fields: LaunchFields | None = None,
+    user_fields: LaunchFields | None = None, recipe: str | None = None,
 ) -> ParsedLaunch:  # fmt: skip
     """Read a launch from its files. Unless named, the target is the one that knows most of the options.
 
-    `user_fields` are fields that the files may leave out (`USER_FIELDS`). Raises `InputError` if no target knows an option, or if
-    the options make no valid launch.
+    `recipe` is the one of several that the files hold. `user_fields` are fields that the files may leave out (`USER_FIELDS`).
+    Raises `InputError` if no target knows an option, or if the options make no valid launch.
     """
-    framework = get_target(target) if target else recognize_target(files)
-    options = framework.read(files)
+    framework = get_target(target) if target else recognize_target(files, recipe)
+    options = read_options(framework, files, recipe)
     if not any(name in framework.options for name in options):
         raise InputError(
             f"read: found no option of {framework.title} {framework.version} in {', '.join(files)}; its launch is required"
         )
     model = model or framework.find_model(options)
     if model is None and not framework.includes_model:
-        raise InputError(f"read: a launch of {framework.title} does not say its model; give --model")
+        raise InputError(f"read: {_unknown_model_problem(framework, options)}; give --model, a name or a config.json")
     release_options, reader = (
         framework.options,
         OptionReader(options, machines, user_fields, model, framework.value_problem),
     )
     process_notes = tuple(process_count_notes(files, machines))
+    effects = {name: effect for name, value in options.items() if (effect := framework.unpriced_effect(name, value))}
     try:
+        _require_known_model(framework, options, effects, model)
         launch_fields = _with_user_fields(from_options(framework, reader, model), reader.user_fields, framework)
         launch = _build_launch(launch_fields, machines, model)
     except InputError as error:
@@ -110,9 +118,30 @@ def parse_launch(
     return ParsedLaunch(
         target=framework, options=options, launch=launch,
         unknown=tuple(name for name in options if name not in release_options),
-        unread=tuple(name for name in reader.unread_names() if name in release_options),
+        unread=tuple(name for name in reader.unread_names() if name in release_options and name not in effects),
+        not_priced={name: effect for name, effect in effects.items() if effect != "model"},
         notes=(*reader.notes, *_vocabulary_note(launch_fields, launch, model), *process_notes),
     )  # fmt: skip
+
+
+def _unknown_model_problem(target: Target, options: Options) -> str:
+    """Return why the model of a launch is not known: it is not named, or not one of the catalogue."""
+    name = target.model_name(options)
+    if name is None:
+        return f"a launch of {target.title} does not say its model"
+    return f"the model of the launch is {name[:80]!r}, which the catalogue lacks"
+
+
+def _require_known_model(
+    target: Target, options: Options, effects: Mapping[str, str], model: Architecture | None
+) -> None:
+    """Raise `InputError` for options that make the model another one, unless the user says which it is."""
+    if model is None or target.includes_model:
+        problem = "which makes the model another one than its sizes say, and is not known here"
+        raise_problems([
+            f"{name}: found {str(options[name])[:60]!r}, {problem}"
+            for name, effect in effects.items() if effect == "model"
+        ])  # fmt: skip
 
 
 def _vocabulary_note(launch_fields: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:
@@ -143,13 +172,22 @@ def _with_user_fields(launch_fields: LaunchFields, user_fields: LaunchFields, ta
     return combined
 
 
-def recognize_target(files: LaunchFiles) -> Target:
+def read_options(target: Target, files: LaunchFiles, recipe: str | None) -> Options:
+    """Return the options of files, or of one recipe in them. Raises `InputError` for a target whose files hold one launch."""
+    if recipe is None:
+        return target.read(files)
+    if target.read_recipe is None:
+        raise InputError(f"recipe: a launch of {target.title} has no recipes to choose from; leave it out")
+    return target.read_recipe(files, recipe)
+
+
+def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
     """Return the target that knows most of the options of the files. Raises `InputError` if none knows any."""
     scores: dict[str, int] = {}
     reasons: list[str] = []
     for name, target in TARGETS.items():
         try:
-            options = target.read(files)
+            options = read_options(target, files, recipe)
         except InputError as error:
             reasons += error.problems
             continue
@@ -304,10 +342,11 @@ class LaunchChangeRecord(Payload):
 class LaunchRecord(Payload):
     """Launch of a framework with its estimate and changes that make it faster.
 
-    `unknown`: options that the release does not have; `unread`: those that no plan depends on.
+    `unknown`: options that the release does not have; `unread`: those that no plan depends on; `not_priced`: what options change,
+    memory or time, that the estimate leaves out, so that whether it fits is not known with one that changes memory.
     """
 
-    SCHEMA = "shardwise.read/2"
+    SCHEMA = "shardwise.read/3"
     target: str
     version: str
     model: ModelFacts
@@ -316,6 +355,7 @@ class LaunchRecord(Payload):
     layout: LayoutFacts
     unknown: Sequence[str]
     unread: Sequence[str]
+    not_priced: Mapping[str, str]
     notes: Sequence[str]
     estimate: Estimate
     better: Sequence[LaunchChangeRecord]
@@ -338,18 +378,21 @@ class LaunchRecord(Payload):
 
 def price_launch(
     files: LaunchFiles, cluster: Cluster, *, target: str | None = None, model: Architecture | None = None,
-    user_fields: LaunchFields | None = None,
+    user_fields: LaunchFields | None = None, recipe: str | None = None,
 ) -> PricedLaunch:  # fmt: skip
     """Read a launch from its files and price it on a cluster, with changes that make it faster.
 
     It is priced for the framework's stack, unless the cluster was measured. `target` names the framework if the options do not
-    tell, `model` is the model if the files do not say it, and `user_fields` are fields that the files may leave out
-    (`read_launch.USER_FIELDS`). Raises `InputError` if the files are no launch, or one that this cluster cannot run.
+    tell, `recipe` the function of a Python file with several, `model` is the model if the files do not say it, and `user_fields`
+    are fields that the files may leave out (`read_launch.USER_FIELDS`). Raises `InputError` if the files are no launch, or one
+    that this cluster cannot run.
     """
-    parsed = parse_launch(files, cluster_machines(cluster), target=target, model=model, user_fields=user_fields)
+    parsed = parse_launch(
+        files, cluster_machines(cluster), target=target, model=model, user_fields=user_fields, recipe=recipe
+    )
     priced_cluster = cluster
     if not cluster.calibration:
         priced_cluster = with_published_constants(cluster, get_stack(parsed.target.stack))
     launch = parsed.launch
-    plan = plan_layout(launch.model, priced_cluster, launch.job, launch.layout)
+    plan = plan_layout(launch.model, priced_cluster, launch.job, launch.layout, as_run=False)
     return PricedLaunch(parsed=parsed, plan=plan, better=tuple(list_changes(launch, parsed.target, priced_cluster)))

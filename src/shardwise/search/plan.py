@@ -238,14 +238,15 @@ class LayoutPlan:
 
 
 def plan_layout(
-    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None
-) -> Plan:
+    architecture: Architecture, cluster: Cluster, job: Job, layout: Layout, *, reliability: Reliability | None = None,
+    as_run: bool = True,
+) -> Plan:  # fmt: skip
     """Return the plan of a given layout, without a search: its estimate, the books' rules, and the whole run.
 
     A cluster without measurements is predicted under the typical stack of its chip (`with_problem_defaults`), and choices that
-    the stack fixes are set as it runs them. A budget of activation bytes becomes the set of tensors kept under it
-    (`search.recompute_budget`). Choices that the stack does not support are noted in the estimate. `reliability` sets failure
-    rate, restarts and power of the run.
+    the stack fixes are set as it runs them, unless `as_run` is false, for a layout that a launch sets. A budget of activation
+    bytes becomes the set of tensors kept under it (`search.recompute_budget`). Choices that the stack does not support are noted
+    in the estimate. `reliability` sets failure rate, restarts and power of the run.
 
     Raises `InputError` with every rule that the layout breaks.
 
@@ -258,7 +259,7 @@ def plan_layout(
     architecture.require_positions(job.seq_len)
     problem = Problem(architecture, cluster, job).with_defaults()
     stack = stack_of(problem.cluster)
-    layout = fit_recompute_budget(problem, layout_as_run(stack, layout))
+    layout = fit_recompute_budget(problem, layout_as_run(stack, layout) if as_run else layout)
     priced = estimate(problem, layout)
     unsupported = unsupported_choices(stack, architecture, job, layout) if stack and stack.is_known else []
     priced = replace(priced, notes=(*priced.notes, *unsupported))

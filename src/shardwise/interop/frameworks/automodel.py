@@ -25,7 +25,7 @@ from shardwise.interop.launches.target import (
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.model import Architecture
-from shardwise.values import InputError
+from shardwise.values import InputError, describe_unknown
 
 SECTION = "distributed"
 PIPELINE = f"{SECTION}.pipeline"
@@ -183,10 +183,14 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     if reader.get_degree(f"{SECTION}.pp_size") == 1:
         return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": local}
     replicas = read_replicas(reader)
-    if seqs != local * replicas:
+    if seqs % (local * replicas):
         raise InputError(
-            f"step_scheduler: global_batch_size = {seqs} with local_batch_size = {local} of {replicas} replicas fills the "
-            f"pipeline {seqs / (local * replicas):g} times for an update; once is what can be read"
+            f"step_scheduler: global_batch_size = {seqs} is not a multiple of local_batch_size × replicas = {local} × {replicas}"
+        )
+    if seqs > local * replicas:
+        reader.notes.append(
+            f"the pipeline is filled {seqs // (local * replicas)} times for an update, and is priced as filled once: its bubble "
+            "is larger than here"
         )
     micro_batch = reader.get_degree(f"{SECTION}.pipeline.pp_microbatch_size")
     return {"job.global_batch_seqs": seqs, "layout.micro_batch_seqs": micro_batch}
@@ -220,9 +224,40 @@ def _read_length(reader: OptionReader) -> Mapping[str, Any]:
     names = ("packed_sequence.packed_sequence_size", "dataset.seq_len", "dataset.seq_length")
     lengths = [reader.get(name) for name in names]
     length = next((candidate for candidate in lengths if isinstance(candidate, int) and candidate > 0), None)
-    if length is None:
-        raise InputError("dataset.seq_len: found none; the length of a sequence is required")
-    return {"job.seq_len": length}
+    return {} if length is None else {"job.seq_len": length}
+
+
+OPTIMIZERS = {"adamw": "torch.optim.AdamW"}
+# Classes that recipes name, by our optimizer. Adam differs from AdamW in where decay is added, in no cost.
+OPTIMIZER_CLASSES: Mapping[str, str] = {
+    "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd",
+    "torch.optim.Adafactor": "adafactor", "torch.optim.Muon": "muon",
+    "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam": "adamw",
+    "transformer_engine.pytorch.optimizers.FusedAdam": "adamw", "apex.optimizers.FusedAdam": "adamw",
+    "torchao.optim.AdamW8bit": "adamw_8bit", "bitsandbytes.optim.AdamW8bit": "adamw_8bit",
+    "bitsandbytes.optim.PagedAdamW8bit": "adamw_8bit",
+}  # fmt: skip
+# Arguments of TE's FusedAdam that change what it keeps: weights' lower halves, and the dtypes of its moments.
+STATE_ARGUMENTS = (
+    "exp_avg_dtype",
+    "exp_avg_sq_dtype",
+    "store_param_remainders",
+    "master_weight_dtype",
+    "master_weights",
+)
+
+
+def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the optimizer of the class that the recipe names; AdamW without one."""
+    name = reader.get("optimizer._target_", OPTIMIZERS["adamw"])
+    if name not in OPTIMIZER_CLASSES:
+        raise InputError(f"optimizer._target_: {describe_unknown(str(name), OPTIMIZER_CLASSES)}")
+    states = [argument for argument in STATE_ARGUMENTS if reader.get(f"optimizer.{argument}") not in (None, False)]
+    if states:
+        reader.notes.append(
+            f"optimizer: {', '.join(states)} of {name.rpartition('.')[2]} are priced as the recipe's precision has them"
+        )
+    return {"job.optimizer": OPTIMIZER_CLASSES[name]}
 
 
 def _step_options(launch: Launch) -> Options:
@@ -231,8 +266,9 @@ def _step_options(launch: Launch) -> Options:
 
 def _read_steps(reader: OptionReader) -> Mapping[str, Any]:
     steps = reader.get("step_scheduler.max_steps")
-    seqs, length = reader.get_degree("step_scheduler.global_batch_size", 32), _read_length(reader)["job.seq_len"]
-    return {"job.tokens": float(steps * seqs * length)} if steps else {}
+    seqs = reader.get_degree("step_scheduler.global_batch_size", 32)
+    length = _read_length(reader).get("job.seq_len", reader.user_fields.get("job.seq_len"))
+    return {"job.tokens": float(steps * seqs * length)} if steps and length else {}
 
 
 MAPPINGS: tuple[OptionMapping, ...] = (
@@ -243,14 +279,19 @@ MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {"dataset.seq_len": launch.job.seq_len}, _read_length),
     OptionMapping(_step_options, _read_steps),
     map_names("job.loss", "loss_fn._target_", LOSSES),
-    map_names("job.optimizer", "optimizer._target_", {"adamw": "torch.optim.AdamW"}),
+    OptionMapping(lambda launch: {"optimizer._target_": OPTIMIZERS[launch.job.optimizer]} if launch.job.optimizer in OPTIMIZERS
+                  else {}, _read_optimizer),
 )  # fmt: skip
 
 RECIPE_FILE = "recipe.yaml"
 
 
+def _model_name(options: Options) -> str | None:
+    return next((options[name] for name in MODEL_NAME_OPTIONS if isinstance(options.get(name), str)), None)
+
+
 def _find_model(options: Options) -> Architecture | None:
-    name = next((options[name] for name in MODEL_NAME_OPTIONS if isinstance(options.get(name), str)), None)
+    name = _model_name(options)
     return hub_model(name) if name else None
 
 
@@ -270,7 +311,13 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 def _read_files(files: LaunchFiles) -> Options:
     name, text = find_yaml(files, "a recipe of NeMo Automodel")
-    return flatten(parse_yaml(text, name), option_table("automodel"))
+    options = flatten(parse_yaml(text, name), option_table("automodel"))
+    adapters = [option for option, value in options.items() if option.partition(".")[0] == "peft" and value is not None]
+    if adapters:
+        raise InputError(
+            f"{name}: {adapters[0]}: adapters on frozen weights (LoRA) are not priced; a recipe of all weights is required"
+        )
+    return options
 
 
 def _notes(launch: Launch) -> Iterator[str]:
@@ -328,5 +375,5 @@ TARGET = Target(
     ),
     write=_write_files, read=_read_files,
     command=lambda launch: torchrun_command(launch.machines, f"-m nemo_automodel.cli.app {RECIPE_FILE}"),
-    notes=_notes, find_model=_find_model, includes_model=False,
+    notes=_notes, model_name=_model_name, find_model=_find_model, includes_model=False,
 )  # fmt: skip

@@ -44,7 +44,9 @@ class OptionReader:
         # those whose values it does not use.
         self.read_names.add(name)
         value = self.options.get(name, default)
-        problem = None if value is None or name not in self.options else self.problem(name, value)
+        if isinstance(value, str) and value.lower() in ("none", "null") and self.problem(name, value):
+            value = default
+        problem = None if value is None or value is default or name not in self.options else self.problem(name, value)
         if problem:
             raise InputError(problem)
         return value
@@ -178,10 +180,11 @@ class Target:
 
     `version` is the release that `source` documents and whose options `options_file` lists. `stack` predicts it and says what
     it can run. `mappings` convert between fields of a launch and options, `model_mappings` those of the model's sizes; a field
-    that no mapping reads back is not expressible. `find_model` returns the catalogue's model that options name, if they name
-    one. `includes_model`: a launch holds the model's sizes, or names it. `slurm`: it is started by a SLURM batch script.
-    `order`: axes of ranks, innermost first; None: as the plan places them. `write` turns options into files, `read` files into
-    options; `command` is the shell command that starts it on each node.
+    that no mapping reads back is not expressible. `model_name` returns the name of the model that options have, if any, and
+    `find_model` the catalogue's model of that name. `includes_model`: a launch holds the model's sizes, or names it. `slurm`: it
+    is started by a SLURM batch script. `order`: axes of ranks, innermost first; None: as the plan places them. `write` turns
+    options into files, `read` files into options, and `read_recipe` files with several recipes, one of which is named;
+    `command` is the shell command that starts it on each node.
     """
 
     name: str
@@ -195,7 +198,9 @@ class Target:
     write: Callable[[Options, Launch], LaunchFiles]
     read: Callable[[LaunchFiles], Options]
     command: Callable[[Launch], str]
+    read_recipe: Callable[[LaunchFiles, str], Options] | None = None
     notes: Callable[[Launch], Iterable[str]] = lambda launch: ()
+    model_name: Callable[[Options], str | None] = lambda options: None
     find_model: Callable[[Options], Architecture | None] = lambda options: None
     includes_model: bool = True
     slurm: bool = True
@@ -214,6 +219,11 @@ class Target:
     def value_problem(self, name: str, value: object) -> str | None:
         """Return what is wrong with the value of an option, or None; options that the release lacks pass."""
         return self._problem(name, value) if name in self.options else None
+
+    def unpriced_effect(self, name: str, value: object) -> str | None:
+        """Return what an option changes without being priced: "model", "memory" or "time"; None if nothing, or not known."""
+        option = self.options.get(name)
+        return option.changes(value) if option else None
 
     def _problem(self, name: str, value: object) -> str | None:
         option = self.options.get(name)

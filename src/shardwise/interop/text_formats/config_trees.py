@@ -7,6 +7,7 @@ is written as sections with values in JSON's notation.
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import Any
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
 from shardwise.values import InputError
 
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?")
 TRUE_WORDS, FALSE_WORDS = ["true", "yes", "y", "on", "1"], ["false", "no", "n", "off", "0"]
 MAX_CHARACTERS = 1_000_000  # of a script
 MAX_DEPTH = 40  # nested sections: far above any configuration
@@ -85,6 +87,8 @@ def _normalize_value(value: Any, option: FrameworkOption) -> Any:
     if option.kind == "str" and isinstance(value, (bool, int)):
         text = text if not isinstance(value, bool) else ("yes" if value else "no")
         return text
+    if option.kind == "float" and isinstance(value, str) and _NUMBER.fullmatch(text):  # YAML 1.1 reads 1e-8 as a text
+        return float(text)
     digits = text.removesuffix(".0")
     if option.kind == "int" and isinstance(value, (str, float)) and digits.isdecimal() and len(text) < 20:
         return int(digits)
@@ -153,14 +157,17 @@ MAX_YAML_BRACKETS = 2_000  # a text full of brackets takes it minutes
 MAX_YAML_VALUES = 100_000  # far above any launch
 
 
-def parse_yaml(text: str, source: str) -> dict[str, Any]:
-    """Return the mapping of a YAML text. Raises `InputError` for other or too large texts, and for repeated keys."""
+def parse_yaml(text: str, source: str, *, keeps_last: bool = False) -> dict[str, Any]:
+    """Return the mapping of a YAML text. Raises `InputError` for other or too large texts, and for repeated keys.
+
+    With `keeps_last` the last value of a repeated key counts, as for programs that do not look for repetitions.
+    """
     yaml = _load_pyyaml()
     require_length(text, source, "a YAML file", MAX_YAML_CHARACTERS)
     if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
         raise InputError(f"{source}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
     try:
-        tree = yaml.load(text, Loader=_unique_key_loader())
+        tree = yaml.load(text, Loader=yaml.SafeLoader if keeps_last else _unique_key_loader())
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         position = f"line {mark.line + 1}: " if mark else ""

@@ -9,15 +9,27 @@ from typing import Any, NamedTuple
 from shardwise.values import did_you_mean, raise_problems
 
 Options = Mapping[str, Any]  # by the target's name; names of nested files are dotted
+UNPRICED_EFFECTS = ("model", "memory", "time")
 MAX_CHOICES_LISTED = 20  # choices in an error message
 
 
 class FrameworkOption(NamedTuple):
-    """An option of a release. `kind` is int, float, bool, str, list or any; `choices` are its only values, if it has such."""
+    """An option of a release. `kind` is int, float, bool, str, list or any; `choices` are its only values, if it has such.
+
+    `effect` is "priced"; "none", for what changes neither model, memory nor time of a step; "model", "memory" or "time", which it
+    changes without being priced, unless its value is one of the `harmless`; or empty, where a table does not say.
+    """
 
     name: str
     kind: str
     choices: tuple[str, ...] = ()
+    effect: str = ""
+    harmless: tuple[str, ...] = ()
+
+    def changes(self, value: object) -> str | None:
+        """Return what a value changes without being priced: "model", "memory" or "time"; None if nothing."""
+        is_default = value is None or value is False or str(value).lower() in ("", "none", "null", *self.harmless)
+        return None if is_default or self.effect not in UNPRICED_EFFECTS else self.effect
 
 
 def option_problem(option: FrameworkOption, value: object) -> str | None:
@@ -49,9 +61,15 @@ def _has_type(kind: str, value: object) -> bool:
 def option_table(name: str) -> Mapping[str, FrameworkOption]:
     """Return a release's options by name from the package's table `name`.csv (name, type, choices)."""
     return {
-        row["name"]: FrameworkOption(row["name"], row["type"], tuple(filter(None, row["choices"].split("|"))))
+        row["name"]: FrameworkOption(
+            row["name"], row["type"], _split(row["choices"]), row.get("effect") or "", _split(row.get("harmless") or "")
+        )
         for row in csv.DictReader(read_option_file(f"{name}.csv").splitlines())
     }
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, text.split("|")))
 
 
 def read_option_file(name: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shardwise.interop.text_formats.config_trees import require_length
-from shardwise.values import InputError
+from shardwise.values import InputError, describe_unknown
 
 MAX_ELEMENTS = 100_000  # of a list that a sum or product makes
 MAX_SHOWN = 80  # characters of a statement in a report
@@ -39,6 +39,10 @@ class CallExpr(NamedTuple):
         return f"{self.name}({', '.join(arguments)})"
 
 
+MAX_RECIPES_LISTED = 8  # in a message
+MAX_RECIPE_CALLS = 20  # recipes that begin with one another: far above any file
+
+
 class PythonConfig(NamedTuple):
     """Values by the attribute path that they are assigned to, in order; `unread` are statements that could not be read."""
 
@@ -46,8 +50,11 @@ class PythonConfig(NamedTuple):
     unread: tuple[str, ...]
 
 
-def parse_python_config(text: str, source: str) -> PythonConfig:
-    """Return the config of a file; the returned value itself has the path "". Raises `InputError` unless there is exactly one."""
+def parse_python_config(text: str, source: str, recipe: str | None = None) -> PythonConfig:
+    """Return the config of a file's function; the returned value itself has the path "".
+
+    Raises `InputError` unless there is exactly one, or one of the name that `recipe` gives.
+    """
     require_length(text, source, "a recipe")
     try:
         module = ast.parse(text)
@@ -55,15 +62,33 @@ def parse_python_config(text: str, source: str) -> PythonConfig:
         raise InputError(
             f"{source}: not valid Python: {getattr(error, 'msg', None) or 'too deep'}; a recipe's file is required"
         ) from None
-    functions = [
-        function for function in module.body if isinstance(function, ast.FunctionDef) and _returned_name(function)
-    ]
-    if len(functions) != 1:
-        names = ", ".join(function.name for function in functions[:5])
-        raise InputError(
-            f"{source}: found {len(functions)} recipes{f' ({names})' if names else ''}; a file with one is required"
-        )
-    return _read_function(functions[0], _read_constants(module.body, {}))
+    functions = {
+        function.name: function
+        for function in module.body if isinstance(function, ast.FunctionDef) and _returned_name(function)
+    }  # fmt: skip
+    public = {name: function for name, function in functions.items() if not name.startswith("_")} or functions
+    if recipe is not None and recipe not in functions:
+        raise InputError(f"{source}: recipe: {describe_unknown(recipe, public)}")
+    if recipe is None and len(public) != 1:
+        names = ", ".join(list(public)[:MAX_RECIPES_LISTED])
+        listed = f" ({names}{', ...' * (len(public) > MAX_RECIPES_LISTED)})" if names else ""
+        fix = "name one with --recipe" if names else "a function that returns a config that it sets is required"
+        raise InputError(f"{source}: found {len(public)} recipes{listed}; {fix}")
+    chosen = functions[recipe] if recipe is not None else next(iter(public.values()))
+    return _read_recipe(chosen, functions, _read_constants(module.body, {}), MAX_RECIPE_CALLS)
+
+
+def _read_recipe(
+    function: ast.FunctionDef, functions: Mapping[str, ast.FunctionDef], constants: Mapping[str, Any], calls_left: int
+) -> PythonConfig:
+    """Return the config of a function; one that begins with the config of another function of the file has its values too."""
+    config = _read_function(function, dict(constants))
+    base = config.values.get("")
+    if not isinstance(base, CallExpr) or base.name not in functions or not calls_left:
+        return config
+    inherited = _read_recipe(functions[base.name], functions, {**constants, **base.keywords}, calls_left - 1)
+    changed = {path: value for path, value in config.values.items() if path}
+    return PythonConfig({**inherited.values, **changed}, (*inherited.unread, *config.unread))
 
 
 def _returned_name(function: ast.FunctionDef) -> str | None:

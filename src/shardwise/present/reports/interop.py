@@ -59,11 +59,13 @@ def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
         )),
     )  # fmt: skip
     yield "layout", str(plan.layout)
-    yield "memory", fit_cell(estimate)
+    yield "memory", fit_cell(estimate) if parsed.memory_is_known else _unknown_fit(launch)
     step = seconds(estimate.step_time_s, "estimate.step_time_s", estimate.interval90, "prediction")
     interval = f" ({INTERVAL} {format_interval(estimate.interval90)})" if estimate.interval90 else ""
     yield "step", Line((step, interval, ", MFU ", share(estimate.mfu, "estimate.mfu")))
     yield "bound by", estimate.bound
+    for name, effect in parsed.not_priced.items():
+        yield "not priced", Status(f"{name} changes {effect}, which is left out", "note")
     for note in (*parsed.notes, *estimate.caveats):
         yield "note", Status(note, "note")
     for name in parsed.unknown:
@@ -71,6 +73,17 @@ def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
             "not understood",
             Status(f"{name} is not an option of {parsed.target.title} {parsed.target.version}", "bad"),
         )
+
+
+def _unknown_fit(launch: PricedLaunch) -> Cell | Line:
+    """Return the memory without a verdict, and the options because of which there is none."""
+    names = ", ".join(name for name, effect in launch.parsed.not_priced.items() if effect == "memory")
+    estimate = launch.plan.estimate
+    return Line((
+        num_bytes(estimate.memory_bytes, "estimate.memory_bytes"), " of ",
+        num_bytes(estimate.memory_capacity_bytes, "estimate.memory_capacity_bytes"),
+        f" without what {names} changes: whether it fits is not known",
+    ))  # fmt: skip
 
 
 def _changes(launch: PricedLaunch) -> Section:

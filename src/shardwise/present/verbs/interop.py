@@ -108,6 +108,13 @@ def read_launch(
             help="the model, where the launch does not say it",
         ),
     ] = None,
+    recipe: Annotated[
+        str | None,
+        Argument(
+            flag="--recipe", group="launch", metavar="NAME",
+            help="the function of a Python file with several recipes (Megatron Bridge, torchtitan)",
+        ),
+    ] = None,
     seq_len: Annotated[
         int | str | None,
         Argument(
@@ -134,9 +141,9 @@ def read_launch(
     """Read the launch of a framework from its files: what it costs on a cluster, and which of its options would make it faster.
 
     It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` names the
-    framework if its options are ambiguous, `model` the model if the launch does not say it, and `seq_len`, `batch_seqs` and
-    `micro_batch_seqs` what the launch leaves to the training script; `user_fields` has the same by field
-    ({"job.seq_len": 4096}). The files are read, never run.
+    framework if its options are ambiguous, `recipe` the function of a file with several, `model` the model if the launch does not
+    say it, and `seq_len`, `batch_seqs` and `micro_batch_seqs` what the launch leaves to the training script; `user_fields` has
+    the same by field ({"job.seq_len": 4096}). The files are read, never run.
 
     Raises `InputError` for files that cannot be read or are not a launch, and for a layout that the cluster does not allow.
 
@@ -164,7 +171,12 @@ def read_launch(
         if value is not None
     }
     return interop.price_launch(
-        texts, loaded_cluster, target=target, model=architecture, user_fields={**(user_fields or {}), **sizes}
+        texts,
+        loaded_cluster,
+        target=target,
+        model=architecture,
+        user_fields={**(user_fields or {}), **sizes},
+        recipe=recipe,
     )
 
 

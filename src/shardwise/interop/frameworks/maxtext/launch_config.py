@@ -26,6 +26,7 @@ from shardwise.interop.frameworks.maxtext.parallelism import (
     num_slices,
     spans_slices,
 )
+from shardwise.interop.frameworks.primus import framework_options, read_experiment
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import PORT
 from shardwise.interop.launches.target import (
@@ -227,7 +228,9 @@ def _read_files(hardware: str, files: LaunchFiles) -> Options:
     package = PROGRAM.rpartition(".")[0]
     has_yaml = any(name.endswith((".yml", ".yaml")) for name in files)
     scripts = [(name, text) for name, text in files.items() if package in text]
-    if has_yaml or not scripts:
+    if (experiment := read_experiment(files, "maxtext")) is not None:
+        options = framework_options(experiment, "maxtext")
+    elif has_yaml or not scripts:
         name, text = find_yaml(files, f"MaxText's {CONFIG}, or a script that starts it,")
         options = flatten(parse_yaml(text, name), table)
     else:

@@ -47,6 +47,13 @@ COMMON_DEFAULTS: Options = {
     "ddp.overlap_param_gather": True, "ddp.data_parallel_sharding_strategy": "optim_grads_params",
     "mixed_precision": "bf16_mixed", "checkpoint.ckpt_format": "torch_dist",
 }  # fmt: skip
+# Defaults of one that trains a pretrained model further.
+FINETUNE_DEFAULTS: Options = {
+    **COMMON_DEFAULTS, "ddp.overlap_grad_reduce": False, "ddp.overlap_param_gather": False, "train.global_batch_size": 128,
+    "train.micro_batch_size": 1, "train.train_iters": 1000, "dataset.seq_length": 2048,
+}  # fmt: skip
+# Functions of megatron/bridge/recipes/common.py that recipes begin with. Source: main of 2026-08-22.
+BASE_RECIPES: Mapping[str, Options] = {"_pretrain_common": COMMON_DEFAULTS, "_sft_common": FINETUNE_DEFAULTS}
 # COMMON_DEFAULTS sets them, so a recipe must say if they are off.
 ALWAYS_SET = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
@@ -241,13 +248,20 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
     return {RECIPE_FILE: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}
 
 
-def _read_files(files: LaunchFiles) -> Options:
-    recipes = [name for name in files if name.endswith(".py")] or [name for name in files if name != README_FILE]
-    recipe = parse_python_config(files[recipes[0]], recipes[0])
+def _read_files(files: LaunchFiles, recipe: str | None = None) -> Options:
+    names = [name for name in files if name.endswith(".py")] or [name for name in files if name != README_FILE]
+    config = parse_python_config(files[names[0]], names[0], recipe)
     fields: dict[str, Any] = {}
-    for path, value in recipe.values.items():
+    for path, value in config.values.items():
+        if (path.partition(".")[0] == "peft" and value is not None) or _begins_with_adapters(path, value):
+            fix = "a recipe that trains all weights is required"
+            raise InputError(f"{names[0]}: adapters on frozen weights (peft) are not priced; {fix}")
         fields |= _assigned_fields(path, value)
-    return {**fields, **dict.fromkeys(recipe.unread)}
+    return {**fields, **dict.fromkeys(config.unread)}
+
+
+def _begins_with_adapters(path: str, value: Any) -> bool:
+    return not path and isinstance(value, CallExpr) and value.name.startswith("_peft_common")
 
 
 def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
@@ -257,8 +271,8 @@ def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
     match = _HUB_CALL.search(value.name)
     if path == "model" and match:
         return {"model.hf_model_id": match[2]}
-    if path == "" and value.name == "_pretrain_common":
-        return dict(COMMON_DEFAULTS)
+    if path == "" and value.name in BASE_RECIPES:
+        return dict(BASE_RECIPES[value.name])
     if path == "" and value.name == "ConfigContainer":
         return {
             name: setting
@@ -290,6 +304,6 @@ TARGET = Target(
             f"has as many as a sequence; set seq_len={launch.model.max_positions}",
         ),
     ),
-    write=_write_files, read=_read_files,
+    write=_write_files, read=_read_files, read_recipe=_read_files,
     command=lambda launch: torchrun_command(launch.machines, RECIPE_FILE), notes=_notes, find_model=_find_model,
 )  # fmt: skip

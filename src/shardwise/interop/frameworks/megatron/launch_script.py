@@ -6,11 +6,14 @@ megatron/training/arguments.py; requirements: validate_args there and Transforme
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.interop.frameworks.megatron.model_options import MODEL_MAPPINGS
-from shardwise.interop.frameworks.megatron.parallelism import LAYOUT_MAPPINGS
+from shardwise.interop.frameworks.megatron.parallelism import LAYOUT_MAPPINGS, read_num_replicas
+from shardwise.interop.frameworks.megatron.test_cases import read_test_case
+from shardwise.interop.frameworks.primus import megatron_arguments, read_experiment
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import (
@@ -29,7 +32,7 @@ from shardwise.interop.text_formats.command_flags import format_flags, parse_fla
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.model.recompute_policies import MODULES, parse_modules
-from shardwise.values import InputError
+from shardwise.values import InputError, describe_unknown
 
 SCRIPT = "launch.sh"
 PRECISIONS: Mapping[str, Options] = {
@@ -39,11 +42,19 @@ PRECISIONS: Mapping[str, Options] = {
                           "exp-avg-dtype": "bf16", "exp-avg-sq-dtype": "bf16"},
     "fp8_delayed": {"bf16": True, "grad-reduce-in-bf16": True, "fp8-format": "hybrid", "fp8-recipe": "delayed"},
     "fp8_current": {"bf16": True, "grad-reduce-in-bf16": True, "fp8-format": "hybrid", "fp8-recipe": "tensorwise"},
+    "fp8_blockwise": {"bf16": True, "grad-reduce-in-bf16": True, "fp8-format": "e4m3", "fp8-recipe": "blockwise"},
     "mxfp8": {"bf16": True, "grad-reduce-in-bf16": True, "fp8-format": "e4m3", "fp8-recipe": "mxfp8"},
     "nvfp4": {"bf16": True, "grad-reduce-in-bf16": True, "fp4-format": "e2m1", "fp4-recipe": "nvfp4"},
     "fp16_fp32_update": {"fp16": True},
     "fp32": {},
 }  # fmt: skip
+OPTIMIZERS = {"adamw": "adam", "lion": "lion"}
+READ_OPTIMIZERS = {"muon": "muon", "dist_muon": "muon", "sgd": "sgd"}
+# Programs of the repository that train or run something else.
+_OTHER_PROGRAM = re.compile(
+    r"pretrain_(bert|t5|ict|realm|retro|vision|mamba|hybrid|vlm)|generat|evaluat|zeroshot|eval_|server|embedding"
+)
+_LAST_STEP = re.compile(r":\s*(\d{1,9})\s*$")
 # The recipe option of a matmul format, and its default.
 DEFAULT_RECIPES = {"fp8-format": ("fp8-recipe", "delayed"), "fp4-format": ("fp4-recipe", "nvfp4")}
 # Options that tell precisions apart. The precision-aware optimizer does not: alone it changes no dtype, and offloading needs it.
@@ -89,22 +100,52 @@ def _sample_options(launch: Launch) -> Options:
     return {"train-samples": round(tokens / launch.job.seq_len)} if tokens else {}
 
 
+def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the batch, by default one micro-batch of each replica. Of a batch that grows, it is the last one.
+
+    Source of the default: validate_args (megatron/training/arguments.py).
+    """
+    schedule, ramp = reader.get("step-batch-size-schedule"), reader.get("rampup-batch-size")
+    seqs = reader.get("global-batch-size")
+    if schedule:
+        match = _LAST_STEP.search(str(schedule))
+        if match is None:
+            raise InputError(
+                f"step-batch-size-schedule: found {str(schedule)[:80]!r}; steps such as 0:384 200B:768 are required"
+            )
+        seqs = int(match[1])
+    if schedule or ramp:
+        reader.notes.append("the batch grows during the run: this is its last size")
+    return {"job.global_batch_seqs": seqs or reader.require("micro-batch-size") * read_num_replicas(reader)}
+
+
 def _read_tokens(reader: OptionReader) -> Mapping[str, Any]:
     samples = reader.get("train-samples")
     if samples is None and reader.get("train-iters"):
-        samples = reader.get("train-iters") * reader.require("global-batch-size")
+        samples = reader.get("train-iters") * _read_batch(reader)["job.global_batch_seqs"]
     return {"job.tokens": float(samples * reader.require("seq-length"))} if samples else {}
+
+
+def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
+    name = reader.get("optimizer", "adam")
+    names = {**{theirs: ours for ours, theirs in OPTIMIZERS.items()}, **READ_OPTIMIZERS}
+    if name not in names:
+        raise InputError(f"optimizer: {describe_unknown(str(name), names)}")
+    return {"job.optimizer": names[name]}
 
 
 DROPOUTS = ("hidden-dropout", "attention-dropout")
 JOB_MAPPINGS: tuple[OptionMapping, ...] = (
     map_required("job.seq_len", "seq-length"),
     map_required("layout.micro_batch_seqs", "micro-batch-size"),
-    map_required("job.global_batch_seqs", "global-batch-size"),
+    OptionMapping(lambda launch: {"global-batch-size": launch.job.num_seqs}, _read_batch),
     OptionMapping(_precision_options, _read_precision),
     map_names("job.loss", "cross-entropy-loss-fusion", {"fused": True, "unfused": False}, False),
     add_options("cross-entropy-fusion-impl", to_options=lambda launch: {}),
-    map_names("job.optimizer", "optimizer", {"adamw": "adam", "lion": "lion"}, "adam"),
+    OptionMapping(
+        lambda launch: {"optimizer": OPTIMIZERS[launch.job.optimizer]} if launch.job.optimizer in OPTIMIZERS else {},
+        _read_optimizer,
+    ),
     OptionMapping(_sample_options, _read_tokens),
     # Plans have no dropout; Megatron-LM's own default is 0.1 (megatron/training/arguments.py, d98e8a64).
     add_options(*DROPOUTS, to_options=lambda launch: dict.fromkeys(DROPOUTS, 0.0)),
@@ -126,9 +167,21 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """Return the options of a script; further files (that it sources) are appended and read as one text."""
+    """Return the options of a script, of a test case of Megatron's repository, or of an experiment of Primus.
+
+    Further files (that a script sources) are appended and read as one text.
+    """
+    if (experiment := read_experiment(files, "megatron")) is not None:
+        return megatron_arguments(experiment)
+    if (arguments := read_test_case(files)) is not None:
+        return arguments
     scripts = {name: text for name, text in files.items() if name != README_FILE}
     command = training_command("\n".join(scripts.values()), ", ".join(scripts))
+    program = command.launcher[-1].rpartition("/")[2] if command.launcher else ""
+    if _OTHER_PROGRAM.search(program):
+        raise InputError(
+            f"{', '.join(scripts)}: {program} is no training of a decoder; pretrain_gpt.py is what can be read"
+        )
     return parse_flags(command.arguments, option_table("megatron"))
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.megatron.weight_names import default_biases
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, map_flag, map_names, map_required, map_value
@@ -96,7 +97,7 @@ def _expert_layer_text(reader: OptionReader) -> str:
 
 
 def _read_mlp(reader: OptionReader) -> Mapping[str, Any]:
-    width = reader.get("ffn-hidden-size") or 4 * reader.require("hidden-size")
+    width = reader.get("ffn-hidden-size") or _default_width(reader)
     frequency = _expert_layer_text(reader)
     launch_fields: dict[str, Any] = {"model.d_ff": width}
     if not reader.get("num-experts"):
@@ -110,6 +111,12 @@ def _read_mlp(reader: OptionReader) -> Mapping[str, Any]:
             f"moe-layer-freq: found {frequency!r}; 1 or ([0]*M+[1]*N), dense layers first, is what can be read"
         )
     return launch_fields
+
+
+def _default_width(reader: OptionReader) -> int:
+    """Return the width of an MLP without `ffn-hidden-size`. Source: validate_args (megatron/training/arguments.py, d98e8a64)."""
+    hidden: int = reader.require("hidden-size")
+    return int((4 * hidden * 2 / 3) / 64) * 64 if reader.get("swiglu", False) else 4 * hidden
 
 
 def _activation_options(launch: Launch) -> Options:
@@ -169,6 +176,42 @@ def _read_window(reader: OptionReader) -> Mapping[str, Any]:
     return {"model.sliding_window": size, "model.global_every": int(every) if every is not None else 0}
 
 
+def _query_key_norm_options(launch: Launch) -> Options:
+    """Return the flag of norms of queries and keys; of latent attention those of its compressed vectors, which it always has."""
+    return {"qk-layernorm": True} if launch.model.qk_norm or launch.model.kv_lora_rank else {}
+
+
+def _read_query_key_norm(reader: OptionReader) -> Mapping[str, Any]:
+    has_norm = bool(reader.get("qk-layernorm", False))
+    if not reader.get("multi-latent-attention", False):
+        return {"model.qk_norm": has_norm}
+    if not has_norm:
+        reader.notes.append(
+            "latent attention without qk-layernorm has no norms of its compressed vectors; it is priced with them, some kilobytes"
+        )
+    return {"model.qk_norm": False}
+
+
+# Tokens of a tokenizer that needs no file to tell. Sources: GPT-2's vocabulary (openai-community/gpt2, config.json); Llama 2's
+# (meta-llama/Llama-2-7b-hf, config.json); DEFAULT_TIKTOKEN_MAX_VOCAB (megatron/core/tokenizers, d98e8a64).
+TOKENIZER_VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000, "TikTokenizer": 1 << 17}
+
+
+def _read_vocabulary(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the vocabulary: `vocab-size`, or that of the tokenizer where its kind or its name on the hub tells it."""
+    size, kind, name = (reader.get(option) for option in ("vocab-size", "tokenizer-type", "tokenizer-model"))
+    if size is not None:
+        return {"model.vocab_size": size + 1 if kind == "NullTokenizer" else size}  # and the end of a document
+    if kind is None and "merge-file" in reader:
+        kind = "GPT2BPETokenizer"
+    hub = hub_model(name) if isinstance(name, str) else None
+    size = TOKENIZER_VOCABULARIES.get(str(kind)) or (hub.vocab_size if hub else None)
+    if size is None:
+        return {"model.vocab_size": None}
+    reader.notes.append(f"the vocabulary is that of the tokenizer, {name if hub else kind}: {size:,} tokens")
+    return {"model.vocab_size": size}
+
+
 MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_required("model.num_layers", "num-layers"),
     map_required("model.d_model", "hidden-size"),
@@ -190,8 +233,8 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     ),
     map_value("numerics.rotary.part", "rotary-percent", 1.0),
     map_flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
-    map_flag("model.qk_norm", "qk-layernorm"),
-    map_value("model.vocab_size", "vocab-size"),
+    OptionMapping(_query_key_norm_options, _read_query_key_norm),
+    OptionMapping(lambda launch: {"vocab-size": launch.model.vocab_size}, _read_vocabulary),
     map_names("model.num_experts", "num-experts", None, 0),
     OptionMapping(
         lambda launch: {"moe-router-topk": launch.model.experts_per_token} if launch.model.num_experts else {},

@@ -16,7 +16,7 @@ from shardwise.interop.launches.target import OptionMapping, OptionReader, add_o
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import layers_by_virtual_stage
 from shardwise.model.recompute_policies import MODULES, join_modules, parse_modules
-from shardwise.values import InputError
+from shardwise.values import InputError, describe_unknown
 
 MAX_LAYOUT_CHARACTERS = 100_000  # of a pipeline layout with repeats expanded
 _REPEATED_GROUP = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -51,6 +51,7 @@ def _expand_repeat(match: re.Match[str]) -> str:
 
 SHARDING_STRATEGIES = {2: "optim_grads", 3: "optim_grads_params"}  # of Megatron's own FSDP
 CP_VARIANTS = {"zigzag": "p2p", "all_gather": "allgather", "ulysses": "a2a"}
+HIERARCHICAL_EXCHANGE = "a2a+p2p"
 DEFAULT_MODULES = ["core_attn"]  # default of --recompute-granularity selective (TransformerConfig)
 
 
@@ -66,7 +67,8 @@ def _replica_options(launch: Launch) -> Options:
             "use-distributed-optimizer": True, "ckpt-format": "fsdp_dtensor", **instances}  # fmt: skip
 
 
-def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
+def read_num_replicas(reader: OptionReader) -> int:
+    """Return how many groups of devices have sequences of their own. Raises `InputError` if degrees do not divide the cluster."""
     tp, pp = reader.get("tensor-model-parallel-size", 1), reader.get("pipeline-model-parallel-size", 1)
     model_parallel = tp * pp * reader.get("context-parallel-size", 1)
     if not isinstance(model_parallel, int) or model_parallel < 1 or reader.machines.num_devices % model_parallel:
@@ -74,7 +76,11 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
             f"tensor, pipeline and context parallelism take {model_parallel} devices together, which do not divide "
             f"{reader.machines.num_devices}; give the cluster of the launch"
         )
-    replicas = reader.machines.num_devices // model_parallel
+    return reader.machines.num_devices // model_parallel
+
+
+def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
+    replicas = read_num_replicas(reader)
     strategy = reader.get("data-parallel-sharding-strategy", "no_shard")
     instances = reader.get("num-distributed-optimizer-instances", 1)
     uses_fsdp = reader.get("use-megatron-fsdp", False)
@@ -158,6 +164,8 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
     method, count = reader.get("recompute-method"), reader.get("recompute-num-layers")
     if granularity is None and not reader.get("recompute-activations", False):
         return {"layout.recompute": "none"}
+    if granularity == "full" and method == "block" and not count:  # of no layer
+        return {"layout.recompute": "none"}
     if granularity == "full":
         return {"layout.recompute": "full", **({"layout.recompute_layers": count} if method == "block" else {})}
     if set(modules) <= MODULES.keys():  # else the option is reported as unread
@@ -186,6 +194,24 @@ def _overlap_options(launch: Launch) -> Options:
     return {"overlap-grad-reduce": True, **sharded} if launch.layout.num_replicas > 1 else {}
 
 
+def _read_context_exchange(reader: OptionReader) -> Mapping[str, Any]:
+    """Return how context parallelism exchanges keys and values. Heads within and a ring across nodes are priced as the ring."""
+    kinds = reader.get("cp-comm-type", ["p2p"])
+    kind = str(kinds[0] if isinstance(kinds, (list, tuple)) and kinds else kinds)
+    if reader.get("context-parallel-size", 1) == 1:
+        return {}
+    if kind == HIERARCHICAL_EXCHANGE:
+        reader.acknowledge("hierarchical-context-parallel-sizes")
+        reader.notes.append(
+            f"cp-comm-type {kind} (heads exchanged within nodes, a ring across them) is priced as p2p, the ring alone"
+        )
+        kind = "p2p"
+    variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
+    if kind not in variants:
+        raise InputError(f"cp-comm-type: {describe_unknown(kind, variants)}")
+    return {"layout.cp_variant": variants[kind]}
+
+
 LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     map_value("layout.tp", "tensor-model-parallel-size", 1),
     map_value("layout.pp", "pipeline-model-parallel-size", 1),
@@ -200,8 +226,7 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(
         lambda launch: {"cp-comm-type": [CP_VARIANTS[launch.layout.cp_variant]]}
         if launch.layout.cp > 1 and launch.layout.cp_variant in CP_VARIANTS else {},
-        lambda reader: {"layout.cp_variant": {v: k for k, v in CP_VARIANTS.items()}[reader.get("cp-comm-type", ["p2p"])[0]]}
-        if reader.get("context-parallel-size", 1) > 1 else {},
+        _read_context_exchange,
     ),
     OptionMapping(_expert_options, _read_experts),
     OptionMapping(_stage_options, _read_stages),

@@ -145,6 +145,11 @@ def registered_options(module: str, name: str) -> Options:
     return functions[name]
 
 
+def registry_package(name: str) -> str:
+    """Return the model's package of the release whose registry has a function of this name; "" if none has."""
+    return next((package for package, functions in registered_configs().items() if name in functions), "")
+
+
 def function_text(base: str, module: str, options: Options, imports: Sequence[str], statements: Sequence[str]) -> str:
     """Return a file with one function, `run`: the config of a registered one, and statements that change it."""
     lines = "\n".join(f"    {line}" for line in statements)
@@ -279,8 +284,11 @@ class _ConfigInterpreter:
         return ConfigCall(name, arguments)
 
     def _build_config(self, call: Any) -> Any:
-        """Return the options of a config that one call makes, of whatever class; anything else unchanged."""
-        if not isinstance(call, ConfigCall) or "model_spec" not in call.keywords:
+        """Return the options of a config that one call makes, of whatever class; anything else unchanged.
+
+        A config that holds a trainer's (of reinforcement learning) is something else.
+        """
+        if not isinstance(call, ConfigCall) or "model_spec" not in call.keywords or "trainer" in call.keywords:
             return call
         config: dict[str, Any] = {}
         for name, value in call.keywords.items():

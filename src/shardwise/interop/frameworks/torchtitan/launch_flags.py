@@ -18,6 +18,7 @@ from shardwise.interop.frameworks.torchtitan.config_registry import (
     nearest_config,
     parse_config_module,
     registered_options,
+    registry_package,
 )
 from shardwise.interop.frameworks.torchtitan.models import flavor_facts, map_flavor, read_flavor, require_flavor
 from shardwise.interop.frameworks.torchtitan.parallelism import (
@@ -190,6 +191,16 @@ def _read_files(files: LaunchFiles) -> Options:
     return {name: value for name, value in {**base, **flags}.items() if value is not None}
 
 
+def _read_registry(files: LaunchFiles, recipe: str) -> Options:
+    """Return the options of a function of a config registry, which no command chooses or changes."""
+    registries = [(name, text) for name, text in files.items() if name.endswith(".py")]
+    if len(registries) != 1:
+        raise InputError(f"{NAME}: found {', '.join(files)}; the Python file of a config registry is required")
+    (name, text), *_ = registries
+    options = evaluate_config(parse_config_module(text, name, registry_package(recipe)), recipe)
+    return {option: value for option, value in options.items() if value is not None}
+
+
 def _notes(launch: Launch) -> Iterator[str]:
     yield "data, learning rate and the rest are those of the function that the launch takes its config from; set HF_ASSETS"
     if launch.job.loss is None:
@@ -219,5 +230,5 @@ TARGET = Target(
             lambda launch: f"{TITLE} has multi-token prediction without pipeline and context parallelism; pp=1 cp=1 is required",
         ),
     ),
-    write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    write=_write_files, read=_read_files, read_recipe=_read_registry, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
 )  # fmt: skip

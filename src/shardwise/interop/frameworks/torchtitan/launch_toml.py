@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwise.interop.frameworks.primus import framework_options, read_experiment
 from shardwise.interop.frameworks.torchtitan.models import flavor_facts, map_flavor, read_flavor, require_flavor
 from shardwise.interop.frameworks.torchtitan.parallelism import (
     CP,
@@ -193,7 +194,9 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 
 def _read_files(files: LaunchFiles) -> Options:
-    """Return the options of the TOML file, with those of the command over them."""
+    """Return the options of the TOML file, with those of the command over them, or of an experiment of Primus."""
+    if (experiment := read_experiment(files, "torchtitan")) is not None:
+        return framework_options(experiment, OPTIONS_FILE)
     options: dict[str, Any] = {}
     tables = {name: text for name, text in files.items() if name.endswith(".toml")}
     scripts = [(name, text) for name, text in files.items() if name not in tables]
