@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 import shardwise as sw
+from shardwise.interop.frameworks.megatron.bridge_recipe import to_bridge
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
-from shardwise.interop.launches.launch import Machines
+from shardwise.interop.launches.launch import Launch, Machines, with_numerics
 from shardwise.interop.launches.target import OptionReader
-from shardwise.interop.launches.translate_launch import from_options
+from shardwise.interop.launches.translate_launch import from_options, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.option_tables import UNPRICED_EFFECTS
 from shardwise.layout import Layout
+from shardwise.model import Job, load_model
 from shardwise.values import InputError
 
 EIGHT = Machines(num_devices=8, devices_per_node=8, chip="h100")
@@ -213,6 +215,8 @@ def test_every_option_of_megatron_stands_in_one_list() -> None:
         {}, {"num-experts": 4, "multi-latent-attention": True, "pipeline-model-parallel-size": 2},
         {"num-experts": 4, "group-query-attention": True, "context-parallel-size": 2, "cp-comm-type": ["a2a+p2p"]},
         {"recompute-granularity": "selective", "window-size": "1,0"},
+        {"position-embedding-type": "yarn", "rotary-scaling-factor": 2.0}, {"use-rope-scaling": True},
+        {"num-experts": 4, "moe-router-num-groups": 2, "moe-router-group-topk": 1},
     )  # fmt: skip
     read: set[str] = set()
     for variant in variants:
@@ -314,3 +318,38 @@ def test_a_launch_is_priced_as_its_options_say_not_as_the_stack_usually_runs(tmp
     assert launch.plan.layout == launch.parsed.launch.layout
     assert not launch.plan.layout.async_tp
     assert all(change.estimate.step_time_s < launch.plan.estimate.step_time_s for change in launch.better)
+
+
+def exported_options(name: str) -> dict[str, object]:
+    job = Job(global_batch_tokens=8 * 1024, seq_len=1024, precision="bf16_fp32_main_gradients")
+    machines = Machines(num_devices=1, devices_per_node=1)
+    return to_options(TARGET, Launch(model=load_model(name), job=job, layout=Layout(), machines=machines))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("deepseek-v3", {"qk-layernorm": True, "moe-router-enable-expert-bias": True, "rotary-scaling-factor": 40.0, "mscale": 1.0,
+                      "mscale-all-dim": 1.0}),
+     ("deepseek-v2-lite", {"qk-layernorm": True, "rotary-scaling-factor": 40.0, "mscale": 0.707, "mscale-all-dim": 0.707}),
+     ("moonlight-16b-a3b", {"qk-layernorm": True, "moe-router-enable-expert-bias": True, "rotary-scaling-factor": 1.0}),
+     ("glm-4.5", {"qk-layernorm": True, "moe-router-enable-expert-bias": True, "rotary-percent": 0.5}),
+     ("llama-3.1-8b", {"use-rope-scaling": True, "rope-scaling-factor": 8.0, "position-embedding-type": "rope"}),
+     ("gpt-oss-20b", {"position-embedding-type": "yarn", "rotary-scaling-factor": 32.0, "mscale": 1.0, "mscale-all-dim": 0.0,
+                      "yarn-original-max-position-embeddings": 4096, "no-yarn-correction-range-round-to-int": True})],
+)  # fmt: skip
+def test_norms_angles_and_routers_are_exported_to_megatron(name: str, expected: dict[str, object]) -> None:
+    """Source of the values: the models' config.json; of the options megatron/training/arguments.py, d98e8a64."""
+    options = exported_options(name)
+    assert {option: options.get(option) for option in expected} == expected
+    reader = OptionReader(options, Machines(num_devices=1, devices_per_node=1))
+    restored = with_numerics(load_model(name), from_options(TARGET, reader))
+    assert restored.numerics == load_model(name).numerics
+
+
+def test_latent_attention_without_scaled_angles_says_so_to_bridge() -> None:
+    """Megatron Bridge's own default is a factor of 40."""
+    options = to_bridge(exported_options("moonlight-16b-a3b"))
+    assert options["model.rotary_scaling_factor"] == 1.0
+    assert options["model.qk_layernorm"] is True
+    assert options["model.moe_router_enable_expert_bias"] is True
+    assert to_bridge(exported_options("llama-3.1-8b"))["model.rope_scaling"] is True

@@ -15,10 +15,14 @@ from .load import load_model as load_model
 from .load import model_names as model_names
 from .load import source_hub_id as source_hub_id
 from .numerics import DEFAULT_NUMERICS as DEFAULT_NUMERICS
+from .numerics import RAMP_OVER_INDEX as RAMP_OVER_INDEX
+from .numerics import SIGMOID as SIGMOID
 from .numerics import SWIGLU_CLAMP as SWIGLU_CLAMP
+from .numerics import YARN_MSCALE as YARN_MSCALE
 from .numerics import Gating as Gating
 from .numerics import Numerics as Numerics
 from .numerics import Rotary as Rotary
+from .numerics import yarn_magnitude as yarn_magnitude
 from .operations import Accumulate as Accumulate
 from .operations import Contract as Contract
 from .operations import Lookup as Lookup

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 # Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
 SWIGLU_CLAMP, CLAMPED_SWIGLU_SLOPE = 7.0, 1.702
+YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
 RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX = "frequency", "index"
 
 
@@ -49,6 +51,11 @@ class Rotary:
 
 
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
+
+
+def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
+    """Return YaRN's factor on cosines and sines for `factor` times as many positions."""
+    return YARN_MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,14 +15,13 @@ from typing import Any
 
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.layout.rules.engine import rotary_problem
-from shardwise.model import MTP_UNITS, Architecture, Numerics, Rotary
+from shardwise.model import MTP_UNITS, YARN_MSCALE, Architecture, Numerics, Rotary
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.huggingface.families import FAMILIES as RULES
 from shardwise.model.huggingface.numerics_reader import (
     ACTIVATIONS,
     FULL_ATTENTION,
     SLIDING_ATTENTION,
-    YARN_MSCALE,
     RotaryRule,
 )
 from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX

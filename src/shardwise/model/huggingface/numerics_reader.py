@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardwise.model.huggingface.field_readers import shorten
-from shardwise.model.numerics import RAMP_OVER_INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary
+from shardwise.model.numerics import RAMP_OVER_INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary, yarn_magnitude
 from shardwise.values import InputError
 
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
@@ -178,7 +178,6 @@ def _unsupported_values(config: Mapping[str, Any], rule: NumericsRule, mlp: str)
 FULL_ATTENTION, SLIDING_ATTENTION = "full_attention", "sliding_attention"
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 YARN_BETA_SLOW, YARN_BETA_FAST = 1.0, 32.0  # α and β (Peng et al. 2023, 3.2), as in `_compute_yarn_parameters`
-YARN_MSCALE = 0.1  # of the logarithm of the factor (Peng et al. 2023, equation 22)
 
 
 def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[Rotary, Rotary | None, tuple[str, ...]]:
@@ -210,11 +209,6 @@ def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> flo
     if _rope_type(parameters) == "default" or not parameters.get("mscale_all_dim"):
         return 1.0
     return yarn_magnitude(_read_number(parameters, "factor"), _read_number(parameters, "mscale_all_dim")) ** 2
-
-
-def yarn_magnitude(factor: float, mscale: float = 1.0) -> float:
-    """Return YaRN's factor on cosines and sines for `factor` times as many positions."""
-    return YARN_MSCALE * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
 def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str, Any]:

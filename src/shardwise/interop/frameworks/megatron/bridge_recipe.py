@@ -33,6 +33,8 @@ RENAMED_FIELDS = {
     "tp-comm-overlap": "comm_overlap.tp_comm_overlap", "fp8-format": "mixed_precision.fp8",
     "fp8-recipe": "mixed_precision.fp8_recipe", "fp4-format": "mixed_precision.fp4", "fp4-recipe": "mixed_precision.fp4_recipe",
     "bf16": "mixed_precision.bf16", "fp16": "mixed_precision.fp16", "swiglu": "model.gated_linear_unit",
+    "use-rope-scaling": "model.rope_scaling", "rotary-seq-len-interpolation-factor": "model.seq_len_interpolation_factor",
+    "apply-layernorm-1p": "model.layernorm_zero_centered_gamma",
 }  # fmt: skip
 INVERTED_FIELDS = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",

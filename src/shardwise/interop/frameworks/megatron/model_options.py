@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwise.interop.frameworks.huggingface_hub_names import hub_model
+from shardwise.interop.frameworks.megatron.rotary_options import read_rotary, write_rotary
 from shardwise.interop.frameworks.megatron.weight_names import default_biases
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader, map_flag, map_names, map_required, map_value
 from shardwise.interop.text_formats.option_tables import Options
-from shardwise.model import SWIGLU_CLAMP
+from shardwise.model import SIGMOID, SWIGLU_CLAMP, Architecture
 from shardwise.values import InputError
 
 # The options of each MLP. The clamp and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py).
@@ -176,6 +177,20 @@ def _read_window(reader: OptionReader) -> Mapping[str, Any]:
     return {"model.sliding_window": size, "model.global_every": int(every) if every is not None else 0}
 
 
+def _balances_by_bias(model: Architecture) -> bool:
+    """Return whether the router balances its experts by a bias on their scores: those of sigmoids do (DeepSeek-V3, 2.1.2)."""
+    return bool(model.num_experts) and model.numerics.gating.scores == SIGMOID
+
+
+def _read_expert_bias(reader: OptionReader) -> Mapping[str, Any]:
+    """Return how many scores of a group count for it (megatron/core/transformer/moe/moe_utils.py, group_limited_topk)."""
+    reader.acknowledge("moe-router-enable-expert-bias", "moe-router-bias-update-rate")
+    groups, chosen = reader.get("moe-router-num-groups") or 1, reader.get("moe-router-group-topk")
+    if groups == 1 or not chosen:
+        return {}
+    return {"numerics.gating.votes": max(reader.get("moe-router-topk", 2) // chosen, 1)}
+
+
 def _query_key_norm_options(launch: Launch) -> Options:
     """Return the flag of norms of queries and keys; of latent attention those of its compressed vectors, which it always has."""
     return {"qk-layernorm": True} if launch.model.qk_norm or launch.model.kv_lora_rank else {}
@@ -224,14 +239,12 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_bias_options, _read_biases),
     OptionMapping(_norm_options, _read_norm),
     map_value("numerics.norm_epsilon", "norm-epsilon", 1e-5),
-    OptionMapping(_position_options, _read_position_kind),
     OptionMapping(
-        lambda launch: (
-            {"rotary-base": round(launch.model.numerics.rotary.base)} if launch.model.structure.has_rotary else {}
-        ),
-        lambda reader: {"numerics.rotary.base": float(reader.get("rotary-base", 10_000))},
+        lambda launch: {"apply-layernorm-1p": True} if launch.model.numerics.norm_offset == 1.0 else {},
+        lambda reader: {"numerics.norm_offset": float(bool(reader.get("apply-layernorm-1p", False)))},
     ),
-    map_value("numerics.rotary.part", "rotary-percent", 1.0),
+    OptionMapping(_position_options, _read_position_kind),
+    OptionMapping(write_rotary, read_rotary),
     map_flag("model.tied_embeddings", "untie-embeddings-and-output-weights", inverted=True),
     OptionMapping(_query_key_norm_options, _read_query_key_norm),
     OptionMapping(lambda launch: {"vocab-size": launch.model.vocab_size}, _read_vocabulary),
@@ -245,6 +258,10 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
     map_value("model.shared_expert_width", "moe-shared-expert-intermediate-size", 0),
     map_flag("model.shared_gate", "moe-shared-expert-gate"),
     map_value("numerics.gating.scores", "moe-router-score-function", "softmax"),
+    OptionMapping(
+        lambda launch: {"moe-router-enable-expert-bias": True} if _balances_by_bias(launch.model) else {},
+        _read_expert_bias,
+    ),
     map_value("numerics.gating.groups", "moe-router-num-groups", 1),
     map_value("numerics.gating.chosen_groups", "moe-router-group-topk", 1),
     map_value("numerics.gating.scale", "moe-router-topk-scaling-factor", 1.0),
