@@ -10,6 +10,7 @@ import pytest
 import shardwise as sw
 from shardwise.interop.frameworks.megatron.bridge_recipe import to_bridge
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
+from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, Machines, with_numerics
 from shardwise.interop.launches.target import OptionReader
 from shardwise.interop.launches.translate_launch import from_options, to_options
@@ -168,6 +169,14 @@ def test_optimizers_of_megatron(option: str, optimizer: str) -> None:
     assert read_script(f"{SIZES}{BATCH}{VOCABULARY}{option}").launch.job.optimizer == optimizer
 
 
+def test_fsdp_of_pytorch_shards_all() -> None:
+    sharded = read_script(f"{SIZES}{BATCH}{VOCABULARY}--use-torch-fsdp2").launch.layout
+    gathered = read_script(
+        f"{SIZES}{BATCH}{VOCABULARY}--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward"
+    ).launch.layout
+    assert (sharded.fsdp, sharded.zero_stage, gathered.zero_stage) == (8, 3, 2)
+
+
 def test_exchanges_of_two_levels_are_priced_as_a_ring_and_noted() -> None:
     parsed = read_script(f"{SIZES}{BATCH}{VOCABULARY}--context-parallel-size 4 --cp-comm-type a2a+p2p")
     assert parsed.launch.layout.cp_variant == "zigzag"
@@ -214,7 +223,7 @@ def test_every_option_of_megatron_stands_in_one_list() -> None:
     variants: tuple[dict[str, object], ...] = (
         {}, {"num-experts": 4, "multi-latent-attention": True, "pipeline-model-parallel-size": 2},
         {"num-experts": 4, "group-query-attention": True, "context-parallel-size": 2, "cp-comm-type": ["a2a+p2p"]},
-        {"recompute-granularity": "selective", "window-size": "1,0"},
+        {"recompute-granularity": "selective", "window-size": "1,0"}, {"use-torch-fsdp2": True},
         {"position-embedding-type": "yarn", "rotary-scaling-factor": 2.0}, {"use-rope-scaling": True},
         {"num-experts": 4, "moe-router-num-groups": 2, "moe-router-group-topk": 1},
     )  # fmt: skip
@@ -229,6 +238,52 @@ def test_every_option_of_megatron_stands_in_one_list() -> None:
     assert priced | {"hierarchical-context-parallel-sizes"} == read & effects.keys() | {
         "hierarchical-context-parallel-sizes"
     }
+
+
+EARLIER_TOML = """
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+batch_size = 1
+seq_len = 8192
+compile = true
+tensor_parallel_degree = 2
+data_parallel_shard_degree = -1
+
+[experimental]
+pipeline_parallel_degree = 1
+
+[float8]
+enable_fsdp_float8_all_gather = false
+"""
+
+
+def test_options_of_torchtitan_are_read_under_their_earlier_names() -> None:
+    parsed = parse_launch({"train.toml": EARLIER_TOML}, EIGHT)
+    assert (parsed.launch.layout.tp, parsed.launch.layout.micro_batch_seqs, parsed.launch.job.num_seqs) == (2, 1, 4)
+    assert parsed.unknown == ()
+    assert not any("compiled" in note for note in parsed.notes)
+    eager = parse_launch({"train.toml": EARLIER_TOML.replace("compile = true", "")}, EIGHT)
+    assert any("not compiled" in note for note in eager.notes)
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "torchtitan-toml", "maxtext"])
+def test_every_option_of_a_configuration_stands_in_one_list(name: str) -> None:
+    target = get_target(name)
+    effects = {option: entry.effect for option, entry in target.options.items()}
+    assert set(effects.values()) == {"priced", "none", *UNPRICED_EFFECTS}
+    recipes = ("bf16", "bf16_bf16_state") if name == "maxtext" else ("bf16_fp32_reduction", "fp8_torchao")
+    for recipe, layout in zip(
+        recipes, ("fsdp=8 zero_stage=3", "fsdp=2 tp=2 pp=2 zero_stage=2 schedule=1f1b"), strict=True
+    ):
+        layout = layout if name != "maxtext" else "fsdp=8 zero_stage=3"
+        job = Job(global_batch_tokens=64 * 4096, seq_len=4096, precision=recipe, tokens=1e9)
+        launch = Launch(model=load_model("llama-3-8b"), job=job, layout=Layout.parse(layout), machines=EIGHT)
+        reader = OptionReader(to_options(target, launch), EIGHT)
+        from_options(target, reader)
+        assert {effects[option] for option in reader.read_names & effects.keys()} == {"priced"}
 
 
 RECIPES = """from megatron.bridge import AutoBridge
@@ -353,3 +408,12 @@ def test_latent_attention_without_scaled_angles_says_so_to_bridge() -> None:
     assert options["model.qk_layernorm"] is True
     assert options["model.moe_router_enable_expert_bias"] is True
     assert to_bridge(exported_options("llama-3.1-8b"))["model.rope_scaling"] is True
+
+
+def test_harmless_values_of_options() -> None:
+    scan, deepep = get_target("maxtext").options["scan_layers"], TARGET.options["moe-enable-deepep"]
+    assert (scan.changes(True), scan.changes(False), scan.changes(None)) == (None, "memory", None)
+    assert (deepep.changes(True), deepep.changes(False)) == ("time", None)
+    assert TARGET.options["attention-backend"].changes("unfused") == "memory"
+    assert TARGET.options["attention-backend"].changes("flash") is None
+    assert TARGET.options["log-interval"].changes(5) is None

@@ -28,8 +28,11 @@ class FrameworkOption(NamedTuple):
 
     def changes(self, value: object) -> str | None:
         """Return what a value changes without being priced: "model", "memory" or "time"; None if nothing."""
-        is_default = value is None or value is False or str(value).lower() in ("", "none", "null", *self.harmless)
-        return None if is_default or self.effect not in UNPRICED_EFFECTS else self.effect
+        if self.effect not in UNPRICED_EFFECTS or value is None or value in ([], {}):
+            return None
+        if value is False and "true" not in self.harmless:  # the option is off
+            return None
+        return None if str(value).lower() in ("", "none", "null", *self.harmless) else self.effect
 
 
 def option_problem(option: FrameworkOption, value: object) -> str | None:

@@ -87,6 +87,10 @@ def _read_replicas(reader: OptionReader) -> Mapping[str, Any]:
     reader.acknowledge("use-distributed-optimizer", "ckpt-format")
     by_strategy = {"no_shard": 0, "optim": 1, **{name: stage for stage, name in SHARDING_STRATEGIES.items()}}
     stage = by_strategy[strategy] if uses_fsdp else int(bool(reader.get("use-distributed-optimizer", False)))
+    if reader.get(
+        "use-torch-fsdp2", False
+    ):  # PyTorch's own, which gathers weights again for the backward pass unless told not to
+        stage = 2 if reader.get("torch-fsdp2-no-reshard-after-forward", False) else 3
     if not stage:
         return {"layout.dp": replicas, "layout.zero_stage": 0}
     return {"layout.dp": instances, "layout.fsdp": replicas // instances, "layout.zero_stage": stage}

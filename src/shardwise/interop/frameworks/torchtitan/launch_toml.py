@@ -51,6 +51,27 @@ RECOMPUTE_MODE, RECOMPUTE_OPTION = "activation_checkpoint.mode", "activation_che
 CONVERTERS = "model.converters"
 LINEAR_CONVERTER, EXPERTS_CONVERTER = "quantize.linear.float8", "quantize.grouped_mm.float8"
 # A name of earlier releases, which files of 0.2.2 still have (train_configs/llama3_405b.toml).
+# Options under their names before 0.2.2. Sources: torchtitan at d989842f (v0.1.0) and before, torchtitan/config_manager.py.
+EARLIER_OPTIONS = {
+    "training.batch_size": "training.local_batch_size", "training.compile": "compile.enable",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    **{
+        f"{section}.{name}": f"parallelism.{name}"
+        for section in ("training", "experimental")
+        for name in (
+            "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree", "context_parallel_degree",
+            "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
+            "enable_async_tensor_parallel", "fsdp_reshard_after_forward", "disable_loss_parallel",
+        )
+    },
+    "training.warmup_steps": "lr_scheduler.warmup_steps",
+    **{
+        f"float8.{name}": f"quantize.linear.float8.{name}"
+        for name in (
+            "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "recipe_name", "filter_fqns", "emulate",
+        )
+    },
+}  # fmt: skip
 EARLIER_NAMES = {"float8": LINEAR_CONVERTER}
 FP8_ALL_GATHER = f"{LINEAR_CONVERTER}.enable_fsdp_float8_all_gather"
 FP8_PRECOMPUTED_SCALES = f"{LINEAR_CONVERTER}.precompute_float8_dynamic_scale_for_fsdp"
@@ -206,6 +227,8 @@ def _read_files(files: LaunchFiles) -> Options:
         options |= parse_toml_options(text, name)
     for name, text in scripts:
         options |= parse_tyro(training_command(text, name).arguments, option_table(OPTIONS_FILE))
+    renamed = {EARLIER_OPTIONS[name]: value for name, value in options.items() if name in EARLIER_OPTIONS}
+    options = renamed | {name: value for name, value in options.items() if name not in EARLIER_OPTIONS}
     return {name: value for name, value in options.items() if value is not None}
 
 

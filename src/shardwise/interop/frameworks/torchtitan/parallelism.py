@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.interop.frameworks.torchtitan.models import read_flavor
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement, add_options
+from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import layers_by_virtual_stage
 from shardwise.values import InputError, describe_unknown
@@ -147,6 +147,16 @@ def sequence_divisor(launch: Launch) -> int:
     return (layout.tp if layout.sequence_parallel else 1) * (2 * layout.cp if layout.cp > 1 else 1)
 
 
+def _read_compile(reader: OptionReader) -> Mapping[str, Any]:
+    """Return no fields; note a model that is not compiled, which is torchtitan's default and not what its stack is fitted to."""
+    reader.acknowledge("compile.backend")
+    if not reader.get("compile.enable", False) or "model" not in reader.get("compile.components", ["model", "loss"]):
+        reader.notes.append(
+            "the model is not compiled, and is priced as if it were: it is slower than here, and takes more memory"
+        )
+    return {}
+
+
 SHARED_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_sharding_options, _read_sharding),
     map_always("layout.tp", TP, 1),
@@ -157,8 +167,7 @@ SHARED_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(_batch_options, _read_batch),
     OptionMapping(_step_options, _read_steps),
     OptionMapping(lambda launch: {}, _refuse_offload),
-    add_options("compile.enable", "compile.components", "compile.backend",
-           to_options=lambda launch: {"compile.enable": True, "compile.components": ["model", "loss"]}),
+    OptionMapping(lambda launch: {"compile.enable": True, "compile.components": ["model", "loss"]}, _read_compile),
 )  # fmt: skip
 SHARED_REQUIREMENTS: tuple[Requirement, ...] = (
     Requirement(
