@@ -12,6 +12,7 @@ from shardwise.interop.frameworks.megatron.bridge_recipe import to_bridge
 from shardwise.interop.frameworks.megatron.launch_script import TARGET
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, Machines, with_numerics
+from shardwise.interop.launches.launch_scripts import with_script_context
 from shardwise.interop.launches.target import OptionReader
 from shardwise.interop.launches.translate_launch import from_options, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
@@ -417,3 +418,67 @@ def test_harmless_values_of_options() -> None:
     assert TARGET.options["attention-backend"].changes("unfused") == "memory"
     assert TARGET.options["attention-backend"].changes("flash") is None
     assert TARGET.options["log-interval"].changes(5) is None
+
+
+SIZED = """#!/bin/bash
+MODEL=$1
+BATCH=${2:-16}
+case $MODEL in
+  8b)
+    LAYERS=32; HIDDEN=4096
+    ;;
+  "70b" | big)
+    LAYERS=80
+    HIDDEN=8192 ;;
+  *)
+    LAYERS=4; HIDDEN=64 ;;
+esac
+torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers $LAYERS --hidden-size $HIDDEN --num-attention-heads 4 --seq-length 128 \\
+  --max-position-embeddings 128 --micro-batch-size 1 --global-batch-size $BATCH --vocab-size ${VOCABULARY:-512} --bf16
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "sizes"),
+    [
+        ((), (), (4, 64, 16, 512)),
+        (("8b",), (), (32, 4096, 16, 512)),
+        (("big", "32"), ("VOCABULARY=1024",), (80, 8192, 32, 1024)),
+    ],
+)
+def test_scripts_are_read_with_arguments_and_environment(
+    arguments: tuple[str, ...], environment: tuple[str, ...], sizes: tuple[int, int, int, int]
+) -> None:
+    files = with_script_context({"launch.sh": SIZED}, arguments, environment)
+    parsed = parse_launch(files, EIGHT)
+    launch, model = parsed.launch, parsed.launch.model
+    assert any("--arg gives them" in note for note in parsed.notes) == (not arguments)
+    assert (model.num_layers, model.d_model, launch.job.num_seqs, model.vocab_size) == sizes
+
+
+@pytest.mark.parametrize(
+    ("files", "environment", "problem"),
+    [({"launch.sh": ""}, ("VOCABULARY",), "NAME=VALUE is required"), ({"launch.sh": ""}, ("1A=2",), "NAME=VALUE is required"),
+     ({"recipe.yaml": ""}, ("A=2",), "no script in recipe.yaml")],
+)  # fmt: skip
+def test_a_context_without_a_script_is_refused(
+    files: dict[str, str], environment: tuple[str, ...], problem: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)):
+        with_script_context(files, (), environment)
+
+
+CHAT = """deepspeed main.py --model_name_or_path meta-llama/Llama-2-7b-hf --per_device_train_batch_size 4 --max_seq_len 512 \\
+  --gradient_accumulation_steps 2 --gradient_checkpointing --zero_stage 3 --dtype bf16 --deepspeed"""
+
+
+def test_a_script_that_configures_deepspeed_by_arguments_is_read() -> None:
+    parsed = parse_launch({"run.sh": CHAT}, EIGHT, target="deepspeed")
+    assert (parsed.launch.model.name, parsed.launch.job.seq_len, parsed.launch.job.num_seqs) == ("llama-2-7b", 512, 64)
+    assert parsed.launch.layout == Layout.parse("fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=full")
+    with pytest.raises(InputError, match="adapters on frozen weights"):
+        parse_launch({"run.sh": f"{CHAT} --lora_dim 128"}, EIGHT, target="deepspeed")
+    with pytest.raises(InputError, match=re.escape("'facebook/opt-1.3b', which the catalogue lacks")):
+        parse_launch(
+            {"run.sh": CHAT.replace("meta-llama/Llama-2-7b-hf", "facebook/opt-1.3b")}, EIGHT, target="deepspeed"
+        )

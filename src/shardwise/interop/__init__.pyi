@@ -5,6 +5,7 @@ from .frameworks.targets import get_target as get_target
 from .launches.export_launch import ExportedLaunch as ExportedLaunch
 from .launches.export_launch import export as export
 from .launches.export_launch import write_launch as write_launch
+from .launches.launch_scripts import with_script_context as with_script_context
 from .read_launch import PricedLaunch as PricedLaunch
 from .read_launch import price_launch as price_launch
 from .read_launch import read_files as read_files

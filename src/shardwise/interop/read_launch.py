@@ -24,7 +24,7 @@ from shardwise.interop.launches.launch import (
     launch_from_fields,
     with_numerics,
 )
-from shardwise.interop.launches.launch_scripts import process_count_notes
+from shardwise.interop.launches.launch_scripts import process_count_notes, script_argument_notes
 from shardwise.interop.launches.target import LaunchFiles, OptionReader, Target
 from shardwise.interop.launches.translate_launch import from_options, refusals, to_options
 from shardwise.interop.text_formats.option_tables import Options
@@ -105,7 +105,7 @@ def parse_launch(
         framework.options,
         OptionReader(options, machines, user_fields, model, framework.value_problem),
     )
-    process_notes = tuple(process_count_notes(files, machines))
+    process_notes = (*process_count_notes(files, machines), *script_argument_notes(files))
     effects = {name: effect for name, value in options.items() if (effect := framework.unpriced_effect(name, value))}
     try:
         _require_known_model(framework, options, effects, model)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
     LENGTH_MAPPING,
@@ -314,5 +315,5 @@ TARGET = Target(
     name="accelerate", title="Accelerate", version="1.15.0", source="https://github.com/huggingface/accelerate",
     stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=REQUIREMENTS,
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    includes_model=False,
+    model_name=script_model_name, find_model=find_script_model, includes_model=False,
 )  # fmt: skip

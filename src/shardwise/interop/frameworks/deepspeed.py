@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
     LENGTH_MAPPING,
@@ -342,6 +343,8 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 
 def _read_files(files: LaunchFiles) -> Options:
     configs = config_files(files)
+    if not configs:
+        return _read_script(files)
     if len(configs) != 1 or not next(iter(configs)).lower().endswith(".json"):
         raise InputError(
             f"DeepSpeed: found {', '.join(files)}; one ds_config.json, and the script that starts it, is required"
@@ -353,6 +356,28 @@ def _read_files(files: LaunchFiles) -> Options:
     options = normalize_values({**configured, **arguments}, table)
     resolved = {option: _resolve_auto(option, value, options) for option, value in options.items()}
     return {option: value for option, value in resolved.items() if value is not None}
+
+
+def _read_script(files: LaunchFiles) -> Options:
+    """Return the options of a script that makes its configuration of arguments. Raises `InputError` for any other script.
+
+    Source: DeepSpeedExamples at 2026-08, applications/DeepSpeed-Chat/dschat/utils/ds_utils.py, get_train_ds_config.
+    """
+    _, arguments = read_launcher_and_script_options(files, "deepspeed")
+    stage = arguments.get(f"{SCRIPT_PREFIX}zero_stage")
+    if f"{SCRIPT_PREFIX}deepspeed" not in arguments or not str(stage).isdecimal():
+        raise InputError(
+            f"DeepSpeed: found {', '.join(files)}; one ds_config.json, and the script that starts it, is required"
+        )
+    dtype = str(arguments.get(f"{SCRIPT_PREFIX}dtype", "fp16"))
+    offload = {"zero_optimization.offload_optimizer.device": "cpu", "zero_optimization.offload_param.device": "cpu"}
+    options = {
+        STAGE: int(str(stage)), f"{dtype}.enabled": True, **(offload if arguments.get(f"{SCRIPT_PREFIX}offload") else {}),
+        **{theirs: arguments[f"{SCRIPT_PREFIX}{ours}"] for theirs, ours in (
+            (MICRO_BATCH, "per_device_train_batch_size"), (ACCUMULATION, "gradient_accumulation_steps"),
+        ) if f"{SCRIPT_PREFIX}{ours}" in arguments},
+    }  # fmt: skip
+    return normalize_values({**options, **arguments}, option_table("deepspeed"))
 
 
 def _resolve_auto(option: str, value: Any, options: Options) -> Any:
@@ -401,5 +426,5 @@ TARGET = Target(
     name="deepspeed", title="DeepSpeed", version="0.19.8", source="https://github.com/deepspeedai/DeepSpeed, deepspeed/runtime",
     stack="deepspeed", options_file="deepspeed", mappings=MAPPINGS, requirements=REQUIREMENTS,
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
-    includes_model=False,
+    model_name=script_model_name, find_model=find_script_model, includes_model=False,
 )  # fmt: skip

@@ -7,7 +7,9 @@ too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from shardwise.interop.launches.launch import Launch, Machines
@@ -15,7 +17,7 @@ from shardwise.interop.launches.target import LaunchFiles, OptionMapping, Option
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.values import InputError, describe_unknown
+from shardwise.values import InputError, describe_unknown, raise_problems
 
 PORT = 29500  # torchrun's default rendezvous port. Source: PyTorch documentation, torchrun (Elastic Launch)
 # (option of nodes, option of processes per node, default nodes) of torchrun and of deepspeed, which takes nodes from its hostfile
@@ -71,6 +73,14 @@ def process_count_notes(files: LaunchFiles, machines: Machines) -> Iterator[str]
             yield f"{name} starts {started}; this is priced on {machines.num_devices} devices"
 
 
+def script_argument_notes(files: LaunchFiles) -> Iterator[str]:
+    """Yield a note for each script that takes arguments and is read without any."""
+    for name, text in files.items():
+        is_script = not name.lower().endswith(NON_SCRIPT_ENDINGS)
+        if is_script and _SCRIPT_ARGUMENT.search(text) and not re.search(r"^set -- ", text, re.MULTILINE):
+            yield f"{name} takes arguments ($1 and further), and is read as started without any; --arg gives them"
+
+
 def _started_processes(text: str, name: str) -> tuple[int, int] | None:
     """Return (nodes, processes per node) as the launcher's options before the program say, or None."""
     try:
@@ -82,6 +92,29 @@ def _started_processes(text: str, name: str) -> tuple[int, int] | None:
         if isinstance(num_nodes, int) and isinstance(num_processes, int):
             return num_nodes, num_processes
     return None
+
+
+_SCRIPT_ARGUMENT = re.compile(r"\$\{?[1-9]")
+_ENVIRONMENT_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+def with_script_context(files: LaunchFiles, arguments: Sequence[str], environment: Sequence[str]) -> LaunchFiles:
+    """Return the files with the arguments and the environment (NAME=VALUE) that scripts are started with set in them.
+
+    Raises `InputError` for an environment that is none, and if none of the files is a script.
+    """
+    if not arguments and not environment:
+        return files
+    pairs = [entry.partition("=") for entry in environment]
+    wrong = [name for name, equals, _ in pairs if not equals or not _ENVIRONMENT_NAME.fullmatch(name)]
+    raise_problems([f"environment: found {name[:60]!r}; NAME=VALUE is required" for name in wrong])
+    scripts = [name for name in files if not name.lower().endswith(NON_SCRIPT_ENDINGS)]
+    if not scripts:
+        raise InputError(f"read: found arguments for a script, and no script in {', '.join(files)}; leave them out")
+    lines = [f"{name}={shlex.quote(value)}" for name, _, value in pairs]
+    lines += [shlex.join(["set", "--", *arguments])] if arguments else []
+    head = "".join(f"{line}\n" for line in lines)
+    return {name: head + text if name in scripts else text for name, text in files.items()}
 
 
 SCRIPT_PREFIX = "script."

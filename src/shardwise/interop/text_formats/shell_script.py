@@ -1,8 +1,8 @@
 """The training command of a shell script, with the variables that the script itself sets filled in.
 
-Assignments, arrays, whole-number arithmetic and conditions on texts are understood; nothing is run. A value that comes from
-elsewhere (`$1`, `$(command)`, an unset variable) stays as it is written. A condition on such a value (or on files) is unknown,
-so what depends on it is left out, as are loops and cases.
+Assignments, arrays, whole-number arithmetic, conditions on texts and cases are understood; nothing is run. A value that comes
+from elsewhere (`$(command)`, an unset variable, `$1` without `set --`) stays as it is written, and is empty in a condition. A
+condition on files is unknown, so what depends on it is left out, as are loops.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from shardwise.interop.text_formats.config_trees import require_length
@@ -21,7 +22,7 @@ MAX_EXPANDED_CHARACTERS = 1_000_000  # of a text with its variables replaced
 MAX_WORDS = 20_000
 MAX_VARIABLE_DEPTH = 20  # variables whose values name variables
 _DEFAULT = r"(?::?-((?:[^{}$]|\$\w+)*))?"
-_VARIABLE = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$\{(\w+)" + _DEFAULT + r"\}|\$([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$\{(\w+)" + _DEFAULT + r"\}|\$([A-Za-z_]\w*|\d)")
 _WHOLE_ARRAY = re.compile(r'"\$\{(\w+)\[[@*]\]\}"')  # expands to the array's words, each quoted
 _ARITHMETIC = re.compile(r"\$\(\(([^;]*?)\)\)")
 _COMMENT = re.compile(r"(^|(?<=\s))#[^\n]*")
@@ -89,6 +90,10 @@ class ShellVariables:
         tokens = split_words(value, self.source)
         self.texts[name] = (self.texts.get(name, "") if append else "") + self.expand(" ".join(tokens))
 
+    def set_arguments(self, values: list[str]) -> None:
+        """Set the script's arguments, `$1` and further, as `set --` does."""
+        self.texts |= {str(number): value for number, value in enumerate(values, start=1)}
+
     def expand(self, text: str) -> str:
         """Return a text with its variables replaced, repeatedly, as a value may name other variables."""
         text = _WHOLE_ARRAY.sub(lambda match: shlex.join(self.arrays.get(match[1], [])), text)
@@ -113,6 +118,10 @@ class ShellVariables:
             return str(_evaluate_arithmetic(ast.parse(expression.strip(), mode="eval").body))
         except (ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
             return match[0]
+
+    def condition_text(self, word: str) -> str:
+        """Return a word as a condition sees it: a variable that is not set is empty."""
+        return " ".join(split_words(_UNSET.sub("", self.expand(word)), self.source))
 
     def condition_holds(self, condition: str) -> bool:
         """Return whether a condition on texts or whole numbers is known to hold. Conditions on files never are."""
@@ -165,7 +174,8 @@ def _evaluate_arithmetic(node: ast.expr) -> int:
 MAX_COMMAND_DEPTH = 5  # commands inside a word of a command (bash -c "...")
 _ASSIGNMENT = re.compile(r"^(?:(?:export|declare|local|readonly)\s+(?:-\w+\s+)?)?([A-Za-z_]\w*)(\+?)=")
 COMMAND_SEPARATORS = {"&&", "||", "|", "&"}
-LOOP_OPENERS, LOOP_CLOSERS = ("for", "while", "until", "case", "select"), ("done", "esac")
+LOOP_OPENERS, LOOP_CLOSERS = ("for", "while", "until", "select"), ("done",)
+_CASE_BRANCH = re.compile(r"^\(?([^()]+)\)\s*(.*)$", re.DOTALL)
 LAUNCHER_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
@@ -207,6 +217,9 @@ def _list_commands(text: str, variables: ShellVariables, depth: int = 0) -> Iter
         if match and _is_assignment(statement[match.end() :], variables.source):
             variables.assign(match[1], statement[match.end() :], append=bool(match[2]))
             continue
+        if statement.startswith("set -- "):
+            variables.set_arguments(split_words(variables.expand(statement), variables.source)[2:])
+            continue
         for tokens in _split_commands(split_words(variables.expand(statement), variables.source)):
             yield tokens
             for nested_script in (token for token in tokens if " --" in token and ".py " in token):
@@ -228,11 +241,19 @@ def _split_commands(tokens: list[str]) -> Iterator[list[str]]:
             start = index + 1
 
 
+class _Case(NamedTuple):
+    """A case that is open: its text, and the place of its branch among the open ones."""
+
+    text: str
+    place: int
+
+
 def _reached_statements(text: str, variables: ShellVariables) -> Iterator[str]:
-    """Yield the statements that run: the first branch of a condition that is known to hold; nothing of loops and cases."""
-    # One state per open condition: True while its branch runs, False while none ran yet, None after one ran. An unknown condition
-    # counts as false, so its body is dropped and its `else` runs.
+    """Yield the statements that run: the first branch of a condition that is known to hold, or of a case; nothing of loops."""
+    # One state per open condition or case: True while its branch runs, False while none ran yet, None after one ran. An unknown
+    # condition counts as false, so its body is dropped and its `else` runs.
     branches: list[bool | None] = []
+    cases: list[_Case] = []
     loops = 0
     for statement in split_statements(text):
         keyword, _, rest = statement.partition(" ")
@@ -240,16 +261,41 @@ def _reached_statements(text: str, variables: ShellVariables) -> Iterator[str]:
             loops = max(loops + (1 if keyword in LOOP_OPENERS else -1), 0)
         elif loops:
             continue
+        elif keyword == "case":
+            word, _, rest = rest.partition(" in")
+            cases.append(_Case(variables.condition_text(word), len(branches)))
+            branches.append(False)
+            statement = rest.strip()  # a branch on the same line
+        elif keyword == "esac" and cases:
+            del branches[cases.pop().place :]
+            continue
         elif keyword == "if":
             branches.append(all(branches) and variables.condition_holds(rest))
+            continue
         elif keyword in ("elif", "else") and branches:
             if branches[-1] is not False:
                 branches[-1] = None
             else:
                 branches[-1] = all(branches[:-1]) and (keyword == "else" or variables.condition_holds(rest))
+            continue
         elif keyword == "fi" and branches:
             branches.pop()
-        elif all(branches):
+            continue
+        if loops or keyword in LOOP_CLOSERS:
+            continue
+        if cases and len(branches) == cases[-1].place + 1 and (match := _CASE_BRANCH.match(statement)):
+            branches[-1] = _enters_branch(branches, cases[-1].text, match[1])
+            statement = match[2]
+        keyword, _, rest = statement.partition(" ")
+        if all(branches):
             body = rest if keyword in ("then", "do", "else", "{") else statement
             if body and body not in ("fi", "}"):
                 yield body
+
+
+def _enters_branch(branches: list[bool | None], text: str, patterns: str) -> bool | None:
+    """Return the state of a case at its next branch: of the first that matches only its own statements run."""
+    if branches[-1] is not False:
+        return None
+    names = (pattern.strip().strip("'\"") for pattern in patterns.split("|"))
+    return all(branches[:-1]) and any(fnmatchcase(text, name) for name in names)

@@ -115,6 +115,20 @@ def read_launch(
             help="the function of a Python file with several recipes (Megatron Bridge, torchtitan)",
         ),
     ] = None,
+    script_arguments: Annotated[
+        Sequence[str],
+        Argument(
+            flag="--arg", group="launch", metavar="VALUE", repeat=True,
+            help="an argument that the script is started with ($1 and further); may be repeated",
+        ),
+    ] = (),
+    environment: Annotated[
+        Sequence[str],
+        Argument(
+            flag="--env", group="launch", metavar="NAME=VALUE", repeat=True,
+            help="a variable of the environment that the script is started in; may be repeated",
+        ),
+    ] = (),
     seq_len: Annotated[
         int | str | None,
         Argument(
@@ -143,7 +157,8 @@ def read_launch(
     It is predicted for the framework's own stack, unless a `stack` is named or the cluster was measured. `target` names the
     framework if its options are ambiguous, `recipe` the function of a file with several, `model` the model if the launch does not
     say it, and `seq_len`, `batch_seqs` and `micro_batch_seqs` what the launch leaves to the training script; `user_fields` has
-    the same by field ({"job.seq_len": 4096}). The files are read, never run.
+    the same by field ({"job.seq_len": 4096}). `script_arguments` and `environment` (NAME=VALUE) are what its script is started
+    with. The files are read, never run.
 
     Raises `InputError` for files that cannot be read or are not a launch, and for a layout that the cluster does not allow.
 
@@ -163,6 +178,7 @@ def read_launch(
     architecture = load_model(os.fspath(model)) if isinstance(model, (str, os.PathLike)) else model
     paths = [files] if isinstance(files, (str, os.PathLike)) else list(files)
     texts = interop.read_files([os.fspath(path) for path in paths])
+    texts = interop.with_script_context(texts, script_arguments, environment)
     arguments = {"job.seq_len": ("seq_len", seq_len), "job.global_batch_seqs": ("batch_seqs", batch_seqs),
                  "layout.micro_batch_seqs": ("micro_batch_seqs", micro_batch_seqs)}  # fmt: skip
     sizes = {
