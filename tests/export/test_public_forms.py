@@ -178,6 +178,14 @@ def test_fsdp_of_pytorch_shards_all() -> None:
     assert (sharded.fsdp, sharded.zero_stage, gathered.zero_stage) == (8, 3, 2)
 
 
+def test_experts_that_are_split_otherwise_than_layers_are_refused() -> None:
+    experts = f"{SIZES}{BATCH}{VOCABULARY}--num-experts 4 --tensor-model-parallel-size 4 --expert-tensor-parallel-size"
+    assert read_script(f"{experts} 1").launch.layout.etp == 1
+    assert read_script(f"{experts} 4").launch.layout.etp is None
+    with pytest.raises(InputError, match="found 2 beside 4 of layers"):
+        read_script(f"{experts} 2")
+
+
 def test_exchanges_of_two_levels_are_priced_as_a_ring_and_noted() -> None:
     parsed = read_script(f"{SIZES}{BATCH}{VOCABULARY}--context-parallel-size 4 --cp-comm-type a2a+p2p")
     assert parsed.launch.layout.cp_variant == "zigzag"

@@ -131,6 +131,10 @@ def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
     names = {**{theirs: ours for ours, theirs in OPTIMIZERS.items()}, **READ_OPTIMIZERS}
     if name not in names:
         raise InputError(f"optimizer: {describe_unknown(str(name), names)}")
+    if name == "dist_muon" and reader.get("use-distributed-optimizer", False):
+        reader.notes.append(
+            "the state of dist_muon is dealt out by layers, and is priced as if each were split evenly (ZeRO-1)"
+        )
     return {"job.optimizer": names[name]}
 
 

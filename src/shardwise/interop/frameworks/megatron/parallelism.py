@@ -190,6 +190,10 @@ def _expert_options(launch: Launch) -> Options:
 def _read_experts(reader: OptionReader) -> Mapping[str, Any]:
     tp, etp = reader.get("tensor-model-parallel-size", 1), reader.get("expert-tensor-parallel-size")
     reader.acknowledge("moe-token-dispatcher-type", "moe-grouped-gemm")
+    if reader.get("num-experts") and etp not in (None, 1, tp):
+        raise InputError(
+            f"expert-tensor-parallel-size: found {etp} beside {tp} of layers; 1 or {tp} is what can be read"
+        )
     return {"layout.ep": reader.get("expert-model-parallel-size", 1), "layout.etp": 1 if etp == 1 and tp > 1 else None}
 
 
