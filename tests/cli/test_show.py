@@ -215,7 +215,7 @@ def test_what_was_not_measured_has_no_source() -> None:
     ("arguments", "message"),
     [
         (("chips", "h1000"), "chip: found 'h1000' (did you mean 'h100'?); the catalogue has "),
-        (("models", "nope"), "model: found 'nope'; the catalogue has "),
+        (("models", "nope"), "model: found 'nope'; one of the catalogue's "),
         (("clusters", "h1000"), "cluster: found 'h1000'; CHIP:COUNT"),
         (("clusters", "nowhere.toml"), "cluster: cannot read nowhere.toml"),
         (("optimizers", "adam-w"), "optimizer: found 'adam-w' (did you mean 'adamw'?); "),

@@ -76,12 +76,14 @@ def test_each_recipe_of_a_stack_is_one_that_its_framework_writes(stack: str, pre
     zero = 1 if 1 in abilities.zero else max(abilities.zero)
     shards = f"fsdp=8 zero_stage={zero}" if precision in abilities.precisions else "dp=8"
     layout = Layout.parse(f"{shards} recompute={abilities.recompute[-1]} micro_batch_seqs=8")
-    try:
-        job = replace(JOB, precision=precision)
-        plan = plan_layout(load_model("llama-3-8b"), cluster_of(stack, precision), job, layout)
-    except MissingValueError:
-        assert precision == "fp32"
-        pytest.skip("no peak of fp32 products")
+    job, cluster = replace(JOB, precision=precision), cluster_of(stack, precision)
+    if (
+        precision == "fp32" and cluster.chip.vendor == "Google"
+    ):  # TPUs multiply fp32 in several passes of bf16, of which no peak is known
+        with pytest.raises(MissingValueError, match="no sourced fp32 peak"):
+            plan_layout(load_model("llama-3-8b"), cluster, job, layout)
+        return
+    plan = plan_layout(load_model("llama-3-8b"), cluster, job, layout)
     targets = [target for target in exporters(stack) if not refusals(launch_from_plan(plan), target)]
     assert targets
     for target in targets:

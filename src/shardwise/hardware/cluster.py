@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from shardwise.hardware.calibration_constants import Calibration, scale_rates
 from shardwise.hardware.chips import Chip, chip_names, get_catalog_entry
+from shardwise.hardware.nearest_shorthand import nearest_shorthand
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched, Tier
 from shardwise.hardware.network.topology import Topology
@@ -82,8 +83,10 @@ def parse_shorthand(text: str) -> Shorthand:
     """Parse a shorthand. Raises `InputError` with the required form."""
     match = _SHORTHAND.match(text.strip().lower())
     if match is None:
+        nearest = nearest_shorthand(text)
+        suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
         raise InputError(
-            f"cluster: found {text!r}; CHIP:COUNT for switched chips (h100:512) or CHIP:SHAPE for a torus "
+            f"cluster: found {text[:80]!r}{suggestion}; CHIP:COUNT for switched chips (h100:512) or CHIP:SHAPE for a torus "
             "(tpu-v5p:16x20x28; *N for N pods of it) is required, or the path of a .toml file"
         )
     parts = [*match["shape"].split("x"), *([match["pods"]] if match["pods"] else [])]
@@ -172,8 +175,10 @@ def build_catalog_torus(name: str, entry: TomlTable, shape: tuple[int, ...], *, 
     max_chips = torus.get("pod_chips", math.prod(pod))
     if len(shape) != torus["num_axes"]:
         example = "x".join(map(str, torus.get("pod", (4,) * torus["num_axes"])))
+        nearest = nearest_shorthand(f"{name}:{math.prod(shape)}")
+        suggestion = f" (did you mean {nearest!r}?)" if nearest else ""
         raise InputError(
-            f"cluster: {name} is a torus of {torus['num_axes']} axes; a shape such as {name}:{example} is required"
+            f"cluster: {name} is a torus of {torus['num_axes']} axes{suggestion}; a shape such as {name}:{example} is required"
         )
     if math.prod(shape) > max_chips or any(size > limit for size, limit in zip(sorted(shape), pod, strict=False)):
         pod_text = f", {'x'.join(map(str, torus['pod']))} ({max_chips} chips)" if pod else f" of {max_chips} chips"

@@ -104,8 +104,8 @@ def _describe_unknown(name: str) -> str:
             f"config.json, such as {HUB}/{name.strip()}/resolve/main/config.json, and give the path of the file"
         )
     return (
-        f"{unknown}; the catalogue has {', '.join(names)}; or give the path of a "
-        "Hugging Face config.json or of its folder (nothing is fetched from a hub)"
+        f"{unknown}; one of the catalogue's {len(names)} models is required (`shardwise show models` lists them), or the path of "
+        "a Hugging Face config.json or of its folder (nothing is fetched from a hub)"
     )
 
 

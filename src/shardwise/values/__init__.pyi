@@ -30,6 +30,7 @@ from .errors import ShardwiseError as ShardwiseError
 from .errors import argument_label as argument_label
 from .errors import describe_unknown as describe_unknown
 from .errors import did_you_mean as did_you_mean
+from .errors import find_nearest_names as find_nearest_names
 from .errors import format_problems as format_problems
 from .errors import label_arguments as label_arguments
 from .errors import lookup as lookup

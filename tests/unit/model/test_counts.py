@@ -57,12 +57,13 @@ def test_longer_sequences_need_more_flops_per_token() -> None:
     assert longer == pytest.approx(6 * 4096 * 32 * 128 * 32, rel=1e-9)
 
 
-def test_an_unknown_model_lists_the_names() -> None:
+def test_an_unknown_model_gets_the_nearest_name() -> None:
     with pytest.raises(InputError) as caught:
         load_model("llama-4")
     assert str(caught.value) == (
-        f"model: found 'llama-4' (did you mean 'llama-3-405b'?); the catalogue has {', '.join(model_names())}; or "
-        "give the path of a Hugging Face config.json or of its folder (nothing is fetched from a hub)"
+        f"model: found 'llama-4' (did you mean 'llama-3-405b'?); one of the catalogue's {len(model_names())} models is required "
+        "(`shardwise show models` lists them), or the path of a Hugging Face config.json or of its folder (nothing is fetched from a "
+        "hub)"
     )
     assert set(PARAMS) <= set(model_names())
 
