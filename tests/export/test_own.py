@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -65,8 +66,55 @@ def test_one_node_needs_no_other() -> None:
 
 
 def test_a_task_of_skypilot() -> None:
-    task = yaml.safe_load(export(plan(), get_target("skypilot")).files["task.yaml"])
-    assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "H100:8"})
+    launch = export(plan(), get_target("skypilot"))
+    assert list(launch.files) == ["plan.json", "task.yaml", "README.md"]
+    assert launch.command.startswith("sky launch -c train-llama-3-8b --env DATA_URI=")
+    assert "sky launch" in launch.files["README.md"]
+    task = yaml.safe_load(launch.files["task.yaml"])
+    assert (task["num_nodes"], task["resources"], task["workdir"]) == (2, {"accelerators": "H100:8"}, ".")
+    assert set(task["envs"]) == {"DATA_URI", "OUT_URI", "STEPS", "SHARDWISE"}
+    assert all(isinstance(value, str) and value for value in task["envs"].values())
+    assert {mount["source"] for mount in task["file_mounts"].values()} == {"${DATA_URI}", "${OUT_URI}"}
     assert "-m shardwise.train plan.json" in task["run"]
     with pytest.raises(InputError, match="SkyPilot has no accelerator that is mi355x"):
         export(plan("mi355x:8", "fsdp=4 tp=2 zero_stage=1"), get_target("skypilot"))
+
+
+FAKE_PYTHON = """#!/bin/bash
+echo "python3 $*" >> "$LOG"
+mkdir -p "$HOME/shardwise-venv/bin"
+for program in python torchrun; do
+  printf '#!/bin/bash\\necho "%s $*" >> "$LOG"\\nprintf "%%s " "$DATA" "$OUT" "$HEAD_NODE" >> "$LOG"\\nls >> "$LOG"\\n' \\
+    "$program" > "$HOME/shardwise-venv/bin/$program"
+  chmod +x "$HOME/shardwise-venv/bin/$program"
+done
+"""
+
+
+def test_a_task_of_skypilot_has_all_that_it_needs_in_a_clean_folder(tmp_path: Path) -> None:
+    """As SkyPilot runs it: the folder is copied to each node, `setup` and `run` see the variables and nothing else."""
+    work, home, tools, log = (tmp_path / name for name in ("work", "home", "tools", "log"))
+    for folder in (work, home, tools):
+        folder.mkdir()
+    for name, text in export(plan(), get_target("skypilot")).files.items():
+        (work / name).write_text(text, encoding="utf-8")
+    (tools / "python3").write_text(FAKE_PYTHON)
+    (tools / "python3").chmod(0o755)
+    task = yaml.safe_load((work / "task.yaml").read_text())
+    environment = {**task["envs"], "DATA_URI": "s3://b/tokens", "OUT_URI": "s3://b/runs", "STEPS": "10"}
+    environment |= {"PATH": f"{tools}:/usr/bin:/bin", "HOME": str(home), "LOG": str(log)}
+    for rank in range(task["num_nodes"]):
+        ranks = {
+            "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+            "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_TASK_ID": "task-7",
+        }
+        for part in ("setup", "run"):
+            subprocess.run(["bash", "-c", task[part]], cwd=work, env={**environment, **ranks}, check=True)
+    text = log.read_text()
+    assert text.count("python -m pip install --quiet shardwise[train]==") == 2
+    started = [line for line in text.splitlines() if line.startswith("torchrun ")]
+    assert len(started) == 2
+    assert all("--rdzv-endpoint 10.0.0.1:29500" in line and "--steps 10" in line for line in started)
+    assert all("--data /shardwise/data" in line and "--out /shardwise/out/task-7" in line for line in started)
+    assert "plan.json" in text

@@ -78,7 +78,10 @@ def test_an_unknown_chip_lists_the_names() -> None:
         ("h100:0", "cluster: found 'h100:0'; every size must be at least 1"),
         ("h100:12", "cluster: h100 comes in nodes of 8; 12 is not a multiple of it, the nearest counts are 8 and 16"),
         ("h100:8x8", "h100 is connected by switches; a count such as h100:512 is required"),
-        ("tpu-v5e:256", "tpu-v5e is a torus of 2 axes (did you mean 'tpu-v5e:16x16'?); a shape such as tpu-v5e:16x16 is"),
+        (
+            "tpu-v5e:256",
+            "tpu-v5e is a torus of 2 axes (did you mean 'tpu-v5e:16x16'?); a shape such as tpu-v5e:16x16 is",
+        ),
         ("tpu-v5e:16x32", "tpu-v5e:16x32 is larger than a pod, 16x16 (256 chips)"),
         (
             "gb200:100",
@@ -86,7 +89,10 @@ def test_an_unknown_chip_lists_the_names() -> None:
             "the nearest counts are 96 and 104",
         ),
         ("tpu-v7x:32x32x32", "cluster: tpu-v7x:32x32x32 is larger than a pod of 9216 chips"),
-        ("tpu-v7x:64", "tpu-v7x is a torus of 3 axes (did you mean 'tpu-v7x:4x4x4'?); a shape such as tpu-v7x:4x4x4 is required"),
+        (
+            "tpu-v7x:64",
+            "tpu-v7x is a torus of 3 axes (did you mean 'tpu-v7x:4x4x4'?); a shape such as tpu-v7x:4x4x4 is required",
+        ),
         ("tpu-v5e:16x16**4", "cluster: found 'tpu-v5e:16x16**4'; CHIP:COUNT"),
         ("tpu-v5e:16x16*", "cluster: found 'tpu-v5e:16x16*'; CHIP:COUNT"),
         ("tpu-v5e:16x16*0", "cluster: found 'tpu-v5e:16x16*0'; every size must be at least 1"),

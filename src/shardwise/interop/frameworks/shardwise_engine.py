@@ -6,6 +6,7 @@ Sources: SLURM documentation, sbatch; SkyPilot documentation, distributed jobs, 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ ACCELERATORS: Mapping[str, str] = {
     "a100-40gb": "A100", "a100-80gb": "A100-80GB", "h100": "H100", "h200": "H200", "b200": "B200", "b300": "B300",
     "gb200": "GB200", "v100": "V100", "v100-32gb": "V100-32GB", "l4": "L4", "l40s": "L40S", "mi300x": "MI300X",
 }  # fmt: skip
+REQUIREMENT = f"shardwise[train]=={__version__}"
+DEFAULT_STEPS = 100  # of a job without a number of tokens: a first run
+TASK_VARIABLES: Mapping[str, str] = {"DATA_URI": "s3://BUCKET/tokens", "OUT_URI": "s3://BUCKET/runs", "STEPS": "N"}
 _TRAIN_COMMAND = (
     f'-m shardwise.train {PLAN_FILE} --data "${{DATA:?a folder of tokens}}" '
     '--steps "${STEPS:?}" --out "${OUT:?a folder}"'
@@ -68,26 +72,39 @@ def _write_plan(options: Options, launch: Launch) -> LaunchFiles:
 
 def _write_task(options: Options, launch: Launch) -> LaunchFiles:
     accelerator = ACCELERATORS[_require_plan(launch).cluster.chip.catalog_name]
-    return {**_write_plan(options, launch), TASK_FILE: skypilot_task(launch.machines, accelerator, _command(launch))}
+    task = skypilot_task(
+        launch.machines, name=_task_name(launch), accelerator=accelerator, requirement=REQUIREMENT,
+        num_steps=launch.num_steps or DEFAULT_STEPS, command=_command(launch),
+    )  # fmt: skip
+    return {**_write_plan(options, launch), TASK_FILE: task}
 
 
-def _notes(launch: Launch) -> tuple[str, ...]:
-    return ("data, steps and the run's folder are yours: set DATA, STEPS and OUT",)
+def _task_name(launch: Launch) -> str:
+    """Return a name that SkyPilot takes for a cluster: small letters, digits and dashes, a letter first."""
+    return "train-" + re.sub("[^a-z0-9]+", "-", launch.model.name.lower()).strip("-")
 
 
-def _engine_target(name: str, title: str, source: str, **settings: Any) -> Target:
+def _sky_command(launch: Launch) -> str:
+    variables = " ".join(f"--env {name}={value}" for name, value in TASK_VARIABLES.items())
+    return f"sky launch -c {_task_name(launch)} {variables} {TASK_FILE}"
+
+
+def _engine_target(name: str, title: str, source: str, note: str, **settings: Any) -> Target:
     return Target(
         name=name, title=title, version=__version__, source=source, stack="shardwise", options_file="own",
         mappings=(OptionMapping(_launch_options, _read_launch),), order=None,
-        read=_read_files, command=_command, notes=_notes, **settings,
+        read=_read_files, notes=lambda launch: (note,), **settings,
     )  # fmt: skip
 
 
 SLURM = _engine_target(
-    "slurm", "Shardwise under SLURM", "https://slurm.schedmd.com/sbatch.html", requirements=(), write=_write_plan
-)
+    "slurm", "Shardwise under SLURM", "https://slurm.schedmd.com/sbatch.html",
+    "data, steps and the run's folder are yours: set DATA, STEPS and OUT", requirements=(), write=_write_plan, command=_command,
+)  # fmt: skip
 SKYPILOT = _engine_target(
     "skypilot", "Shardwise under SkyPilot", "https://docs.skypilot.co/en/latest/running-jobs/distributed-jobs.html",
+    f"run it in this folder; buckets of data and for the run, and the number of steps, are yours: {', '.join(TASK_VARIABLES)}",
+    slurm=False, command=_sky_command,
     requirements=(
         Requirement(
             lambda launch: launch.plan is None or launch.plan.cluster.chip.catalog_name in ACCELERATORS,

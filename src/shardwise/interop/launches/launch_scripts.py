@@ -51,14 +51,41 @@ srun {command}
 """
 
 
-def skypilot_task(machines: Machines, accelerator: str, command: str) -> str:
-    """Return a SkyPilot task, whose variables name the nodes. Source: SkyPilot documentation, distributed jobs."""
-    return f"""num_nodes: {machines.num_nodes}
+def skypilot_task(
+    machines: Machines, *, name: str, accelerator: str, requirement: str, num_steps: int, command: str
+) -> str:
+    """Return a SkyPilot task that runs `command` in the folder it is launched from, once `requirement` is installed.
+
+    Data and the run's folder are buckets that are mounted, which the user names at the launch. Source: SkyPilot documentation,
+    task YAML and distributed jobs.
+    """
+    return f"""name: {name}
+num_nodes: {machines.num_nodes}
 resources:
   accelerators: {accelerator}:{machines.devices_per_node}
+workdir: .
+envs:
+  DATA_URI: s3://your-bucket/tokens  # a bucket or a folder in it with token shards
+  OUT_URI: s3://your-bucket/runs  # a bucket or a folder in it for the run
+  STEPS: "{num_steps}"
+  SHARDWISE: "{requirement}"  # what pip installs: a release, or git+https://...
+file_mounts:
+  /shardwise/data:
+    source: ${{DATA_URI}}
+    mode: MOUNT
+  /shardwise/out:
+    source: ${{OUT_URI}}
+    mode: MOUNT
+setup: |
+  set -eu
+  python3 -m venv "$HOME/shardwise-venv"
+  "$HOME/shardwise-venv/bin/python" -m pip install --quiet "$SHARDWISE"
 run: |
-  export HEAD_NODE=$(echo "$SKYPILOT_NODE_IPS" | head -n1)
-  export JOB_ID=$SKYPILOT_TASK_ID
+  set -eu
+  export PATH="$HOME/shardwise-venv/bin:$PATH"
+  export DATA=/shardwise/data OUT="/shardwise/out/${{SKYPILOT_TASK_ID:?}}"
+  export HEAD_NODE="$(echo "$SKYPILOT_NODE_IPS" | head -n1)"
+  export JOB_ID="$SKYPILOT_TASK_ID"
   {command}
 """
 
