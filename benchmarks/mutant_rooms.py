@@ -44,7 +44,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "run/engine": ("train/test_gradients.py", "train/test_experts.py", "train/test_model.py", "train/test_recompute.py",
                    "train/test_memory.py", "train/test_gpu_shapes.py", "distributed/test_equality.py"),
     "verify": ("crosscheck/test_hlo.py", "crosscheck/test_golden_xla.py", "verify",
-               "train/test_verify_small.py", "train/test_verify_judge.py", "train/test_verify.py"),
+               "train/test_verify_small.py", "train/test_verify_judge.py", "train/test_verify.py", "train/test_verify_faults.py"),
     "measure/batch_experiments": ("train/test_trials.py", "unit/batch", "train/test_batch_sweep.py",
                                   "train/test_batch_branch.py"),
     "measure/calibrate": ("unit/calibrate", "bench", "unit/test_choices.py", "unit/reconcile/test_memory.py",

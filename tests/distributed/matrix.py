@@ -29,7 +29,7 @@ from shardwise.verify.training.compare_runs import CaseResult, collective_differ
 def run(rank: int, size: int, device: torch.device, asked: Sequence[Cell]) -> Iterator[CaseResult]:
     """All cells of one size, one after the other in the same processes."""
     torch.set_num_threads(1)
-    yield from (run_case(cell.case.small()) for cell in asked)
+    yield from (run_case(cell.case.small(), captures=True) for cell in asked)
 
 
 def judged(cell: Cell, found: CaseResult) -> list[str]:

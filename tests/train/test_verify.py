@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from dataclasses import replace
 from itertools import combinations
@@ -76,7 +77,7 @@ def test_windows_and_leading_layers_stay() -> None:
     (gemma,) = shrink_plan(load_model("gemma-3-27b"), Layout(dp=2))
     assert {gemma.architecture.attention_window(layer) for layer in range(gemma.architecture.num_layers)} == {3, None}
     (leading,) = shrink_plan(load_model("deepseek-v3"), Layout(dp=2))
-    assert leading.architecture.num_layers - leading.architecture.num_dense_layers == 2
+    assert leading.architecture.num_layers - leading.architecture.num_dense_layers == 3
     assert (leading.architecture.num_dense_layers, leading.architecture.num_predict_layers) == (1, 1)
 
 
@@ -114,7 +115,7 @@ def test_what_has_no_gradient_is_named() -> None:
     """A bias of keys without a rotation: its updates are rounding."""
     found = run_case(case("dp=1", "opt-175b"))
     judged = relative_errors(found, run_case(case("dp=1", "opt-175b")))
-    assert judged.without_gradient == ("layers.0.k_flat_bias", "layers.1.k_flat_bias")
+    assert judged.without_gradient == tuple(f"layers.{layer}.k_flat_bias" for layer in range(3))
     found.weights["layers.0.k_flat_bias"] += 1
     assert relative_errors(found, run_case(case("dp=1", "opt-175b"))).ok
 
@@ -219,15 +220,14 @@ def test_a_plan_is_verified(plan: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_fault_ends_with_3(plan: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the reference differs, it says which gradient does."""
-    run = compare_runs.run_case
+    run = compare_runs.run_reference
 
-    def scaled(one: TrainingCase) -> CaseResult:
-        found = run(one)
-        if one.layout.num_devices == 1:
-            found.gradients[0]["layers.0.experts_down"] *= 2
-        return found
+    def scaled(case: TrainingCase) -> CaseResult:
+        result = run(case)
+        result.gradients[0]["layers.0.experts_down"] *= 2
+        return result
 
-    monkeypatch.setattr(verifying, "run_case", scaled)
+    monkeypatch.setattr(verifying, "run_reference", scaled)
     assert main(["verify", str(plan), "--steps", "1"]) == 3
     out = capsys.readouterr().out
     assert "layers.0.experts_down" in out
@@ -247,13 +247,13 @@ def test_ranks_that_wait_for_each_other_are_named(
     assert main(["verify", str(plan), "--steps", "1"]) == 2
     (problem, *_) = capsys.readouterr().err.splitlines()
     assert problem.startswith("error: verify: fsdp=2 ep=2")
-    assert "rank 0 issued all_reduce" in problem
+    assert re.search("rank 0( issued)? all_reduce", problem)
 
 
 def test_in_python_it_is_a_value_whose_report_has_the_payloads_numbers(plan: Path) -> None:
     verification = verbs.verify(plan, steps=1)
     assert verification.ok
-    assert require_payload_numbers(verification) == 5 * len(verification.meshes)
+    assert require_payload_numbers(verification) == 7 * len(verification.meshes)
 
 
 def test_steps_that_are_none(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,10 +27,10 @@ from shardwise.verify.training.training_case import (
     small_recipe,
 )
 
-SHARED: dict[str, Any] = {"num_layers": 2, "d_model": 12, "head_dim": 4}
+SHARED: dict[str, Any] = {"num_layers": 3, "d_model": 12, "head_dim": 4}
 ONE: dict[str, Any] = {**SHARED, "d_ff": 5, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 11}  # without tp
 LATENT: dict[str, Any] = {
-    "num_layers": 3, "num_dense_layers": 1, "num_predict_layers": 1, "head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2,
+    "num_layers": 4, "num_dense_layers": 1, "num_predict_layers": 1, "head_dim": 6, "kv_lora_rank": 5, "rope_head_dim": 2,
     "v_head_dim": 3, "q_lora_rank": 3, "experts_per_token": 2,
 }  # fmt: skip
 # A model and a layout, and the sizes of what stands for them, mesh by mesh.
@@ -56,11 +56,11 @@ SIZES: dict[str, list[dict[str, Any]]] = {
         {**SHARED, "d_ff": 5, "num_heads": 16, "num_kv_heads": 8, "vocab_size": 11}, ONE,
     ],
     # an uneven vocabulary, and learned positions
-    "gpt-2 tp=2": [{**SHARED, "d_ff": 10, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 23, "max_positions": SEQ_LEN}],
+    "gpt-2 tp=2": [{**SHARED, "d_ff": 10, "num_heads": 4, "num_kv_heads": 4, "vocab_size": 23, "max_positions": 520}],
     # a whole number of pairs in a half, and in a quarter, of a head
     "glm-4.5 dp=2": [{"head_dim": 4}],
     "gpt-neox-20b dp=2": [{"head_dim": 8}],
-    "gemma-3-27b dp=2": [{**ONE, "sliding_window": 3, "global_every": 2}],
+    "gemma-3-27b dp=2": [{**ONE, "num_layers": 6, "sliding_window": 3, "global_every": 2}],
     # one expert more than a token takes
     "mixtral-8x7b dp=2": [{**ONE, "num_experts": 3, "experts_per_token": 2}],
     # two experts of a rank that has several, one of a rank that has one
@@ -127,7 +127,7 @@ def planned(layout: str, num_seqs: int, **job: Any) -> Plan:
     return plan_layout(sw.load_model("tiny-llama-15m"), cluster, asked, parsed)
 
 
-@pytest.mark.parametrize(("num_seqs", "expected"), [(16, 8), (12, 8), (13, 7), (14, 7)])
+@pytest.mark.parametrize(("num_seqs", "expected"), [(16, 20), (12, 20), (13, 19), (14, 19)])
 def test_a_batch_that_is_uneven_over_the_plans_replicas_stays_uneven(num_seqs: int, expected: int) -> None:
     """Two replicas of two sequences each; the micro-batches are `num_micro_batches`."""
     plan = planned("dp=2 micro_batch_seqs=2", num_seqs, optimizer="lion")

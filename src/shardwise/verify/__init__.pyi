@@ -7,5 +7,6 @@ from .product_runs import run_product as run_product
 from .training.compare_runs import ERROR_LIMITS as ERROR_LIMITS
 from .training.plan_verification import PlanVerification as PlanVerification
 from .training.plan_verification import verify_plan as verify_plan
+from .training.rounding_errors import ROUNDING_LIMITS as ROUNDING_LIMITS
 from .training.training_case import small_recipe as small_recipe
 from .xla_compile import compile_product as compile_product

@@ -350,16 +350,26 @@ MAX_DIFFERENCES = 8  # collectives of a mesh that differ
 
 def verification_report(verification: PlanVerification) -> Report:
     """Report for each small mesh how far it is off one process, the limits, and whether the layout trains right."""
-    error_limits = verify.ERROR_LIMITS
+    error_limits, rounding_limits = verify.ERROR_LIMITS, verify.ROUNDING_LIMITS
+    precision, rounding = verification.meshes[0].precision.precision, verification.rounding
     limits = ("limit", "", *(f"{limit:.0e}" for limit in error_limits.values()), "")
     meshes = [_mesh_row(mesh, index) for index, mesh in enumerate(verification.meshes)]
     table = Table(rows=(("mesh", "ranks", *error_limits, "collectives"), *meshes, limits), right=(1, 2, 3, 4, 5))
+    in_precision = [_rounding_row(mesh, index) for index, mesh in enumerate(verification.meshes)]
+    rounding_table = Table(
+        rows=(("mesh", *(name.replace("_", " ") for name in rounding)), *in_precision,
+              ("limit", *(f"{rounding_limits[name]:g}" for name in rounding))),
+        right=tuple(range(1, 1 + len(rounding))),
+    )  # fmt: skip
     problems = [line for mesh in verification.meshes for line in _mesh_problems(mesh)]
     right = "the layout trains as one process does, and issues what the instruction list has"
     wrong = "the layout does NOT train as one process does, or issues other collectives than listed"
     return [
         Section([f"{verification.layout}, in small, against one process in float64"]),
         Section([table, *problems]),
+        Section(
+            [rounding_table], title=f"in {precision}: how many times as far from float64 as one process in {precision}"
+        ),
         Section([Status(right, "good") if verification.ok else Status(wrong, "bad")]),
     ]
 
@@ -369,10 +379,17 @@ def _mesh_row(mesh: MeshVerification, index: int) -> Row:
     num_collectives = count_collectives(mesh.case.instance, mesh.case.num_micro_batches).total()
     collectives = "differ" if mesh.differing else f"{num_collectives} of {num_collectives} as listed"
     errors = (
-        Number(f"{error:.1e}", error, "", f"{path}.max_relative_error.{name}")
-        for name, error in mesh.errors.largest.items()
+        Number(f"{error:.1e}", error, "", f"{path}.max_relative_error.{name}") for name, error in mesh.largest.items()
     )
     return _mesh_name(mesh), Number(str(num_ranks), num_ranks, "", f"{path}.num_processes"), *errors, collectives
+
+
+def _rounding_row(mesh: MeshVerification, index: int) -> Row:
+    ratios = (
+        Number(f"{ratio:.2f}", ratio, "", f"meshes.{index}.rounding.ratios.{name}")
+        for name, ratio in mesh.precision.ratios.items()
+    )
+    return _mesh_name(mesh), *ratios
 
 
 def _mesh_name(mesh: MeshVerification) -> str:
@@ -384,8 +401,9 @@ def _mesh_problems(mesh: MeshVerification) -> Iterator[str]:
     name, errors = _mesh_name(mesh), mesh.errors
     if errors.without_gradient:
         yield f"{name}: without a gradient, and not compared: {', '.join(errors.without_gradient)}"
-    if not errors.ok:
-        yield f"{name}: farthest off are the gradient of {errors.gradient} and the weight {errors.weight}"
+    for case_name, case_errors in ((name, errors), (f"{name}, long sequences", mesh.long_errors)):
+        if not case_errors.ok:
+            yield f"{case_name}: farthest off are the gradient of {case_errors.gradient} and the weight {case_errors.weight}"
     yield from (f"{name}: {text}" for text in mesh.differing[:MAX_DIFFERENCES])
     num_left = len(mesh.differing) - MAX_DIFFERENCES
     if num_left > 0:

@@ -118,8 +118,9 @@ def tokenize(
 
 @verb(
     description="""Check that the layout of a plan trains right. A small model with the plan's structure is trained for some steps
-on meshes of at most 8 ranks that have all axes and variants of the plan's layout, in float64 on this machine's CPU, and on one
-rank: loss, norm, every gradient and every weight are compared, and the collectives with the instruction list.""",
+on meshes of at most 8 ranks that have all axes and variants of the plan's layout, in float64 and in the plan's precision on this
+machine's CPU, and on one rank: loss, norm, every gradient and every weight are compared, and the collectives with the instruction
+list.""",
     remark="Exit codes: 0 it trains right, 2 the input is wrong, 3 it does not train right.",
     examples=(
         "shardwise plan llama-3-70b h100:1024 --batch-tokens 4Mi --seq-len 8Ki --runnable --out plan.json",

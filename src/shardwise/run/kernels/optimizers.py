@@ -248,7 +248,8 @@ def build_torch_optimizer(
     weights = (*matrices, *non_matrices)
     num_dtypes = len({weight.dtype for weight in weights} | ({*moment_dtypes.values()} - {None}))
     has_adamw_fields = optimizer is OPTIMIZERS["adamw"] and set(optimizer.fields) == set(ADAMW_SETTINGS)
-    is_fused = has_adamw_fields and num_dtypes <= 1  # PyTorch's kernel takes one dtype
+    # PyTorch's kernel takes one dtype, that of the gradients too, which are at least fp32
+    is_fused = has_adamw_fields and num_dtypes <= 1 and all(w.dtype == at_least_fp32(w.dtype) for w in weights)
     groups = []
     for group, matrix in ((matrices, True), (non_matrices, False)):
         settings = dict(optimizer.hyperparameters_for(hyperparameters, matrix=matrix))

@@ -143,12 +143,11 @@ class ShardedOptimizer:
     def norm(self) -> Tensor:
         """Return the norm of all gradients; copies of an element on several ranks count once together."""
         reduced_axes = tuple(axis for axis in self.norm_axes if axis != "pp")  # stages have parameters of their own
-        total = sum(
-            sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, reduced_axes)
-            for group in self.groups
-            for axes, rows in group.local_runs()
-        )
-        assert isinstance(total, Tensor)
+        # a rank may have nothing but padding of every group
+        total = torch.zeros((), dtype=torch.float64, device=self.groups[0].gradient_shard.device)
+        for group in self.groups:
+            for axes, rows in group.local_runs():
+                total = total + sum_of_squares(group.gradient_shard[rows]) / group.copies(axes, reduced_axes)
         # in the control dtype of the instruction list (`RankProgram.control_dtype`)
         control = torch.promote_types(self.groups[0].gradient_shard.dtype, torch.float32)
         return self.exchange.sum_and_wait(total.to(control), self.norm_axes).sqrt()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from shardwise.derive import RING_AXES
 from shardwise.run import TrainingEngine
 from shardwise.run.engine.micro_batch import MicroBatch
-from shardwise.run.parallel.flat_parameters import ParameterShard
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup, ParameterShard
 from shardwise.run.parallel.world import World
 from shardwise.run.rank_threads import run_rank_threads
 from shardwise.run.trainer.engine_prediction import comparable_counts
@@ -59,21 +59,82 @@ class CaseResult:
     issued: list[list[IssuedCollective]] = field(default_factory=list)
 
 
-def run_case(case: TrainingCase) -> CaseResult:
-    """Run all steps, with the ranks of the case's layout as threads of this process. Raises the error of the first rank
-    that fails, and `DeadlockError` if ranks wait for each other."""
+def run_case(case: TrainingCase, *, captures: bool = False) -> CaseResult:
+    """Run all steps, with the ranks of the case's layout as threads of this process. With `captures` one more step follows,
+    of which the collectives are returned.
+
+    Raises the error of the first rank that fails, and `DeadlockError` if ranks wait for each other.
+    """
     size = case.layout.num_devices
-    ranks = run_rank_threads(_run_rank, size, case) if size > 1 else [_run_rank(case)]
+    ranks = run_rank_threads(_run_rank, size, case, captures) if size > 1 else [_run_rank(case, captures)]
     first = ranks[0]
     gradients = [_assemble_parameters([rank.gradients[step] for rank in ranks]) for step in range(case.recipe.steps)]
     weights = _assemble_parameters([rank.weights for rank in ranks])
     return CaseResult(first.losses, first.norms, gradients, weights, [rank.issued for rank in ranks])
 
 
-def _run_rank(case: TrainingCase) -> RankResult:
+def run_reference(case: TrainingCase) -> CaseResult:
+    """Run all steps of a case on one device, with the same micro-batches, each of them alone: their gradients are added here,
+    so that the engine's accumulation is compared too, and nothing is recomputed."""
+    case = case.on_single_device()
+    engine, steps = _build_engine(case), RankResult()
+    sums: dict[FlatParameterGroup, Tensor] = {}
+    engine.gradients_ended = lambda: _accumulate_outside(engine, sums)
+    for step in range(case.recipe.steps):
+        sums.clear()
+        losses, norm = _run_separately(engine, case, step)
+        steps.losses.append(math.fsum(losses))
+        steps.norms.append(norm)
+        steps.gradients.append(
+            [(part, values[part.rows]) for group, values in sums.items() for part in group.intervals()]
+        )
+    weights = _assemble_parameters([_pieces(engine, WEIGHTS)])
+    return CaseResult(
+        steps.losses, steps.norms, [_assemble_parameters([pieces]) for pieces in steps.gradients], weights
+    )
+
+
+def _accumulate_outside(engine: TrainingEngine, sums: dict[FlatParameterGroup, Tensor]) -> None:
+    """Add the gradients of earlier micro-batches, by group, to the engine's."""
+    for buffer in engine.reducer.groups:
+        group = buffer.flat
+        if group in sums:
+            group.gradient_shard.add_(sums[group])
+        sums[group] = group.gradient_shard.clone()  # the optimizer clips in place
+
+
+def _run_separately(engine: TrainingEngine, case: TrainingCase, step: int) -> tuple[list[float], float]:
+    """Run the micro-batches of a step, each as a step of its own of which only the last one updates the weights; return their
+    losses, and the norm at the last."""
+    batches = [to_micro_batch(*arrays) for arrays in case.micro_batches(step, 0)]
+    # Experts are balanced over all micro-batches: each adds its part of the auxiliary loss, and biases move once.
+    engine.balancer.recipe = replace(
+        case.recipe, balance_coefficient=case.recipe.balance_coefficient / len(batches),
+        balance="none" if case.recipe.balance == "bias" else case.recipe.balance,
+    )  # fmt: skip
+    rows: dict[int, Tensor] = {}
+    losses = []
+    for index, batch in enumerate(batches):
+        engine.update_check = None if index == len(batches) - 1 else lambda local_loss, loss, norm: False
+        result = engine.step([batch], case.num_targets, 1, step)
+        losses.append(float(result.loss))
+        for router, counts in engine.balancer.counts.items():
+            rows[router] = rows[router] + counts if router in rows else counts
+    if case.recipe.balance == "bias":
+        engine.balancer.recipe, engine.balancer.counts = case.recipe, rows
+        engine.balancer.end_step(result.loss)
+    return losses, float(result.norm)
+
+
+def _build_engine(case: TrainingCase) -> TrainingEngine:
     program = case.instance
     engine = TrainingEngine(program, case.recipe, World(program.mesh))
     engine.initialize(case.recipe.seed)
+    return engine
+
+
+def _run_rank(case: TrainingCase, captures: bool) -> RankResult:
+    engine = _build_engine(case)
     steps = RankResult()
     engine.gradients_ended = lambda: steps.gradients.append(_pieces(engine, GRADIENTS))
     for step in range(case.recipe.steps):
@@ -81,6 +142,8 @@ def _run_rank(case: TrainingCase) -> RankResult:
         steps.losses.append(float(result.loss))
         steps.norms.append(float(result.norm))
     steps.weights = _pieces(engine, WEIGHTS)
+    if not captures:
+        return steps
     engine.gradients_ended = lambda: None
     with CollectiveCapture(engine.world) as capture:
         _run_step(engine, case, case.recipe.steps)
@@ -102,9 +165,11 @@ def to_micro_batch(ids: Ids, targets: Ids, documents: Ids | None) -> MicroBatch:
 
 
 def _pieces(engine: TrainingEngine, tensor: str) -> Pieces:
-    """Return this rank's part of every parameter's gradient (`GRADIENTS`) or weight (`WEIGHTS`)."""
+    """Return this rank's part of every parameter's gradient (`GRADIENTS`), of a loss without a scale, or weight (`WEIGHTS`), in
+    float64."""
+    scale = engine.scaler.scale if engine.scaler and tensor == GRADIENTS else 1.0
     return [
-        (interval, getattr(group, tensor)[interval.start : interval.start + interval.size].clone())
+        (interval, getattr(group, tensor)[interval.rows].to(torch.float64, copy=True) / scale)
         for group in engine.groups
         if group.group.trained or tensor == WEIGHTS
         for interval in group.intervals()

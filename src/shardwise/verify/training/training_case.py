@@ -25,6 +25,13 @@ from shardwise.values import InputError, Precision, argument_label, parse_overri
 
 MOST_DEVICES = 8  # processes of a host
 SEQ_LEN = 16  # tokens: a piece from either end for each of eight ranks
+# The engine is another beyond some constants: attention runs queries in blocks of 512
+# (`run.kernels.positions_and_masks.MIN_QUERY_BLOCK`), weights are gathered one unit ahead, and the first micro-batches of a
+# step fill the pipeline and write the gradients that later ones add to.
+MIN_LONG_SEQ_LEN = 520  # tokens
+MAX_LONG_SEQ_LEN = 2_112  # tokens: attention in float64 over more of them takes many seconds
+MIN_LAYERS_OF_A_KIND = 3
+MIN_MICRO_BATCHES = 5  # of a replica
 ATOMS = ("dp", "fsdp", "ep", "cp", "tp_kv", "tp_rep", "pp")
 AXES = ("dp", "fsdp", "cp", "ep", "pp")
 
@@ -128,8 +135,17 @@ def _uneven(layout: Layout, pp: int) -> tuple[int, ...] | None:
 
 
 def num_micro_batches(layout: Layout) -> int:
-    """Return enough micro-batches to accumulate gradients and to leave the warm-up of a pipeline's schedule."""
-    return 2 * layout.pp
+    """Return enough micro-batches to accumulate gradients several times and to leave the warm-up of a pipeline's schedule."""
+    return layout.pp * max(2, -(-MIN_MICRO_BATCHES // layout.pp))
+
+
+def long_seq_len(layout: Layout) -> int:
+    """Return a length that the layout splits evenly, of more positions than a block of queries has: on each rank, unless that
+    takes more than `MAX_LONG_SEQ_LEN`, and then in one process."""
+    num_pieces = layout.cp * get_cp_variant(layout.cp_variant).sequence_pieces if layout.cp > 1 else 1
+    seq_len = MIN_LONG_SEQ_LEN * num_pieces
+    multiple = math.lcm(num_pieces, layout.cp * layout.tp, 8)
+    return -(-(seq_len if seq_len <= MAX_LONG_SEQ_LEN else MIN_LONG_SEQ_LEN) // multiple) * multiple
 
 
 def _job(layout: Layout) -> Job:
@@ -142,15 +158,12 @@ def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_k
     (heads, experts) if the planned mesh leaves it one, and two if it leaves it more."""
     micro_batch_seqs, has_dense_layers = min(layout.micro_batch_seqs, 2), architecture.num_dense_layers > 0
     sizes = {**_heads(architecture, planned, layout, tp_kv), **_widths(architecture, planned, layout)}
-    num_stages = layout.pp * layout.num_virtual_stages
-    min_layers = 2 + has_dense_layers if num_stages == 1 else sum(layout.layers_per_stage or (num_stages,))
-    num_layers = min(architecture.num_layers, max(min_layers, 2 + has_dense_layers))
     sizes |= {
-        "num_layers": num_layers, "num_dense_layers": int(has_dense_layers),
+        "num_layers": _num_layers(architecture, layout), "num_dense_layers": int(has_dense_layers),
         "global_every": min(architecture.global_every, 2),
         "num_predict_layers": min(architecture.num_predict_layers, 2),
-        "max_positions": architecture.max_positions and SEQ_LEN, "sliding_window": architecture.sliding_window and 3,
-        "nominal_num_params": None,
+        "max_positions": architecture.max_positions and long_seq_len(layout),
+        "sliding_window": architecture.sliding_window and 3, "nominal_num_params": None,
     }  # fmt: skip
     numerics = replace(architecture.numerics, gating=_gating(architecture, sizes))
     recompute_layers = None if layout.recompute_layers in (None, architecture.num_layers) else 1
@@ -158,6 +171,17 @@ def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_k
         replace(architecture, **sizes, numerics=numerics),
         replace(layout, micro_batch_seqs=micro_batch_seqs, recompute_layers=recompute_layers),
     )
+
+
+def _num_layers(architecture: Architecture, layout: Layout) -> int:
+    """Return the layers of the small model: a dense one where the model leads with such, `MIN_LAYERS_OF_A_KIND` of each other
+    kind, and as many on each stage."""
+    num_kinds = 2 if architecture.sliding_window and architecture.global_every > 1 else 1
+    wanted = (architecture.num_dense_layers > 0) + num_kinds * MIN_LAYERS_OF_A_KIND
+    if layout.layers_per_stage is not None:
+        return sum(layout.layers_per_stage)
+    num_stages = layout.pp * layout.num_virtual_stages
+    return min(architecture.num_layers, -(-wanted // num_stages) * num_stages)
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:
