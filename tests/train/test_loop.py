@@ -13,15 +13,18 @@ from statistics import median
 from typing import Any
 
 import pytest
+import torch
 from train import stand_in
 from train.shard_files import write_shards
 from train.stand_in import Bigram, small_plan, write_inputs
 
+import shardwise as sw
 from shardwise.model.optimizers.definition import get_optimizer, optimizer_fields
 from shardwise.records.run_folder import RunFolder, read_json
 from shardwise.records.step_inspection import MeasuredMemory, RunInspection, list_traced_steps, parse_inspection
 from shardwise.records.step_log import read_log
 from shardwise.run.recipe import parse_recipe, recipe_payload
+from shardwise.run.trainer import run_identity
 from shardwise.run.trainer.flags import build_parser, parse_settings
 from shardwise.run.trainer.preflight import open_data
 from shardwise.search.plan_file import dump_plan, load_plan
@@ -294,6 +297,69 @@ def test_another_run_is_not_gone_on_with(inputs: list[str], tmp_path: Path, caps
     assert train([*inputs, "--resume", "--steps", "9"]) == 0
 
 
+def checkpoint_of(flags: Sequence[str], step: int) -> Path:
+    return Path(flags[4]) / "checkpoints" / f"step-{step:08d}"
+
+
+def test_a_checkpoint_knows_its_run(inputs: list[str]) -> None:
+    assert train([*inputs, "--steps", "4"]) == 0
+    run = read_json(checkpoint_of(inputs, 4) / "checkpoint.json")["values"]["run"]
+    assert run["versions"] == {"shardwise": sw.__version__, "torch": torch.__version__}
+    assert run["fields"]["recipe.seed"] == 0
+    assert run["fields"]["model.vocab_size"] == stand_in.VOCAB
+    assert run["fields"]["data of fingerprint"] == read_json(Path(inputs[4]) / "run.json")["data_fingerprint"]
+    assert len(run["fingerprint"]) == 16
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_named(
+    inputs: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That of seed 1 in the folder of seed 0."""
+    other = [*inputs[:4], str(tmp_path / "other"), *inputs[5:]]
+    assert train([*inputs, "--steps", "4"]) == 0
+    assert train([*other, "--steps", "4", "--seed", "1"]) == 0
+    shutil.rmtree(checkpoint_of(inputs, 4))
+    shutil.copytree(checkpoint_of(other, 4), checkpoint_of(inputs, 4))
+    capsys.readouterr()
+    assert train([*inputs, "--resume", "--steps", "6"]) == 2
+    err = capsys.readouterr().err
+    assert "found recipe.seed 0; the checkpoint of step 4 has 1, which is required" in err
+    assert "--force" in err
+    assert [record.step for record in log_of(inputs).steps] == [1, 2, 3, 4]
+    assert train([*inputs, "--resume", "--steps", "6", "--force"]) == 0
+    assert "warning: --resume: found recipe.seed 0; the checkpoint of step 4 has 1" in capsys.readouterr().err
+    assert [record.step for record in log_of(inputs).steps] == [1, 2, 3, 4, 5, 6]
+    assert train([*inputs, "--resume", "--steps", "7"]) == 0  # the checkpoint of step 6 is this run's
+
+
+def test_a_checkpoint_under_the_name_of_another_step_is_refused(
+    inputs: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train([*inputs, "--steps", "4"]) == 0
+    checkpoint_of(inputs, 4).rename(checkpoint_of(inputs, 5))
+    assert train([*inputs, "--resume", "--steps", "6"]) == 2
+    assert "the checkpoint of step 5 holds step 4; the step in its name is required" in capsys.readouterr().err
+
+
+def test_other_versions_than_those_that_wrote_a_checkpoint_are_named(
+    inputs: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train([*inputs, "--steps", "4"]) == 0
+    monkeypatch.setattr(run_identity, "version", lambda name: "9.9.9")
+    assert train([*inputs, "--resume", "--steps", "6"]) == 0
+    expected = f"warning: torch 9.9.9 goes on with a checkpoint of torch {torch.__version__}\n"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_run_goes_on_with_other_data_by_force(inputs: list[str], tmp_path: Path) -> None:
+    assert train([*inputs, "--steps", "4"]) == 0
+    (tmp_path / "other").mkdir()
+    write_inputs(tmp_path / "other", seed=1)
+    flags = [*inputs, "--resume", "--steps", "6", "--data", str(tmp_path / "other" / "data")]
+    assert train(flags) == 2
+    assert train([*flags, "--force"]) == 0
+
+
 REFUSED = [
     (["--steps", "0"], "--steps: found '0'"),
     ([], "--steps: found none"),
@@ -305,7 +371,7 @@ REFUSED = [
     (["--steps", "5", "--set", "recipe.beta2=7"], "recipe: beta2 is 7.0; a number of at least 0, below 1, is required"),
     (["--steps", "5", "--set", "recipe.batch_ramp=4"], "STEP:SEQUENCES,... is required"),
     (["--steps", "5", "--resume"], "holds no run"),
-    (["--steps", "5", "--resume", "--force"], "leave one out"),
+    (["--steps", "5", "--elastic", "--force"], "leave one out"),
     (["--steps", "5", "--tensorboard"], "the tensorboard package is not installed"),
 ]
 

@@ -26,6 +26,7 @@ from shardwise.values import InputError, write_json_atomic
 
 SCHEMA = "shardwise.run/1"
 LOCK = "lock"
+RUN_KEY = "run"  # value in a checkpoint: the run that wrote it (`run.trainer.run_identity`)
 Payload = dict[str, Any]
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.batch_size.batch_schedule import BATCH_RAMP_KEY
+from shardwise.records.run_folder import RUN_KEY
 from shardwise.run.checkpoints import dcp_reader
 from shardwise.run.checkpoints.manifest import (
     DAMAGE_FIX,
@@ -156,7 +157,7 @@ MAX_NAMES_SHOWN = 4  # names of tensors in a message
 MODEL_PREFIX = "model."  # of the names of a model's weights
 BUFFER_PREFIX = "buffer."  # of the names of its buffers (`TrainingEngine.buffers`)
 NUM_LEFT_OUT = "num_left_out"  # steps that did not update the weights
-ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY})  # values that checkpoints of earlier versions lack
+ADDED_VALUES = frozenset({NUM_LEFT_OUT, BATCH_RAMP_KEY, RUN_KEY})  # values that checkpoints of earlier versions lack
 LOAD_FIX = "load it with the plan and the optimizer that it was saved with"
 # In names of scales of a parameter's parts, followed by the number of parts (`run.parallel.sharded_optimizer`).
 PARTIAL_SCALES = "_scales_of_"

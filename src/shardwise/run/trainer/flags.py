@@ -70,7 +70,10 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             "metavar": "DIR",
             "help": "begin with the weights of a folder of Hugging Face, torchtitan or Megatron-LM (default: from the seed)",
         },
-        "--force": {"action": "store_true", "help": "replace the run that is in --out"},
+        "--force": {
+            "action": "store_true",
+            "help": "replace the run that is in --out; with --resume, go on though that run, or its checkpoint, is another one",
+        },
         "--device": {"choices": DEVICES, "default": "auto", "help": "default: GPUs if there are any"},
         "--checkpoint-every": {"metavar": "N", "help": "steps between checkpoints (default: at the end only)"},
         "--keep-last": {"metavar": "N", "help": "the newest checkpoints that are kept (default: 2)"},
@@ -193,10 +196,8 @@ def to_command_line(arguments: argparse.Namespace) -> list[str]:
 def parse_settings(arguments: argparse.Namespace) -> RunSettings:
     """Return the settings that the flags give. Raises `InputError` with all problems."""
     out = RunFolder(Path(arguments.out))
-    for flag in ("resume", "elastic") if arguments.force else ():
-        if getattr(arguments, flag):
-            problem = f"--force: found with --{flag}; one goes on with a run, the other replaces it: leave one out"
-            raise InputError(problem)
+    if arguments.force and arguments.elastic:
+        raise InputError("--force: found with --elastic; one goes on with a run, the other replaces it: leave one out")
     if arguments.resume:
         out.require_run()
     resume = arguments.resume or (arguments.elastic and out.contains_run)

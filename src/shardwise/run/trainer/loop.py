@@ -33,6 +33,7 @@ from shardwise.run.trainer.interfaces import CheckpointStore, EarlierLog, StepTr
 from shardwise.run.trainer.machine_probe import RunMeasurement
 from shardwise.run.trainer.noise_scale import BatchResizer
 from shardwise.run.trainer.preflight import RunData, describe_run
+from shardwise.run.trainer.run_identity import RunIdentity, checkpoint_problems, version_changes
 from shardwise.run.trainer.run_reporter import RunReporter, write_summary
 from shardwise.run.trainer.stragglers import StragglerDetector
 from shardwise.search import Plan
@@ -55,6 +56,7 @@ class TrainingLoop:
     settings: RunSettings
     world: RankGroup
     data: RunData
+    identity: RunIdentity
     trainer: StepTrainer
     checkpoints: CheckpointStore
     measuring: RunMeasurement
@@ -102,6 +104,7 @@ class TrainingLoop:
         set_stage("reading the checkpoint")
         restored = require_on_all_ranks(self.world, lambda: self.checkpoints.restore(self.trainer.state()))
         if restored is not None:
+            require_on_all_ranks(self.world, lambda: self._require_checkpoint_of_run(restored))
             self.trainer.restore(restored.values)
             ramp = require_on_all_ranks(
                 self.world, lambda: resume_ramp(self.plan, self.settings.recipe, restored.values, self.trainer.step)
@@ -111,6 +114,17 @@ class TrainingLoop:
                 self._warn_lost_steps(restored)
         require_on_all_ranks(self.world, self._require_steps)
         require_on_all_ranks(self.world, self._record_resumed_run)
+
+    def _require_checkpoint_of_run(self, restored: RestoreResult) -> None:
+        """Raise `InputError` on the first rank if the checkpoint is of another run, unless the user goes on all the same; name
+        other versions than those that wrote it."""
+        if self.world.rank > 0:
+            return
+        problems = checkpoint_problems(self.identity, restored.step, restored.values)
+        if problems and not self.settings.force:
+            raise InputError(*problems)
+        for text in (*problems, *version_changes(restored.values)):
+            print(f"warning: {text}", file=sys.stderr, flush=True)
 
     def _earlier_log(self) -> StepLog | None:
         """Return the log of a run that goes on, on the first rank if there is one."""
@@ -149,7 +163,9 @@ class TrainingLoop:
 
     def _state(self) -> TrainerState:
         """Return what a checkpoint keeps."""
-        return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step)}
+        # ranks on other hosts may have other versions: the first rank's are kept
+        run = self.identity.checkpoint_state() if self.world.rank == 0 else {}
+        return {**self.trainer.state(), **ramp_state(self.data.train.ramp, self.trainer.step), **run}
 
     def _steps(
         self, reporter: RunReporter | None, anomaly_response: AnomalyResponse, loss_check: LossTargetCheck,

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from itertools import combinations, product
@@ -19,10 +19,9 @@ from typing import Any
 from shardwise.hardware.cluster_loading import resize_cluster
 from shardwise.layout import Layout, choices_from_pins, require_runnable, violations
 from shardwise.layout.rules.engine import pin_flags
-from shardwise.model import DEFAULT_OPTIMIZER, POLICIES
+from shardwise.model import POLICIES
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
-from shardwise.records import RunFolder
 from shardwise.records.run_folder import RunInputs
 from shardwise.run.data.batches import Batches
 from shardwise.run.data.token_shard_reader import TokenShards
@@ -30,6 +29,7 @@ from shardwise.run.recipe import TrainingRecipe, recipe_payload, source_names
 from shardwise.run.trainer.batch_schedule import batch_ramp, require_batches
 from shardwise.run.trainer.engine_prediction import engine_memory, engine_policy
 from shardwise.run.trainer.flags import RunSettings
+from shardwise.run.trainer.run_identity import RunIdentity
 from shardwise.search import Plan, plan_payload
 from shardwise.search import make_plan as search_plan
 from shardwise.search.plan import software_versions
@@ -42,9 +42,6 @@ from shardwise.values import (
     raise_problems,
     run_all,
 )
-
-# fields that a batch schedule replaces
-SCHEDULED_FIELDS = ("job.global_batch_tokens", "recipe.batch_ramp", "recipe.batch_schedule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,7 @@ def check_run(plan: Plan, settings: RunSettings) -> RunData:
     assert isinstance(data, RunData)
     require_tensorboard(settings)
     if settings.resume:
-        require_same_run(settings.out, plan, settings.recipe, data)
+        require_same_run(settings, RunIdentity.of(plan, settings.recipe, data.fingerprint))
         # After `require_same_run`, which reports another optimizer; its fields are no fault of the recipe.
         recipe_payload(settings.recipe, plan.job.optimizer)
     return data
@@ -174,45 +171,11 @@ def describe_run(plan: Plan, recipe: TrainingRecipe, data: RunData) -> RunInputs
     )  # fmt: skip
 
 
-def require_same_run(out: RunFolder, plan: Plan, recipe: TrainingRecipe, data: RunData) -> None:
-    """Raise `InputError` that lists how a run that goes on differs from what it was: model, data, order of samples.
-
-    Degrees, micro-batches and schedules of the learning rate may change. So may batches if the recipe has a schedule of
-    them: the checkpoint has those before it.
-    """
-    recorded = out.read_inputs()
-    current = _identity(plan_payload(plan), asdict(recipe), data.fingerprint)
-    previous = _identity(recorded.plan, recorded.recipe, recorded.data_fingerprint)
-    scheduled = SCHEDULED_FIELDS if recipe.batch_schedule is not None else ()
-    raise_problems(
-        [
-            f"--resume: found {field_name} {_clip(current[field_name])}; the run in {out.path} has "
-            f"{_clip(previous[field_name])}, which is required: give the same, or start another run with another --out"
-            for field_name in current
-            if current[field_name] != previous[field_name] and field_name not in scheduled
-        ]
-    )
-
-
-def _identity(plan: Mapping[str, Any], recipe: Mapping[str, Any], data_fingerprint: str) -> dict[str, Any]:
-    model, job, recipe = (_as_json(payload) for payload in (plan.get("model", {}), plan.get("job", {}), recipe))
-    identity = {f"model.{name}": value for name, value in model.items() if name != "name"}
-    identity |= {f"job.{name}": job.get(name) for name in ("seq_len", "global_batch_tokens")}
-    identity["job.optimizer"] = job.get("optimizer", DEFAULT_OPTIMIZER)  # runs of earlier versions lack it
-    identity |= {f"recipe.{name}": recipe.get(name) for name in ("seed", "respect_documents", "initial")}
-    identity["recipe.batch_ramp"] = recipe.get("batch_ramp") or []
-    identity["recipe.batch_schedule"] = recipe.get("batch_schedule")
-    return identity | {"data of fingerprint": data_fingerprint}
-
-
-def _as_json(payload: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a payload as JSON restores it, with lists for tuples."""
-    plain: Mapping[str, Any] = json.loads(json.dumps(payload))
-    return plain
-
-
-def _clip(value: object) -> str:
-    return value[:12] if isinstance(value, str) else str(value)
+def require_same_run(settings: RunSettings, identity: RunIdentity) -> None:
+    """Raise `InputError` that lists how a run that goes on differs from what it was; with `--force` it may."""
+    if not settings.force:
+        recorded = RunIdentity.in_folder(settings.out)
+        raise_problems(identity.differences(recorded.fields, f"the run in {settings.out.path}"))
 
 
 LayoutChange = Mapping[str, Any]  # fields of a layout, with their new values

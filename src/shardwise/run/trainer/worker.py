@@ -20,6 +20,7 @@ from shardwise.run.trainer.interfaces import RunComponents
 from shardwise.run.trainer.loop import RunEnd, TrainingLoop
 from shardwise.run.trainer.machine_probe import RunMeasurement
 from shardwise.run.trainer.preflight import RunData, check_run, describe_run, replan_for, require_memory, require_world
+from shardwise.run.trainer.run_identity import RunIdentity
 from shardwise.search import Plan, load_plan
 from shardwise.values import InputError, get_precision
 
@@ -65,7 +66,8 @@ def _train(
     with require_on_all_ranks(
         world, lambda: components.checkpoints(settings.out.checkpoints, settings.recipe)
     ) as checkpoints:
-        return TrainingLoop(plan, settings, world, data, trainer, checkpoints, measuring, stop).run_to_end()
+        identity = RunIdentity.of(plan, settings.recipe, data.fingerprint)
+        return TrainingLoop(plan, settings, world, data, identity, trainer, checkpoints, measuring, stop).run_to_end()
 
 
 def _load_plan_and_join(
