@@ -19,9 +19,10 @@ from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
 from shardwise.records.step_inspection import MeasuredMemory
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import initial_weights
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.run.trainer.step_inspector import MemoryTracker, process_memory
+from shardwise.run.trainer.step_inspector import MemoryTracker, StorageRecorder, inspect_step, process_memory
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.search.plan import Plan, plan_layout
 from shardwise.step.rank_program import RankProgram
@@ -167,6 +168,32 @@ def test_a_step_of_the_engine_holds_the_moments_that_are_planned(optimizer: str)
     for term in ("parameters", "gradients", "activations"):
         assert found.largest[term] == pytest.approx(plan[term], rel=TOLERANCE), term
     assert found.peak_bytes == pytest.approx(sum(plan.values()), rel=0.01)
+
+
+@pytest.mark.usefixtures("uncollected")
+def test_an_inspected_step_counts_what_was_made_with_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of `train` too, where a second copy of all gradients was seen only if the step read it."""
+    build, copies = FlatParameterGroup._make_gradients, list[torch.Tensor]()
+
+    def build_twice(self: FlatParameterGroup) -> None:
+        build(self)
+        copies.append(self.gradients.clone())
+
+    monkeypatch.setattr(FlatParameterGroup, "_make_gradients", build_twice)
+    architecture, num_positions, num_seqs = shape("small")
+    instance = RankProgram(
+        architecture=architecture, layout=Layout(micro_batch_seqs=num_seqs), precision=get_precision("fp32")
+    )
+    with StorageRecorder() as constructed:
+        engine = TrainingEngine(instance, TrainingRecipe(steps=2), World(instance.mesh))
+    engine.initialize(0)
+    ids = torch.randint(architecture.vocab_size, (num_seqs, num_positions), generator=torch.Generator().manual_seed(0))
+    with inspect_step(engine, constructed) as inspector:
+        engine.step([MicroBatch(ids, ids)], ids.numel(), 1, 0)
+    memory = inspector.inspection.memory
+    assert memory.undeclared_bytes == sum(copy.nbytes for copy in copies) == memory.largest["gradients"]
+    assert memory.at_peak["inputs"] > memory.undeclared_bytes
+    assert memory.peak_bytes == sum(memory.at_peak.values())
 
 
 @pytest.mark.thinned(4)

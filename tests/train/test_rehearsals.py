@@ -16,6 +16,7 @@ from shardwise.measure.reconcile.reconciliation import REHEARSAL_TOLERANCE, Rehe
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.run.kernels.attention import Attention
+from shardwise.run.parallel.flat_parameters import FlatParameterGroup
 from shardwise.run.parallel.mesh_collectives import MeshCollectives
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
@@ -301,3 +302,37 @@ def test_gathered_weights_that_stay_are_seen(monkeypatch: pytest.MonkeyPatch) ->
     found = rehearsed(plan)
     assert not found.ok
     assert [one.name for one in found.failed_terms] == ["gathered", "peak"]
+
+
+def test_a_second_copy_of_the_gradients_made_with_the_engine_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, build = planned(DENSE, Layout(fsdp=256, zero_stage=3)), FlatParameterGroup._make_gradients
+    assert rehearsed(plan).memory.undeclared_bytes == 0
+    copies: list[Tensor] = []
+
+    def build_twice(self: FlatParameterGroup) -> None:
+        build(self)
+        copies.append(self.gradients.clone())
+
+    monkeypatch.setattr(FlatParameterGroup, "_make_gradients", build_twice)
+    rehearsal = rehearsed(plan)
+    assert not rehearsal.ok
+    assert rehearsal.memory.undeclared_bytes == sum(copy.nbytes for copy in copies) > 0
+    peak, honest = rehearsal.memory.total, rehearsed(plan).memory.total
+    assert peak.measured >= (honest.predicted or 0.0) + rehearsal.memory.undeclared_bytes
+
+
+TINY: dict[str, Any] = {
+    "name": "tiny", "num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "vocab_size": 64
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_activations_as_wide_as_the_vocabulary_of_a_rank_are_no_logits(recompute: str) -> None:
+    """Of 64 words two ranks have 32 each, as many as the model has dims; neither batch nor angles are activations."""
+    layout = Layout.parse(f"tp=2 recompute={recompute}")
+    job = Job(global_batch_tokens=64, seq_len=16, precision="fp32", loss="in_place")
+    plan = plan_layout(Architecture(**TINY), sw.load_cluster("local:2"), job, layout)
+    rehearsal = rehearsed(plan)
+    assert rehearsal.ok, rehearsal.failed_terms
+    (activations,) = (term for term in rehearsal.terms if term.name == "activations")
+    assert activations.is_within(2e-3), activations

@@ -31,12 +31,14 @@ class MeasuredMemory:
 
     `at_peak` adds up to `peak_bytes`, by term: tensors saved for the backward pass are activations, and unnamed tensors are
     workspace. `largest` has the maximum of each term over the step; for activations it is what was alive between a forward
-    pass and its backward pass.
+    pass and its backward pass. `undeclared_bytes` are of tensors that were made with the engine and have no term; at the peak
+    they are among the inputs.
     """
 
     peak_bytes: int
     at_peak: Mapping[str, int]
     largest: Mapping[str, int]
+    undeclared_bytes: int = 0
 
 
 class ProcessMemory(NamedTuple):

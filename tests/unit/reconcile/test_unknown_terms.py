@@ -19,5 +19,8 @@ def test_memory_without_a_prediction_is_no_zero() -> None:
 
 
 def test_a_term_without_a_prediction_is_not_said_to_miss_it() -> None:
-    rehearsal: Any = SimpleNamespace(ok=False, failed_terms=(UNPREDICTED,), collectives=SimpleNamespace(equal=True))
+    rehearsal: Any = SimpleNamespace(
+        ok=False, failed_terms=(UNPREDICTED,), collectives=SimpleNamespace(equal=True),
+        memory=SimpleNamespace(undeclared_bytes=0),
+    )  # fmt: skip
     assert _rehearsal_verdict(rehearsal) == "NOT ok: scratch is not predicted, so that nothing can be said of it"

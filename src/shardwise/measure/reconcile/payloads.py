@@ -160,6 +160,7 @@ class RehearsedMemoryRecord(Payload):
     planned: Mapping[str, float | None]
     executed: Mapping[str, float]
     terms: Sequence[RehearsedTermRecord]
+    undeclared_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ class RehearsalRecord(Payload):
                 )
                 for term in terms
             ],
+            undeclared_bytes=rehearsal.memory.undeclared_bytes,
         )  # fmt: skip
         groups = [CommGroupRecord(axes=axes, ranks=ranks) for axes, ranks in rehearsal.rehearsed.groups.items()]
         return cls.from_attributes(

@@ -269,8 +269,9 @@ class Rehearsal:
 
     @property
     def ok(self) -> bool:
-        """True if collectives are as planned, and memory is as close as `REHEARSAL_TOLERANCE`."""
-        return self.collectives.equal and not self.failed_terms
+        """True if collectives are as planned, memory is as close as `REHEARSAL_TOLERANCE`, and each tensor of the engine has
+        a term."""
+        return self.collectives.equal and not self.failed_terms and not self.memory.undeclared_bytes
 
     @property
     def terms(self) -> tuple[MemoryTerm, ...]:

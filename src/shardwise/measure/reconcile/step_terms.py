@@ -182,7 +182,10 @@ class MemoryTerm(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMemory:
-    """The terms, which add up to the peak; what the process had, and the device's allocator (None: it has none of its own)."""
+    """The terms, which add up to the peak; what the process had, and the device's allocator (None: it has none of its own).
+
+    `undeclared_bytes` are of tensors that were made with the engine and that no term has; they count as workspace.
+    """
 
     terms: tuple[MemoryTerm, ...]
     total: MemoryTerm
@@ -190,6 +193,7 @@ class StepMemory:
     resident_bytes: int | None
     allocated_bytes: int | None
     reserved_bytes: int | None
+    undeclared_bytes: int = 0
 
 
 def compare_memory(predicted: Mapping[str, float], inspection: RunInspection) -> StepMemory:
@@ -213,6 +217,7 @@ def compare_memory(predicted: Mapping[str, float], inspection: RunInspection) ->
         resident_bytes=process.resident_bytes if process else None,
         allocated_bytes=process.allocated_bytes if process else None,
         reserved_bytes=process.reserved_bytes if process else None,
+        undeclared_bytes=inspection.memory.undeclared_bytes,
     )  # fmt: skip
 
 

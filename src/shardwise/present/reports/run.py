@@ -202,6 +202,9 @@ def _memory_table(memory: StepMemory) -> Table:
 
 
 def _memory_outside_terms(memory: StepMemory) -> Iterator[Line]:
+    if memory.undeclared_bytes:
+        undeclared = num_bytes(memory.undeclared_bytes, "memory.undeclared_bytes")
+        yield Line(("  workspace has ", undeclared, " of tensors that were made with the engine and that no term has"))
     if memory.runtime:
         runtime = num_bytes(memory.runtime, "memory.runtime")
         yield Line(("  besides tensors the plan has ", runtime, " for context, libraries and fragmentation"))
@@ -342,6 +345,9 @@ def _rehearsal_verdict(rehearsal: Rehearsal) -> str:
         for term in rehearsal.failed_terms
     ]
     wrong_list = [] if rehearsal.collectives.equal else ["the list of collectives is not the planned one"]
+    undeclared = rehearsal.memory.undeclared_bytes
+    if undeclared:
+        wrong_terms.append(f"the engine was built with {format_bytes(undeclared)} of tensors that no term has")
     return f"NOT ok: {'; '.join(wrong_list + wrong_terms)}"
 
 

@@ -158,6 +158,7 @@ class TorchModel:
         self.device = next(weight.device for layer in layers for weight in layer.weights.values())
         self.architecture, self.layers, self.dtype, self.rank = architecture, layers, dtype, rank
         self.recorder: KernelRecorder | None = None
+        self.on_input: Callable[[Any], None] | None = None  # called with each part of the batch that a unit reads
 
     @property
     def balance_biases(self) -> dict[int, Tensor]:
@@ -250,7 +251,10 @@ class TorchModel:
         layer.put(slots, shared)
         layer.put(slots, {GRADIENTS: layer.gradients, BALANCE_BIAS: layer.balance_bias, SCALES_INPUT: layer.scales})
         for key, (name, axes) in layer.unit.batch_parts.items():
-            slots[layer.unit.slot_of[key]] = inputs.unit_input(name, axes, layer.number)
+            part = inputs.unit_input(name, axes, layer.number)
+            slots[layer.unit.slot_of[key]] = part
+            if self.on_input is not None:
+                self.on_input(part)
         if layer.unit.input is not None:
             layer.put(slots, {layer.unit.input: x})
         return slots

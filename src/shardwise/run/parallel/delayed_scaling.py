@@ -6,7 +6,7 @@ of all experts, on all ranks. Letters: N tensors of the model, S steps of their 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -105,6 +105,11 @@ class SharedAmaxScaler:
         if self.model is not None:
             amax = self.exchange.max_and_wait(self.model.seen.to(self.control), self.axes)
             self.model.end_step(amax.float())
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors of all scales."""
+        if self.model is not None:
+            yield from (self.model.largest, self.model.factors, self.model.seen, self.model.history)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint keeps, by name."""

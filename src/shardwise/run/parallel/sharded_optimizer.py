@@ -217,6 +217,11 @@ class ShardedOptimizer:
         for matrix_update in self.matrix_updates:
             yield from matrix_update.checkpoint_tensors() if matrix_update is not None else ()
 
+    def step_counts(self) -> Iterator[Tensor]:
+        """Yield the number of steps of each weight's moments."""
+        for elementwise in chain.from_iterable(self.by_element):
+            yield from (elementwise.optimizer.state[slot.weight]["step"] for slot in elementwise.slots)
+
     def set_steps(self, steps: int) -> None:
         """Set the number of steps of the moments."""
         for elementwise in chain.from_iterable(self.by_element):

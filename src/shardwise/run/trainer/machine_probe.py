@@ -82,14 +82,17 @@ class _MemoryRow:
     @staticmethod
     def numbers(memory: MeasuredMemory, process: ProcessMemory) -> list[int]:
         peaks = [-1 if peak is None else peak for peak in process]
-        return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), *peaks]
+        return [memory.peak_bytes, *memory.at_peak.values(), *memory.largest.values(), memory.undeclared_bytes, *peaks]
 
     def memory(self, template: MeasuredMemory) -> MeasuredMemory:
         """Return the row's memory, with the terms of `template`, which are those of every rank."""
         count = len(template.at_peak)
         at_peak = dict(zip(template.at_peak, self._numbers[:count], strict=True))
-        largest = dict(zip(template.largest, self._numbers[count : count + len(template.largest)], strict=True))
-        return MeasuredMemory(peak_bytes=self.peak_bytes, at_peak=at_peak, largest=largest)
+        end = count + len(template.largest)
+        largest = dict(zip(template.largest, self._numbers[count:end], strict=True))
+        return MeasuredMemory(
+            peak_bytes=self.peak_bytes, at_peak=at_peak, largest=largest, undeclared_bytes=self._numbers[end]
+        )
 
     def process(self, template: ProcessMemory) -> ProcessMemory:
         peaks = self._numbers[-len(template) :]

@@ -18,7 +18,7 @@ from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
 from shardwise.run.trainer.engine_prediction import engine_instance
-from shardwise.run.trainer.step_inspector import inspect_step
+from shardwise.run.trainer.step_inspector import StorageRecorder, inspect_step
 from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.lone_rank import LoneRank
 from shardwise.search import Plan
@@ -45,8 +45,9 @@ def rehearse_rank(plan: Plan, recipe: TrainingRecipe, rank: int) -> RehearsedRan
     max_count = MAX_MICRO_BATCHES if plan.layout.pp == 1 else 2 * plan.layout.pp
     count = min(int(num_micro_batches(plan.job, layout_degrees(plan.layout))), max_count)
     world = lone_rank_world(instance.mesh, rank)
-    engine = TrainingEngine(instance, recipe, world)
-    with inspect_step(engine) as inspector:
+    with StorageRecorder() as constructed:
+        engine = TrainingEngine(instance, recipe, world)
+    with inspect_step(engine, constructed) as inspector:
         engine.step(_micro_batches(engine, plan, recipe, count), plan.job.global_batch_tokens, count, 0)
     return RehearsedRank(
         rank=rank, coordinate=world.coordinate,

@@ -12,7 +12,7 @@ import resource
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from torch import Tensor
 from shardwise.records import MeasuredMemory, StepInspection
 from shardwise.records.step_inspection import MemorySample, ProcessMemory
 from shardwise.run.dispatch_mode import DispatchMode
+from shardwise.run.engine.unit_passes import SlotCall
 from shardwise.run.machine_resources import RSS_UNIT
 from shardwise.run.mixed_precision import DTYPES
 from shardwise.run.parallel.world import World
@@ -31,6 +32,7 @@ from shardwise.run.trainer.training_engine import TrainingEngine
 from shardwise.run.transport.interface import CollectiveGroup
 from shardwise.sharding import CollectiveKind, IssuedCollective
 from shardwise.step import PIPELINE
+from shardwise.step.instructions import InstructionId
 from shardwise.values.estimate_term_names import ACTIVATIONS, GATHERED, INPUTS, LOGITS, MEASURED_MEMORY_TERMS, WORKSPACE
 
 SAMPLES = 400  # points of a step's memory curve: as many as a chart shows
@@ -50,12 +52,15 @@ class MemoryTracker(DispatchMode):
     """Follows all storages while it is entered; one step is to run within.
 
     Assign known tensors with `name`, at any time before or after they appear; call `forward_ended` between each forward
-    pass and its backward pass. An unnamed tensor whose last dim is `vocab_size` counts as logits.
+    pass and its backward pass. An unnamed tensor whose last dim is `vocab_size` counts as logits while `in_logits`, which is
+    always, unless kernels are followed by `timed_calls`: other dims of a small model may be equal to its vocabulary.
     """
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.vocab_size = vocab_size
+        self.vocab_size, self.in_logits = vocab_size, True
+        self.undeclared_bytes = 0
+        self._watched: dict[int, tuple[Sequence[SlotCall], tuple[SlotCall, ...]]] = {}
         self._alive: dict[int, _Storage] = {}
         # Bytes added or freed, and the time in ns, when a storage is allocated, resized or freed.
         self._changes: list[tuple[_Storage, int, int]] = []
@@ -65,6 +70,35 @@ class MemoryTracker(DispatchMode):
         """Assign a memory term to tensors."""
         for tensor in tensors:
             self._track(tensor, term).term = term
+
+    def count_undeclared(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """Count storages that were there before, but for those that have a name by now, among the inputs."""
+        for storage in storages:
+            if id(storage) not in self._alive:
+                self._track_storage(storage, INPUTS)
+                self.undeclared_bytes += storage.nbytes()
+
+    def timed_calls(self, path: str, unit: str, steps: Sequence[SlotCall]) -> Sequence[SlotCall]:
+        """Return the calls of a unit (`run.engine.model.KernelRecorder`), of which those on logits are marked as they run."""
+        self.in_logits = False
+        if id(steps) not in self._watched:
+            marked = (
+                step._replace(kernel=partial(self._on_logits, step.kernel)) if _is_on_logits(step.identity) else step
+                for step in steps
+            )
+            self._watched[id(steps)] = steps, tuple(marked)
+        return self._watched[id(steps)][1]
+
+    def _on_logits(self, kernel: Callable[..., Any], *operands: Any) -> Any:
+        self.in_logits = True
+        try:
+            return kernel(*operands)
+        finally:
+            self.in_logits = False
+
+    def name_inputs(self, part: Any) -> None:
+        """Assign a part of the batch that units read: ids, targets, angles, or the documents of a mask."""
+        self.name(INPUTS, _tensors((part, getattr(part, "documents", None))))
 
     def forward_ended(self) -> None:
         """Count all live storages without a term as activations: they were saved for the backward pass."""
@@ -77,12 +111,14 @@ class MemoryTracker(DispatchMode):
             self._track(tensor, INPUTS)
         out = func(*args, **(kwargs or {}))
         for tensor in _tensors(out):
-            self._track(tensor, LOGITS if tensor.shape[-1:] == (self.vocab_size,) else None)
+            self._track(tensor, LOGITS if self.in_logits and tensor.shape[-1:] == (self.vocab_size,) else None)
         return out
 
     def _track(self, tensor: Tensor, term: str | None) -> _Storage:
         """Return the storage of a tensor with its present size; `term` is that of a storage not seen before."""
-        storage = tensor.untyped_storage()
+        return self._track_storage(tensor.untyped_storage(), term)
+
+    def _track_storage(self, storage: torch.UntypedStorage, term: str | None) -> _Storage:
         key, num_bytes = id(storage), storage.nbytes()
         tracked = self._alive.get(key)
         if tracked is None:
@@ -112,7 +148,7 @@ class MemoryTracker(DispatchMode):
                 largest[term] = max(largest[term], current[term])
             if index in ends:
                 largest[ACTIVATIONS] = max(largest[ACTIVATIONS], current[ACTIVATIONS])
-        return MeasuredMemory(peak_bytes=peak, at_peak=at_peak, largest=largest)
+        return MeasuredMemory(peak_bytes=peak, at_peak=at_peak, largest=largest, undeclared_bytes=self.undeclared_bytes)
 
     def curve(self) -> tuple[MemorySample, ...]:
         """Return the bytes held over time by term: the fullest moment of each of `SAMPLES` intervals."""
@@ -129,10 +165,40 @@ class MemoryTracker(DispatchMode):
         return tuple(samples.values())
 
 
+# Results of kernels on logits but the logits themselves: the statistics of each token's loss.
+LOSS_STATISTICS = frozenset({"largest", "sum_exp", "target_logit", "token_loss"})
+
+
+def _is_on_logits(identity: InstructionId) -> bool:
+    """Return whether a call makes logits or the loss of them, or their gradient."""
+    names = {name.removeprefix("d.").partition("#")[0] for name in identity.results}
+    return "logits" in names or not names.isdisjoint(LOSS_STATISTICS)
+
+
 def _storage_freed(tracker: weakref.ref[MemoryTracker], key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
     live_tracker = tracker()
     if live_tracker is not None:
         live_tracker._freed(key)
+
+
+class StorageRecorder(DispatchMode):
+    """Records the storages that operations make while it is entered, and does not keep them alive."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._references: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in _tensors(out):
+            storage = tensor.untyped_storage()
+            self._references[id(storage)] = weakref.ref(storage)
+        return out
+
+    def alive(self) -> list[torch.UntypedStorage]:
+        """Return the recorded storages that have not been freed."""
+        storages = (reference() for reference in self._references.values())
+        return [storage for storage in storages if storage is not None]
 
 
 def _tensors(arguments: Any) -> Iterator[Tensor]:
@@ -209,20 +275,24 @@ class StepInspector:
 
 
 @contextmanager
-def inspect_step(engine: TrainingEngine) -> Iterator[StepInspector]:
-    """Inspect the one step that is run within the context, which slows it down."""
+def inspect_step(engine: TrainingEngine, constructed: StorageRecorder) -> Iterator[StepInspector]:
+    """Inspect the one step that is run within the context, which slows it down. `constructed` recorded the storages of the
+    engine's construction."""
     inspector = StepInspector(MemoryTracker(engine.instance.local_vocab_size), CollectiveCapture(engine.world))
-    stored = list(engine.stored_tensors())
-    for term, tensor in stored:
+    for term, tensor in engine.stored_tensors():
         inspector.tracker.name(term, [tensor])
     name = inspector.tracker.name
+    name(INPUTS, engine.unplanned_tensors())
+    inspector.tracker.count_undeclared(constructed.alive())
     engine.observe(
         inspector.tracker.forward_ended,
         lambda gathered: name(GATHERED, [gathered]),
         lambda values: name(WORKSPACE, [values]),
     )
+    engine.model.recorder, engine.model.on_input = inspector.tracker, inspector.tracker.name_inputs
     try:
         with inspector.tracker, inspector.capture:
             yield inspector
     finally:
         engine.observe(lambda: None, lambda gathered: None)
+        engine.model.recorder, engine.model.on_input = None, None

@@ -27,7 +27,7 @@ from shardwise.run.trainer.data_loader import MicroBatchLoader
 from shardwise.run.trainer.engine_prediction import engine_instance
 from shardwise.run.trainer.noise_scale import noise_sample, targets_of_parts
 from shardwise.run.trainer.profiler import profiled_step
-from shardwise.run.trainer.step_inspector import inspect_step
+from shardwise.run.trainer.step_inspector import StorageRecorder, inspect_step
 from shardwise.run.trainer.training_engine import StepResult, TrainingEngine
 from shardwise.search import Plan
 
@@ -55,7 +55,8 @@ class Trainer:
         if recipe.initial is not None:
             assert open_weights is not None, "a run that begins with stored weights has a reader of them"
             set_weights = open_weights(recipe.initial, plan.model)
-        self.engine = TrainingEngine(engine_instance(plan, recipe), recipe, world)
+        with StorageRecorder() as self._constructed:
+            self.engine = TrainingEngine(engine_instance(plan, recipe), recipe, world)
         if set_weights is None:
             self.engine.initialize(recipe.seed)
         else:
@@ -139,7 +140,7 @@ class Trainer:
         """Run one optimizer step, recording its bytes by term and every collective, which slows it down."""
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
-        with inspect_step(self.engine) as inspector:
+        with inspect_step(self.engine, self._constructed) as inspector:
             record = self.train_step()
         return record, inspector.inspection
 

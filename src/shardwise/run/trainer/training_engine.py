@@ -254,6 +254,13 @@ class TrainingEngine:
                 yield OPTIMIZER, gradients.flat.update
         yield from ((OPTIMIZER, moment) for _, _, moment in self.updater.checkpoint_tensors())
 
+    def unplanned_tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors stored between steps that no memory term has: routers' biases, FP8 scales from earlier steps, and
+        the optimizer's counts of steps."""
+        yield from (bias for _, bias in self.buffers())
+        yield from self.scales.tensors()
+        yield from self.updater.step_counts()
+
     def checkpoint_tensors(self) -> Iterator[tuple[str, ParameterShard, Tensor]]:
         """Yield what a checkpoint keeps of every parameter: this process's shard of its weight and of its moments."""
         for group in self.groups:
