@@ -121,6 +121,18 @@ def test_the_thread_ends_with_who_asked() -> None:
     assert not mine.is_alive()
 
 
+def test_readers_of_steps_that_were_left_are_freed() -> None:
+    """Each would otherwise be kept until the end of the run, with its queue."""
+    ahead = ReadAhead(Reader(), stop=1000)
+    for step in range(0, 40, 2):
+        assert next(ahead.step(step)) == f"{step}.0"
+    reader = ahead._reader
+    assert reader is not None
+    gc.collect()
+    mine = [each for each in gc.get_objects() if type(each) is type(reader) and each.steps.stop == 1000]
+    assert len(mine) <= 2, "the last one, and the one before whose thread may be ending"
+
+
 def test_a_read_that_is_under_way_is_waited_for() -> None:
     """As the interpreter ends it would otherwise be in the middle of one."""
     begun, may_end = threading.Event(), threading.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 from dataclasses import replace
@@ -98,6 +99,19 @@ def resumed(plan: Plan, data: Path, folder: Path) -> list[StepRecord]:
         assert path is not None
         trainer.restore(checkpoints.load(path, trainer.state()))
     return [trainer.train_step() for _ in range(2)]
+
+
+def test_steps_are_read_ahead_by_one_reader_and_leave_nothing_behind(data: Path) -> None:
+    """A reader that began anew in every step was kept, 4.5 kB each."""
+    trainer = trainer_of(planned(Layout(), "dense"), data)
+    trainer.train_step()
+    reader, counts = trainer._prefetched._reader, []
+    for _ in range(4):
+        trainer.train_step()
+        assert trainer._prefetched._reader is reader
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[-1] - counts[0] < 30, "not ten objects a step"
 
 
 @pytest.mark.thinned(4)

@@ -115,6 +115,8 @@ class Bigram:
         self.detector = AnomalyDetector(recipe.policies, window=recipe.spike_window, deviations=recipe.spike_deviations)
         self.anomaly: StepAnomaly | None = None
         self.pause_s = float(os.environ.get("STAND_IN_PAUSE_S", "0"))
+        if os.environ.get("STAND_IN_DIES_IN_START") == str(world.rank):
+            os.kill(os.getpid(), signal.SIGKILL)
         if os.environ.get("STAND_IN_REFUSES") == str(world.rank):
             raise InputError(f"rank {world.rank} refuses")
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.records.run_folder import read_json
 from shardwise.records.step_log import read_log
+from shardwise.run import launcher
 from shardwise.run.faults import stop_request
 from shardwise.run.machine_resources import set_threads
 from shardwise.train import rank_main
@@ -140,3 +142,50 @@ def test_every_process_gets_its_share_of_the_cores(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
     set_threads(2)
     assert os.environ["OMP_NUM_THREADS"] == "5"
+
+
+def ranks_of(*programs: str) -> launcher._RankProcesses:
+    """Ranks that run a line of Python each."""
+    processes = launcher._RankProcesses()
+    for program in programs:
+        processes.start([sys.executable, "-c", program], {**os.environ})
+    return processes
+
+
+KILLED = "import os, time; time.sleep(1); os.kill(os.getpid(), 9)"
+STUCK = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(900)"
+
+
+def test_before_the_first_step_ranks_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hang in a library, such as where processes connect, and have nothing to write; none of them counts as lost."""
+    monkeypatch.setattr(launcher, "LEAVE_S", 800.0)
+    monkeypatch.setattr(launcher, "LEAVE_BEFORE_STEPS_S", 0.2)
+    processes = ranks_of(STUCK, KILLED, STUCK)
+    codes = processes.wait(lambda: False)
+    outcome = launcher.RunOutcome(codes, processes.killed)
+    assert (codes[1], {codes[0], codes[2]}) == (-signal.SIGKILL, {128 + signal.SIGTERM})
+    assert (outcome.lost, outcome.can_restart) == ((1,), True)
+    with pytest.raises(launcher.RunEndedError, match=r"^rank 1 ended with SIGKILL"):
+        outcome.code()
+
+
+def test_in_the_steps_ranks_that_hang_are_killed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEAVE_S", 0.2)
+    monkeypatch.setattr(launcher, "LEAVE_BEFORE_STEPS_S", 800.0)
+    processes = ranks_of(STUCK, KILLED)
+    assert processes.wait(lambda: True) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    assert processes.killed == {0}
+
+
+def test_a_rank_that_reports_its_error_gives_the_others_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launcher, "LEAVE_BEFORE_STEPS_S", 0.0)
+    on_request = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.6), sys.exit(2)))"
+    reports = f"import signal, sys, time; {on_request}; time.sleep(900)"
+    assert ranks_of(reports, "import sys, time; time.sleep(1); sys.exit(2)").wait(lambda: False) == {0: 2, 1: 2}
+
+
+def test_a_rank_killed_in_the_start_is_named(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `shardwise train` does: the other rank waits for it where all meet, for minutes."""
+    run = launched(inputs, STAND_IN_DIES_IN_START="1")
+    assert run.ended() == 1
+    assert "error: rank 1 ended with SIGKILL; the system may have run out of memory" in run.lines

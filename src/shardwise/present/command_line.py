@@ -99,8 +99,8 @@ def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
         description="How to shard the training of a large transformer, what it costs, and what bounds it.\n\n"
         + format_verb_list(),
         epilog="`shardwise VERB --help` says what a verb takes, with examples. With --json an error is JSON too. Exit codes: 0 "
-        "fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong, 3 nothing fits or a limit "
-        "is missed, 130 stopped by Ctrl-C.",
+        "fine, 1 what is printed cannot be written, 2 the input is wrong or a file cannot be written, 3 nothing fits, a limit is "
+        "missed or a check fails, 130 stopped by Ctrl-C.",
     )  # fmt: skip
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parser.set_defaults(exit_code=0)  # of what is printed; a verb may set another
@@ -108,8 +108,9 @@ def _parsers() -> tuple[Parser, dict[str, VerbParser]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb. Exit codes: 0 fine, 1 the output cannot be written or a rehearsal is not as planned, 2 the input is wrong,
-    3 nothing fits or a limit is missed, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard error."""
+    """Run one verb. Exit codes: 0 fine, 1 what is printed cannot be written, 2 the input is wrong or a file cannot be written, 3
+    nothing fits, a limit is missed or a check fails, 130 stopped by Ctrl-C. Without a verb it prints the help, on standard
+    error."""
     command_words = sys.argv[1:] if argv is None else argv
     as_json = wants_json(command_words)
     if not command_words:

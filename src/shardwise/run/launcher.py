@@ -13,12 +13,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
-from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTART_REASON, LostRankError
+from shardwise.run.faults.rank_status import LAUNCHER, LOST_KEY, PREFIX, RESTART_REASON, STEPS_KEY, LostRankError
 from shardwise.run.faults.stop_request import SIGNALS, exit_code
 from shardwise.run.trainer.preflight import replan_for
 from shardwise.search import Plan
@@ -32,6 +32,8 @@ MODULE = "shardwise.train"
 HOST = "localhost"  # of the rendezvous: unreachable from other machines
 # Seconds that other ranks may take to end after one has, as its connections close. torchrun's `shutdown_timeout`.
 LEAVE_S = 30.0
+# Likewise before the first step, where they have no checkpoint to write, and the launcher knows what has ended the run.
+LEAVE_BEFORE_STEPS_S = 2.0
 TICK_S = 0.2  # seconds between two checks of signals and deadlines while no rank ends
 
 
@@ -63,7 +65,7 @@ def launch_and_wait(
         from shardwise.run.faults.torch_stores import TCPStore  # late: PyTorch loads while the ranks start
 
         store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        codes = rank_processes.wait()
+        codes = rank_processes.wait(lambda: store.check([f"{PREFIX}/{STEPS_KEY}"]))
         report = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
         return RunOutcome(codes, rank_processes.killed, rank_processes.stop_signal, report)
     finally:
@@ -101,6 +103,7 @@ class _RankProcesses:
         self._ended: Queue[int] = Queue()
         self.stop_signal = 0
         self.killed: set[int] = set()
+        self._dismissed: set[int] = set()  # ended because another rank was lost before the first step
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         rank, process = len(self._processes), subprocess.Popen(command, env=environment)
@@ -116,21 +119,27 @@ class _RankProcesses:
         """Handle a signal: remember it, so that `wait` passes it on to the ranks."""
         self.stop_signal = self.stop_signal or signum
 
-    def wait(self) -> dict[int, int]:
-        """Wait until all have ended, killing those that hang; return the exit code of each."""
+    def wait(self, has_begun: Callable[[], bool] = lambda: True) -> dict[int, int]:
+        """Wait until all have ended, killing those that hang; return the exit code of each. `has_begun` returns whether ranks
+        have come to their first step: until then a rank that ends without a report ends the others soon."""
         codes: dict[int, int] = {}
-        deadline, sent_signal = float("inf"), 0
+        deadline, sent_signal, dismissal = float("inf"), 0, float("inf")
         while len(codes) < len(self._processes):
             try:
                 rank = self._ended.get(timeout=TICK_S)
-                codes[rank] = self._processes[rank].returncode
+                codes[rank] = SIGTERM_CODE if rank in self._dismissed else self._processes[rank].returncode
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
+                if not is_explained(codes[rank]) and not has_begun():
+                    dismissal = min(dismissal, time.monotonic() + LEAVE_BEFORE_STEPS_S)
             except Empty:
                 pass
             if not sent_signal and (sent_signal := self.stop_signal or (signal.SIGTERM if any(codes.values()) else 0)):
                 deadline = min(deadline, time.monotonic() + STOP_S)
                 self._send(sent_signal)
-            if time.monotonic() > deadline:
+            if time.monotonic() > dismissal:
+                self._dismissed |= set(self._alive())
+                self._kill(self._dismissed)
+            elif time.monotonic() > deadline:
                 self.kill()
         return codes
 
@@ -140,18 +149,25 @@ class _RankProcesses:
             process.send_signal(signum)
             process.send_signal(signal.SIGCONT)
 
+    def _alive(self) -> list[int]:
+        return [rank for rank, process in enumerate(self._processes) if process.poll() is None]
+
+    def _kill(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._processes[rank].kill()
+
     def kill(self) -> None:
         """Kill the processes that still run."""
-        for rank, process in enumerate(self._processes):
-            if process.poll() is None:
-                self.killed.add(rank)
-                process.kill()
+        hanging = self._alive()
+        self.killed.update(hanging)
+        self._kill(hanging)
 
 
 # Seconds that stopped ranks may take for the current step and its checkpoint, before they are killed.
 STOP_S = 600.0
 INPUT_ERROR_CODES = (2, 3)  # codes of ranks that reported wrong input
 LOST_CODE = LostRankError.exit_code
+SIGTERM_CODE = exit_code(signal.SIGTERM)
 # of ranks that a request to stop ended: by a handler, and without one
 STOPPED_CODES, SIGNALLED_CODES = (tuple(exit_code(signum) for signum in SIGNALS), tuple(-signum for signum in SIGNALS))
 
@@ -232,11 +248,12 @@ class RunOutcome:
     @property
     def _unexplained(self) -> dict[int, int]:
         """Exit codes of the ranks that ended without a report."""
-        return {
-            rank: code
-            for rank, code in self._failed_codes.items()
-            if code not in (*INPUT_ERROR_CODES, LOST_CODE, *STOPPED_CODES, *SIGNALLED_CODES)
-        }
+        return {rank: code for rank, code in self._failed_codes.items() if not is_explained(code)}
+
+
+def is_explained(code: int) -> bool:
+    """Return whether a rank that ended with this code was done, has reported why it ended, or was asked to stop."""
+    return code in (0, *INPUT_ERROR_CODES, LOST_CODE, *STOPPED_CODES, *SIGNALLED_CODES)
 
 
 def _describe_exit(rank: int, code: int) -> str:

@@ -310,6 +310,7 @@ class ReadAhead(Generic[Item]):
     def __init__(self, read: Callable[[int], Iterable[Item]], stop: int) -> None:
         self.read, self.stop = read, stop
         self._reader: _ReaderThread[Item] | None = None
+        self._finalizer: weakref.finalize[..., ReadAhead[Item]] | None = None
         self._next = 0
         self.num_taken = self.num_waits = 0
 
@@ -338,5 +339,7 @@ class ReadAhead(Generic[Item]):
     def _begin(self, step: int) -> None:
         if self._reader is not None:
             self._reader.close()
+        if self._finalizer is not None:
+            self._finalizer.detach()  # it would keep the closed reader for as long as this object lives
         self._reader = _ReaderThread(self.read, range(step, max(self.stop, step + 1)))
-        weakref.finalize(self, self._reader.end)
+        self._finalizer = weakref.finalize(self, self._reader.end)

@@ -23,7 +23,8 @@ from shardwise.values import ShardwiseError
 
 MAX_SHOWN = 3  # ranks that a message describes
 PREFIX = "shardwise"  # of our keys in the run's store
-LOST_KEY = "lost"  # key: report of the first rank that lost another; the launcher reads it too
+# Keys that the launcher reads too: the report of the first rank that lost another; that the steps have begun.
+LOST_KEY, STEPS_KEY = "lost", "steps"
 
 
 class LostRankError(ShardwiseError):

@@ -15,6 +15,7 @@ from torch.distributed.rendezvous import rendezvous
 from shardwise.run.faults.rank_status import (
     LOST_KEY,
     PREFIX,
+    STEPS_KEY,
     HeartbeatMessage,
     LostRankError,
     Peer,
@@ -44,6 +45,10 @@ class Rendezvous:
     def store_owner(self) -> Peer | None:
         """The rank whose process has the store; None if the launcher has it (torch.distributed.rendezvous)."""
         return None if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else self.peers[0]
+
+    def record_first_step(self) -> None:
+        """Record that the steps begin: from now on a rank that is asked to stop has a checkpoint to write."""
+        PrefixStore(PREFIX, self.store).set(STEPS_KEY, "1")
 
     def keys(self) -> Store:
         """Return a clone of the store under a prefix of ours, for use by another thread."""

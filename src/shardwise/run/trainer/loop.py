@@ -78,6 +78,8 @@ class TrainingLoop:
         self.measuring.begin()
         first_step = self.trainer.step
         self.stop.in_order()
+        if self.world.rank == 0 and self.world.rendezvous is not None:
+            self.world.rendezvous.record_first_step()
         with self._open_reporter() if self.world.rank == 0 else nullcontext() as reporter:
             stopped = self._steps(reporter, anomaly_response, loss_check, resizer)
             set_stage(f"the end, after step {self.trainer.step}")

@@ -75,8 +75,10 @@ class StragglerDetector:
 
     def step(self, record: StepRecord, reporter: RunReporter | None) -> None:
         """Add a completed step; all ranks call this."""
+        if self.world.rendezvous is None:
+            return
         self._work_s.append(sum(record.seconds.get(term, 0.0) for term in WORK))
-        if self.world.rendezvous is None or len(self._work_s) < STEPS_BETWEEN:
+        if len(self._work_s) < STEPS_BETWEEN:
             return
         local = [round(1e6 * median(self._work_s)), self.world.stage]
         self._work_s.clear()

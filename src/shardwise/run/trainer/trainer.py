@@ -86,6 +86,8 @@ class Trainer:
         num_seqs = self.batches.global_batch_seqs(step)
         rate = self.recipe.learning_rate_at(step, num_seqs / self.plan.job.num_seqs)
         result = engine.step(micro_batches, num_targets, num_micro_batches, step, rate)
+        # The engine takes the micro-batches that it needs; only the end of the step lets the reader go on to the next one.
+        assert next(micro_batches, None) is None, "the engine has run every micro-batch"
         with mark_waiting("the kernels and collectives of the step"):
             loss, norm = float(result.loss), float(result.norm)  # synchronizes: a GPU has finished the step
         seconds = clock.end()
