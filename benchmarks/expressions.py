@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 from random_expressions import random_expressions
 
-from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, split_axes_into_primes, strategy_program
+from shardwise.derive.sharded_einsum import ShardedExpression, derive_by_cases, refine_mesh, strategy_program
 from shardwise.derive.sharded_einsum import solve_expression as solve_product
 from shardwise.derive.sharded_program import ComputeStep, ShardedProgram
 from shardwise.sharding.collectives import CollectiveKind
@@ -152,9 +152,7 @@ def check(made: ShardedExpression, index: int, tally: Tally) -> None:
 
 def searched_in_parts(made: ShardedExpression, found: Solved) -> bool:
     """Whether the mesh with its axes cut into parts was searched too: where it can be, and something has to move."""
-    return split_axes_into_primes(made) is not None and bool(
-        found.made is not made or received_bytes(made, found.program)
-    )
+    return any(refine_mesh(made)) and bool(found.made is not made or received_bytes(made, found.program))
 
 
 def describe(made: ShardedExpression) -> str:

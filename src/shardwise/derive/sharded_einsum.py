@@ -3,15 +3,19 @@
 The room `sharding` says what the text means. Each operand is first summed over the dims that only it has and the result lacks;
 products then join two tensors, and sum the dims that no other tensor has.
 
-`solve_expression` searches on the mesh as given and, where that is small, on its axes split into prime factors: an axis X of 4
-becomes X1 and X2 of 2, the first the major one, with the same device numbers, and `I_X` becomes `I_{X1,X2}`. A strategy may
-then use a part of an axis. The split mesh is used only where it is cheaper, since its programs are harder to read.
+`solve_expression` searches on the mesh as given and, where that is small, on its axes split into factors, prime ones where these
+are few: an axis X of 4 becomes X1 and X2 of 2, the first the major one, with the same device numbers, and `I_X` becomes
+`I_{X1,X2}`. A strategy may then use a part of an axis. A split mesh is used only where it is cheaper, since its programs are
+harder to read.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from shardwise.derive.sharded_program import CollectiveStep, ComputeStep, ShardedProgram, ShardingTargets, shard_program
 from shardwise.model import Contract, Operation, Program, Role, Tensor
@@ -207,8 +211,10 @@ def strategy_program(sharded: ShardedExpression, strategy: ProductStrategy) -> S
     return ShardedProgram(program, tuple(steps), specs)
 
 
-# More prime factors make the graphs of shardings too large to search for each product; so does a chain on three axes.
+# More factors make the graphs of shardings too large to search for each product; so does a chain on three axes.
 MAX_PRIME_FACTORS = 4
+# A search for each takes up to 0.2 s.
+MAX_REFINEMENTS = 10
 # Axes of the mesh as it is given: the search of a product of matrices takes 0.2 s on 4 axes, 10 s on 5.
 MAX_AXES = 4
 PriceFunctions = Callable[[ShardedExpression], tuple[PriceCollective, PriceProduct]]
@@ -233,12 +239,28 @@ def solve_expression(
             "size 1"
         )
     solution = _solve_on_mesh(sharded, prices, free, alternatives)
-    split = split_axes_into_primes(sharded)
-    lowest = solution.strategies[0].cost
-    if split is None or lowest[0] == 0:
+    if solution.strategies[0].cost[0] == 0:
         return solution
-    finer = _solve_on_mesh(split, prices, free, alternatives, bound=(lowest[0] * (1 - 1e-9), *lowest[1:]))
-    return finer if finer.strategies else solution
+    for finer in refine_mesh(sharded):
+        lowest = solution.strategies[0].cost
+        # A program that is as cheap by the first part of the cost may be cheaper by the next: the bound lets it pass.
+        bound = (lowest[0] * (1 + COST_ROUNDING), *lowest[1:])
+        refined = _solve_on_mesh(finer, prices, free, alternatives, bound=bound)
+        if refined.strategies and _is_cheaper(refined.strategies[0].cost, lowest):
+            solution = refined
+    return solution
+
+
+COST_ROUNDING = 1e-9  # relative: two orders of adding the same costs differ by less
+
+
+def _is_cheaper(cost: CostVector, other: CostVector) -> bool:
+    """Return whether a cost is lower by more than rounding. Its last part, the number of collectives, is no reason to name the
+    factors of axes."""
+    for part, other_part in zip(cost[:-1], other[:-1], strict=True):
+        if not math.isclose(part, other_part, rel_tol=COST_ROUNDING):
+            return part < other_part
+    return False
 
 
 def _solve_on_mesh(
@@ -255,27 +277,56 @@ def _solve_on_mesh(
     )
 
 
-def split_axes_into_primes(sharded: ShardedExpression) -> ShardedExpression | None:
-    """Return the same product with every axis split into prime factors; None where that changes nothing or gives too many
-    axes."""
-    primes = {axis: _prime_factors(size) for axis, size in sharded.mesh.axes}
-    count = sum(map(len, primes.values()))
-    long_chain = len(sharded.operands) > 2 and len(primes) > 2
-    if count > MAX_PRIME_FACTORS or long_chain or all(len(factors) < 2 for factors in primes.values()):
-        return None
-    names = {axis: prime_axis_names(axis, len(factors)) for axis, factors in primes.items()}
-    axes = [
-        (name, size)
-        for axis, factors in primes.items()
-        for name, size in zip(names[axis], factors or (1,), strict=True)
+def refine_mesh(sharded: ShardedExpression) -> Iterator[ShardedExpression]:
+    """Yield the same product with axes split into factors: into primes where these are at most `MAX_PRIME_FACTORS`, otherwise
+    in every way into as many factors as leave at most `MAX_REFINEMENTS` ways. None for a long chain.
+
+    >>> from shardwise.sharding.notation import parse_expression
+    >>> sharded = shard_expression(parse_expression("A[I_X, J] -> B[I, J]"), Mesh((("X", 32),)), {"I": 32, "J": 32}, "bf16")
+    >>> [[size for _, size in finer.mesh.axes] for finer in refine_mesh(sharded)]
+    [[2, 2, 2, 4], [2, 2, 4, 2], [2, 4, 2, 2], [4, 2, 2, 2]]
+    """
+    sizes = dict(sharded.mesh.axes)
+    if len(sharded.operands) > 2 and len(sizes) > 2:
+        return
+    num_primes = sum(len(_prime_factors(size)) or 1 for size in sizes.values())
+    for num_factors in range(min(num_primes, MAX_PRIME_FACTORS), len(sizes), -1):
+        ways = list(_ways_to_split(tuple(sizes.values()), num_factors))
+        if len(ways) <= MAX_REFINEMENTS:
+            yield from (_split_axes(sharded, dict(zip(sizes, factors, strict=True))) for factors in ways)
+            return
+
+
+def _ways_to_split(sizes: Sequence[int], num_factors: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+    """Yield every way to write sizes as products of so many factors in all, in order."""
+    for factors in itertools.product(*map(_ordered_factors, sizes)):
+        if sum(map(len, factors)) == num_factors:
+            yield factors
+
+
+def _ordered_factors(size: int) -> list[tuple[int, ...]]:
+    """Return every way to write a size as a product of factors above 1, in order; (1,) for 1. The primes in rising order come
+    first among those of their number."""
+    if size == 1:
+        return [(1,)]
+    divisors = (divisor for divisor in range(2, size + 1) if size % divisor == 0)
+    return [
+        (divisor, *rest)
+        for divisor in divisors
+        for rest in (_ordered_factors(size // divisor) if divisor < size else [()])
     ]
+
+
+def _split_axes(sharded: ShardedExpression, factors: Mapping[str, Sequence[int]]) -> ShardedExpression:
+    names = {axis: factor_names(axis, len(sizes)) for axis, sizes in factors.items()}
+    axes = [pair for axis, sizes in factors.items() for pair in zip(names[axis], sizes, strict=True)]
     return replace(
         sharded, mesh=Mesh(tuple(axes)), operands=tuple(_split_spec(spec, names) for spec in sharded.operands),
         goal=_split_spec(sharded.goal, names) if sharded.goal is not None else None,
     )  # fmt: skip
 
 
-def prime_axis_names(axis: str, count: int) -> Axes:
+def factor_names(axis: str, count: int) -> Axes:
     """Return the names of an axis's factors, the major one first: X1, X2. An axis that is not split keeps its name."""
     return (axis,) if count < 2 else tuple(f"{axis}{i + 1}" for i in range(count))
 
@@ -287,6 +338,7 @@ def _split_spec(spec: Spec, names: dict[str, Axes]) -> Spec:
     return Spec(spec.dims, tuple(split(axes) for axes in spec.axes), split(spec.partial), spec.reduction)
 
 
+@cache
 def _prime_factors(number: int) -> tuple[int, ...]:
     factors: list[int] = []
     divisor = 2
