@@ -254,12 +254,12 @@ def solve_expression(
 COST_ROUNDING = 1e-9  # relative: two orders of adding the same costs differ by less
 
 
-def _is_cheaper(cost: CostVector, other: CostVector) -> bool:
+def _is_cheaper(cost: CostVector, lowest: CostVector) -> bool:
     """Return whether a cost is lower by more than rounding. Its last part, the number of collectives, is no reason to name the
     factors of axes."""
-    for part, other_part in zip(cost[:-1], other[:-1], strict=True):
-        if not math.isclose(part, other_part, rel_tol=COST_ROUNDING):
-            return part < other_part
+    for part, lowest_part in zip(cost[:-1], lowest[:-1], strict=True):
+        if not math.isclose(part, lowest_part, rel_tol=COST_ROUNDING):
+            return part < lowest_part
     return False
 
 
