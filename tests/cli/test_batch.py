@@ -103,7 +103,7 @@ def test_a_critical_batch_that_was_not_run_is_said(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["batch", "fit", "nowhere"], "nowhere: cannot read it"),
+        (["batch", "fit", "nowhere"], "nowhere: cannot read"),
         (["batch", "fot", "runs.csv"], "found 'fot' (did you mean 'fit'?)"),
         (["batch", "fit", "runs.csv", "--plot", "x.txt"], "a name that ends in .svg"),
         (["batch", "sweep", "plan.json", "--plot", "x.svg"], "--plot: `batch sweep` draws nothing; leave it out"),

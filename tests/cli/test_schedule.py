@@ -158,7 +158,7 @@ def test_a_memory_limit_plans(capsys: pytest.CaptureFixture[str]) -> None:
         (("1f1b", *SIZES, "--round-size", "4"), "round size: found 4 for 1f1b, which has no rounds"),
         (("compare", *SIZES, "--draw", "a.svg"), "--draw: of one schedule, and compare has them all"),
         (("compare", "--stages", "4", "--micro-batches", "8", "--memory-limit", "0.2"), "memory limit: found 0.2"),
-        (("none.csv",), "none.csv: cannot read it: No such file or directory"),
+        (("none.csv",), "none.csv: cannot read: No such file or directory"),
         (("none.csv", "--stages", "4"), "--stages: none.csv has its own; leave them out"),
         (("1f1b", *SIZES, "--csv", "/no/such/folder/a.csv"), "--csv: cannot write /no/such/folder/a.csv"),
         (

@@ -6,6 +6,7 @@ import io
 import os
 import pathlib
 import pickle
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -68,3 +69,61 @@ def test_no_other_callable_is_called(unpickler: type[SafeUnpickler], tmp_path: P
     assert not os.path.exists(folder)
     assert type(loaded) is InertObject
     assert loaded.arguments == (folder,)
+
+
+def doubling(depth: int, *, end: bytes) -> bytes:
+    """A pickle of a tuple that holds the one before it twice, so that seven bytes double what it stands for."""
+    content = pickle.PROTO + b"\x02" + pickle.EMPTY_TUPLE
+    for number in range(depth):
+        content += pickle.BINPUT + bytes([number]) + (pickle.BINGET + bytes([number])) + pickle.TUPLE2
+    return content + end
+
+
+PATH = pickle.GLOBAL + b"pathlib\nPosixPath\n"
+DOUBLED = {
+    "path": PATH + pickle.BINGET + bytes([27]) + pickle.TUPLE1 + pickle.REDUCE,
+    "key": pickle.EMPTY_DICT + pickle.BINGET + bytes([27]) + pickle.NONE + pickle.SETITEM,
+}
+
+
+@pytest.mark.parametrize("end", DOUBLED)
+@pytest.mark.parametrize("unpickler", [SafeUnpickler, SafeTensorPickle.Unpickler])
+def test_a_short_pickle_takes_no_long_time(end: str, unpickler: type[SafeUnpickler]) -> None:
+    content = doubling(28, end=DOUBLED[end] + pickle.STOP)
+    assert len(content) < 250
+    started = time.process_time()
+    with pytest.raises(pickle.UnpicklingError, match="a tuple of more than 2,000 values"):
+        unpickler(io.BytesIO(content)).load()
+    assert time.process_time() - started < 1.0
+
+
+def test_a_short_pickle_takes_no_memory() -> None:
+    content = (
+        pickle.PROTO + b"\x02" + pickle.NONE + pickle.LONG_BINPUT + (2**31 - 2).to_bytes(4, "little") + pickle.STOP
+    )
+    with pytest.raises(pickle.UnpicklingError, match="place 2,147,483,646 after 0 others"):
+        SafeUnpickler(io.BytesIO(content)).load()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(Call(pathlib.PosixPath, ["a"]), "a part that is not a text"), (Call(torch.Size, ["a"]), "whole numbers")],
+    ids=str,
+)
+def test_callables_take_plain_arguments_alone(value: object, words: str) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=words):
+        SafeUnpickler(io.BytesIO(pickle.dumps(value))).load()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_any_protocol_is_read(protocol: int) -> None:
+    value = {"a": [1, (2, "b", (None, 3.0))], "size": torch.Size([2]), "set": {"x"}, 4: frozenset([5]), "bytes": b"6"}
+    loaded = SafeUnpickler(io.BytesIO(pickle.dumps(value, protocol))).load()
+    assert loaded["a"] == value["a"]
+    assert loaded["size"] == (2,)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x02", b"\x80\x02.", b"\x85.", b"h\x05.", b"t.", b"0.", b"\xff" * 9])
+def test_what_is_no_pickle_is_refused(content: bytes) -> None:
+    with pytest.raises((pickle.UnpicklingError, EOFError)):
+        SafeUnpickler(io.BytesIO(content)).load()

@@ -111,7 +111,7 @@ def test_damage_is_found_when_the_folder_is_opened(shards_of: Shards, tmp_path: 
     assert "index.json has no CRC-32 of its own" in damaged("index.json", index.replace(b'"crc32"', b'"crc"'))
     assert "index.json: cannot read: No such file" in damaged("index.json", None)
     assert "index.json is not JSON" in damaged("index.json", b"{")
-    assert "index.json is not JSON" in damaged("index.json", b"\xff")
+    assert "index.json is not text" in damaged("index.json", b"\xff")
     assert "found schema 'list'" in damaged("index.json", b"[]")
 
 

@@ -246,7 +246,7 @@ def test_what_maxtext_asks_of_rings_and_of_gpus() -> None:
     ("text", "words"),
     [
         ("", "options by name"),
-        ("base_config: [base.yml", "not valid YAML: line"),
+        ("base_config: [base.yml", "is not YAML: line"),
         ("a: !!python/name:os.system", "YAML: "),
         (GOOD + "remat_policy: full\n", "remat_policy is given twice"),
         (GOOD.replace("full", "foo"), "remat_policy: found 'foo'"),

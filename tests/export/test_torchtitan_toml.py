@@ -149,8 +149,8 @@ def test_what_it_does_not_run_is_refused(one: Launch, reason: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[model", "not valid TOML"),
-        ("a = " + "[" * 5000, "not valid TOML"),
+        ("[model", "is not TOML"),
+        ("a = " + "[" * 5000, "is not TOML"),
         (file_of("llama9", flavor="8B"), "did you mean 'llama3'"),
         (file_of("llama3", flavor="9B"), "model.flavor"),
         (file_of("llama3", flavor="8B", more='converters = ["quantize.linear.mx"]'), "which no recipe here is"),

@@ -12,7 +12,6 @@ which finds the global minimum, and then between its neighbours.
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
 from shardwise.batch_size.tradeoff import BatchTradeoff
-from shardwise.values import InputError, format_quantity, raise_problems
+from shardwise.values import InputError, format_quantity, parse_csv_records, raise_problems
 
 RUNS_FILE = "runs.jsonl"  # of a sweep's folder
 NOT_REACHED = "the loss was not reached"
@@ -106,14 +105,13 @@ def select_best_runs(runs: tuple[BatchRun, ...]) -> tuple[BatchRun, ...]:
 
 
 def _csv_rows(text: str, path: Path) -> Iterator[tuple[str, Any]]:
-    reader = csv.DictReader(text.splitlines())
-    missing = [name for name in ("batch_tokens", "steps") if name not in (reader.fieldnames or ())]
-    if missing:
+    columns, rows = parse_csv_records(text, str(path))
+    if not {"batch_tokens", "steps"} <= set(columns):
         raise InputError(
-            f"{path}: found the columns {', '.join(reader.fieldnames or ()) or 'none'}; batch_tokens and steps are required"
+            f"{path}: found the columns {', '.join(columns) or 'none'}; batch_tokens and steps are required"
         )
-    for row in reader:
-        yield f"{path}:{reader.line_num}", {key: value or None for key, value in row.items() if key}
+    for line_number, row in rows:
+        yield f"{path}:{line_number}", {key: value or None for key, value in row.items() if key}
 
 
 def _parse_run(row: Any, location: str) -> tuple[BatchRun | None, list[str]]:

@@ -13,7 +13,6 @@ Source: Merrill et al., Critical Batch Size Revisited, 2025 (arXiv 2505.23971), 
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
-from shardwise.values import InputError, argument_label, format_quantity, raise_problems
+from shardwise.values import FileMessages, InputError, argument_label, format_quantity, raise_problems, read_json
 
 LOSS_TOLERANCE = 0.01  # nats, within which two losses count as the same: section 3.1 of the source
 SMOOTHED_SHARE = 0.5  # of the window, at its end: what the smoothed loss is made of
@@ -192,10 +191,7 @@ def is_branch_folder(path: str | os.PathLike[str]) -> bool:
 def read_branch_point(path: str | os.PathLike[str]) -> BranchPoint:
     """Read the checkpoint, batch and learning rate that branches start from. Raises `InputError`."""
     file = Path(path, f"{BRANCH_KIND}.json")
-    try:
-        fields = json.loads(read_required_text(file, REQUIRED_FOLDER))
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON: {error}; {REQUIRED_FOLDER} is required") from None
+    fields = read_json(file, FileMessages(fix=f"{REQUIRED_FOLDER} is required"))
     if not isinstance(fields, Mapping) or fields.get("schema") != BRANCH_SCHEMA:
         schema = fields.get("schema") if isinstance(fields, Mapping) else type(fields).__name__
         raise InputError(f"{file}: found schema {schema!r}; {BRANCH_SCHEMA!r} is required")

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shardwise.values import InputError
+from shardwise.values import FileMessages, parse_json_line, read_text
 
 
 def read_required_text(path: Path, required: str) -> str:
     """Return a file's text. Raises `InputError` that says what is `required`."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{path}: cannot read it: {reason}; {required} is required") from None
+    return read_text(path, FileMessages(fix=f"{required} is required"))
 
 
 def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
@@ -25,8 +20,8 @@ def parse_json_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     for line_number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
-                yield f"{path}:{line_number}", json.loads(line)
-            except (ValueError, RecursionError):
+                yield f"{path}:{line_number}", parse_json_line(line)
+            except ValueError:
                 yield f"{path}:{line_number}", line
 
 
@@ -45,7 +40,7 @@ def read_positive(
         return None
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if 0 < number < math.inf:
         return number

@@ -5,13 +5,12 @@ Letters: L loss in nats per token (loss).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values import InputError, parse_quantity, raise_problems
+from shardwise.values import FileMessages, InputError, parse_quantity, raise_problems, read_json
 
 NOISE_FILE = "noise.json"  # of a run's folder: what it measured
 NOISE_SCHEMA = "shardwise.noise/1"
@@ -98,14 +97,7 @@ def parse_noise_scale(noise: str | float | Path | NoiseScale, label: str = "nois
 
 def read_noise_scale(path: Path) -> NoiseScale:
     """Return the noise scale that a run measured, from its `noise.json`. Raises `InputError` for any other file."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot read: {error.strerror}; a run that measured the noise scale is required"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not JSON: {error}") from None
+    fields = read_json(path, FileMessages(fix="a run that measured the noise scale is required"), finite=True)
     return _parse_noise_file(fields, path)
 
 

@@ -15,8 +15,8 @@ from importlib.resources.abc import Traversable
 from typing import Any
 
 from shardwise.hardware.calibration_constants import HIGHEST_CLOCK, LOWEST_CLOCK
-from shardwise.hardware.toml_tables import MAX_QUANTITY, TableReader, TomlTable, short_repr
-from shardwise.values import InputError, MissingValueError, argument_label, did_you_mean, raise_problems
+from shardwise.hardware.toml_tables import MAX_QUANTITY, TableReader, TomlTable
+from shardwise.values import InputError, MissingValueError, argument_label, did_you_mean, raise_problems, short_repr
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
 
 OPTIONAL_FIELDS = (

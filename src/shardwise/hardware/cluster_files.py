@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -30,8 +29,17 @@ from shardwise.hardware.network.topology import Topology
 from shardwise.hardware.network.torus import TWISTABLE_SHAPES, WRAP_RULES, Torus, is_twistable
 from shardwise.hardware.published_constants import published_calibration
 from shardwise.hardware.stacks import get_stack, stack_names
-from shardwise.hardware.toml_tables import MAX_DEVICES, TableReader, TomlTable, short_repr
-from shardwise.values import LOSS_KERNELS, InputError, MissingValueError, raise_problems
+from shardwise.hardware.toml_tables import MAX_DEVICES, TableReader, TomlTable
+from shardwise.values import (
+    LOSS_KERNELS,
+    FileMessages,
+    InputError,
+    MissingValueError,
+    parse_toml,
+    raise_problems,
+    read_text,
+    short_repr,
+)
 
 _TIER_KEYS = ("name", "size", "bytes_per_s", "fraction", "hop_latency_s", "base_latency_s", "links")
 _TORUS_KEYS = ("shape", "bytes_per_s", "hop_latency_s", "wrap_rule", "twisted")
@@ -50,14 +58,8 @@ def read_cluster_file(path: str) -> MeasuredCluster:
     Raises `InputError` with all problems.
     """
     file = Path(path)
-    try:
-        table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cluster: cannot read {path}: {error.strerror}; the path of a .toml file is required"
-        ) from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not TOML, a null byte in the path, nested too deeply
-        raise InputError(f"cluster: {path} is not TOML: {error}") from None
+    messages = FileMessages("cluster: ", "the path of a .toml file is required")
+    table = parse_toml(read_text(file, messages), path, messages)
     where = file.name
     reader = TableReader(where, table, ("name", "chip", "torus", "pods", "tiers", "calibration"))
     chip, base_name = _read_chip_table(reader)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from shardwise.values import InputError, did_you_mean, parse_quantity
+from shardwise.values import InputError, did_you_mean, parse_quantity, short_repr
 from shardwise.values.units import EXAMPLE_QUANTITIES, lacks_unit, unit_from_name
 
 TomlTable = Mapping[str, Any]
@@ -125,15 +125,6 @@ class TableReader:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_DEVICES
-
-
-def short_repr(value: Any) -> str:
-    """Return a `repr` of at most 60 characters, for errors."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python prints no integer of more than 4,300 digits
-        text = "a number of very many digits"
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 MAX_QUANTITY = 1e21  # of any quantity of one chip; a thousand times an exaflop

@@ -35,7 +35,7 @@ from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan, layout_of_plan, make_plan, plan_layout
-from shardwise.values import InputError, NothingFitsError, Payload, raise_problems
+from shardwise.values import FileMessages, InputError, NothingFitsError, Payload, raise_problems, read_text
 
 # Fields that every launch has, and the options of `shardwise read` that give them if the files do not.
 USER_FIELDS: Mapping[str, str] = {
@@ -70,16 +70,7 @@ def read_files(paths: list[str]) -> LaunchFiles:
     """Return the texts of files by name. Raises `InputError` if one cannot be read."""
     texts: dict[str, str] = {}
     for path in map(Path, paths):
-        try:
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise InputError(
-                    f"read: {path} has {path.stat().st_size:,} bytes; a launch of at most {MAX_FILE_BYTES:,} is required"
-                )
-            texts[path.name] = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"read: cannot read {path}: {error.strerror}") from None
-        except ValueError as error:
-            raise InputError(f"read: {path} is not text: {error}") from None
+        texts[path.name] = read_text(path, FileMessages("read: "), MAX_FILE_BYTES)
     return texts
 
 

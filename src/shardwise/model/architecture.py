@@ -24,6 +24,8 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
 )  # fmt: skip
 LORA_PROJECTIONS = ("qkv", "attention_out", "mlp")  # projections that may have low-rank adapters
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
+# Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
+MAX_PARTS: Mapping[str, int] = {"num_layers": 10_000, "num_predict_layers": 100, "num_experts": 100_000}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,11 @@ class Architecture:
                 f"model {self.name}: {name} has {len(str(value))} digits; at most {MAX_SIZE:,} is planned for"
                 for name, value in self._counts().items()
                 if isinstance(value, int) and value > MAX_SIZE
+            ]
+            problems += [
+                f"model {self.name}: {name} is {getattr(self, name):,}; at most {largest:,} is planned for"
+                for name, largest in MAX_PARTS.items()
+                if largest < getattr(self, name) <= MAX_SIZE
             ]
         if not problems and self.num_heads % self.num_kv_heads:
             problems.append(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from shardwise.values import raise_problems, short_repr
+
+MAX_CONSTANT = 1e30  # of any constant: what is computed with it stays finite
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
 # Of gpt-oss's activation: swiglu_limit and the sigmoid's slope in its config.json and code
@@ -34,6 +37,9 @@ class Rotary:
     rounded: bool = True
     amplitude: float = 1.0
     part: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "base", "factor", "amplitude")
 
     def width(self, head_dim: int) -> int:
         """Return how many dims of a head turn, rounded down as `transformers` does.
@@ -115,6 +121,21 @@ class Numerics:
     normalised_gates: bool = True
     gating: Gating = field(default_factory=Gating)
     unread: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "norm_epsilon", "embedding_scale", "attention_scale", "attention_cap", "logit_cap")
+
+
+def _require_positive(constants: object, *names: str) -> None:
+    """Raise `InputError` for constants that are neither None nor a finite number above 0."""
+    values = {name: getattr(constants, name) for name in names}
+    raise_problems(
+        [
+            f"model: {name} is {short_repr(value)}; a finite number above 0 is required"
+            for name, value in values.items()
+            if value is not None and not (isinstance(value, (int, float)) and 0 < value < MAX_CONSTANT)
+        ]
+    )
 
 
 DEFAULT_NUMERICS = Numerics()

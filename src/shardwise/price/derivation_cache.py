@@ -3,8 +3,9 @@ equal parts.
 
 A file holds the units of one model structure under one policy, as sums of products, equal parts once (`Interner`). Its
 name is a digest of the structure, the policy, the version of Python and all sources of the package, so nothing in it is
-ever out of date. The cache is optional: where it cannot be read or written, everything is derived. Files are put in
-place whole, so that several processes may write at once; the last one wins.
+ever out of date. It begins with a digest of its content, so that a damaged file is derived again. The cache is optional:
+where it cannot be read or written, everything is derived. Files are put in place whole, so that several processes may
+write at once; the last one wins.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from shardwise.values import LocalDim, Monomial
+from shardwise.values import LocalDim, Monomial, open_input
 
 # Types only: a command that finds its file here must start without loading the model's modules.
 if TYPE_CHECKING:
@@ -116,25 +117,33 @@ def _sources() -> list[tuple[str, int, int]]:
     return sorted(modules)
 
 
+DIGEST_BYTES = hashlib.sha256().digest_size
+
+
 def _read(path: Path) -> dict[Hashable, Any]:
-    """Return the contents of a file; nothing if it cannot be read, or if another user could have written it."""
+    """Return the contents of a file; nothing if it cannot be read, is damaged, or if another user could have written it."""
     try:
-        with path.open("rb") as file:
+        with open_input(path) as file:
             stat = os.fstat(file.fileno())
             # unpickling can run code: accept only what no other user can have written
             if stat.st_uid != os.getuid() or stat.st_mode & 0o022:
                 return {}
-            contents: dict[Hashable, Any] = pickle.load(file)
-    except (OSError, pickle.PickleError, EOFError, AttributeError, ImportError, ValueError, TypeError, IndexError):
+            digest, pickled = file.read(DIGEST_BYTES), file.read()
+        # A flipped bit of a coefficient would unpickle as well, and give a wrong price.
+        if digest != hashlib.sha256(path.name.encode() + pickled).digest():
+            return {}
+        contents: dict[Hashable, Any] = pickle.loads(pickled)
+    except Exception:  # a file of another version may raise anything; whatever it is, all is derived again
         return {}
     return contents
 
 
-def _write(path: Path, data: bytes) -> None:
+def _write(path: Path, pickled: bytes) -> None:
+    """Put a file in place: the SHA-256 of its name and its pickle, and the pickle."""
     temporary = path.with_suffix(f".{os.getpid()}")
     try:
         temporary.touch(mode=0o600)
-        temporary.write_bytes(data)
+        temporary.write_bytes(hashlib.sha256(path.name.encode() + pickled).digest() + pickled)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,7 +14,6 @@ lock             held by the system for the ranks of the run as long as one of t
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values import InputError, write_json_atomic
+from shardwise.values import FileMessages, InputError, read_json_object, write_json_atomic
 
 SCHEMA = "shardwise.run/1"
 LOCK = "lock"
@@ -157,12 +156,4 @@ class RunFolder:
 
 def read_json(path: Path) -> Payload:
     """Read a JSON file of the folder. Raises `InputError` for one that is missing or damaged."""
-    try:
-        payload = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: cannot read: {error.strerror}; the folder of a run is required") from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}; the folder of a run is required") from None
-    if not isinstance(payload, dict):
-        raise InputError(f"{path}: found {type(payload).__name__}; an object is required")
-    return payload
+    return read_json_object(path, FileMessages(fix="the folder of a run is required"))

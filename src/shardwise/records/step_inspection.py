@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from shardwise.records.run_folder import RunFolder, read_json
 from shardwise.sharding import Axes, CollectiveKind, IssuedCollective
-from shardwise.values import InputError, write_json_atomic, write_text_atomic
+from shardwise.values import FileMessages, InputError, parse_json_line, read_text, write_json_atomic, write_text_atomic
 
 INSPECTION_SCHEMA = "shardwise.measured/1"
 
@@ -299,20 +299,20 @@ def list_traced_steps(run: RunFolder) -> dict[int, tuple[int, ...]]:
     return {step: tuple(sorted(ranks_by_step[step])) for step in sorted(ranks_by_step)}
 
 
+MAX_TRACE_BYTES = 256_000_000  # of a rank's step
+
+
 def read_trace(path: Path) -> RankTrace:
     """Read a rank's step. Raises `InputError` for a file that is missing, damaged, or of another schema."""
+    messages = FileMessages(fix="a file as `train --profile` writes it is required")
     try:
-        head, *lines = path.read_text(encoding="utf-8").splitlines()
-        values = json.loads(head)
+        head, *lines = read_text(path, messages, MAX_TRACE_BYTES).splitlines()
+        values = parse_json_line(head)
         if values.pop("schema", None) != SCHEMA:
             raise InputError(f"{path}: found another schema; {SCHEMA!r} is required: trace the run again")
-        return RankTrace(**values, events=tuple(_parse_event(json.loads(line)) for line in lines))
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot read: {error.strerror}; a file as `train --profile` writes it is required"
-        ) from None
+        return RankTrace(**values, events=tuple(_parse_event(parse_json_line(line)) for line in lines))
     except (ValueError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: {error}; a file as `train --profile` writes it is required") from None
+        raise messages.fail(f"{path}: {error}") from None
 
 
 def _parse_event(line: dict[str, Any]) -> TraceEvent:

@@ -21,7 +21,9 @@ from shardwise.values import (
     InputError,
     format_quantity,
     name_path_in_errors,
+    parse_json_line,
     raise_problems,
+    read_lines,
     write_text_atomic,
 )
 
@@ -239,17 +241,21 @@ def truncate_log(path: Path, step: int) -> None:
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, text in enumerate(read_lines(path), start=1):
+            if text.endswith(b"\n"):  # a last line without a line break is torn
+                yield _parse_line(text, f"{path}, line {number}")
     except OSError as error:
         raise InputError(f"{path}: cannot read: {error.strerror}; the log of a run is required") from None
-    for number, text in enumerate(lines[:-1], start=1):  # a last line without a line break is torn
-        try:
-            line = json.loads(text)
-            if not isinstance(line, dict) or not ("schema" in line or "step" in line):
-                raise ValueError("no line of a log")
-        except ValueError as error:
-            raise InputError(f"{path}, line {number}: {error}; a log that a run wrote is required") from None
-        yield line
+
+
+def _parse_line(text: bytes, location: str) -> dict[str, Any]:
+    try:
+        line = parse_json_line(text.decode("utf-8", errors="replace"))
+        if not isinstance(line, dict) or not ("schema" in line or "step" in line):
+            raise ValueError("no line of a log")
+    except ValueError as error:
+        raise InputError(f"{location}: {error}; a log that a run wrote is required") from None
+    return line
 
 
 SMOOTHED_PART = 3  # a smoothed loss uses the last third of the steps

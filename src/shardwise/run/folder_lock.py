@@ -16,7 +16,7 @@ from types import TracebackType
 
 from shardwise.records.run_folder import LOCK
 from shardwise.run.faults.rank_status import Peer, join_first
-from shardwise.values import InputError
+from shardwise.values import InputError, read_json
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks: flock(2)
 
@@ -89,8 +89,8 @@ def require_free(folder: Path) -> None:
 def _describe_holders(path: Path) -> str:
     """Return an error text that names the holders of a lock, without processes of this host that have ended."""
     try:
-        peers = [Peer(**payload) for payload in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
+        peers = [Peer(**payload) for payload in read_json(path)]
+    except (InputError, TypeError):
         peers = []
     alive = [peer for peer in peers if peer.host != socket.gethostname() or _is_alive(peer.pid)]
     holders = join_first(list(map(str, alive)))

@@ -33,6 +33,7 @@ from shardwise.search.plan import (
     advise_batch,
 )
 from shardwise.values import (
+    FileMessages,
     Flat,
     InputError,
     IssuePolicy,
@@ -43,6 +44,8 @@ from shardwise.values import (
     get_precision,
     parse_dataclass,
     raise_problems,
+    read_json,
+    short_repr,
     to_json,
 )
 from shardwise.values.payload import known_fields
@@ -84,21 +87,15 @@ def load_plan(path: str | Path) -> Plan:
     shardwise.values.errors.InputError: plan file: cannot read missing/plan.json: No such file or directory
     """
     source = Path(path)
-    try:
-        payload = json.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"plan file: cannot read {source}: {error.strerror}") from None
-    # Not UTF-8, not JSON, numbers too long, a null byte in the path, nested too deeply.
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"plan file: {source} is not JSON: {error}") from None
+    payload = read_json(source, FileMessages("plan file: "), finite=True)
     return parse_plan(payload, f"plan file {source}")
 
 
 def is_plan_file(path: str | Path) -> bool:
     """Return True if a file has the schema of a plan; it may still be a broken one."""
     try:
-        payload = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        payload = read_json(path)
+    except InputError:
         return False
     return isinstance(payload, dict) and str(payload.get("schema", "")).startswith("shardwise.plan/")
 
@@ -109,7 +106,7 @@ def parse_plan(payload: Any, payload_name: str = "plan") -> Plan:
     if not isinstance(payload, dict) or schema not in (PLAN_SCHEMA, PLAN_SCHEMA_2, PLAN_SCHEMA_1):
         is_other = not str(schema).startswith("shardwise.plan/")
         fix = "`shardwise plan MODEL CLUSTER --out FILE` writes one" if is_other else "plan again with this version"
-        raise InputError(f"{payload_name}: found schema {schema!r}; {PLAN_SCHEMA!r} is required: {fix}")
+        raise InputError(f"{payload_name}: found schema {short_repr(schema)}; {PLAN_SCHEMA!r} is required: {fix}")
     missing = [
         key for key in ("model", "cluster", "job", "layout", "estimate") if not isinstance(payload.get(key), dict)
     ]
@@ -147,8 +144,8 @@ def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
     """Parse a cluster; `scaled`: the rates of the topology are the reached ones of its calibration, not the rated ones."""
     topology_fields = parse_dataclass(dict[str, Any], payload.get("topology"), "cluster.topology")
     kind = topology_fields.pop("kind", None)
-    if kind not in TOPOLOGIES:
-        raise InputError(f"cluster.topology: found kind {kind!r}; one of {', '.join(TOPOLOGIES)} is required")
+    if not isinstance(kind, str) or kind not in TOPOLOGIES:
+        raise InputError(f"cluster.topology: found kind {short_repr(kind)}; one of {', '.join(TOPOLOGIES)} is required")
     chip = parse_dataclass(Chip, payload.get("chip_specification"), "cluster.chip_specification")
     topology = parse_dataclass(TOPOLOGIES[kind], topology_fields, "cluster.topology")
     raise_problems(_topology_problems(topology))

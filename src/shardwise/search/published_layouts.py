@@ -13,7 +13,7 @@ from shardwise.price import Estimate
 from shardwise.search.explain.neighbour_layouts import place_fastest
 from shardwise.search.plan import NearestRuns, Plan, PublishedComparison, PublishedLayout, PublishedRun
 from shardwise.search.verdicts import MEMORY_RESERVE, RESOLUTION, describe_memory_change, describe_time_changes
-from shardwise.values import ShardwiseError, format_bytes, pluralize
+from shardwise.values import ShardwiseError, describe_error, format_bytes, pluralize
 
 NUM_PRICED = 3  # different layouts that are priced beside a plan
 COMPARED_CHOICES = {"tp": "TP", "cp": "CP", "pp": "PP", "ep": "EP", "zero_stage": "ZeRO stage"}
@@ -70,7 +70,7 @@ def _price_layout(plan: Plan, layout: Layout, runs: Sequence[PublishedRun]) -> P
     except ShardwiseError as error:  # a rule refuses the layout, or the chip lacks a rate
         return PublishedLayout(
             run=runs[0], num_runs=len(runs), best_tokens_per_s_per_device=best_rate, layout_text=str(layout),
-            problem=str(error).splitlines()[0],
+            problem=describe_error(error),
         )  # fmt: skip
     stack = stack_of(plan.cluster)
     lacks = unsupported_choices(stack, plan.model, plan.job, placed) if stack and stack.is_known else []

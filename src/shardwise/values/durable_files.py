@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shardwise.values.errors import InputError
+from shardwise.values.input_files import open_input
 
 
 def write_json_atomic(path: Path, payload: Mapping[str, Any]) -> None:
@@ -84,7 +85,7 @@ class FileChecksum:
 def checksum_file(path: Path) -> FileChecksum:
     """Return the size and the CRC-32 of a file."""
     size = crc = 0
-    with path.open("rb") as file:
+    with open_input(path) as file:
         while block := file.read(READ_BYTES):
             size, crc = size + len(block), zlib.crc32(block, crc)
     return FileChecksum(size, crc)

@@ -29,6 +29,7 @@ from typing import (
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from shardwise.values.errors import InputError
+from shardwise.values.input_texts import short_repr
 
 
 class Flat:
@@ -218,13 +219,7 @@ def parse_dataclass(kind: type[Value], payload: Any, label: str) -> Value:
         return TypeAdapter(kind).validate_python(payload)
     except ValidationError as error:
         lines = [
-            f"{label}: {'.'.join(map(str, e['loc'])) or 'value'}: found {short_repr(e['input'])}; {e['msg']}"
+            f"{label}: {'.'.join(map(str, e['loc'])) or 'value'}: found {short_repr(e['input'], 80)}; {e['msg']}"
             for e in error.errors()
         ]
         raise InputError(*lines) from None
-
-
-def short_repr(value: Any) -> str:
-    """Return a `repr` of at most 80 characters, for errors."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -334,7 +334,6 @@ def test_what_is_no_toml(tmp_path: Path, text: str) -> None:
         ("memory_bytes = nan", "chip: memory_bytes: found nan; a number above 0"),
         ("memory_bytes = 1e99", "chip: memory_bytes: found 1e+99; a number above 0"),
         ("memory_bytes = true", "chip: memory_bytes: found True; a number above 0"),
-        ("memory_bytes = 0x1" + "0" * 5000, "chip: memory_bytes: found a number of very many digits; a number above 0"),
         (
             "memory_bytes = '80 GX'",
             "chip: memory_bytes: found '80 GX'; a number above 0, such as 8e10 or \"80 GB\", is",
@@ -442,12 +441,12 @@ def test_what_is_wrong_with_a_torus(tmp_path: Path, torus: str, problem: str) ->
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path, message in (
         ("nowhere.toml", "cluster: cannot read nowhere.toml: No such file or directory"),
-        ("a\0b.toml", "is not TOML"),
+        ("a\0b.toml", "embedded null byte"),
     ):
         with pytest.raises(InputError, match=message):
             load_cluster(path)
     (tmp_path / "f.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(InputError, match="is not TOML: 'utf-8' codec"):
+    with pytest.raises(InputError, match="is not text: byte 0xff"):
         load_cluster(str(tmp_path / "f.toml"))
 
 

@@ -6,7 +6,6 @@ writes; a test reads and writes them). A config that is written is read back as 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ from shardwise.layout.rules.engine import rotary_problem
 from shardwise.model import MTP_UNITS, YARN_MSCALE, Architecture, Numerics, Rotary
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.huggingface.families import FAMILIES as RULES
+from shardwise.model.huggingface.field_readers import read_boolean
 from shardwise.model.huggingface.numerics_reader import (
     ACTIVATIONS,
     FULL_ATTENTION,
@@ -25,7 +25,7 @@ from shardwise.model.huggingface.numerics_reader import (
     RotaryRule,
 )
 from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX
-from shardwise.values import InputError, raise_problems
+from shardwise.values import FileMessages, InputError, raise_problems, read_json_object
 
 LAYER_PREFIX = TensorPattern("model.layers.{layer}.")  # multi-token prediction modules are numbered after the layers
 _ATTENTION = {
@@ -237,7 +237,7 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
     config = {**family.config_defaults, **config}
     architecture = parse_config(config, name=name)
     raise_problems(list(_problems(config, architecture, family)))
-    return architecture, replace(family, adjacent_pairs=bool(config.get("rope_interleave")))
+    return architecture, replace(family, adjacent_pairs=read_boolean(config, "rope_interleave", False))
 
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: HuggingFaceFamily) -> Iterator[str]:
@@ -360,10 +360,7 @@ DESCRIPTIVE_FIELDS = ("name", "source")  # may differ between the same models
 def require_same_model(folder: str | Path, architecture: Architecture) -> None:
     """Raise `InputError` if the folder's model differs from the plan's, in its weights or its numerics."""
     path = Path(folder) / CONFIG_FILE
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"--from: cannot read {path}: {error}; a folder of a Hugging Face model is required") from None
+    config = read_json_object(path, FileMessages("--from: ", "a folder of a Hugging Face model is required"))
     stored, _ = read_config(config, name=architecture.name)
     raise_problems(
         [

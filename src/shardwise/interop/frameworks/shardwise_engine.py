@@ -16,7 +16,7 @@ from shardwise.interop.launches.target import LaunchFiles, OptionMapping, Option
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.search import Plan, plan_payload
 from shardwise.search.plan_file import parse_plan
-from shardwise.values import InputError
+from shardwise.values import InputError, parse_json
 from shardwise.version import __version__
 
 PLAN_FILE, TASK_FILE = "plan.json", "task.yaml"
@@ -47,10 +47,7 @@ def _read_files(files: LaunchFiles) -> Options:
     """Return the fields of the plan in the file."""
     if PLAN_FILE not in files:
         raise InputError(f"found {', '.join(files)}; {PLAN_FILE}, which `shardwise plan --out` writes, is required")
-    try:
-        payload = json.loads(files[PLAN_FILE])
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{PLAN_FILE}: not valid JSON: {error}") from None
+    payload = parse_json(files[PLAN_FILE], PLAN_FILE, finite=True)
     return _launch_options(launch_from_plan(parse_plan(payload)))
 
 

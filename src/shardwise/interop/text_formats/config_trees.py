@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from shardwise import values
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options
 from shardwise.values import InputError
 
@@ -99,30 +98,12 @@ def _normalize_value(value: Any, option: FrameworkOption) -> Any:
 def parse_json(text: str, source: str) -> dict[str, Any]:
     """Return the object of a JSON text. Raises `InputError` for other texts, repeated keys, and NaN or infinity."""
 
-    def build_section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        _require_unique([name for name, _ in pairs], source)
-        return dict(pairs)
-
-    def refuse_constant(literal: str) -> Any:
-        raise InputError(f"{source}: found {literal}; a finite number is required")
-
-    try:
-        tree = json.loads(text, object_pairs_hook=build_section, parse_constant=refuse_constant)
-        return _require_sections(tree, source)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{source}: not valid JSON: {str(error)[:200]}") from None
+    return _require_sections(values.parse_json(text, source, finite=True, unique_keys=True), source)
 
 
 def format_json(options: Mapping[str, Any]) -> str:
     """Return options with dotted names as JSON."""
     return json.dumps(nest(options), indent=2) + "\n"
-
-
-def _require_unique(names: list[str], source: str) -> None:
-    """Raise `InputError` for a repeated key: the second would hide the first."""
-    repeated = [name for name, count in Counter(names).items() if count > 1]
-    if repeated:
-        raise InputError(f"{source}: {repeated[0][:80]!r} is given twice; each key once is required")
 
 
 def _require_sections(tree: object, source: str) -> dict[str, Any]:
@@ -146,15 +127,7 @@ def format_toml_options(options: Options) -> str:
 
 def parse_toml_options(text: str, source: str) -> dict[str, Any]:
     """Return the options of a TOML text. Raises `InputError` if it is not valid."""
-    try:
-        return flatten(tomllib.loads(text))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{source}: not valid TOML: {error}") from None
-
-
-MAX_YAML_CHARACTERS = 200_000  # PyYAML takes seconds for as many
-MAX_YAML_BRACKETS = 2_000  # a text full of brackets takes it minutes
-MAX_YAML_VALUES = 100_000  # far above any launch
+    return flatten(values.parse_toml(text, source))
 
 
 def parse_yaml(text: str, source: str, *, keeps_last: bool = False) -> dict[str, Any]:
@@ -162,67 +135,13 @@ def parse_yaml(text: str, source: str, *, keeps_last: bool = False) -> dict[str,
 
     With `keeps_last` the last value of a repeated key counts, as for programs that do not look for repetitions.
     """
-    yaml = _load_pyyaml()
-    require_length(text, source, "a YAML file", MAX_YAML_CHARACTERS)
-    if text.count("[") + text.count("{") > MAX_YAML_BRACKETS:
-        raise InputError(f"{source}: more than {MAX_YAML_BRACKETS:,} brackets; a launch is required")
-    try:
-        tree = yaml.load(text, Loader=yaml.SafeLoader if keeps_last else _unique_key_loader())
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        position = f"line {mark.line + 1}: " if mark else ""
-        raise InputError(
-            f"{source}: not valid YAML: {position}{getattr(error, 'problem', None) or 'cannot be read'}"
-        ) from None
-    except (RecursionError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
-        raise InputError(f"{source}: not readable as YAML: {type(error).__name__}") from None
-    if isinstance(tree, dict):
-        _require_few(tree, source)
-    return _require_sections(tree, source)
-
-
-def _require_few(tree: Any, source: str) -> None:
-    """Raise `InputError` if a tree has more than `MAX_YAML_VALUES` values, nested ones included."""
-    # An alias is loaded as the same object, so a short text with aliases of aliases can stand for billions of values (and an
-    # alias of itself for endlessly many). Each is counted as often as it occurs, since whoever walks the tree visits it as often.
-    pending, count = [tree], 0
-    while pending:
-        node = pending.pop()
-        children = list(node.values()) if isinstance(node, Mapping) else node
-        children = children if isinstance(children, (list, tuple, set)) else []
-        count += len(children)
-        if count > MAX_YAML_VALUES:
-            raise InputError(f"{source}: more than {MAX_YAML_VALUES:,} values; a launch is required")
-        pending.extend(children)
-
-
-def _load_pyyaml() -> Any:
-    return import_module("yaml")
-
-
-def _unique_key_loader() -> Any:
-    """Return PyYAML's safe loader, changed to refuse a repeated key instead of taking the last one."""
-    yaml = _load_pyyaml()
-    loader: Any = type("Loader", (yaml.SafeLoader,), {})
-
-    def mapping(constructor: Any, node: Any) -> dict[Any, Any]:
-        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        for name, count in counts.items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"{name} is given twice; each key once is required", node.start_mark
-                )
-        constructor.flatten_mapping(node)
-        return dict(constructor.construct_mapping(node, deep=True))
-
-    loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
-    return loader
+    return _require_sections(values.parse_yaml(text, source, unique_keys=not keeps_last), source)
 
 
 def format_yaml(options: Options) -> str:
     """Return options with dotted names as YAML, in their order."""
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
-    text: str = _load_pyyaml().safe_dump(nest(plain), sort_keys=False, width=120, allow_unicode=True)
+    text: str = import_module("yaml").safe_dump(nest(plain), sort_keys=False, width=120, allow_unicode=True)
     return text
 
 

@@ -30,7 +30,7 @@ from shardwise.interop.weights.stored_slices import OutputChunk, ReadBox, group_
 from shardwise.run import METADATA_FILE
 from shardwise.run.checkpoints.dcp_reader import DcpFolder, read_dcp
 from shardwise.run.checkpoints.manifest import TensorChunk
-from shardwise.values import Box, InputError, Shape, flush_to_disk, write_synced
+from shardwise.values import Box, InputError, Shape, describe_error, flush_to_disk, write_synced
 
 
 class DcpMetadata:
@@ -87,7 +87,7 @@ class DcpModelFolder:
             shared = chunk.box.intersection(box)
             if shared is None:
                 continue
-            shared_values = self._read_chunk(chunk)[shared.seen_from(chunk.box).slices]
+            shared_values = self._read_chunk(name, chunk)[shared.seen_from(chunk.box).slices]
             if shared == box:
                 return shared_values
             box_values = torch.empty(box.lengths, dtype=tensor.torch_dtype) if box_values is None else box_values
@@ -95,13 +95,16 @@ class DcpModelFolder:
         assert box_values is not None, f"no part has {box} of {name}"
         return box_values
 
-    def _read_chunk(self, chunk: TensorChunk) -> Tensor:
+    def _read_chunk(self, name: str, chunk: TensorChunk) -> Tensor:
         if self._last is None or self._last[0] is not chunk:
             self._last = None  # free its memory before the next one is read
             try:
-                self._last = chunk, self._dcp_folder.read_chunk(chunk)
+                values = self._dcp_folder.read_chunk(chunk)
+                if values.dtype != self._model_tensors[name].torch_dtype:
+                    raise ValueError(f"it holds another dtype than {METADATA_FILE} says")
+                self._last = chunk, values
             except Exception as error:  # bytes that are no tensor may raise anything
-                raise InputError(f"model: cannot read {self.folder / chunk.file}: {_first_line(error)}") from None
+                raise InputError(f"model: cannot read {self.folder / chunk.file}: {describe_error(error)}") from None
         return self._last[1]
 
 
@@ -109,12 +112,7 @@ def _open_folder(folder: Path) -> DcpFolder:
     try:
         return read_dcp(folder)
     except Exception as error:  # a file that is no pickle, or another one, may raise anything
-        raise InputError(f"model: cannot read {folder / METADATA_FILE}: {_first_line(error)}") from None
-
-
-def _first_line(error: Exception) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return str(text).splitlines()[0]
+        raise InputError(f"model: cannot read {folder / METADATA_FILE}: {describe_error(error)}") from None
 
 
 DCP_FILES = re.compile(r"__\d+_\d+\.distcp")

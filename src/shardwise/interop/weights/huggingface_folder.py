@@ -42,7 +42,18 @@ from shardwise.interop.weights.stored_slices import (
 )
 from shardwise.model import Architecture
 from shardwise.run.engine.model_builder import ModelWeights
-from shardwise.values import Box, InputError, Shape, flush_to_disk, write_synced
+from shardwise.values import (
+    Box,
+    FileMessages,
+    InputError,
+    Shape,
+    describe_error,
+    flush_to_disk,
+    read_json_object,
+    require_regular,
+    short_repr,
+    write_synced,
+)
 
 HUGGINGFACE_FILES = ModelFiles(CONFIG_FILE, re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"))
 # Names of dtypes in a header. Source: the format's description.
@@ -151,6 +162,21 @@ def save_hf(
     write_huggingface(folder, source, seq_len=seq_len, model_type=model_type, bytes_per_file=bytes_per_file)
 
 
+def _indexed_files(path: Path) -> list[str]:
+    """Return the names of the files in an index. Raises `InputError` for an index that is damaged, or names other folders."""
+    names_by_tensor = read_json(path).get("weight_map")
+    if not isinstance(names_by_tensor, dict) or not names_by_tensor:
+        raise InputError(
+            f"model: {path} has the weight_map {short_repr(names_by_tensor)}; file names by tensor are required"
+        )
+    for name in names_by_tensor.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise InputError(
+                f"model: {path} has a tensor in {short_repr(name)}; the name of a file beside it is required"
+            )
+    return sorted(set(names_by_tensor.values()))
+
+
 class SafetensorsFolder:
     """The tensors of a folder's files except `ignored_names` (`stored_model.TensorFolder`). Raises `InputError` if unreadable."""
 
@@ -158,13 +184,18 @@ class SafetensorsFolder:
         self.folder, self._without = folder, ignored_names
         names = [WEIGHTS_FILE]
         if (folder / WEIGHTS_INDEX_FILE).exists():
-            names = sorted(set(read_json(folder / WEIGHTS_INDEX_FILE)["weight_map"].values()))
+            names = _indexed_files(folder / WEIGHTS_INDEX_FILE)
         self.files: dict[str, Any] = {}
         for name in names:
             try:
+                require_regular(folder / name)
                 file: Any = safe_open(folder / name, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise InputError(f"model: cannot read {folder / name}: {error}") from None
+            except (OSError, ValueError, SafetensorError) as error:
+                raise InputError(f"model: cannot read {folder / name}: {describe_error(error)}") from None
+            if repeated := sorted(self.files.keys() & set(file.keys())):
+                raise InputError(
+                    f"model: {folder / name} has {repeated[0]}, as another file has; each tensor once is required"
+                )
             self.files |= dict.fromkeys(file.keys(), file)
 
     @cached_property
@@ -184,15 +215,7 @@ class SafetensorsFolder:
 
 def read_json(path: Path) -> Mapping[str, Any]:
     """Return the object in a JSON file of a model. Raises `InputError` if it cannot be read or holds something else."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"model: cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"model: {path} is not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise InputError(f"model: {path} holds a {type(content).__name__}; an object is required")
-    return content
+    return read_json_object(path, FileMessages("model: "))
 
 
 def checkpoint_to_hf(

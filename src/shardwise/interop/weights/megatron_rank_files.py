@@ -9,13 +9,12 @@ training/checkpointing.py.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +40,18 @@ from shardwise.interop.weights.stored_slices import (
 )
 from shardwise.model import Architecture
 from shardwise.run.checkpoints.dcp_reader import SafeTensorPickle
-from shardwise.values import Box, InputError, Shape, flush_to_disk, lookup, raise_problems, write_synced
+from shardwise.run.checkpoints.torch_archive import data_offsets, verify_records, write_checksums
+from shardwise.values import (
+    Box,
+    InputError,
+    Shape,
+    describe_error,
+    flush_to_disk,
+    lookup,
+    open_input,
+    raise_problems,
+    write_synced,
+)
 
 SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts
 VOCAB_MULTIPLE = 128  # default of --make-vocab-size-divisible-by (training/arguments.py)
@@ -164,27 +174,13 @@ def _write_file(path: Path, chunks: list[OutputChunk], read: ReadBox) -> None:
         }
         with skip_data(materialize_fake_tensors=True):
             torch_save({"model": model, "checkpoint_version": 3.0}, file)
-        data_offsets = _data_offsets(file)
+        offsets = data_offsets(file)
+        crcs: dict[int, int] = {}
         for number, chunk in enumerate(chunks):
-            file.seek(data_offsets[number])
-            write_elements(file, chunk.assemble_values(read))
+            file.seek(offsets[number])
+            crcs[number] = write_elements(file, chunk.assemble_values(read))
+        write_checksums(file, crcs | dict.fromkeys(offsets.keys() - crcs.keys(), 0))
         flush_to_disk(file)
-
-
-def _data_offsets(file: BinaryIO) -> dict[int, int]:
-    """Return the byte offset of each tensor's elements by its number: records of the zip file, which are not compressed."""
-    offsets = {}
-    with zipfile.ZipFile(file) as records:
-        for record in records.infolist():
-            _, _, number = record.filename.rpartition("/data/")
-            if number.isdigit():
-                # The last four of a local header's 30 bytes are the lengths of name and extra field, which follow it. The
-                # central directory also has them, but there the extra field may have another length.
-                file.seek(record.header_offset + 26)
-                lengths = file.read(4)
-                num_name_bytes = int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
-                offsets[int(number)] = record.header_offset + 30 + num_name_bytes
-    return offsets
 
 
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
@@ -233,12 +229,14 @@ def _load_models(folder: Path) -> Iterator[tuple[str, dict[str, Tensor]]]:
     """Yield the state dicts of the files by folder and virtual stage, without what modules keep beside weights."""
     for path in sorted(folder.glob(f"mp_rank_*/{RANK_FILE}")):
         try:
+            with open_input(path) as file:
+                verify_records(file)
             content = torch.load(
                 path, map_location="cpu", mmap=True, weights_only=False, pickle_module=SafeTensorPickle
             )
             state_dicts = [content["model"]] if "model" in content else _virtual_stage_models(content)
         except Exception as error:  # a file of another kind may raise anything
-            raise InputError(f"model: cannot read {path}: {str(error).splitlines()[0]}") from None
+            raise InputError(f"model: cannot read {path}: {describe_error(error)}") from None
         for number, state_dict in enumerate(state_dicts):
             key = path.parent.name + (f"/{number}" if len(state_dicts) > 1 else "")
             tensors = {name: tensor for name, tensor in state_dict.items() if isinstance(tensor, Tensor)}

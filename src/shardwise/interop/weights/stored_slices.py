@@ -5,6 +5,7 @@ The balance bias of a router is what it adds to the scores of experts when it ch
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO, NamedTuple
@@ -215,11 +216,15 @@ def output_chunks(source: WeightSource, slices: Iterable[StoredSlice]) -> list[O
     return list(chunks.values())
 
 
-def write_elements(file: BinaryIO, tensor: Tensor) -> None:
-    """Write the elements of a contiguous tensor at the file's position."""
+def write_elements(file: BinaryIO, tensor: Tensor) -> int:
+    """Write the elements of a contiguous tensor at the file's position, and return their CRC-32."""
     content = tensor.view(-1).view(torch.uint8).numpy()
+    crc = 0
     for start in range(0, len(content), READ_BYTES):
-        file.write(content[start : start + READ_BYTES].data)
+        block = content[start : start + READ_BYTES].data
+        file.write(block)
+        crc = zlib.crc32(block, crc)
+    return crc
 
 
 def dtype_name(dtype: torch.dtype) -> str:

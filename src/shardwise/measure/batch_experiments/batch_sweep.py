@@ -39,6 +39,7 @@ from shardwise.values import (
     parse_quantity,
     pluralize,
     raise_problems,
+    read_text,
     run_all,
 )
 
@@ -293,7 +294,7 @@ def _admit(plan: Plan, command: Sequence[str]) -> None:
 def _identity(request: SweepRequest, sweep: BatchSweep) -> dict[str, Any]:
     design = sweep.design
     return {
-        "plan": Path(request.plan).read_text(encoding="utf-8"), "to_loss": sweep.target_loss,
+        "plan": read_text(request.plan), "to_loss": sweep.target_loss,
         "flags": list(sweep.flags), "learning_rate": design.learning_rate,
         "learning_rates": list(design.learning_rates),
     }  # fmt: skip

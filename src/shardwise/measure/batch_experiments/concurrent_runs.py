@@ -28,6 +28,7 @@ from shardwise.values import (
     parse_count,
     pluralize,
     raise_problems,
+    read_text,
     write_json_atomic,
     write_text_atomic,
 )
@@ -110,12 +111,12 @@ class ExperimentFolder:
 
     def add(self, line: Mapping[str, Any]) -> None:
         """Append the line of a run. The file is replaced as a whole, so that a reader never sees half a line."""
-        previous_lines = self.runs.read_text(encoding="utf-8") if self.runs.exists() else ""
+        previous_lines = read_text(self.runs) if self.runs.exists() else ""
         write_text_atomic(self.runs, previous_lines + json.dumps(line) + "\n")
 
     def num_ended(self) -> int:
         """Return the number of runs that have ended."""
-        return len(self.runs.read_text(encoding="utf-8").splitlines()) if self.runs.exists() else 0
+        return len(read_text(self.runs).splitlines()) if self.runs.exists() else 0
 
     def log_of(self, name: str) -> StepLog | None:
         """Return the log of a run; None if it has not started."""

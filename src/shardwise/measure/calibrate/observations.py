@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +24,16 @@ from shardwise.model.operations.matmul_and_attention import Scan, ScanGradient
 from shardwise.price import Pricing, Problem
 from shardwise.price.roofline import KernelWork, Rates, rates_from_constants
 from shardwise.sharding import CollectiveKind, Spec
-from shardwise.values import InputError, SymbolValues, Value, argument_label, bytes_per_element, raise_problems
+from shardwise.values import (
+    FileMessages,
+    SymbolValues,
+    Value,
+    argument_label,
+    bytes_per_element,
+    parse_json_line,
+    raise_problems,
+    read_text,
+)
 
 Array = NDArray[np.float64]
 Constants = Mapping[str, Value]
@@ -126,14 +133,8 @@ class BenchmarkLine:
 
 def read_benchmark_lines(path: str, target: BenchmarkTarget) -> tuple[BenchmarkLine, ...]:
     """Read the micro-benchmarks of a file of JSON lines. Raises `InputError` with every problem of every line."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-    except OSError as error:
-        raise InputError(
-            f"{argument_label('bench')}: cannot read {path}: {error.strerror}; the path of a file is required"
-        ) from None
-    except ValueError:
-        raise InputError(f"{argument_label('bench')}: {path} is not text; JSON lines in UTF-8 are required") from None
+    messages = FileMessages(f"{argument_label('bench')}: ", "the path of a file is required")
+    lines = read_text(path, messages, encoding="utf-8-sig").split("\n")
     problems: list[str] = []
     benchmark_lines = [
         _parse_line(f"{argument_label('bench')}: {path}: line {number}", line, target, problems)
@@ -147,8 +148,8 @@ def read_benchmark_lines(path: str, target: BenchmarkTarget) -> tuple[BenchmarkL
 def _parse_line(where: str, line: str, target: BenchmarkTarget, problems: list[str]) -> BenchmarkLine | None:
     """Return the benchmark of a line, or None after adding its problems."""
     try:
-        table = json.loads(line)
-    except (ValueError, RecursionError):
+        table = parse_json_line(line)
+    except ValueError:
         table = None
     if not isinstance(table, Mapping):
         problems.append(

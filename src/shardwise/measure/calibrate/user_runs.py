@@ -55,7 +55,15 @@ from shardwise.measure.calibrate.published_runs.run_table import (
 from shardwise.model import Architecture, Job
 from shardwise.model.architecture import IS_GATED
 from shardwise.price import Problem
-from shardwise.values import InputError, argument_label, get_precision, parse_quantity
+from shardwise.values import (
+    InputError,
+    argument_label,
+    get_precision,
+    parse_csv,
+    parse_quantity,
+    read_text,
+    require_regular,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -382,6 +390,8 @@ def append_row(path: Path, run: RunAsRow) -> None:
     read, or that lacks a column of the row."""
     try:
         is_new = not path.exists() or not path.stat().st_size
+        if not is_new:
+            require_regular(path)
         columns = list(ROW_COLUMNS) if is_new else _read_header(path)
         missing = [column for column in run.cells if column not in columns]
         if missing:
@@ -393,7 +403,7 @@ def append_row(path: Path, run: RunAsRow) -> None:
             if is_new:
                 writer.writeheader()
             writer.writerow(dict(run.cells))
-    except (OSError, ValueError, csv.Error) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{argument_label('row')}: cannot write {path}: {getattr(error, 'strerror', None) or error}"
         ) from None
@@ -405,5 +415,4 @@ def _read_header(path: Path) -> list[str]:
         file.seek(-1, 2)
         if file.read(1) != b"\n":
             file.write(b"\n")
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        return next(csv.reader(file), [])
+    return next(parse_csv(read_text(path, encoding="utf-8-sig").splitlines(), str(path)), (0, []))[1]

@@ -12,7 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-from shardwise.values import Hidden, InputError, Payload
+from shardwise.values import Hidden, InputError, Payload, parse_json_line, read_text
 
 BENCHMARK_KINDS = ("matmul", "memory", "attention", "collectives")
 # Sides of products and what they sum over: long sums for the sustained rate, short ones for the ramp. Of a CPU smaller ones, at
@@ -86,8 +86,8 @@ def read_measured_keys(path: Path, machine: str) -> set[str]:
     if not path.exists():
         return set()
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError):
+        lines = [parse_json_line(line) for line in read_text(path).splitlines() if line.strip()]
+    except (InputError, ValueError):
         raise InputError(
             f"bench: --out {path} is not a file of JSON lines; a new file, or one that this verb wrote, is required"
         ) from None

@@ -6,7 +6,7 @@ here. A config with settings that its family's rule does not support is refused 
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,25 +14,23 @@ from typing import Any
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.families import FAMILIES, FamilyRule
-from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, shorten
+from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, read_boolean, shorten
 from shardwise.model.huggingface.numerics_reader import read_numerics
-from shardwise.values import InputError
+from shardwise.values import FileMessages, InputError, read_json, require_number
 
 
 def load_config(path: str | Path) -> Architecture:
     """Return the architecture of a config.json, or of the folder that holds one. Raises `InputError`."""
     source = Path(path)
-    try:
-        source = source / "config.json" if source.is_dir() else source
-        config = json.loads(source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"model: cannot read {source}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, a null byte in the path, nested too deeply
-        raise InputError(f"model: {source} is not JSON: {error}") from None
+    source = source / "config.json" if os.path.isdir(source) else source
+    config = read_json(source, FileMessages("model: "))
     if not isinstance(config, dict):
         raise InputError(f"model: {source} holds a {type(config).__name__}; an object with a model_type is required")
     name = source.parent.name if source.name == "config.json" else source.stem
     return parse_config(config, name=name or "model")
+
+
+POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
 def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
@@ -50,7 +48,10 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     unknown = list(unsupported_settings(config, rule))
     if unknown:
         raise InputError(f"model: a {kind} with {', '.join(unknown)}: this family is not known with that")
-    tied = bool(config.get("tie_word_embeddings", rule.tied))
+    tied = read_boolean(config, "tie_word_embeddings", rule.tied)
+    for key in POSITION_KEYS:  # weights do not depend on it, but runs and exports take it for the longest sequence
+        if config.values_by_key.get(key) is not None:
+            require_number(config.values_by_key[key], key, FileMessages("model: "), whole=True)
     source = f"config.json of model_type {kind}"
     return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from shardwise.values import InputError, short_repr
+
 MAX_SHOWN_CHARS = 60  # half a line
 
 
@@ -32,8 +34,7 @@ class TrackedConfig(Mapping[str, Any]):
 
 def shorten(value: Any) -> str:
     """Return a config's value as messages print it: at most `MAX_SHOWN_CHARS` characters."""
-    text = repr(value)
-    return text if len(text) <= MAX_SHOWN_CHARS else f"{text[: MAX_SHOWN_CHARS - 3]}..."
+    return short_repr(value, MAX_SHOWN_CHARS)
 
 
 class MissingKey(Exception):
@@ -77,6 +78,14 @@ def read_flag(key: str, default: bool) -> FieldReader:
         return default if setting is None else bool(setting)
 
     return read
+
+
+def read_boolean(config: Mapping[str, Any], key: str, default: bool) -> bool:
+    """Return the boolean under a key: `default` without the key, False for null. Raises `InputError` for anything else."""
+    setting = config.get(key, default)
+    if setting not in (None, True, False):
+        raise InputError(f"model: {key} is {shorten(setting)}; true or false is required")
+    return bool(setting)
 
 
 def read_biases(*, default: bool = False, **flags: str | bool) -> FieldReader:

@@ -13,9 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from shardwise.model.huggingface.field_readers import shorten
-from shardwise.model.numerics import RAMP_OVER_INDEX, SIGMOID, SOFTMAX, Gating, Numerics, Rotary, yarn_magnitude
-from shardwise.values import InputError
+from shardwise.model.huggingface.field_readers import read_boolean, shorten
+from shardwise.model.numerics import (
+    MAX_CONSTANT,
+    RAMP_OVER_INDEX,
+    SIGMOID,
+    SOFTMAX,
+    Gating,
+    Numerics,
+    Rotary,
+    yarn_magnitude,
+)
+from shardwise.values import FileMessages, InputError, require_number, short_repr
 
 EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
 # Names of activations in a config, by those of `Architecture.mlp`.
@@ -106,55 +115,64 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
     """
     rotary, local_rotary, unread = read_rotaries(config, rule.rotary)
     return Numerics(
-        norm_epsilon=float(next((config[key] for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon)),
+        norm_epsilon=next(
+            (_read_positive(config, key) for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon
+        ),
         norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local_rotary,
         embedding_scale=_read_embedding_scale(config, rule, d_model),
         attention_scale=_read_attention_scale(config, rule, head_dim),
-        attention_cap=config.get("attn_logit_softcapping") if rule.scaled_scores else None,
-        logit_cap=config.get("final_logit_softcapping") if rule.scaled_scores else None,
+        attention_cap=_read_cap(config, "attn_logit_softcapping") if rule.scaled_scores else None,
+        logit_cap=_read_cap(config, "final_logit_softcapping") if rule.scaled_scores else None,
         normalised_gates=_normalises_gates(config, rule), gating=_read_gating(config, rule.router),
         unread=(*unread, *_unsupported_values(config, rule, mlp)),
     )  # fmt: skip
 
 
+def _read_positive(config: Mapping[str, Any], key: str) -> float:
+    return float(require_number(config[key], key, FileMessages("model: the config's ")))
+
+
+def _read_cap(config: Mapping[str, Any], key: str) -> float | None:
+    return None if config.get(key) is None else _read_positive(config, key)
+
+
 def _normalises_gates(config: Mapping[str, Any], rule: NumericsRule) -> bool:
     if rule.router:
-        setting = config.get("norm_topk_prob")
-        return rule.router.normalised if setting is None else bool(setting)
-    return bool(config.get(rule.gates, False)) if rule.gates else True
+        is_stated = config.get("norm_topk_prob") is not None
+        return read_boolean(config, "norm_topk_prob", False) if is_stated else rule.router.normalised
+    return read_boolean(config, rule.gates, False) if rule.gates else True
 
 
 def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     """Return a router's constants, from the keys of DeepSeek's configs."""
     if rule is None:
         return Gating()
-    scale = config.get("routed_scaling_factor")
-    gating = Gating(
-        scores=config.get("scoring_func") or rule.scores, scale=rule.scale if scale is None else float(scale)
-    )
+    scale = _read_cap(config, "routed_scaling_factor")
+    gating = Gating(scores=config.get("scoring_func") or rule.scores, scale=rule.scale if scale is None else scale)
     if config.get("topk_method", rule.free or rule.limited) != rule.limited:
         return gating
     groups, chosen = (
-        config.get(key) or default for key, default in zip(("n_group", "topk_group"), rule.groups, strict=True)
+        int(require_number(config.get(key) or default, key, FileMessages("model: the config's "), whole=True))
+        for key, default in zip(("n_group", "topk_group"), rule.groups, strict=True)
     )
     return gating if groups == 1 else replace(gating, groups=groups, chosen_groups=chosen, votes=rule.votes)
 
 
 def _read_embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model: int) -> float:
     if rule.multipliers:
-        return float(config.get("embedding_multiplier") or 1.0)
+        return _read_positive(config, "embedding_multiplier") if config.get("embedding_multiplier") else 1.0
     return math.sqrt(d_model) if rule.gemma else 1.0
 
 
 def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
     """Return the factor on attention scores; None: 1/√H."""
     if rule.multipliers:
-        scale = float(config.get("attention_multiplier") or 1.0)
+        scale = _read_positive(config, "attention_multiplier") if config.get("attention_multiplier") else 1.0
         return None if math.isclose(scale, head_dim**-0.5) else scale
     factor = yarn_score_factor(config, rule.rotary)
     if factor != 1.0:
         return factor / math.sqrt(head_dim)
-    scalar = config.get("query_pre_attn_scalar") if rule.scaled_scores else None
+    scalar = _read_cap(config, "query_pre_attn_scalar") if rule.scaled_scores else None
     return None if scalar in (None, head_dim) else float(scalar**-0.5)
 
 
@@ -188,7 +206,7 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
     """
     if rule is None:
         return Rotary(), None, ()
-    parameters = config.get("rope_parameters") or {}
+    parameters = _read_table(config, "rope_parameters")
     legacy = _legacy_parameters(config, rule)
     if rule.local_theta is None:
         rotary, unread = _read_rotary({**legacy, **parameters}, config, rule)
@@ -205,7 +223,7 @@ def yarn_score_factor(config: Mapping[str, Any], rule: RotaryRule | None) -> flo
     """Return the factor of a family with YaRN's angles on 1/√H: the square of the magnitude of `mscale_all_dim`."""
     if rule is None or not rule.scaled:
         return 1.0
-    parameters = _legacy_parameters(config, rule) | (config.get("rope_parameters") or {})
+    parameters = _legacy_parameters(config, rule) | _read_table(config, "rope_parameters")
     if _rope_type(parameters) == "default" or not parameters.get("mscale_all_dim"):
         return 1.0
     return yarn_magnitude(_read_number(parameters, "factor"), _read_number(parameters, "mscale_all_dim")) ** 2
@@ -216,7 +234,14 @@ def _legacy_parameters(config: Mapping[str, Any], rule: RotaryRule) -> dict[str,
     keys = ("partial_rotary_factor", "rotary_pct")
     part = next((config[key] for key in keys if config.get(key) is not None), rule.part)
     named = {} if part is None else {"partial_rotary_factor": part}
-    return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **(config.get("rope_scaling") or {})}
+    return {"rope_theta": config.get("rope_theta") or rule.theta, **named, **_read_table(config, "rope_scaling")}
+
+
+def _read_table(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    table = config.get(key) or {}
+    if not isinstance(table, dict):
+        raise InputError(f"model: the config's {key} is {shorten(table)}; an object is required")
+    return table
 
 
 def _rope_type(parameters: Mapping[str, Any]) -> Any:
@@ -261,7 +286,7 @@ def _read_yarn(parameters: Mapping[str, Any], config: Mapping[str, Any], base: f
         base=base, factor=factor, original_positions=int(_read_number(rows, "original_max_position_embeddings")),
         low=_read_number({"beta_slow": low}, "beta_slow"), high=_read_number({"beta_fast": high}, "beta_fast"),
         ramp=RAMP_OVER_INDEX,
-        rounded=bool(parameters.get("truncate", True)), amplitude=_read_amplitude(parameters, factor),
+        rounded=read_boolean(parameters, "truncate", True), amplitude=_read_amplitude(parameters, factor),
     )  # fmt: skip
 
 
@@ -278,6 +303,8 @@ def _read_amplitude(parameters: Mapping[str, Any], factor: float) -> float:
 
 def _read_number(parameters: Mapping[str, Any], key: str) -> float:
     value = parameters.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise InputError(f"model: the config's rotary embeddings have {key} = {value!r}; a number above 0 is required")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < MAX_CONSTANT:
+        raise InputError(
+            f"model: the config's rotary embeddings have {key} = {short_repr(value)}; a number above 0 is required"
+        )
     return float(value)

@@ -11,7 +11,7 @@ from shardwise import pipeline, present
 from shardwise.present import charts
 from shardwise.present.exports import picture, text_file
 from shardwise.present.verb import Argument, Mode, verb
-from shardwise.values import InputError, argument_label, describe_unknown, parse_at_least, parse_count
+from shardwise.values import InputError, argument_label, describe_unknown, parse_at_least, parse_count, read_text
 
 if TYPE_CHECKING:
     from shardwise.pipeline import PassTimes, ScheduleComparison, Timeline
@@ -170,14 +170,14 @@ def schedule(
     return replace(timeline, has_default_times=times is None)
 
 
+MAX_ACTION_LIST_BYTES = 20_000_000  # PyTorch's lists of the largest pipelines have less
+
+
 def _play_file(name: str, sizes: Mapping[str, Any], times: PassTimes, memory_limit: float | None) -> Timeline:
     surplus = [argument_label(size) for size, value in sizes.items() if value is not None]
     if surplus:
         raise InputError(f"{', '.join(surplus)}: {name} has its own; leave them out")
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{name}: cannot read it: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(name, max_bytes=MAX_ACTION_LIST_BYTES)
     actions = pipeline.from_csv(text, Path(name).stem)
     pipeline.check_memory_limit(actions, memory_limit)
     durations = pipeline.Durations.even(actions.num_stages, actions.num_virtual_stages, times)

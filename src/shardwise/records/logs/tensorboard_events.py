@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from shardwise.records.logs.logged_steps import TaggedValues
-from shardwise.values import InputError
+from shardwise.values import InputError, open_input
 
 LONGEST_VARINT = 10  # bytes of 7 bits each that 64 bits take
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # wire types; 3 and 4 are groups, no longer in use
@@ -113,7 +113,7 @@ def read_records(path: Path) -> Iterator[bytes | None]:
 
     Records above `LONGEST_RECORD` are skipped. Raises `InputError` for a wrong checksum.
     """
-    with path.open("rb") as file:
+    with open_input(path) as file:
         size = os.fstat(file.fileno()).st_size
         while head := file.read(HEAD.size):
             offset = file.tell() - len(head)
@@ -147,7 +147,7 @@ ELEMENT = {1: ("<f", 5), 2: ("<d", 6)}
 
 def is_event_file(path: Path) -> bool:
     """Return True if the file starts with a record or, while it is empty, is named like an event file."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         head = file.read(HEAD.size)
     return starts_record(head) or NAME_PART in path.name
 

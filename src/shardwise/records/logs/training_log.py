@@ -6,7 +6,6 @@ size are read block by block. `measure_steady_state` gives the median step, and 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from shardwise import values
 from shardwise.records.logs.frameworks import FORMATS
 from shardwise.records.logs.logged_steps import (
     LogFormat,
@@ -35,7 +35,7 @@ from shardwise.records.logs.wandb_history import (
     read_wandb_file,
 )
 from shardwise.records.run_folder import RunFolder
-from shardwise.values import InputError
+from shardwise.values import InputError, open_input
 
 BLOCK_BYTES = 1 << 20  # bytes read at a time
 LONGEST_LINE = 1 << 16  # bytes kept of a line: lines of steps are a few hundred long
@@ -45,7 +45,7 @@ _ESCAPES = re.compile(rb"(?:\x1b|\^\[|#033|\\x1b|\\u001b)\[[0-9;?]*[A-Za-z]")
 
 def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file, with any line ending; of a longer one its last `LONGEST_LINE` bytes."""
-    with path.open("rb") as file:
+    with open_input(path, allow_pipe=True) as file:
         rest = b""
         while block := file.read(BLOCK_BYTES):
             *lines, rest = (rest + block).replace(b"\r", b"\n").split(b"\n")
@@ -63,8 +63,8 @@ def decode_line(line: bytes) -> str:
 def parse_json_line(text: str) -> dict[str, Any] | None:
     """Return the JSON object of a line, after any prefix of a launcher, or None."""
     try:
-        payload = json.loads(text[text.find("{") :])
-    except (ValueError, RecursionError):
+        payload = values.parse_json_line(text[text.find("{") :])
+    except ValueError:
         return None
     return payload if isinstance(payload, dict) else None
 

@@ -6,17 +6,17 @@ wandb/proto/wandb_internal.proto, by field numbers.
 
 from __future__ import annotations
 
-import csv
 import os
 import struct
 import zlib
 from collections.abc import Collection, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TextIO
 
 from shardwise.records.logs.logged_steps import CLOCK_COLUMNS, STEP_COLUMNS, TaggedValues, row_to_values
 from shardwise.records.logs.tensorboard_events import checksum_error, parse_fields
-from shardwise.values import InputError
+from shardwise.values import FileMessages, InputError, open_input, parse_csv
 
 WANDB_SUFFIX, IDENTITY, HEADER_BYTES = ".wandb", b":W&B", 7
 BLOCK, FRAME = 1 << 15, struct.Struct("<IHB")  # checksum, length, kind
@@ -28,7 +28,7 @@ KEY, NESTED_KEY, JSON = 1, 2, 16  # of HistoryItem
 
 def is_wandb_file(path: Path) -> bool:
     """Return True if a file is one of W&B's own."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         return file.read(len(IDENTITY)) == IDENTITY
 
 
@@ -85,7 +85,7 @@ def _read_records(path: Path) -> Iterator[bytes | None]:
 def _read_frames(path: Path) -> Iterator[tuple[int, bytes] | None]:
     """Yield kinds and bytes of pieces; None at last if the file ends within one. A block's end too small for a frame is
     skipped."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         file.seek(HEADER_BYTES)
         while True:
             block_rest = BLOCK - file.tell() % BLOCK
@@ -112,7 +112,7 @@ EXPORT_COMMAND = (
 
 def is_csv_export(path: Path) -> bool:
     """Return True if a file is a table with a column of steps. Raises `InputError` for a .csv without one."""
-    with path.open("rb") as file:
+    with open_input(path) as file:
         columns = _parse_header(file.readline(LONGEST_ROW).decode("utf-8-sig", errors="replace"))
     if len(columns) > 1 and not set(STEP_COLUMNS).isdisjoint(map(_tag_of_column, columns)):
         return True
@@ -127,8 +127,8 @@ def is_csv_export(path: Path) -> bool:
 
 def _parse_header(line: str) -> list[str]:
     try:
-        return next(csv.reader([line]), [])
-    except csv.Error:  # no text, or a field that is longer than any name
+        return next(parse_csv([line], "header"), (0, []))[1]
+    except InputError:  # a field that is longer than any name
         return []
 
 
@@ -137,26 +137,22 @@ def read_csv_export(path: Path, tags: Collection[str]) -> Iterator[TaggedValues 
 
     Raises `InputError` for a file that is no table, and for one of several runs.
     """
-    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        rows = csv.reader(_read_lines(file))
-        try:
-            columns = _column_tags(path, next(rows, []), tags)
-            for cells in rows:
-                point = (
-                    row_to_values(dict(zip(columns, cells, strict=True)), tags) if len(cells) == len(columns) else None
-                )
-                if point is None or point.values:
-                    yield point
-        except csv.Error as error:
-            raise InputError(
-                f"log: {path}, line {rows.line_num}: {error}; a table is required: {EXPORT_COMMAND}"
-            ) from None
+    messages = FileMessages("log: ", f"a table is required: {EXPORT_COMMAND}")
+    with open_input(path) as binary, TextIOWrapper(binary, "utf-8-sig", errors="replace", newline="") as file:
+        rows = parse_csv(_read_lines(file, path, messages), str(path), messages)
+        columns = _column_tags(path, next(rows, (0, []))[1], tags)
+        for _, cells in rows:
+            point = row_to_values(dict(zip(columns, cells, strict=True)), tags) if len(cells) == len(columns) else None
+            if point is None or point.values:
+                yield point
 
 
-def _read_lines(file: TextIO) -> Iterator[str]:
+def _read_lines(file: TextIO, path: Path, messages: FileMessages) -> Iterator[str]:
+    number = 0
     while line := file.readline(LONGEST_ROW):
+        number += 1
         if len(line) == LONGEST_ROW:
-            raise csv.Error(f"a line of more than {LONGEST_ROW:,} characters")
+            raise messages.fail(f"{path}, line {number}: a line of more than {LONGEST_ROW:,} characters")
         yield line
 
 

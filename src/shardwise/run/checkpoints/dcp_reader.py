@@ -14,7 +14,7 @@ import io
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +32,9 @@ from shardwise.run.checkpoints.manifest import (
     parse_fields,
     tensor_problem,
 )
+from shardwise.run.checkpoints.torch_archive import require_cheap_pickle, verify_records
 from shardwise.run.faults.rank_status import first_line
-from shardwise.values import DamagedFileError, FileChecksum
+from shardwise.values import DamagedFileError, FileChecksum, Shape, open_input, read_bytes
 
 KnownCallables = Mapping[tuple[str, str], Callable[..., object]]
 
@@ -64,12 +65,16 @@ class InertObject:
 
 
 def join_path(*parts: object) -> str:
-    """Join the parts of a path."""
+    """Join the parts of a path. Raises `UnpicklingError` for anything but texts, whose `str` might take for ever."""
+    if not all(isinstance(part, str) for part in parts):
+        raise pickle.UnpicklingError("a path has a part that is not a text")
     return "/".join(map(str, parts))
 
 
 def size_tuple(sizes: Any = ()) -> tuple[int, ...]:
-    """Return a `torch.Size` as a tuple."""
+    """Return a `torch.Size` as a tuple. Raises `UnpicklingError` for anything but whole numbers."""
+    if not isinstance(sizes, (tuple, list)) or not all(type(size) is int for size in sizes):
+        raise pickle.UnpicklingError("a size is not a list of whole numbers")
     return tuple(sizes)
 
 
@@ -81,9 +86,17 @@ SAFE_CALLABLES: KnownCallables = {
 
 
 class SafeUnpickler(pickle.Unpickler):
-    """Resolves a name to its entry in `callables`, a dtype of PyTorch to its name, and any other to `InertObject`."""
+    """Resolves a name to its entry in `callables`, a dtype of PyTorch to its name, and any other to `InertObject`.
+
+    Raises `UnpicklingError` for a pickle that costs more than its bytes (`require_cheap_pickle`).
+    """
 
     callables: ClassVar[KnownCallables] = SAFE_CALLABLES
+
+    def __init__(self, file: IO[bytes], **options: Any) -> None:
+        content = file.read()
+        require_cheap_pickle(content)
+        super().__init__(io.BytesIO(content), **options)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in DTYPES:
@@ -104,6 +117,7 @@ class SafeTensorPickle:
 
 
 METADATA_FILE = ".metadata"
+MAX_METADATA_BYTES = 1_000_000_000  # 100 bytes for each of ten million chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,34 +131,76 @@ class DcpFolder:
     def read_chunk(self, chunk: TensorChunk) -> Tensor:
         """Return the elements of a chunk, in its shape. Raises `ValueError` if the file has anything but a tensor of
         that size."""
-        with (self.folder / chunk.file).open("rb") as file:
-            section = _FileSection(file, chunk.start, self.lengths[chunk.file, chunk.start])
-            tensor = torch.load(cast(IO[bytes], section), map_location="cpu", weights_only=True)
-        if not isinstance(tensor, Tensor) or tensor.numel() != chunk.box.volume:
+        with open_input(self.folder / chunk.file) as file:
+            section = cast(IO[bytes], _FileSection(file, chunk.start, self.lengths[chunk.file, chunk.start]))
+            verify_records(section)
+            section.seek(0)
+            tensor = torch.load(section, map_location="cpu", weights_only=True)
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != chunk.lengths:
             raise ValueError(f"it holds another tensor than {METADATA_FILE} says")
         return tensor.detach().view(chunk.lengths)
 
 
 def read_dcp(folder: Path, unpickler: type[SafeUnpickler] = SafeUnpickler) -> DcpFolder:
     """Read `.metadata`. Raises `OSError` if it is missing, and any exception at all if its content is something else."""
-    metadata = unpickler(io.BytesIO((folder / METADATA_FILE).read_bytes())).load()
+    metadata = unpickler(io.BytesIO(read_bytes(folder / METADATA_FILE, max_bytes=MAX_METADATA_BYTES))).load()
     storage_infos = {(key.fqn, getattr(key, "offset", None)): info for key, info in metadata.storage_data.items()}
+    used_infos: set[tuple[str, Shape | None]] = set()
     lengths: dict[tuple[str, int], int] = {}
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in metadata.state_dict_metadata.items():
+        _require_text(name)
         if hasattr(tensor, "chunks"):
             chunks = []
             for chunk in tensor.chunks:
-                info = storage_infos[name, chunk.offsets]
+                key = name, _whole_numbers(chunk.offsets)
+                info = _find(storage_infos, key)
+                used_infos.add(key)
+                chunks.append(TensorChunk(key[1], _whole_numbers(chunk.sizes), _chunk_file(info), info.offset))
                 lengths[info.relative_path, info.offset] = info.length
-                chunks.append(TensorChunk(chunk.offsets, chunk.sizes, _chunk_file(info), info.offset))
             tensors[name] = _stored_tensor(name, tensor, tuple(chunks))
+        else:
+            _find(storage_infos, (name, None))
+            used_infos.add((name, None))
+    # An entry too many or too few, or two in one place, is the trace of a changed name or offset: the metadata has no checksum.
+    if used_infos != storage_infos.keys() or len(storage_infos) != len(metadata.storage_data):
+        raise ValueError("its lists of tensors and of places in files are not of the same tensors")
+    _require_disjoint(storage_infos.values())
     return DcpFolder(folder, tensors, lengths)
+
+
+def _find(storage_infos: Mapping[Any, Any], key: tuple[str, Shape | None]) -> Any:
+    if key not in storage_infos:
+        raise ValueError(f"it does not say where {key[0][:200]} lies")
+    return storage_infos[key]
+
+
+def _require_disjoint(infos: Iterable[Any]) -> None:
+    """Raise `ValueError` if two entries share bytes of a file."""
+    last_file, last_end = "", 0
+    for file, start, length in sorted(
+        (_chunk_file(info), *_whole_numbers((info.offset, info.length))) for info in infos
+    ):
+        if start < 0 or length < 1 or (file == last_file and start < last_end):
+            raise ValueError(f"two tensors lie at byte {start:,} of {file[:200]}")
+        last_file, last_end = file, start + length
+
+
+def _require_text(name: object) -> None:
+    if not isinstance(name, str):
+        raise ValueError("it has a name that is not a text")
+
+
+def _whole_numbers(numbers: Any) -> Shape:
+    if not isinstance(numbers, tuple) or not all(type(number) is int for number in numbers):
+        raise ValueError("it has a size or an offset that is not a whole number")
+    return numbers
 
 
 def _stored_tensor(name: str, tensor: Any, chunks: tuple[TensorChunk, ...]) -> StoredTensor:
     dtype, *_ = tensor.properties.arguments
-    stored = StoredTensor(tensor.size, dtype, chunks)
+    _require_text(dtype)
+    stored = StoredTensor(_whole_numbers(tensor.size), dtype, chunks)
     if problem := tensor_problem(stored):
         raise ValueError(f"{name} has {problem}")
     return stored
@@ -152,6 +208,7 @@ def _stored_tensor(name: str, tensor: Any, chunks: tuple[TensorChunk, ...]) -> S
 
 def _chunk_file(info: Any) -> str:
     name: str = info.relative_path
+    _require_text(name)
     if Path(name).name != name:
         raise ValueError(f"a file is called {name!r}")
     if getattr(info, "transform_descriptors", None):

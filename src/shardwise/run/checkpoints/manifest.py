@@ -30,11 +30,15 @@ from shardwise.values import (
     Box,
     DamagedFileError,
     FileChecksum,
+    FileMessages,
     InputError,
     Shape,
+    decode_text,
     describe_checksum_problem,
     interval_boxes,
     parse_dataclass,
+    parse_json,
+    read_bytes,
     write_synced,
 )
 from shardwise.values.boxes import tiles
@@ -140,6 +144,7 @@ def _shards_of(value: object) -> tuple[TensorShard, ...]:
 
 AnyManifest = TypeVar("AnyManifest")
 MANIFEST = "checkpoint.json"
+MAX_MANIFEST_BYTES = 1_000_000_000  # 100 bytes for each of ten million chunks
 SCHEMA = "shardwise.checkpoint/2"
 RANK_FILE_PATTERN = re.compile(r"rank-\d{5,}\.bin")
 ALIGNMENT_BYTES = 64  # bytes: a chunk starts at a multiple, so that any dtype can be mapped in place
@@ -197,15 +202,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_payload(folder: Path) -> dict[str, Any]:
     """Return the content of the manifest. Raises `DamagedFileError` if it is missing or damaged."""
     path = folder / MANIFEST
-    try:
-        text = path.read_text(encoding="utf-8")
-        payload = json.loads(text)
-    except OSError as error:
-        raise DamagedFileError(
-            f"checkpoint: cannot read {path}: {error.strerror}; a folder step-... that a run has written is required"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise DamagedFileError(f"checkpoint: {path} is not JSON: {error}; {DAMAGE_FIX}") from None
+    missing = FileMessages("checkpoint: ", "a folder step-... that a run has written is required", DamagedFileError)
+    damaged = FileMessages("checkpoint: ", DAMAGE_FIX, DamagedFileError)
+    text = decode_text(read_bytes(path, missing, MAX_MANIFEST_BYTES), str(path), damaged)
+    payload = parse_json(text, str(path), damaged, max_values=MAX_MANIFEST_BYTES)
     if not isinstance(payload, dict):
         raise DamagedFileError(f"checkpoint: {path} holds a {type(payload).__name__}; {DAMAGE_FIX}")
     if (

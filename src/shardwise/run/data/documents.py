@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from shardwise.values import InputError, raise_problems
+from shardwise.values import InputError, open_input, parse_json_line, raise_problems
 
 GLOBS = ("*.txt", "*.md", "*.rst", "*.py", "*.jsonl")
 # Installed packages (PEP 370, Debian's Python policy), tests and caches.
@@ -120,11 +119,12 @@ def read_documents(sources: Iterable[TextFile]) -> Iterator[Document]:
 
 
 def _whole_file(source: TextFile) -> Iterator[Document]:
-    yield Document(name=source.name, text=source.path.read_bytes().decode("utf-8"))
+    with open_input(source.path) as file:
+        yield Document(name=source.name, text=file.read().decode("utf-8"))
 
 
 def _lines(source: TextFile) -> Iterator[Document]:
-    with source.path.open("rb") as file:
+    with open_input(source.path) as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 yield Document(name=f"{source.name}:{number}", text=_text_of(line, f"{source.path}:{number}"))
@@ -134,8 +134,8 @@ def _text_of(line: bytes, location: str) -> str:
     required = 'an object with a "text" is required on each line, such as {"text": "Once upon a time"}'
     text = line.decode("utf-8")
     try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
+        record = parse_json_line(text)
+    except ValueError:
         raise InputError(f"{location}: not valid JSON; {required}") from None
     document_text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(document_text, str):

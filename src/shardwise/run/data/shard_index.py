@@ -25,11 +25,14 @@ import numpy as np
 
 from shardwise.values import (
     CHECKSUM_KEY,
+    FileMessages,
     InputError,
     MergedFields,
     describe_checksum_problem,
     parse_dataclass,
+    parse_json,
     raise_problems,
+    read_bytes,
 )
 from shardwise.values.durable_files import add_checksum
 
@@ -254,14 +257,8 @@ def read_index(folder: str | Path) -> ShardIndex:
 
 
 def _payload(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot read: {error.strerror}; a folder that `shardwise tokenize` wrote is required"
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not JSON: {error}; {REMEDY}") from None
+    text = read_bytes(path, FileMessages(fix="a folder that `shardwise tokenize` wrote is required"))
+    return parse_json(text, str(path), FileMessages(fix=REMEDY))
 
 
 def _parse(payload: Any, path: Path) -> ShardIndex:

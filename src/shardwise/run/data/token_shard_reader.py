@@ -24,8 +24,8 @@ from shardwise.run.data.shard_index import (
     VerifiedBlocks,
     read_index,
 )
-from shardwise.run.data.tokenizer import Tokenizer, parse_tokenizer
-from shardwise.values import InputError, raise_problems
+from shardwise.run.data.tokenizer import MAX_TOKENIZER_BYTES, Tokenizer, parse_tokenizer
+from shardwise.values import FileMessages, InputError, raise_problems, read_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,9 @@ class TokenShards:
     def tokenizer(self) -> Tokenizer:
         """Return the tokenizer of the tokens. Raises `InputError` if the folder holds another tokenizer, or none."""
         path = self.folder / TOKENIZER_FILE
-        try:
-            text = path.read_bytes()
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot read: {error.strerror}; the tokenizer of the shards is required: {REMEDY}"
-            ) from None
+        text = read_bytes(
+            path, FileMessages(fix=f"the tokenizer of the shards is required: {REMEDY}"), MAX_TOKENIZER_BYTES
+        )
         actual_hash = hashlib.sha256(text).hexdigest()
         if actual_hash != self.index.tokenizer_sha256:
             raise InputError(

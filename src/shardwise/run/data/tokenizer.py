@@ -6,7 +6,6 @@ Training runs in a thread of its own, because the library ignores Ctrl-C.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from shardwise.values import InputError
+from shardwise.values import FileMessages, InputError, describe_error, parse_json, read_bytes
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Engine
@@ -80,15 +79,14 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return _tokenizer(engine, engine.to_str(pretty=True).encode("utf-8"), END_OF_DOCUMENT)
 
 
+MAX_TOKENIZER_BYTES = 256_000_000  # those of the largest vocabularies have 35 MB
+
+
 def load_tokenizer(path: str | Path, end_token: str | None = None) -> Tokenizer:
     """Load a tokenizer.json; `end_token` ends its documents, by default the first of `KNOWN_ENDS` that it has. Raises
     `InputError` for a file that is missing or no tokenizer, and for an end that the tokenizer does not have."""
     source = Path(path)
-    try:
-        text = source.read_bytes()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"tokenizer: cannot read {source}: {reason}; a tokenizer.json is required") from None
+    text = read_bytes(source, FileMessages("tokenizer: ", "a tokenizer.json is required"), MAX_TOKENIZER_BYTES)
     return parse_tokenizer(text, str(source), end_token)
 
 
@@ -96,10 +94,10 @@ def parse_tokenizer(text: bytes, location: str, end_token: str | None = None) ->
     """Parse the text of a tokenizer.json. Raises `InputError` as `load_tokenizer` does."""
     tokenizers = _import()
     try:
-        json.loads(text)
+        parse_json(text, location)  # the library's own parser does not bound depth
         engine = tokenizers.Tokenizer.from_buffer(text)
     except Exception as error:  # the library raises plain `Exception` for what it cannot read
-        raise InputError(f"tokenizer: {location} is not a tokenizer.json: {error}") from None
+        raise InputError(f"tokenizer: {location} is not a tokenizer.json: {describe_error(error)}") from None
     vocab = engine.get_vocab(with_added_tokens=True)
     end = end_token if end_token is not None else next((token for token in KNOWN_ENDS if token in vocab), None)
     if end is None or end not in vocab:

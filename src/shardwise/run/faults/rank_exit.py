@@ -19,7 +19,7 @@ from shardwise.run.faults.rendezvous import LEFT_KEY, MISSING_KEY, Rendezvous, e
 from shardwise.run.faults.stop_request import StopRequest
 from shardwise.run.faults.torch_stores import Store
 from shardwise.run.recipe import TrainingRecipe
-from shardwise.values import InputError, ShardwiseError
+from shardwise.values import InputError, ShardwiseError, describe_error
 
 Answer = TypeVar("Answer")
 
@@ -93,7 +93,7 @@ def guard_run(
             with _report_refused_writes(resume_hint):
                 yield
         except (LostRankError, dist.DistError) as error:
-            lost_error = error if isinstance(error, LostRankError) else LostRankError(str(error).splitlines()[0])
+            lost_error = error if isinstance(error, LostRankError) else LostRankError(describe_error(error))
             exit_with_report(rendezvous, lost_error, resume_hint(), store_is_silent=heartbeat.store_is_silent)
         except BaseException as error:
             record_exit(rendezvous, _exit_code(error))

@@ -23,7 +23,7 @@ from shardwise.interop.frameworks.weight_table import (
 )
 from shardwise.model import Architecture
 from shardwise.model.numerics import SIGMOID
-from shardwise.values import raise_problems
+from shardwise.values import FileMessages, parse_digits, raise_problems, read_text, short_repr
 
 TITLE = "GPTModel of Megatron-Core"
 
@@ -260,13 +260,18 @@ def _norm_patterns(norm: str, prefix: str) -> dict[str, TensorPattern]:
 TRACKER_FILE, RELEASE_FOLDER = "latest_checkpointed_iteration.txt", "release"
 EMBEDDING = "embedding.word_embeddings.weight"
 EXTRA_STATE = "_extra_state"
+MAX_TRACKER_BYTES, MAX_ITERATION_DIGITS = 1_000, 18
 SIGMOID_FIX = "routers that score by sigmoid, of which it keeps the biases,"
 
 
 def tracked_folder(folder: Path) -> Path:
     """Return the folder of the checkpoint that a tracker names, or the folder itself if it has no tracker."""
-    try:
-        named = (folder / TRACKER_FILE).read_text(encoding="utf-8").strip()
-    except OSError:
+    tracker = folder / TRACKER_FILE
+    if not tracker.exists():
         return folder
-    return folder / (f"iter_{int(named):07d}" if named.isdigit() else named)
+    messages = FileMessages("model: ", f"the number of an iteration, or {RELEASE_FOLDER!r}, is required")
+    named = read_text(tracker, messages, MAX_TRACKER_BYTES).strip()
+    iteration = parse_digits(named, MAX_ITERATION_DIGITS)
+    if iteration is None and named != RELEASE_FOLDER:
+        raise messages.fail(f"{tracker}: found {short_repr(named)}")
+    return folder / (RELEASE_FOLDER if iteration is None else f"iter_{iteration:07d}")

@@ -264,7 +264,8 @@ class _ConfigInterpreter:
         if isinstance(node, ast.Name) and node.id in self.names:
             return self.names[node.id]
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            return ast.literal_eval(node)
+            number = node.operand.value
+            return -number if isinstance(number, (int, float)) else ast.unparse(node)
         return self._evaluate_call(node) if isinstance(node, ast.Call) else ast.unparse(node)
 
     def _evaluate_call(self, node: ast.Call) -> Any:

@@ -28,7 +28,7 @@ from shardwise.model import Architecture, Job
 from shardwise.price import Estimate, Pricing, Problem
 from shardwise.price.device_memory import TIGHT_MARGIN
 from shardwise.price.estimate import estimate
-from shardwise.values import ShardwiseError
+from shardwise.values import ShardwiseError, describe_error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ def try_predict(cells: RowCells, user_cluster: Cluster | None, *, bound: bool = 
 
 def _to_skipped(error: ShardwiseError) -> SkippedRow:
     """Return an error of our values or of the estimate as a reason to skip the row, counted by the rule's name."""
-    problem = str(error).splitlines()[0]
+    problem = describe_error(error)
     parts = problem.split(": ")
     kind = ": ".join(parts[:2]) if parts[0] == "layout" and len(parts) > 2 else parts[0].split(" ")[0]
     return SkippedRow(f"refused by the {kind}" if kind.isalpha() else f"refused by rule {kind}", problem)

@@ -7,8 +7,6 @@ caching allocator keeps, and the driver sees all of a process: `instrument_readi
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections import Counter
@@ -16,11 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from shardwise.model.architecture import MAX_SIZE
-from shardwise.values import InputError, get_loss_kernel
+from shardwise.values import FileMessages, InputError, get_loss_kernel, parse_csv_records, read_text
 
 # Columns that a prediction may read. What was measured is not among them.
 INPUT_COLUMNS = (
@@ -186,27 +183,19 @@ def _read_packaged(name: str) -> tuple[RunRow, ...]:
 def read_rows(path: str, label: str = "rows") -> tuple[RunRow, ...]:
     """Return the rows of a CSV file with the columns of the published ones, in any order; other columns are ignored.
     Raises `InputError`, which names the argument that gave the file, if it cannot be read."""
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{label}: cannot read {path}: {error.strerror}; the path of a CSV file is required") from None
-    except ValueError:
-        raise InputError(f"{label}: {path} is not text; a CSV file in UTF-8 is required") from None
-    return _parse_rows(text, f"{label}: {path}")
+    messages = FileMessages(f"{label}: ", "the path of a CSV file is required")
+    return _parse_rows(read_text(path, messages, encoding="utf-8-sig"), f"{label}: {path}")
 
 
 def _parse_rows(text: str, where: str) -> tuple[RunRow, ...]:
-    try:
-        reader = csv.DictReader(io.StringIO(text, newline=""))
-        known_columns = set(reader.fieldnames or ()) & set(INPUT_COLUMNS)
-        if len(known_columns) < 3:
-            raise InputError(
-                f"{where} has {len(known_columns)} of the columns that say what was trained; "
-                f"a header such as id,{','.join(INPUT_COLUMNS[1:8])},... is required"
-            )
-        return tuple(build_row(number, cells) for number, cells in enumerate(reader, start=1))
-    except csv.Error as error:
-        raise InputError(f"{where} is not CSV: {error}") from None
+    columns, rows = parse_csv_records(text, where)
+    known_columns = set(columns) & set(INPUT_COLUMNS)
+    if len(known_columns) < 3:
+        raise InputError(
+            f"{where} has {len(known_columns)} of the columns that say what was trained; "
+            f"a header such as id,{','.join(INPUT_COLUMNS[1:8])},... is required"
+        )
+    return tuple(build_row(number, cells) for number, (_, cells) in enumerate(rows, start=1))
 
 
 def build_row(number: int, cells: Mapping[Any, object]) -> RunRow:
