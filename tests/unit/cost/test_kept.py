@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,30 @@ def test_a_file_that_cannot_be_trusted_is_derived_again(
     assert path.stat().st_mode & 0o077 == 0
     assert read_off() == first
     assert derived == list(UNITS)
+
+
+def test_no_flipped_bit_changes_what_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coefficient with another bit would be read like any other, and give a wrong price."""
+    first = read_off()
+    (path,) = folder.iterdir()
+    whole = path.read_bytes()
+    derived = count_derived(monkeypatch)
+    for bit in random.Random(0).sample(range(8 * len(whole)), 40):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        assert derivation_cache._read(path) == {}, bit
+    assert read_off() == first
+    assert derived == list(UNITS)
+    assert derivation_cache._read(path)
+
+
+def test_a_file_under_the_name_of_another_is_not_read(folder: Path) -> None:
+    read_off()
+    (path,) = folder.iterdir()
+    other = path.with_name(f"{'0' * 32}.pickle")
+    path.rename(other)
+    assert derivation_cache._read(other) == {}
 
 
 def test_a_home_that_cannot_be_written_changes_nothing(folder: Path) -> None:
