@@ -82,7 +82,7 @@ def test_one_checkpoint_and_another_format_of_numbers(
     code, out, _ = run(capsys, checkpoint, "--to", "huggingface", "--out", tmp_path / "hf", "--dtype", "bf16", "--json")
     payload = json.loads(out)
     assert (code, payload["schema"], payload["dtype"]) == (0, "shardwise.convert/1", "bf16")
-    assert payload["source"] == "checkpoint step-00000001"
+    assert (payload["source"], payload["has_checksums"]) == ("checkpoint step-00000001", True)
     assert payload["begin"] == f"AutoModelForCausalLM.from_pretrained('{tmp_path / 'hf'}')"
     assert equal(tmp_path / "hf", weights, torch.bfloat16)
 
@@ -98,6 +98,7 @@ def test_what_begins_a_run_elsewhere_is_said(
     for name, text in wanted.items():
         _, out, _ = run(capsys, tmp_path / "hf", "--to", name, "--out", tmp_path / name)
         assert out.splitlines()[1] == f"begin with it: {text.format(out=tmp_path / name)}"
+        assert out.splitlines()[2].startswith("not verified: safetensors has no checksums")  # the other formats have them
 
 
 def test_what_is_wrong_is_said_in_a_line(

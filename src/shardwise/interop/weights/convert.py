@@ -47,6 +47,7 @@ class WeightFormat:
 
     `title` is the framework's word for it, `matches` tells whether a folder has it, `read` opens a folder (without an
     architecture if the folder itself has it), `write` writes one, and `begin` is the option or call that starts from it.
+    `has_checksums`: its files have checksums of the weights, which are verified as they are read.
     """
 
     title: str
@@ -54,6 +55,7 @@ class WeightFormat:
     read: Callable[[Path, Architecture | None], StoredModel]
     write: Callable[[Path, WeightSource, ConvertOptions], None]
     begin: str
+    has_checksums: bool = True
 
 
 def _write_huggingface(folder: Path, source: WeightSource, options: ConvertOptions) -> None:
@@ -90,7 +92,7 @@ def _require_model(
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
     "huggingface": WeightFormat(
         title="a model of transformers", matches=lambda folder: (folder / CONFIG_FILE).is_file(), read=_read_huggingface,
-        write=_write_huggingface, begin="AutoModelForCausalLM.from_pretrained('{folder}')",
+        write=_write_huggingface, has_checksums=False, begin="AutoModelForCausalLM.from_pretrained('{folder}')",
     ),
     "megatron": WeightFormat(
         title="a distributed checkpoint of Megatron-Core",
@@ -129,22 +131,27 @@ def open_stored_model(folder: str | Path, architecture: Architecture | None, fla
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """The weights to convert, described by `title`; `seq_len` is the longest sequence of the model's training, if known."""
+    """The weights to convert, described by `title`; `seq_len` is the longest sequence of the model's training, if known.
+
+    `has_checksums`: damage of the weights would have been seen.
+    """
 
     title: str
     model: WeightSource
     seq_len: int | None
+    has_checksums: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedModel:
-    """Converted weights in `folder`, of dtype `dtype`; `source` describes the folder that was read."""
+    """Converted weights in `folder`, of dtype `dtype`; `source` describes the folder that was read, and its checksums."""
 
     source: str
     format: WeightFormat
     folder: Path
     architecture: Architecture
     dtype: str
+    has_checksums: bool
 
     @property
     def begin(self) -> str:
@@ -154,12 +161,16 @@ class ConvertedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionRecord(Payload):
-    """Conversion of weights: source, written format and folder, and the option or call with which the framework starts there."""
+    """Conversion of weights: source, written format and folder, and the option or call with which the framework starts there.
+
+    `has_checksums`: the source has checksums of its weights, which were verified.
+    """
 
     SCHEMA = "shardwise.convert/1"
     model: ModelFacts
     dtype: str
     source: str
+    has_checksums: bool
     written: str
     folder: str
     begin: str
@@ -188,7 +199,7 @@ def convert(
     )
     weight_format.write(Path(out), weights, replace(choices, seq_len=choices.seq_len or source.seq_len))
     name = next(name for name, torch_dtype in DTYPES.items() if torch_dtype == weights.dtype)
-    return ConvertedModel(source.title, weight_format, Path(out), weights.architecture, name)
+    return ConvertedModel(source.title, weight_format, Path(out), weights.architecture, name, source.has_checksums)
 
 
 def open_source(folder: Path, model: str | None) -> OpenedSource:
@@ -208,7 +219,7 @@ def open_source(folder: Path, model: str | None) -> OpenedSource:
     architecture, plan_seq_len = (None, None) if model is None else _load_named(model)
     stored = weight_format.read(folder, architecture)
     source = WeightSource(stored.architecture, boxes_of_stored(stored), stored.tensors.dtype())
-    return OpenedSource(weight_format.title, source, seq_len or plan_seq_len)
+    return OpenedSource(weight_format.title, source, seq_len or plan_seq_len, weight_format.has_checksums)
 
 
 def _is_run(folder: Path) -> bool:
@@ -222,7 +233,7 @@ def _open_checkpoint(checkpoint: Path, model: str | None) -> OpenedSource:
         )
     architecture, seq_len = _load_named(model)
     read_box, dtype = boxes_of_checkpoint(checkpoint, architecture)
-    return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read_box, dtype), seq_len)
+    return OpenedSource(f"checkpoint {checkpoint.name}", WeightSource(architecture, read_box, dtype), seq_len, True)
 
 
 def _load_named(model: str) -> tuple[Architecture, int | None]:

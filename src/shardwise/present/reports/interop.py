@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING
 
 from shardwise.model import num_params
 from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
-from shardwise.present.rendering.report import Cell, Line, Number, Report, Row, Section, Status, Table, facts_table
+from shardwise.present.rendering.report import (
+    Block,
+    Cell,
+    Line,
+    Number,
+    Report,
+    Row,
+    Section,
+    Status,
+    Table,
+    facts_table,
+)
 from shardwise.present.reports.wording import INTERVAL, fit_cell, format_interval
 from shardwise.values import format_count
 
@@ -118,7 +129,13 @@ def convert_report(converted: ConvertedModel) -> Report:
     written = (
         f" parameters) of {converted.source}, in {converted.dtype}: {converted.format.title} in {converted.folder}"
     )
-    return [Section([Line((f"{model.name} (", _num_params(model), written)), f"begin with it: {converted.begin}"])]
+    lines: list[Block] = [
+        Line((f"{model.name} (", _num_params(model), written)),
+        f"begin with it: {converted.begin}",
+    ]
+    if not converted.has_checksums:
+        lines.append("not verified: safetensors has no checksums, so a damaged weight of the source is not seen")
+    return [Section(lines)]
 
 
 def _num_params(model: Architecture) -> Number:
