@@ -98,7 +98,9 @@ def test_what_begins_a_run_elsewhere_is_said(
     for name, text in wanted.items():
         _, out, _ = run(capsys, tmp_path / "hf", "--to", name, "--out", tmp_path / name)
         assert out.splitlines()[1] == f"begin with it: {text.format(out=tmp_path / name)}"
-        assert out.splitlines()[2].startswith("not verified: safetensors has no checksums")  # the other formats have them
+        assert out.splitlines()[2].startswith(
+            "not verified: safetensors has no checksums"
+        )  # the other formats have them
 
 
 def test_what_is_wrong_is_said_in_a_line(

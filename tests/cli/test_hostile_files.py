@@ -13,6 +13,7 @@ import pytest
 import shardwise as sw
 from shardwise.interop.weights.convert import convert
 from shardwise.present.command_line import main
+from shardwise.records.step_log import read_log
 from shardwise.search import dump_plan
 from shardwise.values import InputError
 
@@ -152,3 +153,79 @@ def test_a_plan_whose_topology_has_no_kind(kind: Any, tmp_path: Path, capsys: py
     plan["cluster"]["topology"]["kind"] = kind
     path.write_text(json.dumps(plan))
     assert f"cluster.topology: found kind {kind!r}; one of" in refused(capsys, "explain", str(path))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "schedule interleaved --stages 1e308 --micro-batches 16 --virtual-stages 2",
+            "a whole number of at most 1e+18",
+        ),
+        ("schedule 1f1b --stages 1e9 --micro-batches 8", "at most 300,000 passes"),
+        ("schedule interleaved --stages 4 --micro-batches 16 --virtual-stages 1000000000", "at most 300,000 passes"),
+        (f"mfu {'a' * 5000} --model gpt-2 --cluster h100:8", "File name too long"),
+    ],
+    ids=["stages", "passes", "virtual stages", "name"],
+)
+def test_words_that_no_verb_can_follow(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, *words.split())
+
+
+def test_a_line_that_a_shell_would_not_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash", "bash"]) == 0
+    capsys.readouterr()
+
+
+LINE = {
+    "step": 1, "loss_metrics/global_avg_loss": 2.5, "grad_norm": "nan", "time_metrics/end_to_end(s)": 0.5, "learning_rate": 1e-3,
+    "num_tokens": 64, "num_targets": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"step": "1"}, "step is '1'; a whole number"), ({"step": 10**30}, "step is 1000"),
+        ({"time_metrics/end_to_end(s)": None}, r"end_to_end\(s\) is None; a number"), ({"num_tokens": []}, r"num_tokens is \[\]"),
+        ({"time_metrics/end_to_end(s)": -1}, "a time above 0"), ({"loss_scale": "x"}, "loss_scale is 'x'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_line_of_a_log_with_values_of_other_types(changes: dict[str, Any], words: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(LINE) + "\n" + json.dumps(LINE | changes) + "\n")
+    with pytest.raises(InputError, match=rf"log.jsonl, line 2: .*{words}.*; a log that a run wrote is required"):
+        read_log(path)
+    path.write_text(json.dumps(LINE) + "\n")
+    assert len(read_log(path).steps) == 1
+
+
+@pytest.mark.parametrize("seed", ["9" * 5000, "1.5", "x", "--1"])
+def test_a_seed_of_a_sweep_that_is_no_number(seed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.csv"
+    path.write_text(f"batch_tokens,steps,seed\n256,1000,-3\n512,900,{seed}\n")
+    assert "sweep.csv:3: seed is" in refused(capsys, "batch", "fit", str(path))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("alternatives", 0, "estimate"), 3, "found 3; an object is required"),
+        (("estimate", "time", "compute"), 1e300, "found 1e+300; numbers of at most 1e+21 are required"),
+        (("estimate", "time", "compute"), float("nan"), "found NaN; a finite number is required"),
+    ],
+    ids=str,
+)
+def test_a_plan_with_an_estimate_of_another_kind(
+    place: tuple[Any, ...], value: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "plan.json"
+    dump_plan(sw.plan("gpt-2", "h100:8", global_batch_tokens="64Ki", seq_len=1024), path)
+    payload = json.loads(path.read_text())
+    part = payload
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    path.write_text(json.dumps(payload))
+    assert words in refused(capsys, "explain", str(path))

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from shardwise.batch_size.json_rows import not_an_object_text, parse_json_lines, read_positive, read_required_text
 from shardwise.batch_size.tradeoff import BatchTradeoff
-from shardwise.values import InputError, format_quantity, parse_csv_records, raise_problems
+from shardwise.values import InputError, format_quantity, parse_csv_records, parse_digits, raise_problems, short_repr
 
 RUNS_FILE = "runs.jsonl"  # of a sweep's folder
 NOT_REACHED = "the loss was not reached"
@@ -123,12 +123,19 @@ def _parse_run(row: Any, location: str) -> tuple[BatchRun | None, list[str]]:
     steps = read_positive(row, "steps", location, problems)
     optional_numbers = {name: read_positive(row, name, location, problems) for name in ("learning_rate", "target_loss")}
     seed = row.get("seed") or 0
-    if not str(seed).lstrip("-").isdigit():
-        problems.append(f"{location}: seed is {seed!r}; a whole number is required")
-    if problems or batch is None:
+    seed_number = parse_digits(str(seed).removeprefix("-")) if isinstance(seed, (int, str)) else None
+    if seed_number is None:
+        problems.append(f"{location}: seed is {short_repr(seed)}; a whole number is required")
+    if problems or batch is None or seed_number is None:
         return None, problems
     failed = row.get("failed") or (None if steps is not None else NOT_REACHED)
-    return BatchRun(batch_tokens=batch, steps=steps, seed=int(seed), failed=failed, **optional_numbers), []
+    return BatchRun(
+        batch_tokens=batch,
+        steps=steps,
+        seed=-seed_number if str(seed).startswith("-") else seed_number,
+        failed=failed,
+        **optional_numbers,
+    ), []
 
 
 Array = NDArray[np.float64]

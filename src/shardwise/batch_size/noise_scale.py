@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardwise.values import FileMessages, InputError, parse_quantity, raise_problems, read_json
+from shardwise.values import (
+    FileMessages,
+    InputError,
+    parse_quantity,
+    raise_problems,
+    read_json,
+    require_number,
+    short_repr,
+)
 
 NOISE_FILE = "noise.json"  # of a run's folder: what it measured
 NOISE_SCHEMA = "shardwise.noise/1"
@@ -104,15 +112,12 @@ def read_noise_scale(path: Path) -> NoiseScale:
 def _parse_noise_file(fields: Any, path: Path) -> NoiseScale:
     if not isinstance(fields, Mapping) or fields.get("schema") != NOISE_SCHEMA:
         schema = fields.get("schema") if isinstance(fields, Mapping) else fields
-        raise InputError(f"{path}: found schema {schema!r}; {NOISE_SCHEMA!r} is required")
-    interval, tokens = fields.get("interval90"), fields.get("tokens")
-    numbers = [tokens, *(interval if isinstance(interval, list) else [])]
-    if any(isinstance(number, bool) or not isinstance(number, int | float) for number in numbers) or len(
-        numbers
-    ) not in (1, 3):
-        raise InputError(
-            f"{path}: found tokens {tokens!r} and interval90 {interval!r}; a number, and two numbers or null, are required"
-        )
+        raise InputError(f"{path}: found schema {short_repr(schema)}; {NOISE_SCHEMA!r} is required")
+    interval, messages = fields.get("interval90"), FileMessages(f"{path}: ")
+    if interval is not None and not (isinstance(interval, list) and len(interval) == 2):
+        raise messages.fail(f"found interval90 {short_repr(interval)}; two numbers or null are required")
+    numbers = [require_number(fields.get("tokens"), "tokens", messages)]
+    numbers += [require_number(bound, "interval90", messages) for bound in interval or ()]
     return NoiseScale(
         tokens=float(numbers[0]), interval90=(float(numbers[1]), float(numbers[2])) if interval else None,
         source=f"measured: {path}",

@@ -16,9 +16,10 @@ from shardwise.pipeline.registry import (
     build_actions,
     find_problems,
     min_virtual_stages,
+    resolve_schedule_name,
 )
 from shardwise.pipeline.timeline import Durations, PassTimes, Timeline, play_actions
-from shardwise.values import Flat, InputError, MergedFields, Payload
+from shardwise.values import Flat, InputError, MergedFields, Payload, raise_problems
 
 
 class ScheduleFigures(NamedTuple):
@@ -43,6 +44,7 @@ def play_schedule(
     0.375
     """
     v = min_virtual_stages(schedule, stages) if virtual_stages is None else virtual_stages
+    raise_problems(find_problems(resolve_schedule_name(schedule), stages, micro_batches, v, options.round_size))
     durations = Durations.even(max(stages * v, 1), max(v, 1), times)
     return play_actions(build_actions(schedule, stages, micro_batches, v, durations, options), durations)
 

@@ -143,7 +143,7 @@ def _select_by_stages(schedules: Sequence[Schedule], name: str) -> Callable[...,
     return functions[0] if len(set(functions)) == 1 else chosen_by_stages
 
 
-MAX_PASSES = 1_000_000  # of a kind: a list of them takes a gigabyte
+MAX_PASSES = 300_000  # of a kind: a list of them takes 0.3 GB, and is played in 6 seconds
 MEMORY_TOLERANCE = 1e-9  # of a memory limit, for what rounding leaves of p / p
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -69,6 +70,8 @@ def _group_lines(title: str, group: Sequence[VerbEntry]) -> Iterator[str]:
         yield f"  {entry.name:<14}{entry.line}"
 
 
+# Of paths that no file can have, which `Path.exists` and its like raise instead of returning False.
+UNREADABLE_PATH = (errno.ENAMETOOLONG, errno.ELOOP)
 READER_LEFT = 0  # `| head` has all that it wanted
 
 
@@ -124,11 +127,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ShardwiseError as error:
         _complain(format_problems(error.problems, error.exit_code, as_json=as_json), as_json=as_json)
         return error.exit_code
+    except BrokenPipeError:
+        return READER_LEFT
+    except OSError as error:
+        if error.errno not in UNREADABLE_PATH:
+            raise
+        path = str(error.filename)
+        problem = f"cannot read {path if len(path) < 100 else path[:100] + '...'}: {error.strerror}"
+        _complain(format_problems([problem], EXIT_USAGE, as_json=as_json), as_json=as_json)
+        return EXIT_USAGE
     except KeyboardInterrupt:
         write_error((format_problems(["stopped"], EXIT_INTERRUPTED, as_json=True) if as_json else "stopped") + "\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return READER_LEFT
     code: int = arguments.exit_code
     return code
 

@@ -109,7 +109,7 @@ def bash_lines(command_words: Sequence[str]) -> list[str]:
         split = shlex.split(line)[1:]
     except ValueError:  # a quotation mark that is not closed yet
         split = line.split()[1:]
-    typed = "" if line[-1:].isspace() else split.pop()
+    typed = "" if line[-1:].isspace() or not split else split.pop()
     start = max(map(typed.rfind, BASH_WORD_BREAKS)) + 1
     return [completion.word[start:] for completion in complete([*split, typed])]
 

@@ -156,4 +156,4 @@ class RunFolder:
 
 def read_json(path: Path) -> Payload:
     """Read a JSON file of the folder. Raises `InputError` for one that is missing or damaged."""
-    return read_json_object(path, FileMessages(fix="the folder of a run is required"))
+    return read_json_object(path, FileMessages(fix="the folder of a run is required"), finite=True)

@@ -20,7 +20,15 @@ from typing import Any, Final, Literal, NamedTuple
 
 from shardwise.records.run_folder import RunFolder, read_json
 from shardwise.sharding import Axes, CollectiveKind, IssuedCollective
-from shardwise.values import FileMessages, InputError, parse_json_line, read_text, write_json_atomic, write_text_atomic
+from shardwise.values import (
+    FileMessages,
+    InputError,
+    parse_dataclass,
+    parse_json_line,
+    read_text,
+    write_json_atomic,
+    write_text_atomic,
+)
 
 INSPECTION_SCHEMA = "shardwise.measured/1"
 
@@ -130,10 +138,16 @@ def parse_inspection(payload: Mapping[str, Any], where: str) -> RunInspection:
     try:
         memory, process = payload["memory"], payload["process"]
         return RunInspection(
-            device=payload["device"], machine=payload["machine"], before=payload["before"], after=payload["after"],
-            step=payload["step"], rank=payload["rank"], memory=MeasuredMemory(**memory) if memory else None,
-            process=ProcessMemory(**process) if process else None,
-            collectives=Counter({_parse_collective(collective): collective["count"] for collective in payload["collectives"]}),
+            device=str(payload["device"]), machine=str(payload["machine"]),
+            before=parse_dataclass(dict[str, float], payload["before"], where),
+            after=parse_dataclass(dict[str, float], payload["after"], where),
+            step=parse_dataclass(int | None, payload["step"], where), rank=parse_dataclass(int, payload["rank"], where),
+            memory=parse_dataclass(MeasuredMemory, memory, where) if memory else None,
+            process=parse_dataclass(ProcessMemory, process, where) if process else None,
+            collectives=Counter({
+                _parse_collective(collective): parse_dataclass(int, collective["count"], where)
+                for collective in payload["collectives"]
+            }),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{where}: {error!r}; a file as `train` writes it is required") from None
@@ -141,7 +155,11 @@ def parse_inspection(payload: Mapping[str, Any], where: str) -> RunInspection:
 
 def _parse_collective(collective: Mapping[str, Any]) -> IssuedCollective:
     return IssuedCollective(
-        CollectiveKind(collective["kind"]), tuple(collective["axes"]), collective["dtype"], collective["num_bytes"], ""
+        CollectiveKind(collective["kind"]),
+        parse_dataclass(tuple[str, ...], collective["axes"], "axes"),
+        str(collective["dtype"]),
+        parse_dataclass(int, collective["num_bytes"], "num_bytes"),
+        "",
     )
 
 
@@ -310,10 +328,6 @@ def read_trace(path: Path) -> RankTrace:
         values = parse_json_line(head)
         if values.pop("schema", None) != SCHEMA:
             raise InputError(f"{path}: found another schema; {SCHEMA!r} is required: trace the run again")
-        return RankTrace(**values, events=tuple(_parse_event(parse_json_line(line)) for line in lines))
+        return parse_dataclass(RankTrace, {**values, "events": list(map(parse_json_line, lines))}, str(path))
     except (ValueError, TypeError, AttributeError) as error:
         raise messages.fail(f"{path}: {error}") from None
-
-
-def _parse_event(line: dict[str, Any]) -> TraceEvent:
-    return TraceEvent(**line | {name: tuple(line[name]) for name in ("results", "axes") if name in line})

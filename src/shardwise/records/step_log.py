@@ -24,6 +24,7 @@ from shardwise.values import (
     parse_json_line,
     raise_problems,
     read_lines,
+    short_repr,
     write_text_atomic,
 )
 
@@ -167,15 +168,39 @@ def _json_number(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
+NON_FINITE = ("nan", "inf", "-inf")  # as `_json_number` writes them
+MAX_STEP = 10**12
+
+
 def parse_step(line: Mapping[str, Any]) -> StepRecord:
-    """Return the record of a step's line."""
-    required: dict[str, Any] = {name: line[name] for name in REQUIRED_FIELDS}
-    optional: dict[str, Any] = {name: line.get(name) for name in OPTIONAL_FIELDS}
+    """Return the record of a step's line. Raises `ValueError` for a value that is missing or no number."""
+    required: dict[str, Any] = {name: _read_number(line, name) for name in REQUIRED_FIELDS}
+    optional: dict[str, Any] = {name: _read_number(line, name, required=False) for name in OPTIONAL_FIELDS}
     return StepRecord(
-        step=line["step"], loss=float(line[LOSS]), grad_norm=float(line["grad_norm"]), step_time_s=line[SECONDS],
-        seconds={name: line[TERM_PREFIX + name] for name in MEASURED_TERMS if TERM_PREFIX + name in line},
+        step=_read_step(line), loss=float(_read_number(line, LOSS)), grad_norm=float(_read_number(line, "grad_norm")),
+        step_time_s=_read_number(line, SECONDS),
+        seconds={name: _read_number(line, TERM_PREFIX + name) for name in MEASURED_TERMS if TERM_PREFIX + name in line},
         **required, **optional,
     )  # fmt: skip
+
+
+def _read_step(line: Mapping[str, Any]) -> int:
+    step: Any = line.get("step")
+    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step <= MAX_STEP:
+        raise ValueError(f"step is {short_repr(step)}; a whole number is required")
+    return step
+
+
+def _read_number(line: Mapping[str, Any], name: str, *, required: bool = True) -> Any:
+    """Return the number under a name, or None if it may be missing and is. Raises `ValueError` for anything else."""
+    value = line.get(name)
+    if value is None and not required:
+        return None
+    if isinstance(value, str) and value in NON_FINITE:
+        return float(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} is {short_repr(value)}; a number is required")
+    return value
 
 
 class LogWriter:
@@ -219,23 +244,32 @@ class StepLog:
 
 def read_log(path: Path) -> StepLog:
     """Read a log. Raises `InputError` for one that is missing or damaged elsewhere than in its last line."""
-    headers, steps, validation, inspected, events = [], [], {}, set(), []
-    for line in _read_lines(path):
-        if "schema" in line:
-            headers.append(line)
-        elif EVENT in line:
-            events.append(line)
-        elif VALIDATION_LOSS in line:
-            validation[line["step"]] = float(line[VALIDATION_LOSS])
-        else:
-            steps.append(parse_step(line))
-            inspected |= {line["step"]} if line.get(INSPECTED) else set()
+    headers: list[Mapping[str, Any]] = []
+    steps: list[StepRecord] = []
+    validation: dict[int, float] = {}
+    inspected: set[int] = set()
+    events: list[Mapping[str, Any]] = []
+    for number, line in enumerate(_read_lines(path), start=1):
+        try:
+            if "schema" in line:
+                headers.append(line)
+                continue
+            step = _read_step(line)
+            if EVENT in line:
+                events.append(line)
+            elif VALIDATION_LOSS in line:
+                validation[step] = float(_read_number(line, VALIDATION_LOSS))
+            else:
+                steps.append(parse_step(line))
+                inspected |= {step} if line.get(INSPECTED) else set()
+        except (InputError, ValueError) as error:
+            raise InputError(f"{path}, line {number}: {error}; a log that a run wrote is required") from None
     return StepLog(tuple(headers), tuple(steps), validation, frozenset(inspected), tuple(events))
 
 
 def truncate_log(path: Path, step: int) -> None:
     """Remove the steps after `step`, which will be run again, and a torn last line."""
-    lines = [line for line in _read_lines(path) if line.get("step", 0) <= step]
+    lines = [line for line in _read_lines(path) if "step" not in line or _read_step(line) <= step]
     write_text_atomic(path, "".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -212,10 +212,23 @@ def _parse_alternative(payload: Any, model: Architecture, job: Job) -> Alternati
     )  # fmt: skip
 
 
-def _read_estimate(payload: JsonObject, label: str) -> Estimate:
+def _read_estimate(payload: Any, label: str) -> Estimate:
     """Return an estimate; plans of before the verdict on memory have the two values of `fits`."""
+    if not isinstance(payload, dict):
+        raise InputError(f"{label}: found {short_repr(payload)}; an object is required")
+    if (largest := max(_numbers(payload), default=0.0)) > MAX_QUANTITY:
+        raise InputError(f"{label}: found {largest:g}; numbers of at most {MAX_QUANTITY:g} are required")
     verdict = "fits" if payload.get("fits") else "does not fit"
     return parse_dataclass(Estimate, {"verdict": verdict, **payload}, label)
+
+
+def _numbers(payload: Any) -> Iterator[float]:
+    """Yield the sizes of all numbers in a payload."""
+    children = payload.values() if isinstance(payload, dict) else payload if isinstance(payload, list) else ()
+    for child in children:
+        yield from _numbers(child)
+    if isinstance(payload, (int, float)):
+        yield abs(payload)
 
 
 TOPOLOGIES: Mapping[str, type[Topology]] = {"torus": Torus, "pods": Pods, "switched": Switched}

@@ -85,7 +85,9 @@ def _price_layout(plan: Plan, layout: Layout, runs: Sequence[PublishedRun]) -> P
 
 def _changes(plan_terms: Mapping[str, float], other_terms: Mapping[str, float]) -> dict[str, float]:
     """Return other terms less the plan's; terms that are zero in both are left out."""
-    return {name: value - plan_terms[name] for name, value in other_terms.items() if value or plan_terms[name]}
+    # the plan may come from a file, of a version that lacked a term
+    differences = {name: value - plan_terms.get(name, 0.0) for name, value in other_terms.items()}
+    return {name: change for name, change in differences.items() if change or other_terms[name]}
 
 
 def describe_lead(lead: float) -> str:

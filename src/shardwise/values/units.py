@@ -73,11 +73,16 @@ def lacks_unit(raw: object, number: float, unit: str) -> bool:
     return bare and 0 < number < SMALLEST_PLAUSIBLE.get(unit, 0.0)
 
 
+MAX_COUNT = 10**18  # of anything that is counted: above any training's tokens
+
+
 def parse_count(text: str | float, *, label: str, minimum: int = 1) -> int:
     """Return a whole quantity of at least `minimum` ("4Mi" is 4194304). Raises `InputError` otherwise."""
     number = parse_quantity(text, label=label, unit="")
     if number < minimum or number != int(number):
         raise InputError(f"{label}: found {text!r}; a whole number of at least {minimum} is required")
+    if number > MAX_COUNT:
+        raise InputError(f"{label}: found {str(text)[:40]!r}; a whole number of at most {MAX_COUNT:g} is required")
     return int(number)
 
 

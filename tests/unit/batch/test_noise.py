@@ -105,7 +105,7 @@ def test_what_is_not_a_noise_scale(given: str | Path, problem: str) -> None:
     [
         ("{", "not JSON"),
         ("[]", "found schema \\[\\]"),
-        ('{"schema": "shardwise.noise/1", "tokens": "many"}', "found tokens 'many'"),
+        ('{"schema": "shardwise.noise/1", "tokens": "many"}', "tokens is 'many'"),
         ('{"schema": "shardwise.noise/1", "tokens": 5, "interval90": [6, 7]}', "found an interval of 6 to 7"),
     ],
 )
