@@ -104,7 +104,7 @@ def parse_launch(
         launch = _build_launch(launch_fields, machines, model)
     except InputError as error:
         raise InputError(*error.problems, *process_notes) from None
-    except (TypeError, AttributeError, KeyError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, AttributeError, KeyError, ValueError, ArithmeticError) as error:
         raise InputError(f"read: {framework.title} with options that are missing or of another type: {error}") from None
     return ParsedLaunch(
         target=framework, options=options, launch=launch,

@@ -141,7 +141,8 @@ def parse_inspection(payload: Mapping[str, Any], where: str) -> RunInspection:
             device=str(payload["device"]), machine=str(payload["machine"]),
             before=parse_dataclass(dict[str, float], payload["before"], where),
             after=parse_dataclass(dict[str, float], payload["after"], where),
-            step=parse_dataclass(int | None, payload["step"], where), rank=parse_dataclass(int, payload["rank"], where),
+            step=None if payload["step"] is None else parse_dataclass(int, payload["step"], where),
+            rank=parse_dataclass(int, payload["rank"], where),
             memory=parse_dataclass(MeasuredMemory, memory, where) if memory else None,
             process=parse_dataclass(ProcessMemory, process, where) if process else None,
             collectives=Counter({

@@ -294,7 +294,7 @@ def _admit(plan: Plan, command: Sequence[str]) -> None:
 def _identity(request: SweepRequest, sweep: BatchSweep) -> dict[str, Any]:
     design = sweep.design
     return {
-        "plan": read_text(request.plan), "to_loss": sweep.target_loss,
+        "plan": read_text(Path(request.plan)), "to_loss": sweep.target_loss,
         "flags": list(sweep.flags), "learning_rate": design.learning_rate,
         "learning_rates": list(design.learning_rates),
     }  # fmt: skip

@@ -178,9 +178,8 @@ def _find(storage_infos: Mapping[Any, Any], key: tuple[str, Shape | None]) -> An
 def _require_disjoint(infos: Iterable[Any]) -> None:
     """Raise `ValueError` if two entries share bytes of a file."""
     last_file, last_end = "", 0
-    for file, start, length in sorted(
-        (_chunk_file(info), *_whole_numbers((info.offset, info.length))) for info in infos
-    ):
+    places = [(_chunk_file(info), _whole_numbers((info.offset, info.length))) for info in infos]
+    for file, (start, length) in sorted(places):
         if start < 0 or length < 1 or (file == last_file and start < last_end):
             raise ValueError(f"two tensors lie at byte {start:,} of {file[:200]}")
         last_file, last_end = file, start + length
@@ -219,7 +218,7 @@ def _chunk_file(info: Any) -> str:
 class _FileSection(io.RawIOBase):
     """A section of a file, as a file of its own."""
 
-    def __init__(self, file: io.BufferedReader, start: int, length: int) -> None:
+    def __init__(self, file: Any, start: int, length: int) -> None:
         self.file, self.start, self.length, self.place = file, start, length, 0
 
     def readable(self) -> bool:
@@ -238,7 +237,7 @@ class _FileSection(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         target = memoryview(buffer).cast("B")
         self.file.seek(self.start + self.place)
-        count = self.file.readinto(target[: max(min(len(target), self.length - self.place), 0)])
+        count: int = self.file.readinto(target[: max(min(len(target), self.length - self.place), 0)])
         self.place += count
         return count
 
