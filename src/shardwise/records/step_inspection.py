@@ -318,6 +318,7 @@ def list_traced_steps(run: RunFolder) -> dict[int, tuple[int, ...]]:
     return {step: tuple(sorted(ranks_by_step[step])) for step in sorted(ranks_by_step)}
 
 
+MAX_CLOCK_NS = 10**19  # of any event: 300 years
 MAX_TRACE_BYTES = 256_000_000  # of a rank's step
 
 
@@ -329,6 +330,11 @@ def read_trace(path: Path) -> RankTrace:
         values = parse_json_line(head)
         if values.pop("schema", None) != SCHEMA:
             raise InputError(f"{path}: found another schema; {SCHEMA!r} is required: trace the run again")
-        return parse_dataclass(RankTrace, {**values, "events": list(map(parse_json_line, lines))}, str(path))
+        trace = parse_dataclass(RankTrace, {**values, "events": list(map(parse_json_line, lines))}, str(path))
+        clocks = [trace.begin_ns, trace.step_ns, trace.offset_ns, trace.error_ns]
+        clocks += [clock for event in trace.events for clock in (event.start_ns, event.end_ns, event.cpu_ns)]
+        if max(map(abs, clocks)) > MAX_CLOCK_NS:
+            raise ValueError(f"found a clock of {max(map(abs, clocks)):.3g} ns; at most {MAX_CLOCK_NS:g} are read")
+        return trace
     except (ValueError, TypeError, AttributeError) as error:
         raise messages.fail(f"{path}: {error}") from None

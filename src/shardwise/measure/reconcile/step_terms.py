@@ -107,7 +107,9 @@ def compare_step_time(predicted: Estimate, steps: Sequence[StepRecord]) -> StepT
 def _time_terms(estimate: Estimate, steps: Sequence[StepRecord]) -> Iterator[TimeTerm]:
     """Yield the means over steps; "other" takes what no other term of a step has."""
     for name in MEASURED_TERMS:
-        predicted = estimate.time[name] if name in TIME_TERMS else None
+        predicted = (
+            estimate.time.get(name, 0.0) if name in TIME_TERMS else None
+        )  # a plan of an earlier version may lack it
         measured = fmean(_other_s(record) if name == OTHER_TERM else record.seconds.get(name, 0.0) for record in steps)
         yield TimeTerm(name=name, predicted_s=predicted, measured_s=measured, hidden_s=estimate.hidden.get(name, 0.0))
 
