@@ -72,7 +72,7 @@ DIALECT = {
 # Terms of the field with one of these words.
 FIELD_TERMS = ("held_out", "one_f_one_b", "one_hot", "one_way")
 # Methods that read as a sentence with their class or value: `Mesh.of(sizes)`, `pricer.at(rates)`.
-METHODS = frozenset({"at", "of"})
+METHODS = frozenset({"at", "of", "connection_made"})  # and one of asyncio.Protocol
 EXCEPTIONS = {
     "Zero3Elements.own": "`shardwise rule` prints it",
     "Choices.asked": "a key of plan files",

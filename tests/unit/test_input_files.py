@@ -242,6 +242,6 @@ def test_a_number_must_be_finite_and_above_its_bound(value: object) -> None:
 
 
 def test_numbers_that_are_right() -> None:
-    assert (require_number(1e-5, "eps"), require_number(3, "rows", whole=True)) == (1e-5, 3)
+    assert (require_number(1e-5, "eps"), require_number(3, "rows", is_integer=True)) == (1e-5, 3)
     with pytest.raises(InputError, match="a whole number above 0"):
-        require_number(3.5, "rows", whole=True)
+        require_number(3.5, "rows", is_integer=True)

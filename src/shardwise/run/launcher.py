@@ -129,7 +129,7 @@ class _RankProcesses:
                 rank = self._ended.get(timeout=TICK_S)
                 codes[rank] = SIGTERM_CODE if rank in self._dismissed else self._processes[rank].returncode
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
-                if not is_explained(codes[rank]) and not has_begun():
+                if not has_known_reason(codes[rank]) and not has_begun():
                     dismissal = min(dismissal, time.monotonic() + LEAVE_BEFORE_STEPS_S)
             except Empty:
                 pass
@@ -248,10 +248,10 @@ class RunOutcome:
     @property
     def _unexplained(self) -> dict[int, int]:
         """Exit codes of the ranks that ended without a report."""
-        return {rank: code for rank, code in self._failed_codes.items() if not is_explained(code)}
+        return {rank: code for rank, code in self._failed_codes.items() if not has_known_reason(code)}
 
 
-def is_explained(code: int) -> bool:
+def has_known_reason(code: int) -> bool:
     """Return whether a rank that ended with this code was done, has reported why it ended, or was asked to stop."""
     return code in (0, *INPUT_ERROR_CODES, LOST_CODE, *STOPPED_CODES, *SIGNALLED_CODES)
 

@@ -70,7 +70,7 @@ def require_regular(path: str | Path) -> None:
 def open_input(path: str | Path, *, allow_pipe: bool = False) -> Iterator[BinaryIO]:
     """Open a regular file to read its bytes piece by piece; with `allow_pipe` also a pipe, as of `<(zcat train.log.gz)`.
 
-    Raises `OSError` for anything else, and for a pipe that nobody writes to for `PIPE_WAIT_S`.
+    Raises `OSError` for anything else, and for a pipe without a writer for `PIPE_WAIT_S`.
     """
     descriptor = _open_descriptor(path, allow_pipe=allow_pipe)
     raw = _Pipe(descriptor, str(path)) if stat.S_ISFIFO(os.fstat(descriptor).st_mode) else None

@@ -280,17 +280,17 @@ def parse_digits(text: str, max_digits: int = MAX_DIGITS) -> int | None:
 
 
 def require_number(
-    value: object, name: str, messages: FileMessages = PLAIN, *, whole: bool = False, above: float = 0.0
+    value: object, name: str, messages: FileMessages = PLAIN, *, is_integer: bool = False, above: float = 0.0
 ) -> float:
-    """Return a value that must be a finite number above a bound, and with `whole` an integer. Raises the error of `messages`.
+    """Return a value that must be a finite number above a bound, with `is_integer` an integer. Raises the error of `messages`.
 
     >>> require_number(float("nan"), "rms_norm_eps", FileMessages("model: "))
     Traceback (most recent call last):
     shardwise.values.errors.InputError: model: rms_norm_eps is nan; a finite number above 0 is required
     """
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, int if is_integer else (int, float)) and not isinstance(value, bool)
     if not (is_number and above < value < 10**MAX_DIGITS):  # type: ignore[operator]
-        required = "a whole" if whole else "a finite"
+        required = "a whole" if is_integer else "a finite"
         raise messages.fail(f"{name} is {short_repr(value)}; {required} number above {above:g} is required")
     return value  # type: ignore[return-value]
 

@@ -51,7 +51,7 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     tied = read_boolean(config, "tie_word_embeddings", rule.tied)
     for key in POSITION_KEYS:  # weights do not depend on it, but runs and exports take it for the longest sequence
         if config.values_by_key.get(key) is not None:
-            require_number(config.values_by_key[key], key, FileMessages("model: "), whole=True)
+            require_number(config.values_by_key[key], key, FileMessages("model: "), is_integer=True)
     source = f"config.json of model_type {kind}"
     return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
 

@@ -152,7 +152,7 @@ def _read_gating(config: Mapping[str, Any], rule: RouterRule | None) -> Gating:
     if config.get("topk_method", rule.free or rule.limited) != rule.limited:
         return gating
     groups, chosen = (
-        int(require_number(config.get(key) or default, key, FileMessages("model: the config's "), whole=True))
+        int(require_number(config.get(key) or default, key, FileMessages("model: the config's "), is_integer=True))
         for key, default in zip(("n_group", "topk_group"), rule.groups, strict=True)
     )
     return gating if groups == 1 else replace(gating, groups=groups, chosen_groups=chosen, votes=rule.votes)

@@ -1,4 +1,4 @@
-"""Worker processes that answer the page's questions, each within a time limit, so that a large question holds up nobody else.
+"""Worker processes that answer the page's questions, each within a time limit, so that others do not wait for a large question.
 
 A worker that wants the report of a search asks the server's process for it, where all workers' searches run (`Searches`).
 """

@@ -103,13 +103,13 @@ def bind_address(host: str, port: int) -> Address:
         ) from None
     bound_port = listener.getsockname()[1]
     token = None if is_loopback(host) else secrets.token_urlsafe(32)
-    reachable = own_address(family) if host in WILDCARDS else host
+    reachable = outgoing_address(family) if host in WILDCARDS else host
     url_host = f"[{reachable}]" if ":" in reachable else reachable
     url = f"http://{url_host}:{bound_port}/" + (f"?token={token}" if token else "")
     return Address(listener, url, token, allowed_hosts(host, bound_port))
 
 
-def own_address(family: socket.AddressFamily) -> str:
+def outgoing_address(family: socket.AddressFamily) -> str:
     """Return the address of this machine that others reach it by; its name without a route to them."""
     # Connecting a UDP socket sends nothing; it chooses the route to an address that documentation reserves (RFC 5737, RFC 3849).
     elsewhere = "2001:db8::1" if family == socket.AF_INET6 else "192.0.2.1"

@@ -50,13 +50,13 @@ class RunIdentity:
         content = json.dumps(self.fields, sort_keys=True).encode("utf-8")
         return hashlib.sha256(content).hexdigest()[:FINGERPRINT_DIGITS]
 
-    def differences(self, other: Mapping[str, Any], owner: str) -> list[str]:
+    def differences(self, fields: Mapping[str, Any], owner: str) -> list[str]:
         """Return texts of how this run differs from the fields of another one, which belong to `owner`."""
         return [
-            f"--resume: found {name} {_clip(value)}; {owner} has {_clip(other.get(name))}, which is required: give the same, "
+            f"--resume: found {name} {_clip(value)}; {owner} has {_clip(fields.get(name))}, which is required: give the same, "
             "start another run with another --out, or go on all the same with --force"
             for name, value in self.fields.items()
-            if value != other.get(name) and not (self.is_scheduled and name in SCHEDULED_FIELDS)
+            if value != fields.get(name) and not (self.is_scheduled and name in SCHEDULED_FIELDS)
         ]
 
     def checkpoint_state(self) -> dict[str, Any]:

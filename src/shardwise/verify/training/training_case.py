@@ -177,11 +177,11 @@ def _num_layers(architecture: Architecture, layout: Layout) -> int:
     """Return the layers of the small model: a dense one where the model leads with such, `MIN_LAYERS_OF_A_KIND` of each other
     kind, and as many on each stage."""
     num_kinds = 2 if architecture.sliding_window and architecture.global_every > 1 else 1
-    wanted = (architecture.num_dense_layers > 0) + num_kinds * MIN_LAYERS_OF_A_KIND
+    num_layers = (architecture.num_dense_layers > 0) + num_kinds * MIN_LAYERS_OF_A_KIND
     if layout.layers_per_stage is not None:
         return sum(layout.layers_per_stage)
     num_stages = layout.pp * layout.num_virtual_stages
-    return min(architecture.num_layers, -(-wanted // num_stages) * num_stages)
+    return min(architecture.num_layers, -(-num_layers // num_stages) * num_stages)
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:

@@ -48,8 +48,13 @@ PRECISIONS: Mapping[str, Options] = {
     "fp16_fp32_update": {"fp16": True},
     "fp32": {},
 }  # fmt: skip
-OPTIMIZERS = {"adamw": "adam", "lion": "lion"}
-READ_OPTIMIZERS = {"muon": "muon", "dist_muon": "muon", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adam": "adamw",
+    "lion": "lion",
+    "muon": "muon",
+    "dist_muon": "muon",
+    "sgd": "sgd",
+}  # by Megatron-LM's name
 # Programs of the repository that train or run something else.
 _OTHER_PROGRAM = re.compile(
     r"pretrain_(bert|t5|ict|realm|retro|vision|mamba|hybrid|vlm)|generat|evaluat|zeroshot|eval_|server|embedding"
@@ -128,14 +133,13 @@ def _read_tokens(reader: OptionReader) -> Mapping[str, Any]:
 
 def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
     name = reader.get("optimizer", "adam")
-    names = {**{theirs: ours for ours, theirs in OPTIMIZERS.items()}, **READ_OPTIMIZERS}
-    if name not in names:
-        raise InputError(f"optimizer: {describe_unknown(str(name), names)}")
+    if name not in OPTIMIZERS:
+        raise InputError(f"optimizer: {describe_unknown(str(name), OPTIMIZERS)}")
     if name == "dist_muon" and reader.get("use-distributed-optimizer", False):
         reader.notes.append(
             "the state of dist_muon is dealt out by layers, and is priced as if each were split evenly (ZeRO-1)"
         )
-    return {"job.optimizer": names[name]}
+    return {"job.optimizer": OPTIMIZERS[name]}
 
 
 DROPOUTS = ("hidden-dropout", "attention-dropout")
@@ -147,7 +151,7 @@ JOB_MAPPINGS: tuple[OptionMapping, ...] = (
     map_names("job.loss", "cross-entropy-loss-fusion", {"fused": True, "unfused": False}, False),
     add_options("cross-entropy-fusion-impl", to_options=lambda launch: {}),
     OptionMapping(
-        lambda launch: {"optimizer": OPTIMIZERS[launch.job.optimizer]} if launch.job.optimizer in OPTIMIZERS else {},
+        lambda launch: {"optimizer": "lion"} if launch.job.optimizer == "lion" else {},  # adam is the default
         _read_optimizer,
     ),
     OptionMapping(_sample_options, _read_tokens),

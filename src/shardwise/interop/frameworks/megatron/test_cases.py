@@ -27,10 +27,10 @@ def read_test_case(files: LaunchFiles) -> dict[str, Any] | None:
     arguments = parse_yaml(text, name, keeps_last=True)[ARGUMENTS]  # as yq, which passes them on, does
     if not isinstance(arguments, Mapping):
         raise InputError(f"{name}: {ARGUMENTS} is {type(arguments).__name__}; arguments by flag are required")
-    words: list[str] = []
+    command: list[str] = []
     for flag, value in arguments.items():
         if value is None or value is False:  # not passed
             continue
         values = value if isinstance(value, list) else [value]
-        words += [str(flag), *(str(word) for word in values if word is not True)]
-    return parse_flags(words, option_table("megatron"))
+        command += [str(flag), *(str(part) for part in values if part is not True)]
+    return parse_flags(command, option_table("megatron"))
