@@ -12,9 +12,11 @@ from number_paths import require_payload_numbers
 
 from shardwise.hardware.calibration_constants import BENCH_ONLY_CONSTANTS, CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import is_measured, with_calibration
+from shardwise.hardware.published_constants import is_measured, num_runs, published_calibration, with_calibration
 from shardwise.hardware.stacks import get_stack
 from shardwise.layout.layout import Layout
+from shardwise.measure.calibrate.prediction_errors import predict_rows
+from shardwise.measure.calibrate.published_runs.run_table import engine_rows
 from shardwise.measure.microbenchmarks.benchmark_layers import (
     COLLECTIVE_BYTES,
     COLLECTIVES,
@@ -194,9 +196,18 @@ def test_the_loss_is_measured_of_values_that_no_processor_is_slow_with(sample: S
     assert shares.min() > 1e3 * torch.finfo(torch.float32).smallest_normal
 
 
-def test_the_stack_says_that_no_published_run_is_of_it() -> None:
-    assert not is_measured(get_stack(STACK))
-    assert get_stack(STACK).kind == "eager"
+def test_the_stacks_constants_come_from_runs_of_its_own() -> None:
+    """No published run is of it: three of `train` on one H200 are in the fit, and its interval is that of a new stack."""
+    stack = get_stack(STACK)
+    assert stack.kind == "eager"
+    assert is_measured(stack)
+    assert not num_runs("h200", stack, "dense")
+    assert "fewer than 5 published runs" in published_calibration("h200", stack).spread_notes["dense"]
+    predicted = [run for run in predict_rows(engine_rows()) if run.prediction]
+    assert len(predicted) == 3
+    for run in predicted:
+        assert run.prediction
+        assert run.prediction.estimate.step_time_s == pytest.approx(run.row.step_time_s, rel=0.06), run.row.id
 
 
 def test_a_small_machine_is_measured_in_two_processes() -> None:

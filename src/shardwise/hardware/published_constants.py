@@ -60,10 +60,7 @@ def is_measured(stack: Stack) -> bool:
 def constants_with_sources(chip: str, stack: Stack) -> dict[str, FittedConstant]:
     """Return the thirteen constants of a chip under a stack: fitted, else those of the similar chip, else priors."""
     similar_chip = chip_with_runs(chip)
-    entries = {
-        "chip": load_published_fit()["chips"].get(similar_chip, {}),
-        "stack": load_published_fit()["stacks"].get(stack.name, {}),
-    }
+    chip_entry, stack_entries = load_published_fit()["chips"].get(similar_chip, {}), load_published_fit()["stacks"]
     sources = {
         "chip": load_published_fit()["source"] + (f"; {chip} as {similar_chip}" if similar_chip != chip else ""),
         "stack": load_published_fit()["source"],
@@ -74,7 +71,7 @@ def constants_with_sources(chip: str, stack: Stack) -> dict[str, FittedConstant]
     }
     fitted = {}
     for name, constant in CONSTANTS.items():
-        entry = entries[constant.owner]
+        entry = chip_entry if constant.owner == "chip" else stack_entries.get(stack.constant_owner(name), {})
         prior = _chip_prior(chip, name) if constant.owner == "chip" else stack.prior(name)
         fitted[name] = (
             FittedConstant(float(entry[name]), float(entry["deviations"][name]), sources[constant.owner])

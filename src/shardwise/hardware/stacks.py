@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -185,6 +185,8 @@ class Stack:
     `platforms`: chips that it runs on. `loss`: the cross-entropy that it is assumed to use. `abilities`: what it can run.
     `host_s`: seconds of the host per launched kernel; 0 if devices never wait for it. `overlaps_tp`: it moves tensor
     parallelism's operands in pieces beside matmuls, whatever a layout says. `dropout`: its users train with dropout.
+    `priors`: those of constants before it is fitted, where they differ from its kind's; `shares`: of constants that it has with
+    another stack, that stack's name. `updates_on_host`: the host updates an optimizer's state that is offloaded to it.
     `whole_gradients`: when it reduces gradients of ZeRO-2 and -3 in a step's last micro-batch only. `casts`: where it casts the
     operands of low-precision matmuls. `precision`: the recipe that its users run by default, with its source.
     """
@@ -197,6 +199,7 @@ class Stack:
     unfused_attention: bool = False
     host_s: float = 0.0
     overlaps_tp: bool = False
+    updates_on_host: bool = False
     casts: Casts = "everywhere"
     router_weights: RouterWeights = "results"
     dropout: bool = False
@@ -205,6 +208,8 @@ class Stack:
     precision_source: str = ""
     is_known: bool = True
     routed: tuple[RoutedLayers, ...] = ()
+    shares: Mapping[str, str] = field(default_factory=dict)
+    priors: Mapping[str, float] = field(default_factory=dict)
 
     def routed_layers(self, chip: str, model: str) -> RoutedLayers:
         """Return how the stack's recipes run layers with experts of a model, by name, on a chip: the first that holds."""
@@ -226,9 +231,15 @@ class Stack:
             dropout=self.dropout, whole_gradients=self.whole_gradients,
         )  # fmt: skip
 
+    def constant_owner(self, constant: str) -> str:
+        """Return the name of the stack whose runs fit a constant: its own, or that of the stack that it shares it with."""
+        return self.shares.get(constant, self.name)
+
     def prior(self, constant: str) -> float:
         """Return the prior of a constant of the stack."""
-        return STACK_KINDS[self.kind].priors.get(constant, CONSTANTS[constant].prior)
+        if constant in self.shares:
+            return get_stack(self.shares[constant]).prior(constant)
+        return {**STACK_KINDS[self.kind].priors, **self.priors}.get(constant, CONSTANTS[constant].prior)
 
 
 @lru_cache(maxsize=1)
@@ -249,9 +260,11 @@ def get_stack(name: str) -> Stack:
         name=name, kind=entry["kind"], loss=entry.get("loss", kind.loss), platforms=tuple(entry.get("platforms", ("GPU",))),
         abilities=_abilities(name, entry), unfused_attention=entry.get("unfused_attention", False),
         host_s=entry.get("host_s", kind.host_s), overlaps_tp=entry.get("overlaps_tp", False),
+        updates_on_host=_inherited(entry, "updates_on_host", False),
         casts=entry.get("casts", "everywhere"), router_weights=_inherited(entry, "router_weights", "results"),
         dropout=entry.get("dropout", False), whole_gradients=entry.get("whole_gradients", "never"),
         precision=_inherited(entry, "precision", DEFAULT_PRECISION), routed=_routed_layers(entry),
+        priors=entry.get("priors", {}), shares=dict.fromkeys(entry.get("shares", ()), entry.get("as", "")),
         precision_source=_inherited(entry, "precision_source", ""), is_known=name not in STACK_KINDS,
     )  # fmt: skip
 

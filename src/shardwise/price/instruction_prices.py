@@ -9,6 +9,7 @@ from shardwise.layout import ShardingScheme
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.stage_contents import NO_RECOMPUTE
+from shardwise.price.unit_cost import HOST_PASSES
 from shardwise.price.unit_inputs import UnitCostInputs
 from shardwise.sharding import CollectiveKind
 from shardwise.step import (
@@ -21,7 +22,7 @@ from shardwise.step import (
 )
 from shardwise.step.instructions import FreeTensors, SingleInstruction
 from shardwise.step.unit_instructions import lower_unit
-from shardwise.values import Value, sum_values
+from shardwise.values import sum_values
 
 # Why a tensor moves, where the derivation says no more than its kind.
 MOVE_REASONS: Mapping[CollectiveKind, str] = {
@@ -85,24 +86,38 @@ class InstructionPricer:
         return float(self.pricer.collective_s(collective, parts, self.values, self.links))
 
     def casts_s(self, parts: UnitCostInputs, phase: str) -> float:
-        """Return the seconds of the casts of a phase's product operands."""
-        return float(self.pricer.formats.cast_bytes(phase, parts.products, self.values) / self.pricer.rates.bytes_per_s)
+        """Return the seconds of the casts of a phase's product operands, and of the kernels that scale the products' results."""
+        return float(self.pricer.casts_s(parts, phase, self.values))
 
     def gap_s(self, parts: UnitCostInputs, phase: str) -> float:
         """Return the seconds that launches add to each kernel of a phase, minus those that collectives fill."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        device_s = self.pricer.compute_s(parts, phase, self.values)
-        device_s = device_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True)
-        added_s = self.pricer.with_launches_s(parts, phase, device_s) - device_s - self.filled_s(parts, phase, device_s)
-        return float(added_s) / num_kernels if num_kernels else 0.0
+        if not num_kernels:
+            return 0.0
+        device_s = self._device_s(parts, phase)
+        added_s = float(self.pricer.with_launches_s(parts, phase, device_s)) - device_s
+        return (added_s + self._unfilled_s(parts, phase)) / num_kernels
 
-    def filled_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> float:
-        """Return the seconds of collectives that kernels wait for while the device waits for its host."""
-        idle_s = float(self.pricer.host_bound_s(parts, phase, device_s))
-        if not idle_s:
+    def _device_s(self, parts: UnitCostInputs, phase: str) -> float:
+        """Return the seconds of a phase's kernels and casts on the device."""
+        other_s = self.pricer.compute_s(parts, phase, self.values)
+        return float(other_s + self.pricer.kernels_s(parts, phase, self.values, making_gradients=True))
+
+    def _unfilled_s(self, parts: UnitCostInputs, phase: str) -> float:
+        """Return the seconds of a phase in which the device waits for its host, less blocking collectives of that pass."""
+        phases = next((phases for phases in HOST_PASSES if phase in phases), ())
+        if not phases or not self.pricer.rates.host_s:
+            return 0.0
+        idle = self.pricer.idle_s(
+            parts, {each: self._device_s(parts, each) for pass_phases in HOST_PASSES for each in pass_phases}
+        )
+        if not any(map(float, idle.values())):
             return 0.0
         exposed = self.pricer.exposed_activation_s(parts, self.values, self.links)
-        return min(idle_s, float(sum_values(exposed.get((phase, axis), 0.0) for axis in BLOCKING)))
+        blocking_s = float(sum_values(exposed.get((each, axis), 0.0) for each in phases for axis in BLOCKING))
+        for each in phases[: phases.index(phase)]:
+            blocking_s = max(blocking_s - float(idle[each]), 0.0)
+        return max(float(idle[phase]) - blocking_s, 0.0)
 
     def price_instruction(self, instruction: SingleInstruction, parts: UnitCostInputs) -> PricedInstruction:
         """Return an instruction of a unit with its numbers."""

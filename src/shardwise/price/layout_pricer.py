@@ -62,7 +62,6 @@ class Pricing:
         self.dense = dense_layers_by_stage(architecture, self.layers)
         self.placement = stage_placement(layout)
         self.units = tuple(unit_counts(architecture))
-        self.host = host_offload(layout.offload, cluster.chip)
         self.scheme = make_sharding_scheme(
             layout, architecture.structure, optimizer=job.optimizer, shares_amax=precision.shares_amax
         )
@@ -70,6 +69,7 @@ class Pricing:
             unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
         )
         rates = chip_rates(cluster.chip, cluster.calibration, architecture.name)
+        self.host = host_offload(layout.offload, cluster.chip, updates=rates.updates_on_host)
         self.pricer = UnitPricer(
             rates if policy is None else replace(rates, policy=policy), precision, loss_kind(cluster, job), job.optimizer,
             attention=job.attention, dropout=job.dropout,
@@ -147,6 +147,7 @@ class Pricing:
         """Return the same layout at other rates and links, whose constants may be arrays."""
         repriced = copy(self)
         repriced.pricer, repriced.topology = self.pricer.at(rates), topology
+        repriced.host = host_offload(self.layout.offload, self.cluster.chip, updates=rates.updates_on_host)
         return repriced
 
     def with_recompute_layers(self, num_layers: int) -> Pricing:

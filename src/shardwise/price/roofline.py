@@ -93,6 +93,7 @@ class Rates:
     routing_s: Value = 0.0
     host_s: float = 0.0
     overlaps_gradients: bool = False
+    updates_on_host: bool = False
     attention: Value = 1.0
     clock: Value = 1.0
     fused_attention: bool = True
@@ -172,8 +173,8 @@ class Rates:
         return shape / self.grouped_fraction * (1.0 + TILE_ROWS / 2 / work.group_rows)
 
     def with_launches_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Return the seconds of kernels as a host launches them: with a gap after each, and the time that the device
-        waits for the host.
+        """Return the seconds of kernels as a host launches them: with a gap after each, without the time that the device
+        waits for a host that is behind (`host_behind_s`).
 
         `routed`: a router and its experts are among them; then it is the slower of device and host, and more where both
         are as slow.
@@ -182,15 +183,16 @@ class Rates:
             return device_s
         gaps_s = num_kernels * self.launch_s
         if not routed or not num_kernels:
-            return device_s + gaps_s + self.host_bound_s(device_s, num_kernels, routed=routed)
+            return device_s + gaps_s
         host_s = self.routing_s * ROUTED_HOST_SHARE[self.routed.graphs] * (CAPACITY_SHARE if self.has_capacity else 1.0)
         return ((device_s + gaps_s) ** 2 + host_s**2) ** 0.5
 
-    def host_bound_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
-        """Return the seconds of these in which the device waits for its host, while collectives already launched may run."""
+    def host_behind_s(self, device_s: Value, num_kernels: int, *, routed: bool) -> Value:
+        """Return the seconds by which the host's queue of launches is longer than the device's queue of kernels; negative where
+        the host gets ahead of the device. 0 with a router, which both wait for, and where the host launches no kernel."""
         if self.is_bound or routed or not self.host_s:
             return 0.0
-        return maximum(num_kernels * self.host_s - device_s - num_kernels * self.launch_s, 0.0)
+        return num_kernels * self.host_s - device_s - num_kernels * self.launch_s
 
 
 def _ceiling(chip: Chip, dtype: str) -> float:
@@ -222,6 +224,11 @@ def chip_rates(chip: Chip, calibration: Calibration | None, model: str = "") -> 
         has_capacity=calibration.has_capacity, stack=get_stack(calibration.stack), model=model,
         is_limited=not calibration.is_measured,
     )  # fmt: skip
+
+
+def updates_on_host(cluster: Cluster) -> bool:
+    """Return True if a cluster's stack updates an offloaded optimizer's state on the host."""
+    return cluster.calibration is not None and get_stack(cluster.calibration.stack).updates_on_host
 
 
 def issue_policy(cluster: Cluster) -> IssuePolicy:
@@ -258,5 +265,6 @@ def rates_from_constants(
         chip=chip, clock=clock, fused_attention=fused_attention, has_capacity=has_capacity, policy=stack.policy,
         is_limited=is_limited,
         routed=stack.routed_layers(chip.catalog_name, model),
-        host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients, **chip_constants,
+        host_s=stack.host_s, overlaps_gradients=stack.overlaps_gradients,
+        updates_on_host=stack.updates_on_host, **chip_constants,
     )  # fmt: skip

@@ -33,12 +33,28 @@ from shardwise.values import Value, minimum
 RESIDENT_UNITS = 2  # layers, or units of the model, on the device at a time: one in work, one on its way
 
 
+# An update on the host: bytes/s of the memory of a host's two sockets, each with eight channels of DDR5-4800 (NVIDIA, DGX H100
+# user guide: two Xeon Platinum 8480C), the share that kernels over long arrays sustain (`CONSTANTS`: memory_fraction), and the
+# bytes that it moves for each byte of state. Source of these: DeepSpeed 0.19, csrc/includes/cpu_adam.h and
+# runtime/zero/stage3.py: the fp32 copy of a gradient is written, scaled in place and read (4 + 8 + 4), master copy and moments
+# are read and written (24), the weight is cast and sent (2 + 2): 44 bytes for the 12 of a parameter's state.
+HOST_MEMORY_BYTES_PER_S, HOST_MEMORY_FRACTION, MOVED_STATE = 614e9, 0.75, 44 / 12
+DEVICES_PER_HOST = 8  # of chips whose entry does not say
+
+
 class HostOffload(NamedTuple):
-    """State that a layout keeps on the host, and bytes/s between a device and its host in each direction."""
+    """State that a layout keeps on the host, and bytes/s between a device and its host in each direction.
+
+    `state_bytes_per_s`: bytes of the optimizer's state that are updated in a second for one device, where it streams through the
+    device, or where the host updates it.
+    """
 
     optimizer: Annotated[bool, "whether the host has the optimizer's state", "optimizer_on_host"]
     activations: Annotated[bool, "whether the host has activations", "activations_on_host"]
     bytes_per_s: Annotated[float, "PCIe, each way", "pcie_bytes_per_s"]
+    state_bytes_per_s: Annotated[float, "state that is updated, of one device", "host_update_bytes_per_s"] = float(
+        "inf"
+    )
 
     def resident(self, times: Value) -> Value:
         """Return how many of `times` saved copies of a unit's activations are on the device."""
@@ -48,8 +64,8 @@ class HostOffload(NamedTuple):
 NO_OFFLOAD = HostOffload(optimizer=False, activations=False, bytes_per_s=float("inf"))
 
 
-def host_offload(offload: str, chip: Chip) -> HostOffload:
-    """Return the host's part of a layout's `offload`.
+def host_offload(offload: str, chip: Chip, *, updates: bool = False) -> HostOffload:
+    """Return the host's part of a layout's `offload`; with `updates` the host updates the optimizer's state, else it streams it.
 
     Raises `MissingValueError` when the chip has no sourced `pcie_bytes_per_s`, `InputError` for an unknown offload.
     """
@@ -58,7 +74,11 @@ def host_offload(offload: str, chip: Chip) -> HostOffload:
         return NO_OFFLOAD
     rate = chip.require_value("pcie_bytes_per_s")
     assert isinstance(rate, (int, float))
-    return HostOffload(targets.optimizer, targets.activations, float(rate))
+    update_rate = (
+        HOST_MEMORY_BYTES_PER_S * HOST_MEMORY_FRACTION / MOVED_STATE / (chip.devices_per_host or DEVICES_PER_HOST)
+    )
+    state_rate = min(rate, update_rate) if updates else rate
+    return HostOffload(targets.optimizer, targets.activations, float(rate), float(state_rate))
 
 
 class Pipeline(NamedTuple):

@@ -80,10 +80,10 @@ class StageStep:
         return sum_over_units(self.stage.activation, leaving, "saved_bytes") / host.bytes_per_s
 
     @cached_property
-    def stream_s(self) -> Annotated[Value, "the optimizer's state through the device"]:
-        """Seconds of the optimizer's state through the device."""
+    def stream_s(self) -> Annotated[Value, "the optimizer's state through the device, or through the host's update"]:
+        """Seconds of the optimizer's state through the device, or of its update on the host."""
         host, rests = self.stage.host, self.stage.sum_state
-        return (rests("master_bytes") + rests("optimizer_bytes")) / host.bytes_per_s if host.optimizer else 0.0
+        return (rests("master_bytes") + rests("optimizer_bytes")) / host.state_bytes_per_s if host.optimizer else 0.0
 
     @cached_property
     def forward_communication_s(self) -> SecondsByAxis:

@@ -204,8 +204,20 @@ class TensorFormats:
             copies = len(orders) if recipe.transposed_copies else min(len(orders), 1)
             if copies:
                 written = copies * recipe.cast_bytes(weight=operand.is_weight)
-                num_bytes = recipe.cast_reads * widths[operand.role] + written
+                num_reads = recipe.cast_reads * (copies if recipe.casts_orders_apart else 1)
+                num_bytes = num_reads * widths[operand.role] + written
                 yield operand, num_bytes
+
+    def rescale_bytes(self, phase: str, kernels: Iterable[Kernel], values: SymbolValues) -> Value:
+        """Return the bytes that kernels move which apply scales to the results of a phase's products: read once and written."""
+        if not self.precision.rescales_gradients or phase != "backward":
+            return 0.0
+        moved: Value = 0.0
+        for kernel in (kernel for kernel in kernels if kernel.phase == phase and kernel.operand_elements):
+            for role, elements in kernel.elements.items():
+                results = elements.evaluate(values) - kernel.operand_elements.get(role, ZERO).evaluate(values)
+                moved = moved + 2.0 * bytes_per_element(self.precision.activations) * results
+        return moved
 
     def collective_width(self, collective: UnitCollective, products: ProductOperands) -> float:
         """Return the bytes of each element that a collective moves."""

@@ -34,6 +34,8 @@ from shardwise.values import LocalDim, Precision, SymbolValues, Value, get_loss_
 from shardwise.values.symbolic import IdentityCache, Result
 
 SecondsByAxis = Mapping[str, Value]  # seconds by parallel axis
+# Phases of the passes through which a host's queue of launches runs ahead of its device, or behind it.
+HOST_PASSES = (("forward",), ("recompute", "backward"))
 ACTIVATION_AXES = ("tp", "cp", "ep", "pp")  # whose collectives move activations
 
 
@@ -186,14 +188,14 @@ class UnitPricer:
         compute = {p: self.compute_s(parts, p, values) for p in ("forward", "backward", "recompute")}
         weight_s = self.kernels_s(parts, "backward", values, making_gradients=True)
         compute["backward"] = compute["backward"] + weight_s
-        launched = {p: self.with_launches_s(parts, p, seconds) for p, seconds in compute.items()}
+        idle = self.idle_s(parts, compute)
+        launched = {p: self.with_launches_s(parts, p, seconds) + idle[p] for p, seconds in compute.items()}
         comm = self.exposed_activation_s(parts, values, links)
         if self.rates.routed.overlaps:
             for phase, device_s in compute.items():
                 self.hide_exchanges(comm, phase, links.per_placement(device_s))
         if self.rates.host_s:
-            idle = {p: links.per_placement(self.host_bound_s(parts, p, seconds)) for p, seconds in compute.items()}
-            self.hide_behind_host(comm, idle)
+            self.hide_behind_host(comm, {p: links.per_placement(seconds) for p, seconds in idle.items()})
 
         def seconds(group: str, *phases: str) -> Value:
             return sum((comm.get((phase, group), 0.0) for phase in phases), start=0.0)
@@ -227,11 +229,15 @@ class UnitPricer:
 
     def compute_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues) -> Value:
         """Return the seconds of a phase's kernels except those of weight gradients, with the casts of the products' operands."""
-        casts = self.formats.cast_bytes(phase, parts.products, values) / self.rates.bytes_per_s
-        return self.kernels_s(parts, phase, values, making_gradients=False) + casts
+        return self.kernels_s(parts, phase, values, making_gradients=False) + self.casts_s(parts, phase, values)
+
+    def casts_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues) -> Value:
+        """Return the seconds of the casts of a phase's product operands, and of the kernels that scale the products' results."""
+        num_bytes = self.formats.cast_bytes(phase, parts.products, values)
+        return (num_bytes + self.formats.rescale_bytes(phase, parts.kernels, values)) / self.rates.bytes_per_s
 
     def with_launches_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
-        """Return the seconds of a phase's kernels as the host launches them."""
+        """Return the seconds of a phase's kernels with the gaps between them."""
         num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
         return self.rates.with_launches_s(device_s, num_kernels, routed=parts.is_routed(phase))
 
@@ -257,10 +263,24 @@ class UnitPricer:
         products = links.per_placement(self.kernels_s(parts, "backward", values, making_gradients=True))
         return minimum(seconds, products)
 
-    def host_bound_s(self, parts: UnitCostInputs, phase: str, device_s: Value) -> Value:
-        """Return the seconds of a phase in which the device waits for its host."""
-        num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
-        return self.rates.host_bound_s(device_s, num_kernels, routed=parts.is_routed(phase))
+    def idle_s(self, parts: UnitCostInputs, device_s: Mapping[str, Value]) -> dict[str, Value]:
+        """Return by phase the seconds in which the device waits for its host.
+
+        Launches and kernels are two queues: what the host gets ahead in one phase of a pass it does not have to wait for in
+        another. A layer's recomputation and backward pass follow one another, layer after layer.
+        """
+        behind_s = {}
+        for phase, seconds in device_s.items():
+            num_kernels = sum(kernel.phase == phase for kernel in parts.kernels)
+            behind_s[phase] = self.rates.host_behind_s(seconds, num_kernels, routed=parts.is_routed(phase))
+        idle = {}
+        for phases in HOST_PASSES:
+            remaining_s = maximum(sum((behind_s[phase] for phase in phases), start=0.0), 0.0)
+            for phase in phases[:-1]:
+                idle[phase] = minimum(maximum(behind_s[phase], 0.0), remaining_s)
+                remaining_s = remaining_s - idle[phase]
+            idle[phases[-1]] = remaining_s
+        return idle
 
     def hide_exchanges(self, comm: dict[tuple[str, str], Value], phase: str, device_s: Value) -> None:
         """Subtract from exchanges of routed tokens what runs beside the kernels of another micro-batch."""
@@ -268,9 +288,10 @@ class UnitPricer:
             comm[phase, "ep"] = maximum(comm[phase, "ep"] - device_s, 0.0)
 
     def hide_behind_host(self, comm: dict[tuple[str, str], Value], idle_s: Mapping[str, Value]) -> None:
-        """Subtract from blocking communication what fits into the time that the device waits for its host."""
-        for phase, remaining_s in idle_s.items():
-            for key in ((phase, axis) for axis in BLOCKING if (phase, axis) in comm):
+        """Subtract from blocking communication what fits into the time in which the device waits for its host in that pass."""
+        for phases in HOST_PASSES:
+            remaining_s = sum((idle_s[phase] for phase in phases), start=0.0)
+            for key in ((phase, axis) for phase in phases for axis in BLOCKING if (phase, axis) in comm):
                 comm[key], remaining_s = maximum(comm[key] - remaining_s, 0.0), maximum(remaining_s - comm[key], 0.0)
 
     def kernels_s(self, parts: UnitCostInputs, phase: str, values: SymbolValues, *, making_gradients: bool) -> Value:

@@ -28,7 +28,9 @@ class Precision:
     None: one scale for the tensor). With `transposed_copies` a product needs its operands in the order of the dims that
     it sums over, so that an operand of two kinds of product is written twice. With `saves_casts` the cast operand, and not
     the original, is kept for the backward pass. What is gathered for such products alone moves in `matmul` with `casts_gathers`,
-    and tokens on their way to experts with `casts_dispatch`. ZeRO gathers
+    and tokens on their way to experts with `casts_dispatch`. With `casts_orders_apart` each order of dims is read and cast by
+    itself, as the maxima of rows and of columns are. With `rescales_gradients` the products of the backward pass leave their
+    scales out, and another kernel multiplies what they made by them. ZeRO gathers
     the weights of those products in `gathered`; None: as they rest. Beside `matmul` stands what an engine needs to know:
     the floating-point formats (`dtypes.NUMBER_FORMATS`) of what those products take, `operand` of activations and weights and
     `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
@@ -56,6 +58,8 @@ class Precision:
     saves_casts: bool = True
     casts_gathers: bool = True
     casts_dispatch: bool = False
+    casts_orders_apart: bool = False
+    rescales_gradients: bool = False
     gathered: str | None = None
     source: str = ""
 
@@ -176,8 +180,11 @@ PRECISIONS = {
              source="torchao float8 training, tensorwise, as torchtitan uses it: fp32 weights are cast before FSDP gathers "
              "them (enable_fsdp_float8_all_gather), the head is left out, bf16 inputs are kept and cast again for the gradients"),
         _fp8("fp8_torchao_rowwise", _FP32_WEIGHTS, scaling="row", gathered="bf16", cast_reads=2, saves_casts=False,
-             source="torchao float8 training, recipe rowwise: as tensorwise, but for a scale of each row or column; FSDP gathers "
-             "bf16, as fp8 gathers are there for tensorwise scales only"),
+             casts_orders_apart=True, rescales_gradients=True, casts_gathers=False,
+             source="torchao float8 training, recipe rowwise: as tensorwise, but for a scale of each row or column, so that each "
+             "order of dims is cast by itself; FSDP and tensor parallelism gather bf16, as fp8 gathers are there for tensorwise "
+             "scales only; backward products run with one scale of 1, and a kernel applies the scales of rows and columns to "
+             "their results (pytorch/ao, pull request 1325, issue 2184)"),
         _fp8("fp8_deepseek_v3", _BF16, scaling="tile", weights="fp8", moments="bf16", accumulated_gradients="fp32",
              gradient_reduction="fp32", block=128, weight_block=128 * 128, casts_dispatch=True,
              source=f"{_TABLE}: 4 + 4 + 1 + 2 + 2 + 2 = 15 bytes; DeepSeek-V3 report (arXiv 2412.19437), section 3.3: tiles of "

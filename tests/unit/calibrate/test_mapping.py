@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.chips import load_chip
 from shardwise.hardware.network.pods import Pods
 from shardwise.hardware.network.switches import Switched
 from shardwise.hardware.network.torus import Torus
+from shardwise.hardware.published_constants import constant_values
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.layout_from_row import typical_virtual_stages
 from shardwise.measure.calibrate.published_runs.model_and_cluster_from_row import (
@@ -219,6 +221,21 @@ def test_a_gpt3_without_a_vocabulary_has_that_of_the_others() -> None:
 )  # fmt: skip
 def test_precision_recipes(cells: dict[str, str], recipe: str) -> None:
     assert read_case(RowCells({**BASE, **cells})).job.precision == recipe
+
+
+def test_a_run_that_compiled_nothing_is_of_its_software_without_the_compiler() -> None:
+    """Its elementwise kernels and launches are those of eager PyTorch, its attention and its collectives those of torchtitan."""
+    titan = {**BASE, "software": "torch 1963fc8 2024-12-23, torchtitan 9dec370"}
+    stacks = {text: read_case(RowCells({**titan, "compile": text})).software.stack for text in ("", "yes", "no")}
+    assert {text: stack.name for text, stack in stacks.items()} == {
+        "": "torchtitan", "yes": "torchtitan", "no": "torchtitan-eager"
+    }  # fmt: skip
+    eager, compiled = (constant_values("h100", stacks[text]) for text in ("no", "yes"))
+    shared = {name for name in eager if eager[name] == compiled[name]}
+    assert CONSTANTS.keys() - shared <= {"elementwise", "launch_s"}
+    assert eager["elementwise"] > 1.3 * compiled["elementwise"]
+    other = {**BASE, "software": "FSDP of PyTorch 2.1", "compile": "no"}
+    assert read_case(RowCells(other)).software.stack.name != "torchtitan-eager"
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,15 @@ def intervals_cover_nine_of_ten(published: PublishedFit, fold: str) -> None:
     assert 0.86 <= published.coverage(fold) <= 0.94
 
 
+def runs_that_compiled_nothing_lie_inside_their_intervals(published: PublishedFit) -> None:
+    """Their model left out, as of a stack that is known."""
+    low, high = published.spread("model")["dense"]
+    eager = [i for i, run in enumerate(published.judged) if run.row.cell("compile") == "no"]
+    assert len(eager) == 2
+    ratios = published.measured[eager] / published.folds["model"][:, eager]
+    assert ((ratios > low) & (ratios < high)).all()
+
+
 def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
     """The median run is dense."""
     low, high = published.spread("model")["dense"]
@@ -184,6 +193,7 @@ CHECKS = {
         for check in (
             a_fit_that_is_too_good_is_an_alarm,
             korthikantis_eight_runs_are_nearer_than_calculon_was,
+            runs_that_compiled_nothing_lie_inside_their_intervals,
             intervals_of_known_stacks_are_narrow,
             layouts_are_ordered_as_measured,
             the_package_comes_with_what_is_fitted,

@@ -103,3 +103,46 @@ def test_a_gap_of_the_list_holds_no_traffic_that_fills_it() -> None:
         assert device_s + gaps_s + PLAIN.forward_traffic_s["tp"] == pytest.approx(
             unit.forward_s + unit.forward_traffic_s["tp"]
         )
+
+
+def backward_of(rates: Rates, layout: Layout) -> tuple[float, float]:
+    """Seconds of a layer's recomputation and backward pass, and what of its tensor-parallel traffic shows."""
+    block = block_at(rates, layout)
+    return float(block.recompute_s + block.backward_s), float(block.backward_traffic_s["tp"])
+
+
+def test_what_a_host_gets_ahead_in_a_backward_pass_it_need_not_wait_for_in_the_recomputation() -> None:
+    """The device's kernels of a backward pass are longer than those of the recomputation, for as many launches."""
+    layout = replace(LAYOUT, recompute="full")
+    parts = pricing_at(RATES, layout).pricer.parts(pricing_at(RATES, layout).scheme, "block")
+    plain, (own_s, moved_s) = block_at(RATES, layout), backward_of(RATES, layout)
+    recomputed, backward = num_kernels(parts, "recompute"), num_kernels(parts, "backward")
+    # a host that is late with the recomputation by less than it is early with the backward pass
+    of_recomputation, of_backward = plain.recompute_s / recomputed, plain.backward_s / backward
+    late, early = sorted((of_recomputation, of_backward))
+    host_s = late + 0.25 * (early - late)
+    assert host_s * (recomputed + backward) < own_s
+    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((own_s, moved_s))
+    # both queues as long: the device waits for no more than the difference, in which the traffic of both phases runs
+    host_s = (own_s + 0.5 * moved_s) / (recomputed + backward)
+    assert sum(backward_of(replace(RATES, host_s=host_s), layout)) == pytest.approx(own_s + moved_s)
+    host_s = (own_s + 2 * moved_s) / (recomputed + backward)
+    assert backward_of(replace(RATES, host_s=host_s), layout) == pytest.approx((own_s + 2 * moved_s, 0.0))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9, 1.0, 1.1, 3.0])
+def test_the_list_and_the_price_agree_on_what_a_host_hides(share: float) -> None:
+    """Kernels with their gaps and collectives of the list take what the unit takes, whichever of both queues is longer."""
+    layout = replace(LAYOUT, recompute="full")
+    priced = pricing_at(RATES, layout)
+    parts = priced.pricer.parts(priced.scheme, "block")
+    phases = ("recompute", "backward")
+    own_s, moved_s = backward_of(RATES, layout)
+    rates = replace(RATES, host_s=share * (own_s + moved_s) / sum(num_kernels(parts, phase) for phase in phases))
+    listed = InstructionPricer(pricing_at(rates, layout))
+    kernels_s = sum(float(priced.pricer.compute_s(parts, phase, priced.values)) for phase in phases)
+    kernels_s += sum(
+        float(priced.pricer.kernels_s(parts, phase, priced.values, making_gradients=True)) for phase in phases
+    )
+    gaps_s = sum(num_kernels(parts, phase) * listed.gap_s(parts, phase) for phase in phases)
+    assert kernels_s + gaps_s + moved_s == pytest.approx(sum(backward_of(rates, layout)))

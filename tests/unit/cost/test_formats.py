@@ -111,6 +111,31 @@ def test_an_operand_is_cast_once_for_each_order_that_is_needed() -> None:
     assert copies(one_order, products, "forward")["act"] == 1
 
 
+def test_scales_of_rows_take_a_cast_of_each_order_and_a_kernel_after_each_backward_product() -> None:
+    """torchao, rowwise: the maxima of rows and of columns are read apart, and 14 results are read and written again in bf16."""
+    products = read_products(unit_of("llama-3-8b"), IssuePolicy())
+    recipe = get_precision("fp8_torchao_rowwise")
+    gradient = next(
+        operand for operand in products.operands if operand.name.startswith("d.") and len(operand.orders) == 2
+    )
+    casts = {
+        name: dict(TensorFormats(get_precision(name)).casts("backward", products))
+        for name in (recipe.name, "fp8_torchao")
+    }
+    assert casts[recipe.name][gradient] == 2 * (2 * 2 + 1)  # two casts, each reads bf16 twice and writes fp8
+    assert casts["fp8_torchao"][gradient] == 2 * 2 + 2 * 1
+    priced = Pricing(Problem(DENSE, load_cluster("h100:8"), JOB), Layout(fsdp=8, zero_stage=3))
+    kernels = [
+        k for k in priced.pricer.parts(priced.scheme, "block").kernels if k.operand_elements and k.phase == "backward"
+    ]
+    tokens = priced.values["B"] * 8192
+    of_inputs, of_weights = tokens * (6 * 4096 + 14336), 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336
+    moved = TensorFormats(recipe).rescale_bytes("backward", kernels, priced.values)
+    assert moved == pytest.approx(2 * 2.0 * (of_inputs + of_weights))
+    assert TensorFormats(recipe).rescale_bytes("forward", kernels, priced.values) == 0.0
+    assert TensorFormats(get_precision("fp8_torchao")).rescale_bytes("backward", kernels, priced.values) == 0.0
+
+
 def test_without_kept_casts_inputs_are_cast_again() -> None:
     products = read_products(unit_of("llama-3-8b"), IssuePolicy())
     recipe = get_precision("fp8_torchao")

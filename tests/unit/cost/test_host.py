@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 from shardwise.hardware.cluster_loading import load_cluster
+from shardwise.hardware.published_constants import with_published_constants
+from shardwise.hardware.stacks import get_stack
 from shardwise.layout.choices import Choices
 from shardwise.layout.layers_per_stage import num_recomputed_layers
 from shardwise.layout.layout import Layout, Offload
@@ -16,6 +18,7 @@ from shardwise.model.load import load_model
 from shardwise.model.parameters_and_flops import num_params
 from shardwise.price import Problem
 from shardwise.price.estimate import Estimate, estimate
+from shardwise.price.simulation.result import simulate
 from shardwise.search.nearest_fitting_layout import find_nearest_fitting
 from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.search.planner import make_plan
@@ -45,6 +48,20 @@ def test_the_optimizers_state_streams_up_and_down_at_once() -> None:
     # the embedding and the head are the largest units, and two are there at a time
     assert offloaded.memory["master"] == pytest.approx(2 * MODEL.vocab_size * MODEL.d_model / 8 * 4, rel=1e-3)
     assert plain.memory["master"] == pytest.approx(num_params(MODEL) / 8 * 4, rel=1e-3)
+
+
+def test_deepspeeds_host_updates_the_state_at_the_rate_of_its_memory() -> None:
+    """44 bytes of a host's memory for each of the 12 of a parameter's state, over the eight devices of the host."""
+    stacks = {name: with_published_constants(CLUSTER, get_stack(name)) for name in ("deepspeed", "megatron")}
+    layout = replace(BASE, offload="optimizer")
+    step = {name: estimate(Problem(MODEL, cluster, JOB), layout) for name, cluster in stacks.items()}
+    update_s = num_params(MODEL) * 44 / (614e9 * 0.75)
+    assert step["deepspeed"].time["host"] + step["deepspeed"].time["optimizer"] == pytest.approx(update_s, rel=1e-3)
+    assert step["megatron"].time["host"] + step["megatron"].time["optimizer"] == pytest.approx(
+        num_params(MODEL) / 8 * 12 / PCIE, rel=1e-3
+    )
+    simulated = simulate(Problem(MODEL, stacks["deepspeed"], JOB), layout)
+    assert simulated.step_time_s == pytest.approx(step["deepspeed"].step_time_s, rel=0.05)
 
 
 def test_activations_leave_for_two_layers_and_what_is_longer_shows() -> None:

@@ -57,7 +57,7 @@ class Observation:
 
     def owner(self, name: str) -> str:
         """Return the owner of a constant: "chip NAME" or "stack NAME"."""
-        return f"chip {self.chip}" if CONSTANTS[name].owner == "chip" else f"stack {self.stack.name}"
+        return f"chip {self.chip}" if CONSTANTS[name].owner == "chip" else f"stack {self.stack.constant_owner(name)}"
 
     def prior(self, name: str) -> float:
         """Return the value of a constant that is expected before anything is measured."""

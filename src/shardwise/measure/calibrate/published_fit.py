@@ -32,7 +32,7 @@ from shardwise.measure.calibrate.layout_ranking import (
 from shardwise.measure.calibrate.observations import Observation, run_observation
 from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, EvaluatedRun, error_statistics, predict_rows
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
-from shardwise.measure.calibrate.published_runs.run_table import RunRow, layout_rows, published_rows
+from shardwise.measure.calibrate.published_runs.run_table import RunRow, engine_rows, layout_rows, published_rows
 from shardwise.values import InputError, Progress, ignore_progress
 
 # The kind of fold whose errors are the spread of a prediction for a stack that is known, unknown, or calibrated.
@@ -133,7 +133,8 @@ def fit_published(
 ) -> PublishedFit:
     """Fit the constants to all rows that count, and cross-validate; constants named in `fixed` stay at their priors.
 
-    Without `rows`: the published runs of the package, and half of the study of layouts (`study_observations`).
+    Without `rows`: the published runs of the package, half of the study of layouts (`study_observations`), and runs of `train`
+    (`engine_observations`).
 
     Raises `InputError` if there are too few runs for folds.
     """
@@ -149,7 +150,7 @@ def fit_published(
             "runs of two labs are required, leave --chip and --source out or give more rows"
         )
     progress(f"fitting constants to {len(members)} runs")
-    always_fitted = study_observations() if rows is None else []
+    always_fitted = [*study_observations(), *engine_observations()] if rows is None else []
     observations = [*(member.observation for member in members), *always_fitted]
     evidence = FitEvidence(
         members=members,
@@ -174,6 +175,11 @@ def study_observations() -> list[Observation]:
     rows = half_of_study(layout_rows(), fitted=True)
     observations = [observation for _, _, observation in _scored_runs(rows[::STUDY_STEP])]
     return [replace(observation, weight=num_groups(rows) / len(observations)) for observation in observations]
+
+
+def engine_observations() -> list[Observation]:
+    """Return the runs of this package's own engine, of which no published run is."""
+    return [observation for _, _, observation in _scored_runs(engine_rows())]
 
 
 def _is_moe(run: EvaluatedRun) -> bool:
@@ -246,7 +252,7 @@ def format_constants(fit: PublishedFit) -> str:
     lines = [
         "# Made by benchmarks/published.py --write; hardware/calibration_constants.py says what each constant means.",
         f'source = "fitted to {len(fit.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
-        'weighted 1/duplicates, beside half of a study of layouts (layouts.csv)"',
+        'weighted 1/duplicates, beside half of a study of layouts (layouts.csv) and runs of `train` itself (engine_runs.csv)"',
     ]
     lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
     for name, fold in FOLD_OF_SPREAD.items():

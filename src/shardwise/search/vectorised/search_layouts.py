@@ -17,7 +17,7 @@ from shardwise.layout.choices import RecomputeOffload
 from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import MEMORY, Problem, StateCost, loss_kind
 from shardwise.price.device_memory import price_device_memory
-from shardwise.price.roofline import exposed_share
+from shardwise.price.roofline import exposed_share, updates_on_host
 from shardwise.price.stage_contents import ModelEnds, Pipeline, StageCounts, host_offload, stage_counts
 from shardwise.price.stage_contents import StageCosts as PricedStage
 from shardwise.price.stage_step_time import StageStep
@@ -105,7 +105,10 @@ class _LayoutSearch:
         self.families = space.families()
         self.even = space.even(problem.job)
         self.exposed = exposed_share(problem.cluster)
-        self.hosts = {offload: host_offload(offload, problem.cluster.chip) for offload in space.choices.offload}
+        updates = updates_on_host(problem.cluster)
+        self.hosts = {
+            offload: host_offload(offload, problem.cluster.chip, updates=updates) for offload in space.choices.offload
+        }
         self.model = ModelEnds.of(problem.architecture)
         inputs = TableInputs(problem, space, self.placed, tuple(self.families))
         self.modes = inputs.modes

@@ -334,8 +334,12 @@ class RowSoftware:
 
 
 def read_software(cells: RowCells, clock: float) -> RowSoftware:
-    """Return the software of a row. If tokens over a capacity are dropped, the host knows all sizes in advance."""
-    stack = match_stack(cells.text("software"))
+    """Return the software of a row. If tokens over a capacity are dropped, the host knows all sizes in advance.
+
+    A run that says that nothing was compiled is of its software without torch.compile, where that is a stack of its own.
+    """
+    is_eager = cells.flag("compile") is False
+    stack = match_stack(f"eager {cells.text('software')}" if is_eager else cells.text("software"))
     flash_attention, routing_text = cells.flag("flash_attn"), cells.text("model") + cells.text("notes")
     return RowSoftware(
         stack=stack, fused_attention=not stack.unfused_attention if flash_attention is None else flash_attention,

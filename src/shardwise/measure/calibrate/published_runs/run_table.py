@@ -27,7 +27,7 @@ INPUT_COLUMNS = (
     "mla_q_lora", "mla_kv_lora", "mla_qk_nope", "mla_qk_rope", "mla_v_dim", "window", "window_layers", "chip",
     "chip_mem_gb", "chips_per_node", "intra_node_link", "inter_node_link", "n_devices", "seq_len", "micro_batch",
     "global_batch", "grad_accum", "dtype", "tp", "sp", "cp", "pp", "vpp", "pp_schedule", "ep", "etp", "dp",
-    "zero_stage", "fsdp", "recompute", "recompute_detail", "dist_optimizer", "offload", "overlap_flags", "flash_attn",
+    "zero_stage", "fsdp", "recompute", "recompute_detail", "dist_optimizer", "offload", "overlap_flags", "flash_attn", "compile",
     "notes",
 )  # fmt: skip
 
@@ -173,6 +173,11 @@ def layout_rows() -> tuple[RunRow, ...]:
     """Return layouts of GPT models measured on A100s; what the source leaves open is as in Megatron-LM. Source:
     VIA-Research/vTrain, data/ground_truth_{single,multi}.csv (MIT). Assumed: 80 GB, a vocabulary of 51,200."""
     return _read_packaged("layouts.csv")
+
+
+def engine_rows() -> tuple[RunRow, ...]:
+    """Return runs of this package's `train` on a GPU. A batch of 65,536 tokens is assumed where only the rate was noted."""
+    return _read_packaged("engine_runs.csv")
 
 
 def _read_packaged(name: str) -> tuple[RunRow, ...]:
