@@ -112,8 +112,9 @@ class StackKind(NamedTuple):
 
 
 # Priors: eager PyTorch runs each operation as a kernel, and the attention kernels of 2023 were slower; Megatron and Transformer
-# Engine fuse by hand; XLA and torch.compile fuse adjacent operations. Source: geometric means of the published runs of each
-# kind, rounded.
+# Engine fuse by hand; XLA and torch.compile fuse adjacent operations. Source: geometric means of what published runs fit of the
+# stacks of each kind, rounded, each with the root of its number of runs as weight; of compiled stacks with that number, as one
+# has most runs; eager stacks of today have too few.
 # Loss: PyTorch's own; Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into kernels that read
 # logits once.
 # Buckets: PyTorch's DistributedDataParallel, bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million
@@ -123,9 +124,9 @@ class StackKind(NamedTuple):
 # calibrate/published_runs/layouts.csv; published runs of other stacks of these kinds do not contradict it. XLA and torch.compile
 # launch far less.
 STACK_KINDS: Mapping[str, StackKind] = {
-    "eager_2023": StackKind({"elementwise": 4.0, "attention": 1.4}, "unfused", BUCKET_BYTES, 100e-6),
+    "eager_2023": StackKind({"elementwise": 3.4, "attention": 1.8, "launch_s": 30e-6}, "unfused", BUCKET_BYTES, 100e-6),
     "eager": StackKind({"elementwise": 3.0, "attention": 1.0}, "unfused", BUCKET_BYTES, 100e-6),
-    "fused": StackKind({"elementwise": 2.0, "attention": 1.0}, "fused", 160e6, 100e-6),
+    "fused": StackKind({"elementwise": 1.6, "attention": 0.7, "launch_s": 16e-6}, "fused", 160e6, 100e-6),
     "compiled": StackKind({"elementwise": 1.6, "attention": 1.1}, "streamed", 1e15, 0.0, platforms=("GPU", "TPU")),
 }
 # Stack that a chip is assumed to run if none is named: the kind of Megatron and NeMo on GPUs, as most published runs use it

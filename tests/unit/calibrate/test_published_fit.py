@@ -38,17 +38,17 @@ from shardwise.values import to_json
 NUMBER = r"[-+]?\d+\.\d+"
 # Of each kind of fold and stratum: mean, median and 90th percentile of the step-time error.
 REACHED = {
-    ("fitted", "all"): (0.051, 0.034, 0.100),
-    ("model", "all"): (0.068, 0.042, 0.159),
-    ("model", "dense A100"): (0.047, 0.037, 0.095),
-    ("model", "dense H100, 16 bits"): (0.042, 0.025, 0.088),
-    ("model", "dense H100, fp8"): (0.072, 0.047, 0.171),
-    ("model", "dense Blackwell"): (0.086, 0.056, 0.163),
-    ("model", "TPU"): (0.057, 0.043, 0.127),
-    ("model", "MoE"): (0.167, 0.138, 0.387),
-    ("source", "all"): (0.107, 0.077, 0.229),
-    ("lab", "all"): (0.115, 0.085, 0.236),
-    ("three", "all"): (0.098, 0.067, 0.211),
+    ("fitted", "all"): (0.049, 0.034, 0.099),
+    ("model", "all"): (0.065, 0.041, 0.147),
+    ("model", "dense A100"): (0.047, 0.037, 0.093),
+    ("model", "dense H100, 16 bits"): (0.039, 0.022, 0.081),
+    ("model", "dense H100, fp8"): (0.061, 0.043, 0.132),
+    ("model", "dense Blackwell"): (0.084, 0.065, 0.179),
+    ("model", "TPU"): (0.054, 0.040, 0.112),
+    ("model", "MoE"): (0.166, 0.132, 0.391),
+    ("source", "all"): (0.097, 0.073, 0.199),
+    ("lab", "all"): (0.102, 0.081, 0.201),
+    ("three", "all"): (0.089, 0.061, 0.191),
 }  # fmt: skip
 
 
