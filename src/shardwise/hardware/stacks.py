@@ -209,8 +209,8 @@ class Stack:
     precision_source: str = ""
     is_known: bool = True
     routed: tuple[RoutedLayers, ...] = ()
-    shares: Mapping[str, str] = field(default_factory=dict)
-    priors: Mapping[str, float] = field(default_factory=dict)
+    shares: Mapping[str, str] = field(default_factory=dict, hash=False)
+    priors: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def routed_layers(self, chip: str, model: str) -> RoutedLayers:
         """Return how the stack's recipes run layers with experts of a model, by name, on a chip: the first that holds."""
