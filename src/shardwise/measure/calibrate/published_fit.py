@@ -252,7 +252,7 @@ def format_constants(fit: PublishedFit) -> str:
     lines = [
         "# Made by benchmarks/published.py --write; hardware/calibration_constants.py says what each constant means.",
         f'source = "fitted to {len(fit.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
-        'weighted 1/duplicates, beside half of a study of layouts (layouts.csv) and runs of `train` itself (engine_runs.csv)"',
+        'weighted 1/duplicates, half of a study of layouts (layouts.csv) and runs of `train` (engine_runs.csv)"',
     ]
     lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
     for name, fold in FOLD_OF_SPREAD.items():
