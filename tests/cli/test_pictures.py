@@ -90,7 +90,7 @@ def test_a_rooflines_picture(tmp_path: Path) -> None:
         (["matmul", "B=1,D=2", "h100"], ["SIZES: F missing; B, D, F are required"]),
         (["matmul", "B=0,D=x,F=2", "h100"], ["SIZES: B: found '0'", "SIZES: D: found 'x'"]),
         (["matmul", "B=1,B=2,D=2,F", "h100"], ["SIZES: found 'B=2'", "SIZES: found 'F'"]),
-        (["matmul", "B=1,D=1e200,F=2", "h100"], ["SIZES: D: found '1e200'; at most 1e+18"]),
+        (["matmul", "B=1,D=1e200,F=2", "h100"], ["SIZES: D: found '1e200'; a whole number of at most 1e+18"]),
         (["matmul", "B=1,D=2,F=2,Q=1", "h100"], ["SIZES: matmul has no 'Q'"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--from", "disk"], ["'disk'; one of host, hbm, vmem"]),
         (["matmul", "B=1,D=2,F=2", "h100", "--causal"], ["matmul is not attention"]),

@@ -648,6 +648,6 @@ def test_choices_that_leave_no_legal_layout_are_refused() -> None:
 
 def test_only_experts_that_the_devices_can_share_are_looked_at() -> None:
     """A number of experts far beyond the devices costs the search nothing."""
-    many = dataclasses.replace(SMALL, num_experts=10**9, experts_per_token=1)
+    many = dataclasses.replace(SMALL, num_experts=10**5, experts_per_token=1)
     space = build_space(many, JOB, 16, CHOICES)
     assert set(space.degrees["ep"].tolist()) == {1, 2, 4, 8, 16}

@@ -52,7 +52,7 @@ def test_one_line_for_each_peak() -> None:
     chip, links = load_chip_and_links("h100")
     labels = [line.label for line in marks_of(roofline_chart(chip, links, []), Curve)]
     assert labels[0] == "bf16, fp16 from memory, 3.35 TB/s"
-    assert len(labels) == 5
+    assert len(labels) == 6  # each peak but fp16 and int8, and two networks
 
 
 def test_kernels_in_the_same_place_are_one_point() -> None:
