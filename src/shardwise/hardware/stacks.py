@@ -114,7 +114,7 @@ class StackKind(NamedTuple):
 # Priors: eager PyTorch runs each operation as a kernel, and the attention kernels of 2023 were slower; Megatron and Transformer
 # Engine fuse by hand; XLA and torch.compile fuse adjacent operations. Source: geometric means of what published runs fit of the
 # stacks of each kind, rounded, each with the root of its number of runs as weight; of compiled stacks with that number, as one
-# has most runs; eager stacks of today have too few.
+# has most runs; current eager stacks have too few.
 # Loss: PyTorch's own; Megatron-Core, --cross-entropy-loss-fusion; XLA and torch.compile fuse the loss into kernels that read
 # logits once.
 # Buckets: PyTorch's DistributedDataParallel, bucket_cap_mb; Megatron-Core, DistributedDataParallelConfig.bucket_size: 40 million

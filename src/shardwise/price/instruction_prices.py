@@ -108,15 +108,14 @@ class InstructionPricer:
         phases = next((phases for phases in HOST_PASSES if phase in phases), ())
         if not phases or not self.pricer.rates.host_s:
             return 0.0
-        idle = self.pricer.idle_s(
-            parts, {each: self._device_s(parts, each) for pass_phases in HOST_PASSES for each in pass_phases}
-        )
+        device_s = {name: self._device_s(parts, name) for pass_phases in HOST_PASSES for name in pass_phases}
+        idle = self.pricer.idle_s(parts, device_s)
         if not any(map(float, idle.values())):
             return 0.0
         exposed = self.pricer.exposed_activation_s(parts, self.values, self.links)
-        blocking_s = float(sum_values(exposed.get((each, axis), 0.0) for each in phases for axis in BLOCKING))
-        for each in phases[: phases.index(phase)]:
-            blocking_s = max(blocking_s - float(idle[each]), 0.0)
+        blocking_s = float(sum_values(exposed.get((name, axis), 0.0) for name in phases for axis in BLOCKING))
+        for earlier in phases[: phases.index(phase)]:
+            blocking_s = max(blocking_s - float(idle[earlier]), 0.0)
         return max(float(idle[phase]) - blocking_s, 0.0)
 
     def price_instruction(self, instruction: SingleInstruction, parts: UnitCostInputs) -> PricedInstruction:
