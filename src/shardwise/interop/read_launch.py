@@ -185,11 +185,29 @@ def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
         scores[name] = sum(1 if option in target.options else -1 for option in options)
     best = max(scores, key=lambda name: scores[name], default=None)
     if best is None or scores[best] <= 0:
+        if (framework := unread_framework(files)) is not None:
+            raise InputError(
+                f"read: {', '.join(files)} is a configuration of {framework}, which is not read; give the ds_config.json or the "
+                "YAML of Accelerate that it trains with, and --model, --seq-len, --batch-seqs and --micro-batch-seqs"
+            )
         raise InputError(
             f"read: found no launch that is known in {', '.join(files)}; one of {', '.join(TARGETS)} is required",
             *dict.fromkeys(reasons),
         )
     return TARGETS[best]
+
+
+# Keys at the head of lines that tell configurations of trainers on top of DeepSpeed and Accelerate.
+UNREAD_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
+    "Axolotl": ("base_model:", "datasets:"), "LLaMA-Factory": ("model_name_or_path:", "finetuning_type:"),
+    "TRL": ("model_name_or_path:", "per_device_train_batch_size:"),
+}  # fmt: skip
+
+
+def unread_framework(files: LaunchFiles) -> str | None:
+    """Return the trainer whose configuration is among the files, of those that are known by name alone."""
+    lines = {line.partition(" ")[0] for text in files.values() for line in text.splitlines()}
+    return next((name for name, keys in UNREAD_FRAMEWORKS.items() if lines.issuperset(keys)), None)
 
 
 def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
