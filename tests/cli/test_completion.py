@@ -20,8 +20,9 @@ from json_schemas import require_valid
 from shardwise.hardware.stacks import stack_names
 from shardwise.interop.frameworks.targets import TARGETS
 from shardwise.model.load import model_names
-from shardwise.present.shell_completion import SCRIPTS, bash_lines, complete, fish_lines, zsh_lines
+from shardwise.present.shell_completion import SCRIPTS, bash_lines, complete, complete_for_shell, fish_lines, zsh_lines
 from shardwise.present.verbs import GROUPS
+from shardwise.values.errors import InputError
 
 HANG_S = 60  # a shell that has not answered by then hangs
 
@@ -196,3 +197,8 @@ def test_bash_offers_several(shell_of: tuple[str, dict[str, str]]) -> None:
     )
     done = subprocess.run([shell_of[0], "-c", script], capture_output=True, text=True, check=True, env=shell_of[1])
     assert done.stdout.splitlines() == ["models", "complete -o default -F _shardwise shardwise"]
+
+
+def test_bash_hands_over_one_line() -> None:
+    with pytest.raises(InputError, match="found 2; bash hands over its line as one word"):
+        complete_for_shell("bash", ["shardwise", "plan"])

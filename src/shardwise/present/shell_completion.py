@@ -16,7 +16,7 @@ from typing import NamedTuple
 from shardwise.present.catalogue_names import names_of
 from shardwise.present.command_line import add_verbs
 from shardwise.present.verbs import GROUPS
-from shardwise.values import Parser, Payload, lookup
+from shardwise.values import InputError, Parser, Payload, lookup
 
 BASH_WORD_BREAKS = ":="  # characters at which bash ends a word
 
@@ -101,9 +101,13 @@ def _values(action: argparse.Action, positional: Sequence[str]) -> list[Completi
 def bash_lines(command_words: Sequence[str]) -> list[str]:
     """Return completions from the last character at which bash ends a word. `command_words` is the line, in one text.
 
+    Raises `InputError` for several texts.
+
     >>> bash_lines(["shardwise show clusters tpu-v5e:16x16"])
     ['16x16', '16x16*2']
     """
+    if len(command_words) != 1:
+        raise InputError(f"words: found {len(command_words)}; bash hands over its line as one word, in quotation marks")
     (line,) = command_words
     try:
         split = shlex.split(line)[1:]

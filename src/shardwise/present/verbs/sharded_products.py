@@ -329,7 +329,8 @@ def array_bytes(size: str | float, dtype: str) -> float:
     """Return the bytes of an array: a quantity of bytes ("256B" is 256 bytes here), or a shape of elements of a format."""
     width, label = bytes_per_element(dtype), argument_label("size")
     if isinstance(size, str) and re.fullmatch(r"\s*\d+(x\d+)+\s*", size):
-        num_bytes = math.prod(int(part) for part in size.split("x")) * width
+        sizes = [parse_count(part.strip(), label=label) for part in size.split("x")]
+        num_bytes = math.prod(sizes) * width
     else:
         plain = re.fullmatch(r"\s*([\d.]+)\s*B\s*", size) if isinstance(size, str) else None
         num_bytes = parse_quantity(f"{plain[1]} B" if plain else size, label=label, unit="B")
