@@ -124,7 +124,7 @@ WRONG = [
     (["all-gather", "lots", "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "'lots'"]),
     (["all-gather", "0MB", "--axes", "4", "--on", "tpu-v5e"], ["at least 1 byte"]),
     (["all-gather", "0x4", "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "'0'"]),
-    (["all-gather", "2048x" + "9" * 5000, "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "whole number"]),
+    (["all-gather", "2048x" + "9" * 5000, "--axes", "4", "--on", "tpu-v5e"], ["SIZE", "finite number is required"]),
     (["all-gather", "4x4", "--axes", "4", "--on", "tpu-v5e", "--dtype", "bf17"], ["'bf17'", "bf16"]),
     (["all-gather", "1MB", "--axes", "4:4", "--on", "tpu-v5e"], ["'4:4'", "separated by commas"]),
     (["all-gather", "1MB", "--axes", "0", "--on", "tpu-v5e"], ["'0'", "such as 4"]),

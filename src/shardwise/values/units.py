@@ -59,7 +59,7 @@ def parse_quantity(text: str | float, *, label: str = "quantity", unit: str | No
             )
         number = float(match.group(1)) * scale
     if not math.isfinite(number):
-        raise InputError(f"{label}: found {text!r}; a finite number is required")
+        raise InputError(f"{label}: found {str(text)[:60]!r}; a finite number is required")
     return number
 
 
@@ -80,7 +80,7 @@ def parse_count(text: str | float, *, label: str, minimum: int = 1) -> int:
     """Return a whole quantity of at least `minimum` ("4Mi" is 4194304). Raises `InputError` otherwise."""
     number = parse_quantity(text, label=label, unit="")
     if number < minimum or number != int(number):
-        raise InputError(f"{label}: found {text!r}; a whole number of at least {minimum} is required")
+        raise InputError(f"{label}: found {str(text)[:60]!r}; a whole number of at least {minimum} is required")
     if number > MAX_COUNT:
         raise InputError(f"{label}: found {str(text)[:40]!r}; a whole number of at most {MAX_COUNT:g} is required")
     return int(number)
