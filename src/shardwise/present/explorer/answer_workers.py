@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 
 
 class Answers(Protocol):
-    """What answers a question about the state of a query."""
+    """Interface of whatever answers questions about the state of a query."""
 
     def answer(self, question: str, query: str) -> Answer:
         """Return the answer."""

@@ -1,4 +1,4 @@
-"""What surrounds the other verbs: `doctor`, what works on this machine; `completion`, for shells; `mcp`, for agents."""
+"""Verbs around the others: `doctor`, for this machine; `completion`, for shells; `mcp`, for agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a run the same run when it goes on: model, data and the order of samples; kept in its folder and its checkpoints.
+"""Identity of a run: model, data and the order of its samples, kept in its folder and its checkpoints.
 
 Degrees, micro-batches and schedules of the learning rate may change. So may batches if the recipe has a schedule of them: the
 checkpoint has those before it.
