@@ -210,6 +210,12 @@ def test_options_that_make_another_model_are_refused(option: str) -> None:
         read_script(f"{SIZES}{BATCH}{VOCABULARY}{option}")
 
 
+def test_a_model_that_the_user_names_replaces_what_options_make_of_it() -> None:
+    script = f"torchrun --nproc-per-node 8 pretrain_gpt.py {SIZES}{BATCH}{VOCABULARY}--hybrid-layer-pattern M-M*"
+    model = load_model("tiny-llama-15m")
+    assert parse_launch({"launch.sh": script}, EIGHT, model=model).launch.model == model
+
+
 def test_options_that_change_memory_withhold_the_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "launch.sh"
     options = (
@@ -462,6 +468,12 @@ def test_scripts_are_read_with_arguments_and_environment(
     launch, model = parsed.launch, parsed.launch.model
     assert any("--arg gives them" in note for note in parsed.notes) == (not arguments)
     assert (model.num_layers, model.d_model, launch.job.num_seqs, model.vocab_size) == sizes
+
+
+def test_columns_of_awk_are_no_arguments_of_a_script() -> None:
+    lines = "NODES=$(sinfo | awk '{print $1}')\n"
+    parsed = parse_launch({"launch.sh": f"{lines}torchrun pretrain_gpt.py {SIZES}{BATCH}{VOCABULARY}"}, EIGHT)
+    assert not any("--arg" in note for note in parsed.notes)
 
 
 @pytest.mark.parametrize(

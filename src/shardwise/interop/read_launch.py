@@ -35,7 +35,15 @@ from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
 from shardwise.search import Plan, layout_of_plan, make_plan, plan_layout
-from shardwise.values import FileMessages, InputError, NothingFitsError, Payload, raise_problems, read_text
+from shardwise.values import (
+    FileMessages,
+    InputError,
+    NothingFitsError,
+    Payload,
+    argument_label,
+    raise_problems,
+    read_text,
+)
 
 # Fields that every launch has, and the options of `shardwise read` that give them if the files do not.
 USER_FIELDS: Mapping[str, str] = {
@@ -89,6 +97,7 @@ def parse_launch(
         raise InputError(
             f"read: found no option of {framework.title} {framework.version} in {', '.join(files)}; its launch is required"
         )
+    named_by_user = model is not None
     model = model or framework.find_model(options)
     if model is None and not framework.includes_model:
         raise InputError(f"read: {_unknown_model_problem(framework, options)}; give --model, a name or a config.json")
@@ -99,7 +108,8 @@ def parse_launch(
     process_notes = (*process_count_notes(files, machines), *script_argument_notes(files))
     effects = {name: effect for name, value in options.items() if (effect := framework.unpriced_effect(name, value))}
     try:
-        _require_known_model(framework, options, effects, model)
+        if not named_by_user:
+            _require_known_model(options, effects)
         launch_fields = _with_user_fields(from_options(framework, reader, model), reader.user_fields, framework)
         launch = _build_launch(launch_fields, machines, model)
     except InputError as error:
@@ -123,16 +133,16 @@ def _unknown_model_problem(target: Target, options: Options) -> str:
     return f"the model of the launch is {name[:80]!r}, which the catalogue lacks"
 
 
-def _require_known_model(
-    target: Target, options: Options, effects: Mapping[str, str], model: Architecture | None
-) -> None:
-    """Raise `InputError` for options that make the model another one, unless the user says which it is."""
-    if model is None or target.includes_model:
-        problem = "which makes the model another one than its sizes say, and is not known here"
-        raise_problems([
+def _require_known_model(options: Options, effects: Mapping[str, str]) -> None:
+    """Raise `InputError` for options that make the model another one than its sizes say."""
+    problem = "which makes the model another one than its sizes say, and is not known here; --model names it"
+    raise_problems(
+        [
             f"{name}: found {str(options[name])[:60]!r}, {problem}"
-            for name, effect in effects.items() if effect == "model"
-        ])  # fmt: skip
+            for name, effect in effects.items()
+            if effect == "model"
+        ]
+    )
 
 
 def _vocabulary_note(launch_fields: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:
@@ -168,7 +178,9 @@ def read_options(target: Target, files: LaunchFiles, recipe: str | None) -> Opti
     if recipe is None:
         return target.read(files)
     if target.read_recipe is None:
-        raise InputError(f"recipe: a launch of {target.title} has no recipes to choose from; leave it out")
+        raise InputError(
+            f"{argument_label('recipe')}: a launch of {target.title} has no recipes to choose from; leave it out"
+        )
     return target.read_recipe(files, recipe)
 
 

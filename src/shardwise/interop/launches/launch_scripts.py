@@ -17,7 +17,7 @@ from shardwise.interop.launches.target import LaunchFiles, OptionMapping, Option
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
 from shardwise.interop.text_formats.option_tables import FrameworkOption, Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
-from shardwise.values import InputError, describe_unknown, raise_problems
+from shardwise.values import InputError, argument_label, describe_unknown, raise_problems
 
 PORT = 29500  # torchrun's default rendezvous port. Source: PyTorch documentation, torchrun (Elastic Launch)
 # (option of nodes, option of processes per node, default nodes) of torchrun and of deepspeed, which takes nodes from its hostfile
@@ -104,7 +104,11 @@ def script_argument_notes(files: LaunchFiles) -> Iterator[str]:
     """Yield a note for each script that takes arguments and is read without any."""
     for name, text in files.items():
         is_script = not name.lower().endswith(NON_SCRIPT_ENDINGS)
-        if is_script and _SCRIPT_ARGUMENT.search(text) and not re.search(r"^set -- ", text, re.MULTILINE):
+        if (
+            is_script
+            and _SCRIPT_ARGUMENT.search(_QUOTED.sub("", text))
+            and not re.search(r"^set -- ", text, re.MULTILINE)
+        ):
             yield f"{name} takes arguments ($1 and further), and is read as started without any; --arg gives them"
 
 
@@ -122,6 +126,7 @@ def _started_processes(text: str, name: str) -> tuple[int, int] | None:
 
 
 _SCRIPT_ARGUMENT = re.compile(r"\$\{?[1-9]")
+_QUOTED = re.compile(r"'[^'\n]*'")  # text that bash does not expand: awk '{print $1}'
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
@@ -134,7 +139,8 @@ def with_script_context(files: LaunchFiles, arguments: Sequence[str], environmen
         return files
     pairs = [entry.partition("=") for entry in environment]
     wrong = [name for name, equals, _ in pairs if not equals or not _ENVIRONMENT_NAME.fullmatch(name)]
-    raise_problems([f"environment: found {name[:60]!r}; NAME=VALUE is required" for name in wrong])
+    label = argument_label("environment")
+    raise_problems([f"{label}: found {name[:60]!r}; NAME=VALUE is required" for name in wrong])
     scripts = [name for name in files if not name.lower().endswith(NON_SCRIPT_ENDINGS)]
     if not scripts:
         raise InputError(f"read: found arguments for a script, and no script in {', '.join(files)}; leave them out")

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from shardwise.interop.text_formats.config_trees import require_length
-from shardwise.values import InputError, describe_unknown
+from shardwise.values import InputError, argument_label, describe_unknown
 
 MAX_ELEMENTS = 100_000  # of a list that a sum or product makes
 MAX_SHOWN = 80  # characters of a statement in a report
@@ -68,7 +68,7 @@ def parse_python_config(text: str, source: str, recipe: str | None = None) -> Py
     }  # fmt: skip
     public = {name: function for name, function in functions.items() if not name.startswith("_")} or functions
     if recipe is not None and recipe not in functions:
-        raise InputError(f"{source}: recipe: {describe_unknown(recipe, public)}")
+        raise InputError(f"{source}: {argument_label('recipe')}: {describe_unknown(recipe, public)}")
     if recipe is None and len(public) != 1:
         names = ", ".join(list(public)[:MAX_RECIPES_LISTED])
         listed = f" ({names}{', ...' * (len(public) > MAX_RECIPES_LISTED)})" if names else ""
