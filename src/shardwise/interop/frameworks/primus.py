@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from shardwise.interop.launches.target import LaunchFiles
-from shardwise.interop.text_formats.config_trees import flatten, normalize_values, parse_yaml
+from shardwise.interop.text_formats.config_trees import find_marked_yaml, flatten, normalize_values, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, read_option_file
 from shardwise.values import InputError, describe_unknown
 
@@ -51,10 +51,10 @@ def read_experiment(files: LaunchFiles, framework: str) -> Experiment | None:
 
     Raises `InputError` for one of another framework, of several modules, and of a model that is not known.
     """
-    yaml_files = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
-    if len(yaml_files) != 1 or not re.search(rf"^{MODULES}:", yaml_files[0][1], re.MULTILINE):
+    marked = find_marked_yaml(files, MODULES)
+    if marked is None:
         return None
-    name, text = yaml_files[0]
+    name, text = marked
     modules = parse_yaml(_PLACEHOLDER.sub(r"\1", text), name)[MODULES]
     trainers = [module for key, module in modules.items() if key in TRAINERS] if isinstance(modules, Mapping) else []
     if len(trainers) != 1 or not isinstance(trainers[0], Mapping):

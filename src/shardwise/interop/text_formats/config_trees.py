@@ -145,6 +145,13 @@ def format_yaml(options: Options) -> str:
     return text
 
 
+def find_marked_yaml(files: Mapping[str, str], section: str) -> tuple[str, str] | None:
+    """Return name and text of the only YAML file if it has a top-level section; None for other files."""
+    yaml_files = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
+    has_section = len(yaml_files) == 1 and re.search(rf"^{section}:", yaml_files[0][1], re.MULTILINE)
+    return yaml_files[0] if has_section else None
+
+
 def find_yaml(files: Mapping[str, str], required: str) -> tuple[str, str]:
     """Return name and text of the only YAML file among the files. Raises `InputError` if there is none, or more than one."""
     candidates = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]

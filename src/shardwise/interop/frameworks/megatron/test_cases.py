@@ -5,13 +5,12 @@ Source: Megatron-LM at d98e8a64, tests/functional_tests/shell_test_utils/run_ci_
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from shardwise.interop.launches.target import LaunchFiles
 from shardwise.interop.text_formats.command_flags import parse_flags
-from shardwise.interop.text_formats.config_trees import parse_yaml
+from shardwise.interop.text_formats.config_trees import find_marked_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import option_table
 from shardwise.values import InputError
 
@@ -20,10 +19,10 @@ ARGUMENTS = "MODEL_ARGS"
 
 def read_test_case(files: LaunchFiles) -> dict[str, Any] | None:
     """Return the arguments of a test case; None for files that are none. Raises `InputError` if its arguments are no mapping."""
-    yaml_files = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]
-    if len(yaml_files) != 1 or not re.search(rf"^{ARGUMENTS}:", yaml_files[0][1], re.MULTILINE):
+    marked = find_marked_yaml(files, ARGUMENTS)
+    if marked is None:
         return None
-    name, text = yaml_files[0]
+    name, text = marked
     arguments = parse_yaml(text, name, keeps_last=True)[ARGUMENTS]  # as yq, which passes them on, does
     if not isinstance(arguments, Mapping):
         raise InputError(f"{name}: {ARGUMENTS} is {type(arguments).__name__}; arguments by flag are required")
