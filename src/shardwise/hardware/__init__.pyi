@@ -15,6 +15,7 @@ from .cluster_loading import load_cluster as load_cluster
 from .cluster_loading import load_measured_cluster as load_measured_cluster
 from .mesh_links import place_group as place_group
 from .mesh_links import place_mesh as place_mesh
+from .nearest_shorthand import SLICE_NAMES as SLICE_NAMES
 from .network.compare_collective_algorithms import CollectiveReport as CollectiveReport
 from .network.compare_collective_algorithms import PlacedCollective as PlacedCollective
 from .network.compare_collective_algorithms import collective_report as collective_report

@@ -11,10 +11,13 @@ from shardwise.values import find_nearest_names
 
 _SEPARATED = re.compile(r"^(?P<chip>[a-z][a-z0-9.\-]*?)[\s:_x*-]+(?P<count>[0-9]+)(?:\s*gpus?)?$")
 _COUNT_FIRST = re.compile(r"^(?P<count>[0-9]+)\s*[x*-]?\s*(?P<chip>[a-z][a-z0-9.\-]*)$")
-# Cores that the name of a slice counts for a chip; other generations count chips. Source: Google Cloud TPU documentation,
-# "Accelerator types" (v4-8 is 4 chips, v5p-8 is 4 chips, v5litepod-8 is 8).
-CORES_PER_CHIP = {"tpu-v3": 2, "tpu-v4": 2, "tpu-v5p": 2, "tpu-v7x": 2}
-OTHER_NAMES = {"tpu-v5litepod": "tpu-v5e", "tpu7x": "tpu-v7x", "tpu-7x": "tpu-v7x"}
+# The name of each chip's slices, and what one chip adds to the number behind it: some generations count both of their cores.
+# Sources: Google Cloud TPU documentation, "Accelerator types" (v4-8 is 4 chips, v5p-8 is 4 chips, v5litepod-8 is 8); MaxText,
+# docs/run_maxtext/run_maxtext_via_xpk.md and utils/accelerator_to_spec_map.py.
+SLICE_NAMES = {
+    "tpu-v3": ("v3", 2), "tpu-v4": ("v4", 2), "tpu-v5e": ("v5litepod", 1), "tpu-v5p": ("v5p", 2), "tpu-v6e": ("v6e", 1),
+    "tpu-v7x": ("tpu7x", 2),
+}  # fmt: skip
 MAX_COUNT_DIGITS = 7
 
 
@@ -35,12 +38,20 @@ def nearest_shorthand(text: str) -> str | None:
     # The name of a slice (v5p-512) counts cores; a number behind a colon or before the chip counts chips.
     is_slice_name = lower.startswith(match["chip"] + "-") and match.re is _SEPARATED
     count = int(match["count"])
-    return _shorthand(name, count // CORES_PER_CHIP.get(name, 1) if is_slice_name else count)
+    return _shorthand(name, count // SLICE_NAMES.get(name, ("", 1))[1] if is_slice_name else count)
 
 
 def _exact_chip_name(text: str) -> str | None:
     """Return the chip that a text names, by one of its names."""
-    candidates = (text, OTHER_NAMES.get(text, ""), f"tpu-{text}", OTHER_NAMES.get(f"tpu-{text}", ""))
+    plain = text.removeprefix("tpu-")
+    chips_by_slice = {slice_name: chip for chip, (slice_name, _) in SLICE_NAMES.items()}
+    candidates = (
+        text,
+        f"tpu-{text}",
+        chips_by_slice.get(text),
+        chips_by_slice.get(plain),
+        chips_by_slice.get(f"tpu{plain}"),
+    )
     return next((candidate for candidate in candidates if candidate in chip_names()), None)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from shardwise.hardware import SLICE_NAMES
 from shardwise.interop.frameworks.maxtext.model_options import (
     MODEL_MAPPINGS,
     decoder_block,
@@ -136,11 +137,6 @@ PRECISIONS: Mapping[str, Mapping[str, Options]] = {
         "mxfp8": {"quantization": "te_mxfp8"},
     },
 }  # fmt: skip
-# XPK's name of each chip, and what one chip adds to the number in a slice's type: v4, v5p and v7x count both of their cores.
-# Source: docs/run_maxtext/run_maxtext_via_xpk.md; utils/accelerator_to_spec_map.py.
-XPK_CHIPS = {
-    "tpu-v4": ("v4", 2), "tpu-v5e": ("v5litepod", 1), "tpu-v5p": ("v5p", 2), "tpu-v6e": ("v6e", 1), "tpu-v7x": ("tpu7x", 2),
-}  # fmt: skip
 
 
 def _precision_options(hardware: str, launch: Launch) -> Options:
@@ -213,7 +209,7 @@ def _script_text(hardware: str, launch: Launch) -> str:
             f'CONFIG="$(cd "$(dirname "$0")" && pwd)/{CONFIG}"\ncd "${{MAXTEXT:?}}"\n'
             f'python3 -m {PROGRAM} "$CONFIG" base_output_directory="${{OUTPUT:?a folder or bucket}}"\n'
         )
-    name, cores_per_chip = XPK_CHIPS.get(machines.chip, (machines.chip, 1))
+    name, cores_per_chip = SLICE_NAMES.get(machines.chip, (machines.chip, 1))
     return head.format("A workload of XPK on GKE, whose image has this folder's config.yml") + " \\\n  ".join((
         'xpk workload create --cluster "${CLUSTER:?}" --workload "${RUN_NAME:?}"',
         '--base-docker-image "${IMAGE:-maxtext_base_image}"',
