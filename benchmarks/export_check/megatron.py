@@ -67,19 +67,24 @@ def problem(words: list[str]) -> str | None:
     return None
 
 
-def main() -> int:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--megatron", required=True, metavar="CHECKOUT")
-    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
-    chosen = options.parse_args()
+def stub_device() -> None:
+    """Stub the packages of accelerators, and let the device answer as an H100 would."""
     import torch
 
-    sys.path[0] = chosen.megatron  # in the place of this folder, whose files have the frameworks' names
     stub(VERSIONS)
     if not hasattr(typing, "override"):  # of Python 3.12
         typing.override = lambda method: method  # type: ignore[attr-defined]
     torch.cuda.get_device_capability = lambda device=None: (9, 0)  # type: ignore[assignment]
     torch.cuda.get_device_properties = lambda device=None: type("H100", (), {"major": 9, "minor": 0})()  # type: ignore
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--megatron", required=True, metavar="CHECKOUT")
+    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    chosen = options.parse_args()
+    sys.path[0] = chosen.megatron  # in the place of this folder, whose files have the frameworks' names
+    stub_device()
     found = {folder: problem(words_of(folder)) for folder in chosen.folders}
     for folder, reason in found.items():
         print(f"{folder}: {'accepted' if reason is None else f'refused: {reason}'}")
