@@ -61,5 +61,14 @@ STRUCTURES: dict[str, Structure] = {
         ("num_experts", 8), ("experts_per_token", 2), ("sinks", True), ("mlp", "clamped_swiglu"),
         ("bias", ("qkv", "attention_out", "router", "experts")),
     ),
+    "squared_relu": (("mlp", "relu2"),),
+    "norms_without_weights": (("norm_weight", False), ("qk_norm", True)),
+    "layer_norms_without_weights": (("norm", "layer"), ("norm_weight", False)),
+    "inner_norms": (("inner_norms", True), ("mlp", "relu2")),
+    "layer_norm_of_queries": (("norm", "layer"), ("norm_bias", True), ("qk_norm", True)),
+    "weights_of_each_head": (("norm", "layer"), ("qk_norm", True), ("qk_norm_over", "each_head"), ("parallel", True)),
+    "bias_of_the_head": (
+        ("bias", ("mlp", "head")), ("mlp", "gelu"), ("parallel", True), ("norm", "layer"), ("vocab_size", 32),
+    ),
 }  # fmt: skip
 WITH_EXPERTS = tuple(name for name, fields in STRUCTURES.items() if "num_experts" in dict(fields))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from train.stand_in import VOCAB, small_plan, write_inputs
@@ -67,6 +68,24 @@ def test_a_batch_that_a_schedule_does_not_run_is_refused_before_the_first_step()
 def test_an_uneven_vocabulary_runs() -> None:
     assert sw.load_model("gpt-2").vocab_size % 2
     require_runnable(sw.load_model("gpt-2"), Layout(tp=2), BF16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "part"),
+    [
+        ({"norm_weight": False}, "unit_rms_norm"),
+        ({"norm_weight": False, "norm": "layer"}, "unit_layer_norm"),
+        ({"inner_norms": True}, "norms of what the products back to the residual stream read"),
+        ({"qk_norm": True, "norm": "layer"}, "LayerNorm of queries and keys"),
+        ({"qk_norm": True, "qk_norm_over": "each_head"}, "weights of queries' and keys' norms for each head"),
+        ({"bias": ("head",)}, "a bias of the head"),
+    ],
+)
+def test_a_structure_without_kernels_is_named(fields: dict[str, Any], part: str) -> None:
+    model = replace(MODEL, **fields)
+    with pytest.raises(InputError, match=f"has {part}: planned, not yet runnable"):
+        require_runnable(model, Layout(), BF16)
+    require_runnable(replace(MODEL, mlp="relu2"), Layout(), BF16)
 
 
 def test_whole_experts_run() -> None:

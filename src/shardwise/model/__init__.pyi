@@ -4,6 +4,8 @@ from .decoder import BORROWED_WEIGHTS as BORROWED_WEIGHTS
 from .decoder import LAYER_UNITS as LAYER_UNITS
 from .decoder import MTP_UNITS as MTP_UNITS
 from .decoder import unit_counts as unit_counts
+from .decoder import unit_program as unit_program
+from .decoder import units_of_structure as units_of_structure
 from .job import DEFAULT_SEQ_LEN as DEFAULT_SEQ_LEN
 from .job import Job as Job
 from .job import OverlapConvention as OverlapConvention

@@ -9,15 +9,17 @@ from typing import Any, Literal, get_args
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
 
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "clamped_swiglu"]
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
-NormWidth = Literal["head", "projection"]
-IS_GATED: Mapping[str, bool] = {"swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False}
+NormWidth = Literal["head", "each_head", "projection"]
+IS_GATED: Mapping[str, bool] = {
+    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False, "relu2": False,
+}  # fmt: skip
 # How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
 IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
 IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
-BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts")  # projections that may have a bias
+BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head")  # projections that may have a bias
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
@@ -32,23 +34,26 @@ MAX_PARTS: Mapping[str, int] = {"num_layers": 10_000, "num_predict_layers": 100,
 class ModelStructure:
     """Structure of a decoder block, without its sizes: all that a derivation reads of an architecture.
 
-    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). `qk_norm` normalises queries and keys, over each head or
-    over the whole projection; `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI
-    2025). `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream,
-    `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one norm, or from one each
-    (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys and values are made
-    from one latent of each token, `latent_queries` likewise from one of their own. `dense_layers` lead a stack of experts,
-    `predict` layers follow it and predict further tokens. `lora_targets`: which projections (of `LORA_PROJECTIONS`) have
-    low-rank adapters; where there are any, nothing else is trained.
+    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). Norms have a weight unless `norm_weight` is false. `qk_norm`
+    normalises queries and keys: each head, with weights that heads share ("head") or not ("each_head"), or the whole projection;
+    `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025). `pre_norms` normalise
+    what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms` what their last products read
+    (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
+    norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
+    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `dense_layers` lead a
+    stack of experts, `predict` layers follow it and predict further tokens. `lora_targets`: which projections (of
+    `LORA_PROJECTIONS`) have low-rank adapters; where there are any, nothing else is trained.
     """
 
     mlp: MlpKind = "swiglu"
     norm: NormKind = "rms"
+    norm_weight: bool = True
     norm_bias: bool = False
     positions: PositionKind = "rotary"
     bias: frozenset[str] = frozenset()
     qk_norm: bool = False
     qk_norm_over: NormWidth = "head"
+    inner_norms: bool = False
     sinks: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -81,6 +86,10 @@ class ModelStructure:
         ]
         if self.shared_gate and not self.shared_experts:
             problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
+        if self.norm_bias and not self.norm_weight:
+            problems.append(
+                "model: norms with a bias have a weight as well; norm_weight = true or norm_bias = false is required"
+            )
         raise_problems(problems)
 
     @property
@@ -144,11 +153,13 @@ class Architecture:
     vocab_size: int
     mlp: MlpKind = "swiglu"
     norm: NormKind = "rms"
+    norm_weight: bool = True
     norm_bias: bool = False
     positions: PositionKind = "rotary"
     bias: tuple[str, ...] = ()
     qk_norm: bool = False
     qk_norm_over: NormWidth = "head"
+    inner_norms: bool = False
     sinks: bool = False
     pre_norms: bool = True
     post_norms: bool = False

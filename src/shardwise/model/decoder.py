@@ -102,7 +102,7 @@ MTP_UNITS = ("inner_predict", "predict")  # likewise the modules of multi-token 
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
 # "untied" is what an embedding has beside the matrix that the head of a tied model has as well, positions for one.
 BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(MTP_UNITS, ("embedding", "head", "position_embedding")),
+    **dict.fromkeys(MTP_UNITS, ("embedding", "head", "head.bias", "position_embedding")),
     "untied": ("embedding",),
 }
 
@@ -207,7 +207,11 @@ def _add_head(builder: ProgramBuilder, architecture: Architecture, x: str, prefi
     def statistic(function: str, inputs: Iterable[str], name: str, dims: Iterable[str] = TOKENS) -> str:
         return builder.elementwise(function, inputs, f"{prefix}{name}", dims, Role.STATISTIC)
 
-    logits = builder.contract(y, weight, f"{prefix}logits", (*TOKENS, "V"), Role.LOGITS)
+    logit_dims = (*TOKENS, "V")
+    logits = builder.contract(y, weight, f"{prefix}logits", logit_dims, Role.LOGITS)
+    if "head" in architecture.bias:
+        bias = builder.weight("head.bias", "V", part=ModelPart.VOCABULARY)
+        logits = builder.elementwise("add_vector", [logits, bias], f"{prefix}logits_biased", logit_dims, Role.LOGITS)
     largest = statistic("maximum", [logits], "largest")
     total = statistic("sum_exp", [logits, largest], "sum_exp")
     target_logit = builder.tensor(f"{prefix}target_logit", TOKENS, Role.STATISTIC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Concatenate, Route, Scan
@@ -11,11 +12,12 @@ from shardwise.values import lookup
 
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
-# By kind of norm, its function and the sums over D that it reads.
+# By kind of norm, its function and the sums that it reads.
 NORM_FUNCTIONS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "rms": ("rms_norm", (("sum_square", "squares"),)),
     "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
 }
+UNIT = "unit_"  # prefix of a norm's function without weights
 # The projection that a weight belongs to: one of the names in `ModelStructure.bias` and `lora_targets`.
 PROJECTIONS: Mapping[str, str] = {
     "wq": "qkv", "wk": "qkv", "wv": "qkv", "wo": "attention_out", "w_up": "mlp", "w_gate": "mlp", "w_down": "mlp",
@@ -23,24 +25,35 @@ PROJECTIONS: Mapping[str, str] = {
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
 
+class NormDims(NamedTuple):
+    """Dims of a norm: those of its operand, those that it is taken over, and those of its weight."""
+
+    operand: tuple[str, ...] = HIDDEN
+    over: tuple[str, ...] = ("D",)
+    weight: tuple[str, ...] = ("D",)
+
+
+HIDDEN_NORM = NormDims()
+
+
 def add_norm(
-    builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION
-) -> str:
-    """Add RMSNorm or LayerNorm over D; the sums over D are tensors of their own, so D may be sharded."""
+    builder: ProgramBuilder, architecture: Architecture, x: str, name: str, role: Role = Role.ACTIVATION,
+    dims: NormDims = HIDDEN_NORM,
+) -> str:  # fmt: skip
+    """Add RMSNorm or LayerNorm; the sums are tensors of their own, so that the dims they are over may be sharded."""
     function, reductions = lookup(NORM_FUNCTIONS, architecture.norm, "norm")
-    operands = [
-        x,
-        *(
-            builder.elementwise(reduction, [x], f"{name}.{suffix}", TOKENS, Role.STATISTIC)
-            for reduction, suffix in reductions
-        ),
-    ]
-    weight = builder.weight(f"{name}.weight", "D", part=ModelPart.NORM)
+    rows = tuple(dim for dim in dims.operand if dim not in dims.over)
+    operands = [x]
+    for reduction, suffix in reductions:
+        operands.append(builder.elementwise(reduction, [x], f"{name}.{suffix}", rows, Role.STATISTIC))
+    if not architecture.norm_weight:
+        return builder.elementwise(UNIT + function, operands, f"{name}.out", dims.operand, role, dims.over)
+    operands.append(builder.weight(f"{name}.weight", dims.weight, part=ModelPart.NORM))
     if not architecture.norm_bias:
-        return builder.elementwise(function, [*operands, weight], f"{name}.out", HIDDEN, role)
-    scaled = builder.elementwise(function, [*operands, weight], f"{name}.scaled", HIDDEN)
-    bias = builder.weight(f"{name}.bias", "D", part=ModelPart.NORM)
-    return builder.elementwise("add_vector", [scaled, bias], f"{name}.out", HIDDEN, role)
+        return builder.elementwise(function, operands, f"{name}.out", dims.operand, role, dims.over)
+    scaled = builder.elementwise(function, operands, f"{name}.scaled", dims.operand, over=dims.over)
+    bias = builder.weight(f"{name}.bias", dims.weight, part=ModelPart.NORM)
+    return builder.elementwise("add_vector", [scaled, bias], f"{name}.out", dims.operand, role)
 
 
 class BlockBuilder:
@@ -90,6 +103,7 @@ class BlockBuilder:
             self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
         attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
+        attended = self.inner_norm(attended, "attention_inner_norm", query_dims)
         return self.project_out(attended, "wo", (*query_dims[2:], "D"), "attention_out")
 
     def sinks(self) -> tuple[str, ...]:
@@ -123,10 +137,7 @@ class BlockBuilder:
         return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
 
     def latent_norm(self, x: str, name: str, width: str) -> str:
-        dims = (*TOKENS, width)
-        squares = self.elementwise("sum_square", [x], f"{name}.squares", TOKENS, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}.weight", width, part=ModelPart.NORM)
-        return self.elementwise("rms_norm", [x, squares, weight], f"{name}.out", dims, over=(width,))
+        return self.sub_layer_norm(x, name, NormDims((*TOKENS, width), (width,), (width,)))
 
     def concatenate(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
         """Concatenate the non-rotary and the rotary part of heads."""
@@ -142,6 +153,7 @@ class BlockBuilder:
             gate = self.contract_with_lora(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
+        act = self.inner_norm(act, "mlp_inner_norm", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp_out")
 
     def project_out(self, x: str, weight: str, weight_dims: Iterable[str], name: str) -> str:
@@ -229,11 +241,21 @@ class BlockBuilder:
     def qk_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
             return x
-        over = lookup({"head": ("H",), "projection": dims[2:]}, self.architecture.qk_norm_over, "qk_norm_over")
-        row_dims = tuple(dim for dim in dims if dim not in over)
-        squares = self.elementwise("sum_square", [x], f"{name}_squares", row_dims, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}{name}_norm.weight", over, part=ModelPart.NORM)
-        return self.elementwise("rms_norm", [x, squares, weight], f"{name}_normed", dims, over=over)
+        heads = dims[2:]
+        over, weight = lookup(
+            {"head": (("H",), ("H",)), "each_head": (("H",), heads), "projection": (heads, heads)},
+            self.architecture.qk_norm_over, "qk_norm_over",
+        )  # fmt: skip
+        return self.sub_layer_norm(x, f"{name}_norm", NormDims(dims, over, weight))
+
+    def inner_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
+        """Add a norm of what a product back to D reads, over all of its input dims."""
+        over = tuple(dim for dim in dims if dim not in TOKENS)
+        return self.sub_layer_norm(x, name, NormDims(dims, over, over)) if self.architecture.inner_norms else x
+
+    def sub_layer_norm(self, x: str, name: str, dims: NormDims) -> str:
+        """Add a norm inside attention or the MLP, to which its results belong."""
+        return add_norm(self.builder, self.architecture, x, f"{self.prefix}{name}", dims=dims)
 
     def rotary(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.structure.has_rotary:

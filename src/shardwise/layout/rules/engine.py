@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from shardwise.layout.layout import Layout
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.sharding_scheme import layout_degrees
-from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, get_optimizer
+from shardwise.model import (
+    DEFAULT_OPTIMIZER,
+    Architecture,
+    Job,
+    ModelStructure,
+    get_optimizer,
+    unit_program,
+    units_of_structure,
+)
 from shardwise.pipeline import get_schedule
 from shardwise.values import PRECISIONS, Precision, Value, get_precision, raise_problems
 
@@ -19,6 +28,24 @@ SCALED_FORMATS = ("fp8",)
 ENGINE_LOSS = "in_place"  # the kind that the trained model has
 # Required values of all other choices.
 ENGINE_PINS: Mapping[str, Any] = {"offload": "none"}
+
+
+# Structures that the engine does not run, besides those with an operation that it has no kernel for.
+UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
+    "norms of what the products back to the residual stream read": lambda structure: structure.inner_norms,
+    "LayerNorm of queries and keys": lambda structure: structure.qk_norm and structure.norm == "layer",
+    "weights of queries' and keys' norms for each head": lambda s: s.qk_norm and s.qk_norm_over == "each_head",
+    "a bias of the head": lambda structure: "head" in structure.bias,
+}
+
+
+@lru_cache(maxsize=1024)
+def unrunnable_parts(structure: ModelStructure) -> tuple[str, ...]:
+    """Return what a model of this structure has that the engine does not run; empty where it runs all of it."""
+    parts = [name for name, is_present in UNRUNNABLE_STRUCTURES.items() if is_present(structure)]
+    for unit in units_of_structure(structure):
+        parts += filter(None, (operation.missing_kernel for operation in unit_program(structure, unit).operations))
+    return tuple(dict.fromkeys(parts))
 
 
 def _router_problem(architecture: Architecture) -> str | None:
@@ -74,6 +101,14 @@ ENGINE_RULES: tuple[LayoutRule, ...] = (
         lambda c: (
             f"products in {c.precision.matmul} in pieces (async_tp) are planned, not yet runnable; plan again with "
             f"{pin_flags({'async_tp': False})}"
+        ),
+    ),
+    LayoutRule(
+        "structures_with_kernels", "engine", (),
+        lambda c: not unrunnable_parts(c.model.structure),
+        lambda c: (
+            f"{c.model.name} has {', '.join(unrunnable_parts(c.model.structure))}: planned, not yet runnable; train a model "
+            "without it"
         ),
     ),
     LayoutRule(

@@ -32,6 +32,11 @@ class Operation(ABC):
     kind: ClassVar[OperationKind]
 
     @property
+    def missing_kernel(self) -> str:
+        """The kernel that the engine would need and lacks; empty where it runs the operation."""
+        return ""
+
+    @property
     def operands(self) -> tuple[str, ...]:
         """Inputs whose values are read; any input after them gives only its sharding or shape."""
         return self.inputs

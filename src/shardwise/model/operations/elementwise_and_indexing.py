@@ -31,13 +31,15 @@ class FunctionGradient:
 class ElementwiseFunction:
     """`gradients[i]` is None where no gradient flows into input i; `linear` lists inputs that may be partial sums.
 
-    `additive`: linear in all inputs together, so that partial sums that lie alike may all stay partial.
+    `additive`: linear in all inputs together, so that partial sums that lie alike may all stay partial. `runnable` says whether
+    the engine has a kernel for it; without one, models that need it are planned and not run.
     """
 
     gradients: tuple[FunctionGradient | None, ...]
     linear: tuple[int, ...] = ()
     additive: bool = False
     flops_per_element: float = 1.0
+    runnable: bool = True
 
 
 PASS_GRADIENT_ON = FunctionGradient("identity", ())
@@ -66,6 +68,21 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
             FunctionGradient("layer_norm_dweight", (0, 1, 2)),
         ),
         flops_per_element=6,
+    ),
+    # The same without a weight (Groeneveld et al. 2024, OLMo, 2.1: LayerNorm without parameters)
+    "unit_rms_norm": ElementwiseFunction(
+        (FunctionGradient("unit_rms_norm_dx", (1,)), FunctionGradient("unit_rms_norm_dsquares", (0, 1))),
+        flops_per_element=3,
+        runnable=False,
+    ),
+    "unit_layer_norm": ElementwiseFunction(
+        (
+            FunctionGradient("unit_layer_norm_dx", (1, 2)),
+            FunctionGradient("unit_layer_norm_dsum", (0, 1, 2)),
+            FunctionGradient("unit_layer_norm_dsquares", (0, 1, 2)),
+        ),
+        flops_per_element=5,
+        runnable=False,
     ),
     # A vector added along some dims; its gradient is summed over the others
     "add_vector": ElementwiseFunction((PASS_GRADIENT_ON, FunctionGradient("sum_to", ()))),
@@ -99,6 +116,8 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     ),
     "gelu": ElementwiseFunction((FunctionGradient("gelu_dx", (0,)),), flops_per_element=11),
     "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
+    # The square of ReLU (So et al. 2021, Primer, 3.1)
+    "relu2": ElementwiseFunction((FunctionGradient("relu2_dx", (0,)),), flops_per_element=2),
     # Cross-entropy over a vocabulary that may be sharded: max, sum of exponentials, then log(sum) + max - target.
     # The maximum is a shift that cancels, so no gradient flows into it.
     "maximum": ElementwiseFunction((None,)),
@@ -122,6 +141,11 @@ class Map(Operation):
     function: str = "identity"
     reduction: str = "sum"
     over: Dims = ("D",)
+
+    @property
+    def missing_kernel(self) -> str:
+        definition = FUNCTIONS.get(self.function)
+        return "" if definition is None or definition.runnable else self.function
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None

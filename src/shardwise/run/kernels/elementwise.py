@@ -73,4 +73,6 @@ FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "gelu_dx": _gelu_dx,
     "relu": torch.relu,
     "relu_dx": lambda dy, x: dy * (x > 0),
+    "relu2": lambda x: F.relu(x).square_(),
+    "relu2_dx": lambda dy, x: F.relu(x).mul_(2.0).mul_(dy),
 }

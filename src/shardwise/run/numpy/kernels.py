@@ -57,6 +57,11 @@ def _layer_norm_dsquares(dy: Array, x: Array, total: Array, squares: Array, weig
     return dy * weight * slope
 
 
+def _with_unit_weight(norm: Callable[..., Array], *arrays: Array, width: int) -> Array:
+    """Return a norm or a gradient of one whose weight is one everywhere."""
+    return norm(*arrays, np.ones(()), width=width)
+
+
 def _rotate(x: Array, positions: Array, direction: float) -> Array:
     half: int = x.shape[-1] // 2
     angles = direction * positions * ROTARY_BASE ** (-np.arange(half) / half)
@@ -109,8 +114,15 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "rms_norm_dx": lambda dy, squares, weight, width: dy * _inverse_rms(squares, width) * weight,
     "rms_norm_dsquares": lambda dy, x, squares, weight, width: dy * x * weight * _rms_slope(squares, width),
     "rms_norm_dweight": lambda dy, x, squares, width: dy * x * _inverse_rms(squares, width),
+    "unit_rms_norm": lambda x, squares, width: x * _inverse_rms(squares, width),
+    "unit_rms_norm_dx": lambda dy, squares, width: dy * _inverse_rms(squares, width),
+    "unit_rms_norm_dsquares": lambda dy, x, squares, width: dy * x * _rms_slope(squares, width),
     "sum": lambda x, width: x,
     "sum_to": lambda dy, width: dy,
+    "unit_layer_norm": partial(_with_unit_weight, _layer_norm),
+    "unit_layer_norm_dx": lambda dy, total, squares, width: dy * _centre(total, total, squares, width)[1],
+    "unit_layer_norm_dsum": partial(_with_unit_weight, _layer_norm_dsum),
+    "unit_layer_norm_dsquares": partial(_with_unit_weight, _layer_norm_dsquares),
     "layer_norm": _layer_norm,
     "layer_norm_dx": lambda dy, total, squares, weight, width: dy * weight * _centre(total, total, squares, width)[1],
     "layer_norm_dsum": _layer_norm_dsum,
@@ -142,6 +154,8 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "gelu_dx": lambda dy, x, width: dy * _gelu_slope(x),
     "relu": lambda x, width: np.maximum(x, 0.0),
     "relu_dx": lambda dy, x, width: dy * (x > 0),
+    "relu2": lambda x, width: np.maximum(x, 0.0) ** 2,
+    "relu2_dx": lambda dy, x, width: 2.0 * dy * np.maximum(x, 0.0),
     "maximum": lambda logits, width: logits,
     "sum_exp": lambda logits, largest, width: np.exp(logits - largest),
     "sum_exp_dx": lambda dy, logits, largest, width: dy * np.exp(logits - largest),
