@@ -704,8 +704,22 @@ def test_adapters_are_set_on_any_model(capsys: pytest.CaptureFixture[str], tmp_p
         assert main([*ESTIMATE, "--layout", "fsdp=8", *more, "--json"]) == 0
         times.append(json.loads(capsys.readouterr().out)["estimate"]["step_time_s"])
     assert times[1] < 0.92 * times[0]
-    assert main([*PLAN, *ADAPTERS[:2]]) == 2
-    assert "lora_targets = none" in capsys.readouterr().err
+
+
+def test_adapters_are_a_choice_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    """`job.lora_rank` is written to the model, whose weights adapters are; a rank alone has those of all linear layers."""
+    payloads = []
+    for settings in (
+        ["job.lora_rank=16"],
+        ["model.lora_rank=16", "model.lora_targets=all-linear"],
+        ["job.lora_rank=16", "job.lora_targets=qkv,attention_out,mlp"],
+    ):
+        flags = [word for setting in settings for word in ("--set", setting)]
+        assert main([*ESTIMATE, "--layout", "fsdp=8", *flags, "--json"]) == 0
+        payloads.append(json.loads(capsys.readouterr().out)["estimate"])
+    assert payloads[0] == payloads[1] == payloads[2]
+    assert main([*ESTIMATE, "--set", "job.lora_targets=mlp"]) == 2
+    assert "lora_rank = 0 and lora_targets = mlp; both are required" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [["-m", "shardwise"], ["-m", "shardwise.present.command_line"]])

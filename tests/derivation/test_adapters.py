@@ -10,6 +10,7 @@ from shardwise.derive.sharded_program import CollectiveStep, ComputeStep
 from shardwise.derive.sharded_unit import ShardedUnit, derived_unit
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
+from shardwise.layout.rules.engine import require_runnable
 from shardwise.layout.sharding_scheme import make_sharding_scheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
@@ -20,6 +21,7 @@ from shardwise.model.program import Role
 from shardwise.price import Problem
 from shardwise.price.estimate import estimate
 from shardwise.price.training_run import checkpoint_bytes
+from shardwise.values import get_precision
 from shardwise.values.errors import InputError
 
 LLAMA = load_model("llama-3-8b")
@@ -109,13 +111,91 @@ def test_an_estimate_has_weights_in_full_and_state_of_the_adapters(layout: Layou
     [
         ({"lora_rank": 8}, "lora_targets = none; both are required"),
         ({"lora_targets": ("mlp",)}, "lora_rank = 0"),
-        ({"lora_rank": 8, "lora_targets": ("qk",)}, "lora_targets names 'qk'; one of qkv, attention_out, mlp is required"),
+        ({"lora_rank": 8, "lora_targets": ("qk",)}, "lora_targets names 'qk'.*; one of all-linear, qkv, attention_out, mlp"),
         ({"lora_rank": -1, "lora_targets": ("mlp",)}, "lora_rank is -1; a whole number of at least 1 is required"),
-        ({"lora_rank": 8, "lora_targets": ("mlp",), "num_experts": 8, "experts_per_token": 2}, "adapters of experts"),
-        ({"lora_rank": 8, "lora_targets": ("qkv",), "num_kv_heads": 32, "kv_lora_rank": 8, "rope_head_dim": 64,
-          "v_head_dim": 64}, "adapters of latent attention"),
+        ({"lora_rank": 8, "lora_targets": ("q_a_proj",)}, "found no matrix of lora_targets = q_a_proj"),
     ],
 )  # fmt: skip
 def test_adapters_that_are_not_known(change: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         replace(LLAMA, **change)  # type: ignore[arg-type]
+
+
+def linear(rank: int, *matrices: tuple[int, int]) -> int:
+    """Return the parameters of adapters of matrices, each of (inputs, outputs): A of [r, inputs], B of [outputs, r]."""
+    return rank * sum(inputs + outputs for inputs, outputs in matrices)
+
+
+def test_trained_parameters_follow_pefts_rule() -> None:
+    """PEFT 0.21, tuners/lora/layer.py: A of [r, in], B of [out, r] of each Linear, and of each expert."""
+    attention = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)]
+    mlp = [(4096, 14336), (4096, 14336), (14336, 4096)]
+    assert trained("llama-3-8b", ("q_proj", "v_proj")) == 32 * linear(16, attention[0], attention[2])
+    assert trained("llama-3-8b", ("all-linear",)) == 32 * linear(16, *attention, *mlp) == 41_943_040
+    # experts' gate and up are one parameter, whose adapter has twice the rank
+    experts = 8 * (linear(32, (4096, 2 * 14336)) + linear(16, (14336, 4096)))
+    assert trained("mixtral-8x7b", ("experts",)) == 32 * experts
+    assert trained("mixtral-8x7b", ("all-linear",)) == 32 * (linear(16, *attention, (4096, 8)) + experts)
+
+
+def test_modules_of_latent_attention_have_one_adapter_each() -> None:
+    """Widths of DeepSeek-V3's config.json: q_lora_rank 1536, kv_lora_rank 512, heads of 128 + 64, values of 128."""
+    q_a, q_b = (7168, 1536), (1536, 128 * 192)
+    kv_a, kv_b, out = (7168, 512 + 64), (512, 128 * (128 + 128)), (128 * 128, 7168)
+    assert trained("deepseek-v3", ("qkv",)) == 61 * linear(16, q_a, q_b, kv_a, kv_b)
+    assert trained("deepseek-v3", ("q_a_proj", "kv_b_proj", "o_proj")) == 61 * linear(16, q_a, kv_b, out)
+    # without a latent of queries (DeepSeek-V2-Lite: 16 heads) they are q_proj
+    assert trained("deepseek-v2-lite", ("q_proj", "k_proj")) == 27 * linear(16, (2048, 16 * 192))
+
+
+def trained(model: str, targets: tuple[str, ...]) -> int:
+    return num_trained_params(replace(load_model(model), lora_rank=16, lora_targets=targets))
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(fsdp=4, ep=2, zero_stage=1), Layout(fsdp=4, tp=2, ep=2, zero_stage=1)], ids=str
+)
+def test_adapters_of_experts_have_gradients_where_the_experts_are(layout: Layout) -> None:
+    mixtral = replace(load_model("mixtral-8x7b"), lora_rank=8, lora_targets=("experts",))
+    found = unit(mixtral, layout)
+    assert set(found.trained) == {
+        "experts_up.lora_a", "experts_up.lora_b", "experts_gate.lora_b", "experts_down.lora_a", "experts_down.lora_b",
+    }  # fmt: skip
+    assert all(found.weights[name][0] == "E" for name in found.trained)
+
+
+# Bytes of a frozen parameter. Source: QLoRA (arXiv 2305.14314), section 3: 0.127 bits of scales with double quantization, 0.5
+# without; LLM.int8() (arXiv 2208.07339): one byte.
+FROZEN_BYTES = {"qlora_nf4": 0.5 + 0.127 / 8, "qlora_nf4_single": 0.5 + 0.5 / 8, "qlora_int8": 1.0, "bf16": 2.0}
+
+
+@pytest.mark.parametrize("precision", FROZEN_BYTES)
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp=4, tp=2), Layout(fsdp=8, zero_stage=3)], ids=str)
+def test_a_quantized_base_has_the_published_bytes(precision: str, layout: Layout) -> None:
+    model = replace(LLAMA, lora_rank=16, lora_targets=("all-linear",))
+    cluster, job = load_cluster(f"h100:{layout.num_devices}"), replace(JOB, precision=precision)
+    memory = estimate(Problem(model, cluster, job), layout).memory
+    matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    plain = num_params(LLAMA) - matrices + num_trained_params(model)
+    splits = layout.tp * layout.fsdp
+    expected = (matrices * FROZEN_BYTES[precision] + 2 * plain) / splits
+    assert memory["parameters"] == pytest.approx(expected, rel=1e-2)  # norms and halves of adapters are whole under tp
+    assert memory["optimizer"] == pytest.approx(8 * num_trained_params(model) / splits, rel=0.4)
+
+
+def test_a_quantized_base_is_dequantized_for_each_product() -> None:
+    """Each pass reads every frozen matrix in 4 bits and writes it in bf16, at the rate of the memory."""
+    model, layout = replace(LLAMA, lora_rank=16, lora_targets=("all-linear",)), Layout()
+    cluster = load_cluster("h100:1")
+    plain, quantized = (
+        estimate(Problem(model, cluster, replace(JOB, precision=name)), layout).time for name in ("bf16", "qlora_nf4")
+    )
+    matrices = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    expected_s = 16 * matrices * (2 + 0.5 + 0.127 / 8) / 3.35e12  # of sixteen micro-batches, at the chip's peak
+    for phase in ("forward", "backward"):
+        assert quantized[phase] - plain[phase] == pytest.approx(expected_s, rel=1e-3)
+
+
+def test_the_engine_refuses_a_quantized_base() -> None:
+    with pytest.raises(InputError, match=r"frozen weights in nf4_double.*not yet runnable"):
+        require_runnable(QKV, Layout(), get_precision("qlora_nf4"))

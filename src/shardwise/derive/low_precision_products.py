@@ -25,7 +25,8 @@ class ProductOperand:
     """A tensor that products take in one pass (`PHASES_BY_PASS`); `phase` is that of the first of them.
 
     `elements` are those of one device. Each of `orders` is the set of dims that a product sums over: these must be innermost,
-    so each order takes a cast of its own. `saved`: the tensor is kept for the backward pass.
+    so each order takes a cast of its own. `saved`: the tensor is kept for the backward pass. `frozen`: a weight that is not
+    trained.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ProductOperand:
     elements: Polynomial
     orders: frozenset[frozenset[str]]
     saved: bool
+    frozen: bool = False
 
     @property
     def is_forward(self) -> bool:
@@ -86,7 +88,8 @@ def _operands_of_pass(
     for name, (phase, spec) in first_uses.items():
         role = tensors[name].role
         yield ProductOperand(
-            name, phase, role, spec.local_elements() * density(role), frozenset(orders[name]), name in saved_names
+            name, phase, role, spec.local_elements() * density(role), frozenset(orders[name]), name in saved_names,
+            tensors[name].frozen,
         )  # fmt: skip
 
 

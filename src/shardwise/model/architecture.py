@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from shardwise.model.adapters import LORA_TARGETS, absent_modules, expand_lora_targets
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
 
@@ -24,7 +25,6 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
 )  # fmt: skip
-LORA_PROJECTIONS = ("qkv", "attention_out", "mlp")  # projections that may have low-rank adapters
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
 MAX_PARTS: Mapping[str, int] = {"num_layers": 10_000, "num_predict_layers": 100, "num_experts": 100_000}
@@ -41,8 +41,8 @@ class ModelStructure:
     (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
     norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
     and values are made from one latent of each token, `latent_queries` likewise from one of their own. `dense_layers` lead a
-    stack of experts, `predict` layers follow it and predict further tokens. `lora_targets`: which projections (of
-    `LORA_PROJECTIONS`) have low-rank adapters; where there are any, nothing else is trained.
+    stack of experts, `predict` layers follow it and predict further tokens. `lora_targets`: which modules
+    (`model.adapters`) have low-rank adapters; where there are any, nothing else is trained.
     """
 
     mlp: MlpKind = "swiglu"
@@ -80,9 +80,10 @@ class ModelStructure:
         problems += [
             f"model: bias names {name!r}; one of {', '.join(BIAS_PROJECTIONS)} is required" for name in unknown
         ]
-        unknown = sorted(set(self.lora_targets) - set(LORA_PROJECTIONS))
+        unknown = sorted(set(self.lora_targets) - set(LORA_TARGETS))
         problems += [
-            f"model: lora_targets names {name!r}; one of {', '.join(LORA_PROJECTIONS)} is required" for name in unknown
+            f"model: lora_targets names {name!r}{did_you_mean(name, LORA_TARGETS)}; one of {', '.join(LORA_TARGETS)} is required"
+            for name in unknown
         ]
         if self.shared_gate and not self.shared_experts:
             problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
@@ -133,8 +134,9 @@ class Architecture:
     from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
     `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
-    With a `lora_rank` the projections `lora_targets` have adapters of that rank, and only these are trained (LoRA, Hu et al.
-    2021): a product W x becomes W x + B A x. Raises `InputError` with every size that is wrong or does not go with the others.
+    With a `lora_rank` the matrices `lora_targets` (`model.adapters`; those that the model lacks are skipped) have adapters of
+    that rank, and only these are trained (LoRA, Hu et al. 2021): a product W x becomes W x + B A x. Raises `InputError` with
+    every size that is wrong or does not go with the others.
 
     >>> model = Architecture(
     ...     name="tiny", num_layers=2, d_model=64, d_ff=256, num_heads=4, num_kv_heads=2, head_dim=16, vocab_size=512
@@ -242,14 +244,23 @@ class Architecture:
             yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
         if bool(self.lora_rank) != bool(self.lora_targets):
             yield (
-                f"adapters have a rank and projections, found lora_rank = {self.lora_rank} and lora_targets = "
-                f"{', '.join(self.lora_targets) or 'none'}; both are required, of "
-                f"{', '.join(LORA_PROJECTIONS)} one or more, or neither"
+                f"adapters have a rank and matrices, found lora_rank = {self.lora_rank} and lora_targets = "
+                f"{', '.join(self.lora_targets) or 'none'}; both are required, of {', '.join(LORA_TARGETS)} one or more, "
+                "or neither"
             )
-        if self.num_experts and "mlp" in self.lora_targets:
-            yield "adapters of experts are not known here; lora_targets without mlp are required"
-        if self.kv_lora_rank and "qkv" in self.lora_targets:
-            yield "adapters of latent attention are not known here; lora_targets without qkv are required"
+        elif {*self.lora_targets} <= {*LORA_TARGETS} and self._lacks_lora_targets():
+            yield f"found no matrix of lora_targets = {', '.join(self.lora_targets)}; all-linear is required, or others"
+
+    def _lacks_lora_targets(self) -> bool:
+        """Return whether there is no matrix that adapters are for. Leading dense layers have none of those for experts."""
+        plain = [target for target in self.lora_targets if not target.startswith("experts")]
+        return bool(plain) and not expand_lora_targets(plain, self._absent_modules())
+
+    def _absent_modules(self) -> frozenset[str]:
+        return absent_modules(
+            latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=IS_GATED.get(self.mlp, True),
+            experts=bool(self.num_experts),
+        )  # fmt: skip
 
     def _counts(self) -> dict[str, object]:
         names = ["num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim", "vocab_size"]
@@ -265,7 +276,8 @@ class Architecture:
             **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
-            predict=bool(self.num_predict_layers), lora_targets=frozenset(self.lora_targets),
+            predict=bool(self.num_predict_layers),
+            lora_targets=expand_lora_targets(self.lora_targets, self._absent_modules()),
         )  # fmt: skip
 
     def dense_layer_architecture(self) -> Architecture:
@@ -299,6 +311,7 @@ class Architecture:
             "U": self.v_head_dim or self.head_dim,
             "J": 2 * self.d_model,
             "r": self.lora_rank or 1,
+            "y": 2 * self.lora_rank or 1,
         }
 
     @property

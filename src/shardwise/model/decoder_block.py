@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from shardwise.model.adapters import EXPERT_MODULES, MODULES_BY_WEIGHT
 from shardwise.model.architecture import Architecture
 from shardwise.model.operations import Concatenate, Route, Scan
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
@@ -18,7 +19,7 @@ NORM_FUNCTIONS: Mapping[str, tuple[str, tuple[tuple[str, str], ...]]] = {
     "layer": ("layer_norm", (("sum", "sum"), ("sum_square", "squares"))),
 }
 UNIT = "unit_"  # prefix of a norm's function without weights
-# The projection that a weight belongs to: one of the names in `ModelStructure.bias` and `lora_targets`.
+# The projection that a weight belongs to: one of the names in `ModelStructure.bias`.
 PROJECTIONS: Mapping[str, str] = {
     "wq": "qkv", "wk": "qkv", "wv": "qkv", "wo": "attention_out", "w_up": "mlp", "w_gate": "mlp", "w_down": "mlp",
 }  # fmt: skip
@@ -60,13 +61,15 @@ class BlockBuilder:
     """Writes one block's operations; `prefix` distinguishes the layers of a whole model.
 
     Parameters named x, y and z are tensor names: the block's input and normalised inputs. `projection` is one of the names in
-    `ModelStructure.bias` or `lora_targets`, or of the matrices of experts.
+    `ModelStructure.bias`, or of the matrices of experts. `adapter_inputs` are results of the first matrices of adapters, by
+    module and what they read.
     """
 
     def __init__(self, builder: ProgramBuilder, architecture: Architecture, prefix: str) -> None:
         self.builder, self.architecture, self.prefix = builder, architecture, prefix
         # biases that a parallel block adds last: part, projection, name
         self.deferred_biases: list[tuple[ModelPart | None, str, str]] = []
+        self.adapter_inputs: dict[tuple[str, str], str] = {}
 
     def build(self, x: str) -> str:
         y = self.pre_norm(x, "attention_norm")
@@ -147,10 +150,10 @@ class BlockBuilder:
 
     def mlp(self, y: str) -> str:
         hidden = (*TOKENS, "F")
-        up = self.contract_with_lora(y, "w_up", ("F", "D"), "up", hidden)
+        up = self.contract(y, "w_up", ("F", "D"), "up", hidden)
         inputs = [self.add_bias(up, "mlp", "up", "F", hidden)]
         if self.architecture.structure.has_gated_mlp:
-            gate = self.contract_with_lora(y, "w_gate", ("F", "D"), "gate", hidden)
+            gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
         act = self.inner_norm(act, "mlp_inner_norm", hidden)
@@ -161,9 +164,9 @@ class BlockBuilder:
         projection = PROJECTIONS[weight]
         if projection in self.architecture.bias and self.architecture.parallel and not self.architecture.post_norms:
             self.deferred_biases.append((self.builder.part, projection, name))
-            return self.contract_with_lora(x, weight, weight_dims, name, HIDDEN)
+            return self.contract(x, weight, weight_dims, name, HIDDEN)
         role = Role.RESIDUAL if projection in self.architecture.bias else Role.ACTIVATION
-        out = self.contract_with_lora(x, weight, weight_dims, name, HIDDEN, role)
+        out = self.contract(x, weight, weight_dims, name, HIDDEN, role)
         return self.add_bias(out, projection, name, "D", HIDDEN)
 
     def feed_forward(self, y: str) -> str:
@@ -215,28 +218,8 @@ class BlockBuilder:
         """Add queries, keys or values as flat heads, before norms and rotation."""
         heads = dims[2:]
         target = f"{name}_flat" if name != "v" else name
-        flat = self.contract_with_lora(y, f"w{name}", (*heads, "D"), target, dims)
+        flat = self.contract(y, f"w{name}", (*heads, "D"), target, dims)
         return self.add_bias(flat, "qkv", target, heads, dims)
-
-    def contract_with_lora(
-        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: tuple[str, ...], role: Role = Role.ACTIVATION
-    ) -> str:  # fmt: skip
-        """Add a product and, where the structure has one, that of its low-rank adapter.
-
-        The adapter's hidden tensor rests as hidden states do: it is so narrow that moving it is cheaper than moving the
-        operands.
-        """
-        out = self.contract(x, weight, weight_dims, name, dims, role)
-        if PROJECTIONS[weight] not in self.architecture.structure.lora_targets:
-            return out
-        input_dims = tuple(dim for dim in weight_dims if dim not in dims)
-        output_dims = tuple(dim for dim in weight_dims if dim in dims)
-        down, up = (f"{self.prefix}{weight}.lora_{matrix}" for matrix in ("a", "b"))
-        a = self.builder.weight(down, ("r", *input_dims), adapter=True)
-        b = self.builder.weight(up, ("r", *output_dims), adapter=True)
-        adapter_hidden = self.builder.contract(x, a, f"{down}.out", (*TOKENS, "r"), Role.RESIDUAL)
-        adapter_out = self.builder.contract(adapter_hidden, b, f"{up}.out", dims)
-        return self.elementwise("add", [out, adapter_out], f"{name}_adapted", dims, role)
 
     def qk_norm(self, x: str, name: str, dims: tuple[str, ...]) -> str:
         if not self.architecture.qk_norm:
@@ -295,13 +278,42 @@ class BlockBuilder:
         return self.builder.elementwise(function, inputs, f"{self.prefix}{name}", dims, role, over)
 
     def contract(
-        self,
-        x: str,
-        weight: str,
-        weight_dims: Iterable[str],
-        name: str,
-        dims: Iterable[str],
-        role: Role = Role.ACTIVATION,
-    ) -> str:
+        self, x: str, weight: str, weight_dims: Iterable[str], name: str, dims: Iterable[str], role: Role = Role.ACTIVATION
+    ) -> str:  # fmt: skip
+        """Add a product and, where the structure has one, that of its low-rank adapter."""
         matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
-        return self.builder.contract(x, matrix, f"{self.prefix}{name}", dims, role)
+        out = self.builder.contract(x, matrix, f"{self.prefix}{name}", dims, role)
+        module = self.module_of(weight)
+        if module not in self.architecture.structure.lora_targets:
+            return out
+        return self.add_adapter(out, x, (weight, module), tuple(weight_dims), name)
+
+    def module_of(self, weight: str) -> str:
+        """Return the module that a weight is a part of; without a latent of queries, both their parts are `q_proj`."""
+        has_latent_queries = self.architecture.structure.latent_queries
+        is_queries = weight in ("w_q_plain", "w_q_rotary") and not has_latent_queries
+        return "q_proj" if is_queries else MODULES_BY_WEIGHT.get(weight, "")
+
+    def add_adapter(
+        self, out: str, x: str, adapted: tuple[str, str], weight_dims: tuple[str, ...], name: str
+    ) -> str:  # fmt: skip
+        """Add a low-rank adapter's product to that of its weight; `adapted` are this weight and its module.
+
+        The adapter's hidden tensor rests as hidden states do: it is so narrow that moving it is cheaper than moving the
+        operands. Weights of one module share it. Each expert has an adapter; that of gate and up has twice the rank.
+        """
+        weight, module = adapted
+        tensor = self.builder.tensors[out]
+        experts = ("E",) if tensor.role is Role.ROUTED else ()
+        rank = "y" if module == EXPERT_MODULES[0] else "r"
+        inputs = tuple(dim for dim in weight_dims if dim not in tensor.dims)
+        outputs = tuple(dim for dim in weight_dims if dim in tensor.dims and dim not in experts)
+        down, up = (f"{self.prefix}{weight}.lora_{matrix}" for matrix in ("a", "b"))
+        if (module, x) not in self.adapter_inputs:
+            a = self.builder.weight(down, (*experts, rank, *inputs), adapter=True)
+            role = Role.ROUTED if experts else Role.RESIDUAL
+            self.adapter_inputs[module, x] = self.builder.contract(x, a, f"{down}.out", (*experts, *TOKENS, rank), role)
+        b = self.builder.weight(up, (*experts, rank, *outputs), adapter=True)
+        role = Role.ROUTED if experts else Role.ACTIVATION
+        adapter_out = self.builder.contract(self.adapter_inputs[module, x], b, f"{up}.out", tensor.dims, role)
+        return self.elementwise("add", [out, adapter_out], f"{name}_adapted", tensor.dims, tensor.role)

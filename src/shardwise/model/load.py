@@ -10,9 +10,10 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
+from shardwise.model.adapters import with_default_targets
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.config import add_numerics, load_config
-from shardwise.values import InputError, did_you_mean
+from shardwise.values import InputError, apply_overrides, did_you_mean
 
 HUB = "https://huggingface.co"
 _SOURCE_ID = re.compile(r"^config\.json of (\S+/[\w.-]+?)[,;]?(?:\s|$)")
@@ -92,6 +93,18 @@ def load_model(name: str) -> Architecture:
     if catalog_name is None:
         raise InputError(_describe_unknown(name))
     return _architecture_from_table(catalog_name, _read_catalogue()[catalog_name])
+
+
+def override_architecture(architecture: Architecture, settings: Mapping[str, str]) -> Architecture:
+    """Return a model with fields replaced by the texts of `--set`; adapters of a rank alone are those of all linear layers.
+
+    >>> override_architecture(load_model("llama-3-8b"), {"lora_rank": "16"}).lora_targets
+    ('all-linear',)
+    """
+    changed: Architecture = apply_overrides(
+        architecture, with_default_targets(settings, architecture.lora_targets), "model"
+    )
+    return changed
 
 
 def _describe_unknown(name: str) -> str:

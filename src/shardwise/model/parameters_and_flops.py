@@ -69,15 +69,22 @@ def _part_of_weight(program: Program, weight: str) -> ModelPart:
 
 
 def num_trained_params(architecture: Architecture) -> int:
-    """Return the parameters that the optimizer updates: all, or those of the adapters where the model has any."""
-    if not architecture.lora_rank:
-        return num_params(architecture)
-    counts, sizes = unit_counts(architecture).items(), SymbolValues(dict(architecture.dims))
-    return sum(n * int(_trained_elements(UNIT_PROGRAMS[name](architecture)).evaluate(sizes)) for name, n in counts)
+    """Return the parameters that the optimizer updates: all, or those of the adapters where the model has any. Modules of
+    multi-token prediction are left out, as in `num_params`.
 
-
-def _trained_elements(program: Program) -> Polynomial:
-    return weight_elements(program, without={name for name in program.weights if program.tensors[name].frozen})
+    >>> from dataclasses import replace
+    >>> from shardwise.model.load import load_model
+    >>> num_trained_params(replace(load_model("llama-3-8b"), lora_rank=16, lora_targets=("all-linear",)))
+    41943040
+    """
+    sizes = SymbolValues(dict(architecture.dims))
+    weights = (
+        (program.dims(name), count)
+        for program, names, count in _counted_units(architecture)
+        for name in names
+        if not program.tensors[name].frozen
+    )
+    return sum(count * int(multiply_symbols(dims).evaluate(sizes)) for dims, count in weights)
 
 
 def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:

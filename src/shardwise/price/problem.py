@@ -30,7 +30,9 @@ from shardwise.hardware.cluster import replace_chip
 from shardwise.hardware.cluster_loading import apply_stack
 from shardwise.hardware.stacks import default_stack
 from shardwise.model import Architecture, Job, default_seq_len, load_model
+from shardwise.model.adapters import move_adapters_to_model
 from shardwise.model.job import usual_whole_batch
+from shardwise.model.load import override_architecture
 from shardwise.price.reliability import Reliability
 from shardwise.price.roofline import loss_kind
 from shardwise.values import (
@@ -121,7 +123,7 @@ def resolve_problem(
     """
     values = dict(fields or {})
     stack_name, settings = values.pop("stack", None), values.pop("overrides", ())
-    overrides = parse_overrides(settings)
+    overrides = move_adapters_to_model(parse_overrides(settings))
     _require_distinct(clusters)
     make_job = partial(_resolve_job, clusters, job, values, overrides["job"], stack_name)
     architecture, known_job, stack, *loaded = run_all(
@@ -130,7 +132,7 @@ def resolve_problem(
         lambda: None if stack_name is None else get_stack(stack_name),
         *(partial(_load_cluster, cluster) for cluster in clusters),
     )
-    architecture = apply_overrides(architecture, overrides["model"], "model")
+    architecture = override_architecture(architecture, overrides["model"])
     known_job = known_job or make_job(architecture)
     assert known_job is not None  # with the architecture no size is open
     resolved_job, defaults = known_job

@@ -22,7 +22,7 @@ from shardwise.model.decoder_block import RETURNED
 from shardwise.model.optimizer_program import element_moments
 from shardwise.sharding import CollectiveKind, Spec
 from shardwise.step import Kernel, UnitCollective
-from shardwise.values import ZERO, IssuePolicy, Polynomial, Precision, SymbolValues, Value, bytes_per_element
+from shardwise.values import ZERO, IssuePolicy, Polynomial, Precision, SymbolValues, Value, bytes_per_element, maximum
 
 
 class SavedElements(NamedTuple):
@@ -137,6 +137,8 @@ class TensorFormats:
         Weights of narrow products, with their share of a scale, may be narrower than activations; other weights may not.
         """
         rest, plain = (bytes_per_element(dtype) for dtype in (self.precision.weights, self.precision.activations))
+        if self.precision.frozen:
+            return {"resting": rest, "quantized": bytes_per_element(self.precision.frozen) - rest}
         if rest >= plain:
             return {"resting": rest}
         block = self.precision.weight_block
@@ -181,11 +183,34 @@ class TensorFormats:
         return 0.0 if rests == product_format else bytes_per_element(product_format)
 
     def cast_bytes(self, phase: str, products: ProductOperands, values: SymbolValues) -> Value:
-        """Return the bytes that the casts of a phase read and write; 0 where products run in the format of the activations."""
-        if not self.precision.matmul:
+        """Return the bytes that the casts of a phase read and write, of frozen weights that are dequantized too; 0 where products
+        run in the format of the activations, and weights rest in it."""
+        if self.precision.frozen:
+            casts = self.dequantized(phase, products)
+        elif self.precision.matmul:
+            casts = self.casts(phase, products)
+        else:
             return 0.0
-        casts = self.casts(phase, products)
         return sum((num_bytes * operand.elements.evaluate(values) for operand, num_bytes in casts), start=0.0)
+
+    def dequantized(self, phase: str, products: ProductOperands) -> Iterator[tuple[ProductOperand, float]]:
+        """Yield each frozen weight that a phase takes, with the bytes read and written for an element of it.
+
+        It is dequantized for each product. Source: bitsandbytes 0.49, autograd/_functions.py, MatMul4Bit: forward and backward
+        both call dequantize_4bit, and nothing is saved.
+        """
+        num_bytes = bytes_per_element(self.precision.frozen or "") + bytes_per_element(self.precision.activations)
+        for operand in products.operands:
+            if operand.phase == phase and operand.frozen:
+                yield operand, len(operand.orders) * num_bytes
+
+    def dequantized_bytes(self, products: ProductOperands, values: SymbolValues) -> Value:
+        """Return the bytes of the largest frozen weight in the format of the activations, which is there while a product runs."""
+        if not self.precision.frozen:
+            return 0.0
+        width = bytes_per_element(self.precision.activations)
+        frozen = (operand for operand in products.operands if operand.frozen)
+        return maximum(0.0, *(operand.elements.evaluate(values) * width for operand in frozen))
 
     def casts(self, phase: str, products: ProductOperands) -> Iterator[tuple[ProductOperand, float]]:
         """Yield each operand that is cast in a phase, with the bytes read and written for an element of it."""
@@ -225,6 +250,8 @@ class TensorFormats:
         casts = recipe.casts_gathers if collective.kind is CollectiveKind.ALL_GATHER else recipe.casts_dispatch
         if collective.for_products and recipe.matmul and casts:
             return self.precision.cast_bytes()
+        if recipe.frozen and collective.role is Role.WEIGHT and carries_frozen(collective, products):
+            return bytes_per_element(recipe.frozen)
         return self._roles(products, collective.phase)[collective.role]
 
     def saved_bytes(self, saved: Iterable[SavedElements], values: SymbolValues) -> Value:
@@ -248,6 +275,11 @@ class TensorFormats:
             weight = self.weight_at_rest(products) if phase == "update" else self.weight_in_use(products)
             self._cache[key] = {**self.roles, Role.WEIGHT: weight}
         return self._cache[key]
+
+
+def carries_frozen(collective: UnitCollective, products: ProductOperands) -> bool:
+    """Return whether a collective gathers weights that are not trained, which are arrays of their own."""
+    return any(operand.frozen and operand.name in collective.tensors for operand in products.operands)
 
 
 def elements_with_role(saved: Sequence[SavedElements], role: Role) -> Polynomial:

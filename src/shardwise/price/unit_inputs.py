@@ -139,7 +139,8 @@ class StateElements(NamedTuple):
     where a recipe has one. Of trained weights: `trained` as used, `shard` as the optimizer has them, `passing` as used
     without experts', `last` both used and shard of the array whose gradients are ready last. `apart`: of the shard what an
     optimizer of matrices leaves to another (`Optimizer.fallback`). `together`: the largest array of matrices that are updated
-    whole, and one device's part of it. `factors`: the numbers that moments have for rows and columns.
+    whole, and one device's part of it. `factors`: the numbers that moments have for rows and columns. `quantized` and
+    `gathered_quantized`: of `resting` and of `used` the frozen weights that products read.
     """
 
     used: Value
@@ -152,6 +153,8 @@ class StateElements(NamedTuple):
     together: Value
     factors: Value
     cast: Value
+    quantized: Value
+    gathered_quantized: Value
 
 
 class WeightArrays(NamedTuple):
@@ -182,6 +185,7 @@ class ArraySizes(NamedTuple):
     apart: Value
     factors: Value
     cast: Value
+    gathered_cast: Value
 
 
 def weight_arrays(unit: ShardedUnit) -> tuple[WeightArrays, ...]:
@@ -236,7 +240,7 @@ def state_expressions(arrays: Sequence[WeightArrays]) -> StateElements:
     sizes = (
         ArraySizes(
             array.elements, array.elements * share, array.passing, (array.elements + array.matrices * -1.0) * share,
-            array.factors, array.cast * share if array.gathers else array.cast,
+            array.factors, array.cast * share if array.gathers else array.cast, array.cast,
         )
         for array, share in zip(arrays, shares, strict=True)
     )  # fmt: skip
@@ -253,9 +257,10 @@ def state_elements(arrays: Sequence[WeightArrays], values: SymbolValues, max_ele
         padded = array.flat.evaluate(values, max_elements).elements
         shard = padded / values.group_degree(array.flat.shard_axes)
         apart = (array.elements + array.matrices * -1.0).evaluate(values) / values.group_degree(array.flat.shard_axes)
-        cast = array.cast.evaluate(values) / (values.group_degree(array.flat.shard_axes) if array.gathers else 1)
-        factors = array.factors.evaluate(values)
-        sized_arrays.append((array, ArraySizes(padded, shard, array.passing.evaluate(values), apart, factors, cast)))
+        gathered = array.cast.evaluate(values)
+        cast = gathered / (values.group_degree(array.flat.shard_axes) if array.gathers else 1)
+        factors, passing = array.factors.evaluate(values), array.passing.evaluate(values)
+        sized_arrays.append((array, ArraySizes(padded, shard, passing, apart, factors, cast, gathered)))
         if array.trained:  # arrays that others have joined have no elements
             ready_last = where(padded > 0, padded + shard, ready_last)
         if array.trained and array.matrices:
@@ -268,6 +273,7 @@ def _sum_state(
     sized_arrays: Sequence[tuple[WeightArrays, ArraySizes]], ready_last: Value, largest_array: Value, zero: Value
 ) -> StateElements:
     trained = [size for array, size in sized_arrays if array.trained]
+    frozen = [size for array, size in sized_arrays if not array.trained]
     return StateElements(
         sum((size.total for _, size in sized_arrays), start=zero),
         sum((size.shard if array.gathers else size.total for array, size in sized_arrays), start=zero),
@@ -275,6 +281,7 @@ def _sum_state(
         sum((size.passing for size in trained), start=zero), ready_last,
         sum((size.apart for size in trained), start=zero), largest_array,
         sum((size.factors for size in trained), start=zero), sum((size.cast for _, size in sized_arrays), start=zero),
+        sum((size.cast for size in frozen), start=zero), sum((size.gathered_cast for size in frozen), start=zero),
     )  # fmt: skip
 
 

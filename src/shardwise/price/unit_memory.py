@@ -53,10 +53,11 @@ class UnitMemory:
             saved = saved + self.saved_score_bytes(parts, values)
         if self.policy.dropout and policy.keeps_masks and name in LAYER_UNITS:
             saved = saved + self.mask_bytes(parts, values)
+        dequantized = self.formats.dequantized_bytes(parts.products, values)
         return parts, {
             "saved_bytes": saved, "logits_bytes": logits,
-            "workspace_bytes": self.workspace_bytes(name, scheme, values) - saved,
-            "making_bytes": self.workspace_bytes(name, scheme, values, making=True) - saved,
+            "workspace_bytes": self.workspace_bytes(name, scheme, values) - saved + dequantized,
+            "making_bytes": self.workspace_bytes(name, scheme, values, making=True) - saved + dequantized,
             "buffer_bytes": self.buffer_bytes(parts, values),
             "waiting_bytes": self.formats.saved_bytes(parts.weight_grad_inputs, values),
         }  # fmt: skip
@@ -174,6 +175,7 @@ class UnitMemory:
         """
         precision, gradient = self.precision, self.precision.gradient_bytes
         gathered = self.formats.weight_in_use(parts.products) if scheme.zero_stage == 3 else 0.0
+        narrower = bytes_per_element(precision.frozen) - gathered if precision.frozen and gathered else 0.0
         unscattered = bytes_per_element(precision.gradients) if scheme.zero_stage >= 2 else 0.0
         passing = bytes_per_element(precision.activations)
         casts = scheme.zero_stage < 2 and passing < bytes_per_element(precision.gradients)
@@ -193,7 +195,7 @@ class UnitMemory:
                 "apart": moment_bytes(precision, optimizer.for_weight(is_matrix=False)) - moments,
                 "factors": factor_bytes(precision, optimizer),
             },
-            "transient_bytes": {"used": gathered, "trained": unscattered},
+            "transient_bytes": {"used": gathered, "trained": unscattered, "gathered_quantized": narrower},
             "unscattered_bytes": {"trained": stepwise},
             "arriving_bytes": arriving,
             "leaving_bytes": leaving,

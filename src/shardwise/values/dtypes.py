@@ -37,7 +37,12 @@ class BlockScaledDtype(NamedTuple):
 # Dynamic tree quantization (`quantization`): a byte per element, in blocks of 256 with a scale in fp32. Source: Dettmers et al.
 # 2022, 8-bit Optimizers via Block-wise Quantization (arXiv 2110.02861), section 2; the block size is that of torchao.optim and of
 # bitsandbytes since 0.44 (the paper has 2,048).
-BLOCK_SCALED_DTYPES = {name: BlockScaledDtype(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")}
+# NormalFloat: 4 bits in blocks of 64 with a scale in fp32, or (double quantization) one in 8 bits, of which 256 share another in
+# fp32: 0.5 and 0.127 bits of scales a parameter. Source: Dettmers et al. 2023, QLoRA (arXiv 2305.14314), section 3.
+BLOCK_SCALED_DTYPES = {
+    **{name: BlockScaledDtype(1.0, 256, 4.0) for name in ("dynamic8", "unsigned_dynamic8")},
+    "nf4": BlockScaledDtype(0.5, 64, 4.0), "nf4_double": BlockScaledDtype(0.5, 64, 1.0 + 4.0 / 256),
+}  # fmt: skip
 
 
 def bytes_per_element(dtype: str) -> float:

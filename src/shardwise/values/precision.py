@@ -31,9 +31,10 @@ class Precision:
     and tokens on their way to experts with `casts_dispatch`. With `casts_orders_apart` each order of dims is read and cast by
     itself, as the maxima of rows and of columns are. With `rescales_gradients` the products of the backward pass leave their
     scales out, and another kernel multiplies what they made by them. ZeRO gathers
-    the weights of those products in `gathered`; None: as they rest. Beside `matmul` stands what an engine needs to know:
-    the floating-point formats (`dtypes.NUMBER_FORMATS`) of what those products take, `operand` of activations and weights and
-    `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
+    the weights of those products in `gathered`; None: as they rest. With `frozen`, matrices of those products that are not
+    trained rest and are gathered in that format, and each product reads a dequantized copy. Beside `matmul` stands what an engine
+    needs to know: the floating-point formats (`dtypes.NUMBER_FORMATS`) of what those products take, `operand` of activations and
+    weights and `gradient_operand` of gradients, and the `scaling` of them; None where `matmul` is no such format.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Precision:
     casts_orders_apart: bool = False
     rescales_gradients: bool = False
     gathered: str | None = None
+    frozen: str | None = None
     source: str = ""
 
     @property
@@ -129,6 +131,10 @@ _TRANSFORMER_ENGINE = (
     "beside it, as Hopper's fp8 products take one order of dims only; attention, norms and the head stay in bf16"
 )
 _TABLE = "S1, table of FP8 recipes"
+_QLORA = (
+    "Dettmers et al. 2023, QLoRA (arXiv 2305.14314), section 3: matrices of the blocks rest in 4 bits and are dequantized to "
+    "bf16 for each product; embedding, head and norms stay in bf16, adapters have the state of bf16, 16 bytes"
+)
 
 PRECISIONS = {
     precision.name: precision
@@ -197,6 +203,14 @@ PRECISIONS = {
         _fp8("fp8_nanotron", _BF16, scaling="tensor", weights="fp8", gradients="fp8", master="bf16", accumulated_gradients="fp32",
              moments="fp8", gradient_reduction="fp32",
              source=f"{_TABLE}: 2 + 4 + 1 + 1 + 1 + 1 = 10 bytes; nanotron, pull request 70: one scale per tensor"),
+        replace(_BF16, name="qlora_nf4", frozen="nf4_double",
+                source=f"{_QLORA}; NF4 with double quantization, 0.5 + 1/64 + 4/(64 x 256) = 0.516 bytes of a frozen parameter"),
+        replace(_BF16, name="qlora_nf4_single", frozen="nf4",
+                source=f"{_QLORA}; NF4 or FP4 without double quantization (the default of transformers' BitsAndBytesConfig), "
+                "0.5 + 4/64 = 0.5625 bytes of a frozen parameter"),
+        replace(_BF16, name="qlora_int8", frozen="int8",
+                source="Dettmers et al. 2022, LLM.int8() (arXiv 2208.07339): one byte of a frozen parameter, with a scale for "
+                "each row. Differs: bitsandbytes multiplies in int8 in the forward pass, priced like the backward pass"),
         replace(_FP32_WEIGHTS, name="int8_aqt", matmul="int8", gathered="bf16", cast_reads=2, saves_casts=False,
                 transposed_copies=False,
                 source="AQT as MaxText uses it (quantization=int8): fp32 weights used in bf16; what products take is scaled by "

@@ -40,7 +40,7 @@ def test_dims_by_their_letters() -> None:
     model = Architecture(name="m", **SIZES)
     assert model.dims == {
         "D": 64, "F": 128, "K": 2, "G": 4, "H": 8, "V": 100, "P": 1, "E": 1, "k": 1, "M": 128, "S": 1,
-        "Q": 1, "C": 1, "I": 8, "R": 1, "U": 8, "J": 128, "r": 1,
+        "Q": 1, "C": 1, "I": 8, "R": 1, "U": 8, "J": 128, "r": 1, "y": 1,
     }  # fmt: skip
     assert model.structure.has_gated_mlp
     assert not Architecture(name="m", mlp="gelu", **SIZES).structure.has_gated_mlp

@@ -209,6 +209,8 @@ def _unsupported_formats(precision: Precision, optimizer: str) -> Iterator[str]:
         f"{name} at rest, which takes scales, is planned, not yet runnable"
         for name in sorted(resting_formats - set(ENGINE_FORMATS))
     )
+    if precision.frozen:
+        yield f"frozen weights in {precision.frozen}, which are dequantized for each product, are planned, not yet runnable"
     is_low_precision = precision.weights not in ENGINE_FORMATS
     if is_low_precision and (
         precision.weights != precision.matmul or precision.master is None or precision.scaling is None

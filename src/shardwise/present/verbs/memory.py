@@ -13,6 +13,7 @@ from shardwise.book_formulas.kv_cache import KvCache, KvCacheSizes, size_kv_cach
 from shardwise.hardware import load_cluster
 from shardwise.layout import Layout, parse_layout_shape, parse_layout_text
 from shardwise.model import Architecture, Job, load_model
+from shardwise.model.load import override_architecture
 from shardwise.present import charts
 from shardwise.present.arguments import ClusterName, JobFields, Layouts, Model, overrides_argument
 from shardwise.present.exports import picture
@@ -193,7 +194,7 @@ def kv_cache(
             "--no-runtime: the runtime is that of --on, which is missing; give a cluster, such as --on h100:8"
         )
     architecture = model if isinstance(model, Architecture) else load_model(os.fspath(model))
-    architecture = apply_overrides(architecture, changes["model"], "model")
+    architecture = override_architecture(architecture, changes["model"])
     num_tokens = parse_count(context, label=argument_label("context"))
     num_seqs = parse_count(batch, label=argument_label("batch"))
     if max(num_tokens, num_seqs) > MAX_TOKENS:
