@@ -20,6 +20,7 @@ WEIGHT_USE: Mapping[str, Axes] = {
     "S": TP_AXES,
     "K": ("tp_kv",),
     "G": ("tp_rep",),
+    "L": TP_AXES,
     "V": TP_AXES,
 }
 

@@ -10,6 +10,7 @@ least to recompute. Jain et al. 2020, Checkmate (arXiv 1910.02653), solve the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,7 +82,10 @@ class _Transposer:
 
     def transpose(self, operation: Operation, cotangents: Mapping[str, str], needs_gradient: set[str]) -> None:
         shared: dict[int, tuple[str, ...]] = {}
-        for position, (name, gradient) in enumerate(operation.gradients(cotangents, self.dims)):
+        num_earlier: Counter[int] = Counter()  # entries of the same gradient so far: the index of its result
+        for name, gradient in operation.gradients(cotangents, self.dims):
+            position = num_earlier[id(gradient)]
+            num_earlier[id(gradient)] += 1
             if name not in needs_gradient:
                 continue
             if isinstance(gradient, Map) and gradient.function == "identity":
@@ -93,15 +97,20 @@ class _Transposer:
                 self.gradient_parts.setdefault(name, []).append(outputs[position])
             else:
                 part = self.add_gradient_tensor(f"{gradient_name(name)}#{len(self.gradient_parts.get(name, ()))}", name)
-                self.operations.append(replace(gradient, outputs=(part,)))
+                self.add_gradient(gradient, (part,))
                 self.gradient_parts.setdefault(name, []).append(part)
+
+    def add_gradient(self, gradient: Operation, outputs: tuple[str, ...]) -> None:
+        """Add an operation of a gradient. An input `?x` is the part of the gradient of `x` that was added last."""
+        inputs = tuple(self.gradient_parts[i[1:]][-1] if i.startswith("?") else i for i in gradient.inputs)
+        self.operations.append(replace(gradient, inputs=inputs, outputs=outputs))
 
     def add_shared_gradient(self, gradient: Operation, operation: Operation) -> tuple[str, ...]:
         names = operation.inputs[: len(gradient.outputs)]
         outputs = tuple(
             self.add_gradient_tensor(f"{gradient_name(n)}#{len(self.gradient_parts.get(n, ()))}", n) for n in names
         )
-        self.operations.append(replace(gradient, outputs=outputs))
+        self.add_gradient(gradient, outputs)
         return outputs
 
     def sum_gradient_parts(self, name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_UNITS, UNIT_PROGRAMS, unit_counts
-from shardwise.model.operations import ATTENTION_OPERATIONS, Contract, Operation, Scan
+from shardwise.model.operations import ATTENTION_OPERATIONS, RECURRENCE_OPERATIONS, Contract, Operation
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
@@ -172,7 +172,7 @@ def program_flops(program: Program) -> Polynomial:
 
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
-    if not isinstance(operation, (Contract, *ATTENTION_OPERATIONS)):
+    if not isinstance(operation, (Contract, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -229,7 +229,7 @@ def layer_training_flops(
             flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
             flops *= 1 + _num_backward_products(program, operation)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
-            if isinstance(operation, Scan):
+            if isinstance(operation, (*ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
                 scores += flops
             elif flops:
                 products[_part_of_weight(program, weights[0])] += flops

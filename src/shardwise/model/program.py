@@ -34,6 +34,7 @@ class ModelPart(StrEnum):
 
     ATTENTION = "attention"  # projections with their biases and adapters, sinks
     MLP = "mlp"  # likewise, and routers, experts, shared experts
+    RECURRENCE = "recurrence"  # of recurrent mixers likewise, their filters, rates and steps
     NORM = "norm"
     VOCABULARY = "vocabulary"  # tables of tokens and positions, the head
     PREDICTION = "prediction"  # what joins states and embeddings in multi-token prediction

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from shardwise.derive import ComputeStep, ProgramStep, ShardedUnit
 from shardwise.derive.low_precision_products import is_block_product
 from shardwise.model import Contract, Lookup, MatrixFunction, Role, density
-from shardwise.model.operations import Scan, ScanGradient
+from shardwise.model.operations import RECURRENCE_OPERATIONS, Scan, ScanGradient
+from shardwise.model.operations.base import ONCE
 from shardwise.sharding import Spec
 from shardwise.step.instructions import Kernel, KernelShape
 from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols
@@ -69,7 +70,7 @@ def _fusion_groups(steps: Iterable[ProgramStep]) -> list[list[tuple[int, Compute
             # weights are prefetched and gradients leave in the background: neither is in the way
             extends_group = extends_group and step.tensor.role in (Role.WEIGHT, Role.WEIGHT_GRADIENT)
             continue
-        fusible = step.operation.kind == "map"
+        fusible = step.operation.kind == "map" and step.operation.num_parts(step.placed) is ONCE
         if extends_group and fusible:
             groups[-1].append((position, step))
         else:
@@ -94,11 +95,12 @@ def _fuse_group(
                 specs[name] = spec
     outputs = tuple(name for step in group for name in step.operation.outputs)
     first = group[0].operation
+    num_parts = first.num_parts(group[0].placed)
     product_operands = {name: specs[name] for name in first.inputs} if is_block_product(first, unit.tensors) else {}
     reads = tuple(dict.fromkeys(name for step in group for name, _ in step.reads if name not in inside))
     makes_gradients = first.kind == "contract" and unit.tensors[outputs[0]].role is Role.WEIGHT_GRADIENT
     return Kernel(
-        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, group), _by_role(unit, specs),
+        phase, first.kind, first.inputs, reads, outputs, _matmul_flops(unit, group), _by_role(unit, specs, num_parts),
         _by_role(unit, product_operands), makes_gradients, _kernel_shape(unit, group[0]), tuple(group),
     )  # fmt: skip
 
@@ -142,15 +144,15 @@ def _matmul_flops(unit: ShardedUnit, group: list[ComputeStep]) -> Polynomial:
     """Return the FLOPs of products and attention; of routed tokens only the expected rows count."""
     total = ZERO
     for step in group:
-        if isinstance(step.operation, (Contract, MatrixFunction, Scan, ScanGradient)):
+        if isinstance(step.operation, (Contract, MatrixFunction, Scan, ScanGradient, *RECURRENCE_OPERATIONS)):
             routed = Role.ROUTED in {unit.tensors[name].role for name, _ in step.reads}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)
     return total
 
 
-def _by_role(unit: ShardedUnit, specs: Mapping[str, Spec]) -> dict[Role, Polynomial]:
+def _by_role(unit: ShardedUnit, specs: Mapping[str, Spec], num_parts: Polynomial = ONCE) -> dict[Role, Polynomial]:
     elements: dict[Role, Polynomial] = {}
     for name, spec in specs.items():
         role = unit.tensors[name].role
         elements[role] = elements.get(role, ZERO) + spec.local_elements() * density(role)
-    return elements
+    return elements if num_parts is ONCE else {role: number * num_parts for role, number in elements.items()}

@@ -80,6 +80,7 @@ from .symbolic import ZERO as ZERO
 from .symbolic import LocalDim as LocalDim
 from .symbolic import Monomial as Monomial
 from .symbolic import Polynomial as Polynomial
+from .symbolic import SegmentDim as SegmentDim
 from .symbolic import SymbolValues as SymbolValues
 from .symbolic import Value as Value
 from .symbolic import ceil_div as ceil_div

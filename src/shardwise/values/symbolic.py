@@ -49,6 +49,33 @@ class ElementPairs(str):
         return where(elements <= self.max_elements, elements * elements, 0)
 
 
+class SegmentDim(str):
+    """Dim with one element per part of a sequence that is split over `axes`; 0 where the sequence is not split.
+
+    Tensors with this dim are what the parts of a sequence hand to each other. A sequence in one part has none, so that they take
+    no memory, no time and no communication there. A degree without a value is 1. As text it is its name.
+
+    >>> SymbolValues({"cp": 4})[SegmentDim(("cp",))], SymbolValues({"cp": 1})[SegmentDim(("cp",))]
+    (4, 0)
+    """
+
+    axes: tuple[str, ...]
+
+    def __new__(cls, axes: tuple[str, ...]) -> SegmentDim:
+        segments = super().__new__(cls, f"segments({'·'.join(axes)})")
+        segments.axes = axes
+        return segments
+
+    def __getnewargs__(self) -> tuple[tuple[str, ...]]:  # type: ignore[override]
+        return (self.axes,)
+
+    def evaluate(self, values: SymbolValues) -> Value:
+        degree: Value = 1
+        for axis in self.axes:
+            degree = degree * values.get(axis, 1)
+        return where(degree > 1, degree, 0)
+
+
 class LocalDim(NamedTuple):
     """Size of a dim on the fullest device: `ceil(dim / product of the axes' degrees)`."""
 
@@ -99,10 +126,10 @@ Value = Any  # an int, a float, or a NumPy array of them
 
 
 class SymbolValues(dict[Symbol, Value]):
-    """Values of symbols; a missing `LocalDim`, `FewestElements` or `ElementPairs` is computed once from dims and degrees."""
+    """Values of symbols; a missing one that is no plain name is computed once from dims and degrees."""
 
     def __missing__(self, symbol: Symbol) -> Value:
-        if isinstance(symbol, str) and not isinstance(symbol, ElementPairs):
+        if isinstance(symbol, str) and not isinstance(symbol, ElementPairs | SegmentDim):
             raise KeyError(symbol)
         value = symbol.evaluate(self)
         self[symbol] = value

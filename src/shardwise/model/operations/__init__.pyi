@@ -15,3 +15,14 @@ from .matmul_and_attention import Contract as Contract
 from .matmul_and_attention import MatrixFunction as MatrixFunction
 from .matmul_and_attention import Scan as Scan
 from .matmul_and_attention import ScanGradient as ScanGradient
+from .recurrences import RECURRENCE_OPERATIONS as RECURRENCE_OPERATIONS
+from .recurrences import SEGMENTS as SEGMENTS
+from .recurrences import Recurrence as Recurrence
+from .recurrences import RecurrenceGradient as RecurrenceGradient
+from .recurrences import SegmentAdjoint as SegmentAdjoint
+from .recurrences import SegmentState as SegmentState
+from .recurrences import SequenceRecurrence as SequenceRecurrence
+from .short_convolution import CONVOLUTION_OPERATIONS as CONVOLUTION_OPERATIONS
+from .short_convolution import SegmentEdge as SegmentEdge
+from .short_convolution import ShortConvolution as ShortConvolution
+from .short_convolution import ShortConvolutionGradient as ShortConvolutionGradient

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from shardwise.sharding import Spec
-from shardwise.values import Polynomial
+from shardwise.values import Polynomial, constant
 
 Dims = tuple[str, ...]
-OperationKind = Literal["contract", "map", "lookup", "scatter", "scan", "route", "carry", "of_matrix"]
+ONCE = constant(1.0)
+OperationKind = Literal["contract", "map", "lookup", "scatter", "scan", "recurrence", "route", "carry", "of_matrix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,18 @@ class Operation(ABC):
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         """Return, for each input that a gradient flows into, the operation that computes it from the outputs' gradients.
 
-        The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`.
+        The result's name is left open: the operation's `outputs` are `("?",)` or, for several at once, `("?0", ...)`, the
+        gradients of the first inputs. An operation may read what one before it in the list has computed for `x`, as `?x`.
         """
         return []
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return the floating-point operations on one device."""
         return Polynomial()
+
+    def num_parts(self, sharding: OperationSharding) -> Polynomial:
+        """Return how often the operation runs on one device: once, or not at all where devices have nothing to hand on."""
+        return ONCE
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,18 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
     # The square of ReLU (So et al. 2021, Primer, 3.1)
     "relu2": ElementwiseFunction((FunctionGradient("relu2_dx", (0,)),), flops_per_element=2),
+    "silu": ElementwiseFunction((FunctionGradient("silu_dx", (0,)),), flops_per_element=4),
+    "sigmoid": ElementwiseFunction((FunctionGradient("sigmoid_dx", (0,)),), flops_per_element=3),
+    "multiply": ElementwiseFunction((FunctionGradient("multiply", (1,)), FunctionGradient("multiply", (0,)))),
+    # Recurrences: queries and keys of length one from their sums of squares, steps and the logarithms of decays,
+    # -exp(rate) * step (Gu & Dao 2023; Yang et al. 2024, Gated DeltaNet)
+    "l2_norm": ElementwiseFunction(
+        (FunctionGradient("l2_norm_dx", (1,)), FunctionGradient("l2_norm_dsquares", (0, 1))), flops_per_element=3
+    ),
+    "softplus": ElementwiseFunction((FunctionGradient("softplus_dx", (0,)),), flops_per_element=4),
+    "log_decay": ElementwiseFunction(
+        (FunctionGradient("log_decay_dstep", (1,)), FunctionGradient("log_decay_drate", (0, 1))), flops_per_element=3
+    ),
     # Cross-entropy over a vocabulary that may be sharded: max, sum of exponentials, then log(sum) + max - target.
     # The maximum is a shift that cancels, so no gradient flows into it.
     "maximum": ElementwiseFunction((None,)),

@@ -15,10 +15,21 @@ import numpy as np
 
 from shardwise.derive import CollectiveStep, ComputeStep, ProgramStep, pad_vocabulary
 from shardwise.model import Accumulate, Contract, Lookup, Map, MatrixFunction, Operation, Program, Role, Route
-from shardwise.model.operations import Concatenate, ConcatenateGradient, RouteGradient, Scan, ScanGradient, Scatter
+from shardwise.model.operations import (
+    CONVOLUTION_OPERATIONS,
+    Concatenate,
+    ConcatenateGradient,
+    RouteGradient,
+    Scan,
+    ScanGradient,
+    Scatter,
+    SequenceRecurrence,
+)
+from shardwise.model.operations.recurrences import SEGMENT_AXES
 from shardwise.run.numpy import kernels
 from shardwise.run.numpy.collectives import COLLECTIVES, Array, Shards, run_ring_attention
 from shardwise.run.numpy.kernels import DEFAULT_ROUTER, Router
+from shardwise.run.numpy.recurrences import ConvolutionKernel, RecurrenceKernel
 from shardwise.sharding import Axes, Collective, CollectiveKind, Mesh, Spec, assign_letters, einsum_subscripts
 from shardwise.sharding.shard_placement import permute_sends, permute_split_factors
 from shardwise.step import (
@@ -46,8 +57,9 @@ class VirtualDevices:
 
     def __init__(self, mesh: Mesh, sizes: Mapping[str, int], *, router: Router = DEFAULT_ROUTER) -> None:
         self.router, self.mesh = router, mesh
-        self.true_sizes: dict[Any, int] = SymbolValues({**sizes})
-        self.sizes: dict[Any, int] = SymbolValues({**pad_vocabulary(sizes, mesh)})
+        degrees = dict(mesh.axes)  # sizes of the dims of segments are degrees
+        self.true_sizes: dict[Any, int] = SymbolValues({**degrees, **sizes})
+        self.sizes: dict[Any, int] = SymbolValues({**degrees, **pad_vocabulary(sizes, mesh)})
         self.coordinates = list(mesh.coordinates())
         self.live_shards: dict[tuple[str, Spec], Shards] = {}
         self.constants: dict[str, tuple[tuple[str, ...], Array]] = {}
@@ -207,7 +219,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGHIRUCQJPrD"  # the order in which the operands of a map are aligned
+DIMS = "EBTVFMSKGLOHNXIRUCQJPrqWD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:
@@ -226,6 +238,10 @@ class DeviceKernel:
                 return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
             case ScanGradient():
                 return kernels.attention_gradient(kernels.AttentionOperands(*arrays[:5]), *arrays[5:])
+            case SequenceRecurrence() as operation:
+                return RecurrenceKernel(operation, self.placed.inputs, self.placed.outputs, self.segment)(arrays)
+            case operation if isinstance(operation, CONVOLUTION_OPERATIONS):
+                return ConvolutionKernel(operation, self.devices.sizes["w"], self.segment)(arrays)
             case operation:
                 return (self._single_result(operation, arrays),)
 
@@ -261,6 +277,12 @@ class DeviceKernel:
     @property
     def coordinate(self) -> Mapping[str, int]:
         return self.devices.coordinates[self.device]
+
+    @property
+    def segment(self) -> int | None:
+        """Number of the segment of the sequence that the device has; None where the sequence is in one part."""
+        is_split = self.devices.mesh.size(SEGMENT_AXES) > 1
+        return self.devices.mesh.position(self.coordinate, SEGMENT_AXES) if is_split else None
 
     @cached_property
     def subscripts(self) -> str:

@@ -21,6 +21,7 @@ from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, NORM_EPSILON, ROTARY_
 
 Array = NDArray[Any]
 
+L2_EPSILON = 1e-6  # of queries and keys of the delta rule. Source: flash-linear-attention, modules/l2norm.py
 LEARNING_RATE = 1e-2  # any serves: the sharded and the unsharded run share it
 
 
@@ -156,6 +157,19 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "relu_dx": lambda dy, x, width: dy * (x > 0),
     "relu2": lambda x, width: np.maximum(x, 0.0) ** 2,
     "relu2_dx": lambda dy, x, width: 2.0 * dy * np.maximum(x, 0.0),
+    "silu": lambda x, width: x * _sigmoid(x),
+    "silu_dx": lambda dy, x, width: dy * _silu_slope(x),
+    "sigmoid": lambda x, width: _sigmoid(x),
+    "sigmoid_dx": lambda dy, x, width: dy * _sigmoid(x) * _sigmoid(-x),
+    "multiply": lambda x, factor, width: x * factor,
+    "l2_norm": lambda x, squares, width: x / np.sqrt(squares + L2_EPSILON),
+    "l2_norm_dx": lambda dy, squares, width: dy / np.sqrt(squares + L2_EPSILON),
+    "l2_norm_dsquares": lambda dy, x, squares, width: -0.5 * dy * x * (squares + L2_EPSILON) ** -1.5,
+    "softplus": lambda x, width: np.logaddexp(0.0, x),
+    "softplus_dx": lambda dy, x, width: dy * _sigmoid(x),
+    "log_decay": lambda step, rate, width: -np.exp(rate) * step,
+    "log_decay_dstep": lambda dy, rate, width: -np.exp(rate) * dy,
+    "log_decay_drate": lambda dy, step, rate, width: -np.exp(rate) * step * dy,
     "maximum": lambda logits, width: logits,
     "sum_exp": lambda logits, largest, width: np.exp(logits - largest),
     "sum_exp_dx": lambda dy, logits, largest, width: dy * np.exp(logits - largest),
