@@ -64,7 +64,7 @@ STRUCTURES: dict[str, Structure] = {
     "squared_relu": (("mlp", "relu2"),),
     "norms_without_weights": (("norm_weight", False), ("qk_norm", True)),
     "layer_norms_without_weights": (("norm", "layer"), ("norm_weight", False)),
-    "inner_norms": (("inner_norms", True), ("mlp", "relu2")),
+    "inner_norms": (("inner_norms", True), ("mlp", "gated_relu2")),
     "layer_norm_of_queries": (("norm", "layer"), ("norm_bias", True), ("qk_norm", True)),
     "weights_of_each_head": (("norm", "layer"), ("qk_norm", True), ("qk_norm_over", "each_head"), ("parallel", True)),
     "bias_of_the_head": (

@@ -52,6 +52,7 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     "parallel": {"mlp": "relu", "norm": "layer", "parallel": True, "separate_norms": True},
     "parallel from one norm": {"norm": "layer", "parallel": True, "embedding_norm": True, "positions": "none"},
     "squared relu": {"mlp": "relu2", "bias": ALL_BIASES},
+    "squared relu of a gate": {"mlp": "gated_relu2"},
     "mixtral": EXPERTS,
     "shared expert": {**EXPERTS, "shared_expert_width": 3, "shared_gate": True},
     "leading dense layers": {

@@ -10,12 +10,13 @@ from shardwise.model.adapters import LORA_TARGETS, absent_modules, expand_lora_t
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
 
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "clamped_swiglu"]
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "each_head", "projection"]
 IS_GATED: Mapping[str, bool] = {
-    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gelu": False, "relu": False, "relu2": False,
+    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
+    "relu2": False,
 }  # fmt: skip
 # How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
 IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}

@@ -90,7 +90,9 @@ def test_a_nested_text_config_is_found() -> None:
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model_type": "mamba"}, ["'mamba'", "llama, mistral"]),
+        ({"model_type": "mamba9"}, ["'mamba9'", "such as llama, mistral"]),
+        ({"model_type": "lama"}, ["'lama' (did you mean 'llama'?), which is not known"]),
+        ({"model_type": "rwkv"}, ["'rwkv'", "not planned for: it has time mixing"]),
         ({}, ["model_type is None"]),
         (
             {"model_type": "llama", "hidden_size": 64},
@@ -186,7 +188,7 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
         ({**EXPERTS, "model_type": "mixtral"}, ["the config lacks num_local_experts"]),
         ({**LLAMA, "model_type": "mixtral", "num_local_experts": 0, "num_experts_per_tok": 2}, ["0; at least 1"]),
         ({**LLAMA, "model_type": "mistral", "kv_lora_rank": 16}, ["kv_lora_rank = 16"]),
-        ({**LLAMA, "model_type": "cohere", "use_qk_norm": True}, ["a cohere with use_qk_norm = True"]),
+        ({**LLAMA, "model_type": "cohere2", "use_qk_norm": True}, ["a cohere2 with use_qk_norm = True"]),
         ({**LLAMA, "layer_types": ["linear_attention"] * 3}, ["layer_types = ['linear_attention'"]),
         (
             {**LLAMA, "model_type": "gemma2", "sliding_window": 8, "layer_types": ["sliding_attention", "chunked"] * 2},
@@ -213,7 +215,7 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
         ({**MPT, "attn_config": {"alibi": True, "kv_n_heads": 2}}, ["kv_n_heads = 2"]),
         ({**MPT, "attn_config": {}}, ["attn_config has no alibi"]),
         ({**MPT, "no_bias": False}, ["no_bias = False (known: True)"]),
-        ({**LATENT, "model_type": "deepseek_v32", "index_topk": 1}, ["'deepseek_v32' (its config sets", "index_topk"]),
+        ({**LATENT, "model_type": "deepseek_v92", "index_topk": 1}, ["'deepseek_v92' (", "(its config sets", "index_topk"]),
         ({**LLAMA, "model_type": ["llama"]}, ["model_type is ['llama']"]),
         ({"model_type": "falcon"}, ["lacks num_hidden_layers or n_layer or n_layers, hidden_size or", "vocab_size"]),
     ],

@@ -11,7 +11,7 @@ import pytest
 
 import shardwise as sw
 from shardwise.model.huggingface.config import add_numerics, parse_config
-from shardwise.model.huggingface.families import FAMILIES
+from shardwise.model.huggingface.family_rules import FAMILIES
 from shardwise.model.huggingface.numerics_reader import (
     DEEPSEEK_V2_ROUTER,
     DEEPSEEK_V3_ROUTER,
@@ -31,14 +31,23 @@ LLAMA_3_1: dict[str, Any] = {
 }  # fmt: skip
 
 
+# What a family's class leaves open and its models need.
+REQUIRED_KEYS: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"num_experts_per_tok": 6}, "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+}  # fmt: skip
+
+
+SAME_AS = {"kimi_k2": "deepseek_v3", "mimo": "qwen2"}  # families that the library does not have by themselves
+
+
 def default_config(kind: str) -> dict[str, Any]:
     """What the library's class for a family holds when nothing is said."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from transformers import CONFIG_MAPPING
 
-        own = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
-        config = CONFIG_MAPPING["deepseek_v3" if kind == "kimi_k2" else kind](**own).to_dict()
+        own = REQUIRED_KEYS.get(kind, {})
+        config = CONFIG_MAPPING[SAME_AS.get(kind, kind)](**own).to_dict()
     return {**config, "model_type": kind}
 
 

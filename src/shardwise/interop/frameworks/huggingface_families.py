@@ -16,7 +16,7 @@ from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.layout.rules.engine import rotary_problem
 from shardwise.model import MTP_UNITS, YARN_MSCALE, Architecture, Numerics, Rotary
 from shardwise.model.huggingface.config import parse_config
-from shardwise.model.huggingface.families import FAMILIES as RULES
+from shardwise.model.huggingface.family_rules import FAMILIES as RULES
 from shardwise.model.huggingface.field_readers import read_boolean
 from shardwise.model.huggingface.numerics_reader import (
     ACTIVATIONS,

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.huggingface.families import FAMILIES, FamilyRule
+from shardwise.model.huggingface.family_rules import FAMILIES, FamilyRule, unsupported_families
 from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, read_boolean, shorten
 from shardwise.model.huggingface.numerics_reader import read_numerics
-from shardwise.values import FileMessages, InputError, read_json, require_number
+from shardwise.values import FileMessages, InputError, did_you_mean, read_json, require_number
 
 
 def load_config(path: str | Path) -> Architecture:
@@ -35,15 +35,12 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
     """Return the architecture of a config as a mapping. Raises `InputError` that names what is missing or not known."""
-    config = TrackedConfig(_language_model_config(values))
-    kind = config.get("model_type")
-    rule = FAMILIES.get(str(kind))
-    if rule is None:
-        set_keys = [key for key in WEIGHT_KEYS if config.get(key)]
-        hint = f" (its config sets {', '.join(set_keys)})" if set_keys else ""
-        raise InputError(
-            f"model: model_type is {kind!r}{hint}, which is not known; one of {', '.join(FAMILIES)} is required"
-        )
+    values = _language_model_config(values)
+    kind = values.get("model_type")
+    rule = FAMILIES.get(str(kind), FamilyRule())
+    config = TrackedConfig({**rule.defaults, **values}, rule.names)
+    if kind not in FAMILIES:
+        raise InputError(_describe_unknown(config, kind))
     fields = {**read_fields(config, rule), **rule.fixed}
     unknown = list(unsupported_settings(config, rule))
     if unknown:
@@ -56,6 +53,23 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
 
 
+WELL_KNOWN_TYPES = ("llama", "mistral", "qwen3", "deepseek_v3")
+
+
+def _describe_unknown(config: TrackedConfig, kind: Any) -> str:
+    """Return the error about a model_type without a rule: what its models have, or the nearest known ones."""
+    reason = unsupported_families().get(kind) if isinstance(kind, str) else None
+    if reason:
+        return f"model: model_type is {kind!r}, which is not planned for: it has {reason}; another model is required"
+    set_keys = [key for key in WEIGHT_KEYS if config.get(key)]
+    hint = f" (its config sets {', '.join(set_keys)})" if set_keys else ""
+    nearest = did_you_mean(kind, tuple(FAMILIES)) if isinstance(kind, str) else ""
+    return (
+        f"model: model_type is {kind!r}{nearest}{hint}, which is not known; one of {len(FAMILIES)}, such as "
+        f"{', '.join(WELL_KNOWN_TYPES)}, is required"
+    )
+
+
 def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Architecture:
     """Return the model with the constants of its arithmetic as a config gives them. Raises `InputError`."""
     rule = FAMILIES[str(config["model_type"])].numerics
@@ -65,10 +79,18 @@ def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Archi
     return replace(architecture, numerics=numerics)
 
 
+# Keys of the language model's part in a config that nests it beside towers of images or sound, the outermost first.
+LANGUAGE_KEYS = ("thinker_config", "text_config", "language_config", "llm_config")
+
+
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a config that nests it beside a vision tower."""
-    inner = config.get("text_config")
-    return inner if isinstance(inner, dict) and "model_type" in inner else config
+    """Return the language model's part of a config that nests it; the whole config says whether its head is tied."""
+    for key in LANGUAGE_KEYS:
+        inner = config.get(key)
+        if isinstance(inner, dict) and "model_type" in inner:
+            tied = {name: config[name] for name in ("tie_word_embeddings",) if config.get(name) is not None}
+            return _language_model_config({**inner, **tied})
+    return config
 
 
 # Keys that stand for weights which most families lack: one that is set and that the family's rule does not ask for means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from shardwise.values import InputError, short_repr
@@ -11,15 +12,21 @@ MAX_SHOWN_CHARS = 60  # half a line
 
 
 class TrackedConfig(Mapping[str, Any]):
-    """A config that records which of its keys were read, so that others can be refused."""
+    """A config that records which of its keys were read, so that others can be refused.
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    `names` are spellings of common keys in this config: a value is found under either.
+    """
+
+    def __init__(self, config: Mapping[str, Any], names: Mapping[str, str] = MappingProxyType({})) -> None:
         self.values_by_key = config
+        self.names = names
         self.read_keys: set[str] = set()
 
     def __getitem__(self, key: str) -> Any:
-        self.read_keys.add(key)
-        return self.values_by_key[key]
+        spelling = self.names.get(key, key)
+        spelling = spelling if self.values_by_key.get(spelling) is not None else key
+        self.read_keys |= {key, spelling}
+        return self.values_by_key[spelling]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.values_by_key)
@@ -52,6 +59,16 @@ def read_first(*keys: str) -> FieldReader:
         if setting is None:
             raise MissingKey(" or ".join(keys))
         return setting
+
+    return read
+
+
+def read_optional(default: Any, *keys: str) -> FieldReader:
+    """Read the value under the first of some keys that the config has, or return the default."""
+
+    def read(config: TrackedConfig) -> Any:
+        setting = config.first(*keys)
+        return default if setting is None else setting
 
     return read
 
@@ -163,6 +180,27 @@ def read_or_zero(key: str) -> FieldReader:
         if key not in config:
             raise MissingKey(key)
         return config[key] or 0
+
+    return read
+
+
+DENSE_LAYER, SPARSE_LAYER = "dense", "sparse"  # of the list `mlp_layer_types`
+
+
+def read_leading_dense_layers(*keys: str) -> FieldReader:
+    """Read the number of leading layers without experts: from the list of each layer's kind where there is one, or from a key."""
+
+    def read(config: TrackedConfig) -> Any:
+        kinds = config.first("mlp_layer_types")
+        stated = config.first(*keys)
+        if kinds is None:
+            return read_or_zero(keys[0])(config) if stated is None else stated
+        num_dense = kinds.index(SPARSE_LAYER) if SPARSE_LAYER in kinds else len(kinds)
+        if kinds != [DENSE_LAYER] * num_dense + [SPARSE_LAYER] * (len(kinds) - num_dense):
+            raise ValueError("mlp_layer_types has dense layers behind sparse ones; leading dense layers are known here")
+        if len(kinds) != read_first(*NUM_LAYERS_KEYS)(config):
+            raise ValueError("mlp_layer_types does not list each layer")
+        return num_dense
 
     return read
 

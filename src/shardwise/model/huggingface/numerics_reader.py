@@ -1,9 +1,8 @@
 """Read the constants of a model's arithmetic from a `config.json`: norm epsilons, rotary angles, scales, router gates.
 
 `read_numerics` returns a `Numerics`; settings that our arithmetic does not have are named in its `unread`. Settings that
-change weights or operations are read by `model/huggingface/families.py`. Sources: the configuration classes of `transformers`
-5.23, whose defaults stand for keys that a config leaves out, its `modeling_rope_utils.py`, and its modelling code of each
-family.
+change weights or operations are read by `family_rules`. Sources: the configuration classes of `transformers` 5.23, whose
+defaults stand for keys that a config leaves out, its `modeling_rope_utils.py`, and its modelling code of each family.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_ep
 # Names of activations in a config, by those of `Architecture.mlp`.
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
-    "relu": ("relu",),
-    "clamped_swiglu": ("silu",),
+    "relu": ("relu",), "relu2": ("relu2",), "gated_relu2": ("relu2",), "clamped_swiglu": ("silu",),
 }  # fmt: skip
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 # Keys that change values in a way that is not modelled, and the value with which they change none.
@@ -66,6 +64,7 @@ DEEPSEEK_V2_ROUTER = RouterRule(
 )
 SIGMOID_ROUTER = RouterRule(scores=SIGMOID, votes=2, limited="noaux_tc")
 DEEPSEEK_V3_ROUTER = replace(SIGMOID_ROUTER, groups=(8, 4), scale=2.5)
+ROUTERS = {"deepseek_v2": DEEPSEEK_V2_ROUTER, "deepseek_v3": DEEPSEEK_V3_ROUTER, "sigmoid": SIGMOID_ROUTER}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,10 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "log_decay": ElementwiseFunction(
         (FunctionGradient("log_decay_dstep", (1,)), FunctionGradient("log_decay_drate", (0, 1))), flops_per_element=3
     ),
+    # The same of a gate (Wang et al. 2023, BitNet b1.58; its code has it in place of SiLU)
+    "gated_relu2": ElementwiseFunction(
+        (FunctionGradient("gated_relu2_dgate", (0, 1)), FunctionGradient("gated_relu2_dup", (0,))), flops_per_element=3
+    ),
     # Cross-entropy over a vocabulary that may be sharded: max, sum of exponentials, then log(sum) + max - target.
     # The maximum is a shift that cancels, so no gradient flows into it.
     "maximum": ElementwiseFunction((None,)),
