@@ -26,6 +26,7 @@ from searched import REMEMBERED, install
 __all__ = ["pytest_configure"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before PyTorch is loaded
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is loaded: its kernels run without a GPU
 gc.set_threshold(10_000)
 TESTS = Path(__file__).parent
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=15)

@@ -147,7 +147,6 @@ FLAGS = {
         "--batch-schedule",
         "--checkpoint-every",
         "--clip",
-        "--compile",
         "--data",
         "--decay",
         "--device",

@@ -28,6 +28,7 @@ CASES = {
         layout=Layout(dp=2, fsdp=2, zero_stage=1), recipe={"reduce_each_micro_batch": True}
     ),
     "4 hybrid zero-0": Case(layout=Layout(dp=2, fsdp=2)),
+    "tied tp 2 in pieces": Case("tied", Layout(tp=2, sequence_parallel=True, async_tp=True, micro_batch_seqs=2)),
     "tied 3 zero-1": Case("tied", Layout(fsdp=3, zero_stage=1)),
     "tied 2 zero-2": Case("tied", Layout(fsdp=2, zero_stage=2)),
     "moe 1": Case("moe", Layout(micro_batch_seqs=4)),
@@ -54,8 +55,6 @@ CASES = {
             dp=2, fsdp=2, zero_stage=1, placement=Placement(axes=("tp", "cp", "dp", "fsdp", "pp"), levels=(0,))
         )
     ),
-    "compiled 2 zero-3": Case(layout=Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}),
-    "compiled moe 2 zero-2": Case("moe", Layout(fsdp=2, zero_stage=2), recipe={"compile": True}),
     "tp 2": Case(layout=Layout(tp=2, micro_batch_seqs=2)),
     "tp 4 sp, fewer key-value heads": Case(layout=Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
     "grouped, balanced by a loss": Case("grouped", Layout(fsdp=2, ep=2, dp=2, zero_stage=2)),
@@ -74,9 +73,6 @@ CASES = {
     "tp 4 in pieces": Case(layout=Layout(tp=4, sequence_parallel=True, async_tp=True, recompute="full")),
     "adapted tp 2 in pieces, zero-3": Case(
         "adapted", Layout(tp=2, fsdp=2, zero_stage=3, sequence_parallel=True, async_tp=True, micro_batch_seqs=2)
-    ),
-    "tied tp 2 in pieces, compiled": Case(
-        "tied", Layout(tp=2, sequence_parallel=True, async_tp=True, micro_batch_seqs=2), recipe={"compile": True}
     ),
     "tp 2 sp dp 2": Case(layout=Layout(tp=2, dp=2, sequence_parallel=True, micro_batch_seqs=2)),
     "tp 2 sp fsdp 2 zero-3, full recompute": Case(
@@ -101,7 +97,6 @@ CASES = {
     ),
     "biased tp 4": Case("biased", Layout(tp=4, micro_batch_seqs=2)),
     "flat norms tp 2 sp": Case("flat norms", Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2)),
-    "compiled tp 2 sp": Case(layout=Layout(tp=2, sequence_parallel=True, micro_batch_seqs=2), recipe={"compile": True}),
     "cp 4": Case(layout=Layout(cp=4, micro_batch_seqs=2)),
     "cp 2 zero-3": Case(layout=Layout(cp=2, zero_stage=3, micro_batch_seqs=2)),
     "cp 2 ulysses": Case(layout=Layout(cp=2, cp_variant="ulysses", micro_batch_seqs=2)),
@@ -178,7 +173,6 @@ CASES = {
         ),
         num_seqs=4,
     ),
-    "compiled pp 2 zb_h1": Case(layout=Layout(pp=2, schedule="zb_h1"), num_seqs=4, recipe={"compile": True}),
     "uneven vocabulary, tp 4 sp": Case("uneven", Layout(tp=4, sequence_parallel=True, micro_batch_seqs=2)),
     "uneven vocabulary, tied, pp 2 tp 2 sp zero-2": Case(
         "uneven tied", Layout(pp=2, tp=2, fsdp=2, zero_stage=2, sequence_parallel=True, schedule="1f1b")

@@ -22,8 +22,6 @@ FURTHER = {
     "adapted 2 bucketed": Case("adapted", Layout(dp=2)),
     "biased 2 zero-3": Case("biased", Layout(fsdp=2, zero_stage=3)),
     "flat norms 2 zero-2": Case("flat norms", Layout(fsdp=2, zero_stage=2)),
-    "compiled": Case(recipe={"compile": True}),
-    "compiled 2 bucketed": Case(layout=Layout(dp=2, recompute="full"), recipe={"compile": True}),
     "adapted 2 zero-3": Case("adapted", Layout(fsdp=2, zero_stage=3)),
     "tp 2 fsdp 2 zero-2": Case(layout=Layout(tp=2, fsdp=2, zero_stage=2)),
     "tied tp 2 sp zero-1": Case("tied", Layout(tp=2, fsdp=2, zero_stage=1, sequence_parallel=True)),
@@ -96,7 +94,4 @@ FURTHER = {
     "predicting 3 zero-3": Case("predicting", Layout(fsdp=3, zero_stage=3)),
     "tied predicting 2 per parameter": Case("tied predicting", Layout(dp=2), recipe={"reduction": "per_parameter"}),
     "tied predicting 2 zero-3": Case("tied predicting", Layout(fsdp=2, zero_stage=3)),
-    "compiled predicting 2 zero-3": Case(
-        "tied predicting", Layout(fsdp=2, zero_stage=3, recompute="full"), recipe={"compile": True}
-    ),
 }

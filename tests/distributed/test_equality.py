@@ -6,7 +6,6 @@ import pytest
 import torch
 from equality_cases import CASES
 from equality_further import FURTHER
-from harness import run_processes
 from training import Found, plain, put_together, trained
 
 from shardwise.run.rank_threads import run_rank_threads
@@ -19,9 +18,7 @@ def test_equals_one_process(name: str) -> None:
     case = {**CASES, **FURTHER}[name]
     wanted = plain(case)
     size = case.layout.num_devices
-    # torch.compile keeps state of the process, and warns of itself, which is an error in this one
-    run = run_processes if case.recipe_of().compile else run_rank_threads
-    ranks = put_together(run(trained, size, case))
+    ranks = put_together(run_rank_threads(trained, size, case))
     for found in ranks:
         compare(found, wanted)
     assert {name for found in ranks for name in found.biases} == set(wanted.biases)

@@ -20,7 +20,6 @@ from plain.shampoo import Shampoo
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.numerics import Gating, Numerics, Rotary
-from shardwise.run.engine import calls
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.parallel.world import World
 from shardwise.run.recipe import TrainingRecipe
@@ -238,7 +237,6 @@ def plain(case: Case) -> Found:
 
 
 def engine_of(case: Case) -> TrainingEngine:
-    calls.COMPILER = "aot_eager"  # the same graphs, without a compiler of the machine's
     instance = case.instance()
     made = TrainingEngine(instance, case.recipe_of(), World(instance.mesh))
     made.initialize(SEED)

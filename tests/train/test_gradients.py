@@ -153,16 +153,14 @@ def test_sums_are_of_all_terms() -> None:
     assert FUNCTIONS["sum_to"](terms[0]) is terms[0]
 
 
-@pytest.mark.parametrize("compiling", [False, True])
 @pytest.mark.parametrize("rest", [0, 3])
 @pytest.mark.parametrize("heads", [(), (3,), (3, 2)])
 @pytest.mark.parametrize("sequences", [(), (2,)])
 def test_rotation_is_a_product_of_complex_numbers(
-    heads: tuple[int, ...], sequences: tuple[int, ...], rest: int, compiling: bool, monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, ...], sequences: tuple[int, ...], rest: int
 ) -> None:
     """The second half of a head are the imaginary parts, and what lies behind both stays as it is; positions are each
     sequence's own, or shared."""
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     x, dy = random(2, 5, *heads, 8 + rest), random(2, 5, *heads, 8 + rest, seed=1)
     angles = random(*sequences, 5, 4, seed=2)
     turns = torch.polar(torch.ones_like(angles), angles).view(*sequences, 5, *(1 for _ in heads), 4)

@@ -114,7 +114,7 @@ def test_the_emulation_is_what_pytorchs_scaled_product_gives(name: str, formats:
         )
         for seed, (shape, to) in enumerate(zip(((48, 320), (64, 320)), formats, strict=True))
     )
-    assert quantization.can_run_on_tensor_cores(left, right, formats, by_row=by_row) == (
+    assert quantization.can_run_on_tensor_cores(left.elements, right.elements, formats, by_row=by_row) == (
         not by_row or "e5m2" not in formats
     )
     found = quantization.tensor_core_product(left, right, formats, by_row=by_row)
@@ -147,7 +147,7 @@ def test_what_tensor_cores_do_not_take() -> None:
             quantization.quantize_matrix(torch.ones(n, columns), NUMBER_FORMATS[to], (None, None), "fp32")
             for n, to in zip((48, rows), formats, strict=True)
         )
-        return quantization.can_run_on_tensor_cores(left, right, formats, by_row=False)
+        return quantization.can_run_on_tensor_cores(left.elements, right.elements, formats, by_row=False)
 
     assert taken(64, 32, ("e4m3", "e5m2"))
     assert not taken(64, 32, ("e5m2", "e5m2"))

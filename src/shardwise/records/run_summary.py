@@ -40,12 +40,13 @@ class SourcePayload(TypedDict):
 
 
 class StartPayload(TypedDict):
-    """A start of the run: the steps done before it, its layout and devices, and why the start before it ended, where whoever
-    started the ranks again says so."""
+    """A start of the run: the steps done before it, its layout and devices, the library of its fused kernels, and why the start
+    before it ended, where whoever started the ranks again says so."""
 
     first_step: int
     layout_text: str
     num_devices: int
+    kernels: str
     after: str
 
 
@@ -140,7 +141,7 @@ def summarise_run(
 def _start_payload(header: Mapping[str, Any]) -> StartPayload:
     return {
         "first_step": header["first_step"], "layout_text": header["layout"], "num_devices": header["num_devices"],
-        "after": header.get("after", ""),
+        "kernels": header.get("kernels", "pytorch"), "after": header.get("after", ""),
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """`TorchDispatchMode` without importing torch._dynamo.
 
     PyTorch's own class imports it to keep it out of `__torch_dispatch__`, which costs a rank a second or two at
-    start-up and one call more for each operation. Code that torch.compile has compiled never enters the mode anyway.
+    start-up and one call more for each operation. The engine compiles nothing with torch.compile.
     """
 
     @classmethod

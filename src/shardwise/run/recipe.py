@@ -65,8 +65,7 @@ class TrainingRecipe:
     that moves by `balance_rate`. With a `capacity_factor` c an expert takes at most ceil(c · rows / experts) of a
     rank's rows in a micro-batch, and drops the rest (Lepikhin et al. 2020, GShard, 2.2; Fedus et al. 2021, Switch
     Transformer, equation 3); None: all rows. `prediction_weight` multiplies the loss of multi-token prediction, the
-    mean over its modules. `respect_documents`: attention and targets stay within their document. `compile`: hand each
-    block to torch.compile.
+    mean over its modules. `respect_documents`: attention and targets stay within their document.
 
     `validate_every`, `checkpoint_every`: steps between validation losses and between checkpoints (0: at the end only);
     `noise_scale_every`: steps between measurements of the gradient noise scale (0: none). The newest `keep_checkpoints`
@@ -111,7 +110,6 @@ class TrainingRecipe:
     capacity_factor: float | None = None
     prediction_weight: float = 0.3  # DeepSeek-AI 2025 (DeepSeek-V3), section 4.2; 0.1 for the last third of its tokens
     respect_documents: bool = False
-    compile: bool = False
     validate_every: int = 0
     noise_scale_every: int = 0
     checkpoint_every: int = 0

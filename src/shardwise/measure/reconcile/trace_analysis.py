@@ -206,7 +206,7 @@ class TraceAnalysis:
             text += f"; its thread had a core for {format_percent(core_share)} of the time of its kernels"
             yield self.build_bottleneck("launch gaps", text, occupancy.rank, seconds, _CORES_ADVICE)
         else:
-            advice = "fewer, larger micro-batches; --compile joins kernels"
+            advice = "fewer, larger micro-batches"
             yield self.build_bottleneck(
                 "launch gaps", text, occupancy.rank, seconds, advice, num_layer_passes(self.plan)
             )

@@ -231,7 +231,6 @@ class RunFlags(TypedDict, total=False):
     seed: Annotated[int | str | None, _flag_of_run("--seed")]
     clip: Annotated[float | str | None, _flag_of_run("--clip")]
     reduce: Annotated[str | None, _flag_of_run("--reduce")]
-    compile: Annotated[bool, _flag_of_run("--compile")]
     batch_schedule: Annotated[str | None, _flag_of_run("--batch-schedule")]
     batch_lr: Annotated[str | None, _flag_of_run("--batch-lr")]
     set: Annotated[Sequence[str], _flag_of_run("--set")]

@@ -1,16 +1,13 @@
 """A call of a PyTorch kernel, with the names of what it reads and writes, and rewrites of a list of calls.
 
-Calls are built in the context of a unit. Rewrites write gradients of weights to where they are stored, and compile runs of calls
-by torch.compile.
+Calls are built in the context of a unit. A rewrite writes gradients of weights to where they are stored.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -47,8 +44,8 @@ class KernelCall:
 
     `over` maps an operand's position to a kernel that computes the same and overwrites that operand. `into(target,
     *operands, add=...)` writes the result to a target, or adds it to what is there; `into_each(targets, *operands)`
-    does so for several results, and returns them all. `is_view`: outputs share memory with inputs. `never_compiled`:
-    torch.compile must leave it out. `phase` is forward, recompute or backward. `results` are the results of the
+    does so for several results, and returns them all. `is_view`: outputs share memory with inputs.
+    `phase` is forward, recompute or backward. `results` are the results of the
     operations that the call stands for, whether or not it writes them; `traffic` is the collective that it starts or
     waits for.
     """
@@ -61,7 +58,6 @@ class KernelCall:
     into: Callable[..., Any] | None = None
     into_each: Callable[..., Any] | None = None
     is_view: bool = False
-    never_compiled: bool = False
     results: tuple[str, ...] = ()
     traffic: UnitCollective | None = None
 
@@ -197,13 +193,6 @@ def write_gradients(calls: Iterable[KernelCall], weight_of: Mapping[str, str]) -
         yield from (_deliver_call(name, weight_of[name], call.phase) for name in gradients)
 
 
-def write_gradients_last(calls: Sequence[KernelCall], weight_of: Mapping[str, str]) -> Iterator[KernelCall]:
-    """Yield calls, then all deliveries of gradients: nothing separates calls that are compiled together."""
-    yield from calls
-    for call in calls:
-        yield from (_deliver_call(name, weight_of[name], call.phase) for name in call.writes if name in weight_of)
-
-
 def deliver_gradients(calls: Iterable[KernelCall], weight_of: Mapping[str, str]) -> list[KernelCall]:
     """Return the deliveries of all gradients that some calls make, for a later pass."""
     return [
@@ -248,67 +237,4 @@ def _write_to_targets(call: KernelCall, weight_of: Mapping[str, str]) -> KernelC
         return remaining[0] if len(remaining) == 1 else remaining
 
     remaining_names = tuple(name for name in call.writes if name not in weight_of)
-    return KernelCall(
-        deliver, (GRADIENTS, *call.reads), remaining_names, call.phase, never_compiled=True, results=call.results
-    )
-
-
-COMPILER = "inductor"  # of torch.compile: its default
-
-
-def compile_runs(calls: Sequence[KernelCall], read_after: Set[str], excluded: Set[str]) -> list[KernelCall]:
-    """Return calls with each run of consecutive ones compiled as one; those that touch `excluded` or deliver gradients
-    stay separate.
-
-    `read_after` are the tensors that are read after the last call.
-    """
-    uncompiled = excluded | {GRADIENTS}
-    groups = [
-        (not call.never_compiled and uncompiled.isdisjoint((*call.reads, *call.writes)), call.phase) for call in calls
-    ]
-    runs = itertools.groupby(enumerate(calls), lambda pair: groups[pair[0]])
-    compiled: list[KernelCall] = []
-    for (is_compilable, _), run in runs:
-        numbered = list(run)
-        run_calls = [call for _, call in numbered]
-        later_calls = calls[numbered[-1][0] + 1 :]
-        read_later = read_after | {name for call in later_calls for name in call.reads}
-        has_more = any(call.into is None for call in run_calls)  # a run of products alone gains nothing
-        compiled += [_join_calls(run_calls, read_later)] if is_compilable and has_more else run_calls
-    return compiled
-
-
-def _join_calls(calls: Sequence[KernelCall], read_later: Set[str]) -> KernelCall:
-    """Return calls as one, which writes what is read later."""
-    written = [name for call in calls for name in call.writes]
-    reads = tuple(dict.fromkeys(_outside_reads(calls)))
-    writes = tuple(name for name in written if name in read_later)
-
-    def run(*operands: Any) -> Any:
-        tensors = dict(zip(reads, operands, strict=True))
-        for call in calls:
-            outputs = call.kernel(*(tensors[name] for name in call.reads))
-            tensors |= zip(call.writes, outputs, strict=True) if len(call.writes) > 1 else ((call.writes[0], outputs),)
-        return tuple(tensors[name] for name in writes) if len(writes) > 1 else tensors[writes[0]]
-
-    makes = tuple(name for call in calls for name in call.results)
-    return KernelCall(_compile_segment(run), reads, writes, calls[0].phase, results=makes)
-
-
-def _outside_reads(calls: Sequence[KernelCall]) -> Iterator[str]:
-    written: set[str] = set()
-    for call in calls:
-        yield from (name for name in call.reads if name not in written)
-        written |= set(call.writes)
-
-
-_segment_numbers = itertools.count()
-
-
-def _compile_segment(run: Callable[..., Any]) -> Callable[..., Any]:
-    assert isinstance(run, FunctionType)
-    # torch.compile caches, counts and limits what it compiles by code object: each segment has its own.
-    code = run.__code__.replace(co_name=f"segment_{next(_segment_numbers)}")
-    segment = FunctionType(code, run.__globals__, code.co_name, None, run.__closure__)
-    compiled: Callable[..., Any] = torch.compile(segment, backend=COMPILER)
-    return compiled
+    return KernelCall(deliver, (GRADIENTS, *call.reads), remaining_names, call.phase, results=call.results)

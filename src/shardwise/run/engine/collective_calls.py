@@ -49,9 +49,7 @@ def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ke
     axes = builder.rank.nontrivial_axes(traffic.axes)
     before, after, name = endpoints(builder, traffic)
     start = START_KERNELS[traffic.kind](before, after, axes, builder)
-    return KernelCall(
-        start, (builder.tensor_key(name, before),), (_arriving_key(builder, traffic),), phase, never_compiled=True
-    )
+    return KernelCall(start, (builder.tensor_key(name, before),), (_arriving_key(builder, traffic),), phase)
 
 
 def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
@@ -64,9 +62,7 @@ def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ker
 
     # The wait reads what is sent, so that its slot is freed only after it; an AllReduce works on a copy.
     sent = () if traffic.kind is CollectiveKind.ALL_REDUCE else (builder.tensor_key(name, before),)
-    return KernelCall(
-        wait, (_arriving_key(builder, traffic), *sent), (builder.tensor_key(name, after),), phase, never_compiled=True
-    )
+    return KernelCall(wait, (_arriving_key(builder, traffic), *sent), (builder.tensor_key(name, after),), phase)
 
 
 def endpoints(builder: CallBuilder, traffic: UnitCollective) -> tuple[Spec, Spec, str]:

@@ -245,10 +245,8 @@ def _local_rows_call(builder: CallBuilder, local_slice: LocalSlice, phase: str) 
         return local_rows, local_rows.local_part(x)
 
     if name == builder.gates:
-        return KernelCall(share, (key,), (cut,), phase, never_compiled=True)
-    return KernelCall(
-        rows, (key, builder.rows(before)), (builder.rows(after), cut), phase, is_view=True, never_compiled=True
-    )
+        return KernelCall(share, (key,), (cut,), phase)
+    return KernelCall(rows, (key, builder.rows(before)), (builder.rows(after), cut), phase, is_view=True)
 
 
 def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, starts: bool) -> KernelCall:
@@ -271,8 +269,8 @@ def _counts_call(builder: CallBuilder, traffic: UnitCollective, phase: str, *, s
         return dispatched_rows(routing, collectives, axes, transfer.arriving, to_all=to_all)
 
     if starts:
-        return KernelCall(start, (routing_key,), (arriving_key,), phase, never_compiled=True)
-    return KernelCall(wait, (arriving_key, routing_key), (received_key,), phase, never_compiled=True)
+        return KernelCall(start, (routing_key,), (arriving_key,), phase)
+    return KernelCall(wait, (arriving_key, routing_key), (received_key,), phase)
 
 
 def _returns_rows(before: Spec, after: Spec, kind: CollectiveKind) -> bool:
@@ -289,9 +287,7 @@ def _start_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ke
     ) -> ArrivingTensor:  # or a `LocalExpertRows`, of which rows only come back
         return ArrivingTensor(*(dispatched.start_return(x) if returns else dispatched.start(x)))
 
-    return KernelCall(
-        start, (key, routing_key), (f"{MOVING_PREFIX} {builder.tensor_key(name, after)}",), phase, never_compiled=True
-    )
+    return KernelCall(start, (key, routing_key), (f"{MOVING_PREFIX} {builder.tensor_key(name, after)}",), phase)
 
 
 def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> KernelCall:
@@ -304,4 +300,4 @@ def _wait_call(builder: CallBuilder, traffic: UnitCollective, phase: str) -> Ker
         return dispatched.sort_returned(transfer.arriving) if returns else dispatched.sort_received(transfer.arriving)
 
     reads = (f"{MOVING_PREFIX} {builder.tensor_key(name, after)}", builder.tensor_key(name, before), routing_key)
-    return KernelCall(wait, reads, (builder.tensor_key(name, after),), phase, never_compiled=True)
+    return KernelCall(wait, reads, (builder.tensor_key(name, after),), phase)

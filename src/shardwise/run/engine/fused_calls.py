@@ -1,4 +1,4 @@
-"""Operations that run as one kernel: norms and the loss.
+"""Operations that run as one kernel: norms, the gradients of gated activations, and the loss.
 
 A norm takes the sums that it reads with it; the loss is one call where a rank has the whole vocabulary, and several
 where it has a part.
@@ -7,6 +7,7 @@ where it has a part.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,6 +16,7 @@ from shardwise.derive import ComputeStep
 from shardwise.model import Contract, Map, Operation, Program, Role
 from shardwise.run.engine.calls import TRAINS, CallBuilder, KernelCall
 from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy, cross_entropy
+from shardwise.run.kernels.elementwise import gated_gradients
 from shardwise.run.kernels.norms import NORMS, NormKernels
 from shardwise.sharding import Axes
 
@@ -108,6 +110,19 @@ def _norm_gradient_kernel(norm: NormKernels, builder: CallBuilder, *, needs_weig
         return gradients if needs_weight else gradients[0]
 
     return kernel
+
+
+def fuse_gated_gradients(builder: CallBuilder, steps: Sequence[ComputeStep]) -> Iterator[FusedCall]:
+    """Yield the pairs of gradients of gated activations, which read the same operands."""
+    maps = {operation.outputs[0]: operation for step in steps if isinstance(operation := step.operation, Map)}
+    ups = {(m.function.removesuffix("_dup"), m.inputs[0]): m for m in maps.values() if m.function.endswith("_dup")}
+    for gradient in maps.values():
+        kind = gradient.function.removesuffix("_dgate")
+        up_gradient = ups.get((kind, gradient.inputs[0])) if kind != gradient.function else None
+        if up_gradient is not None:
+            outputs = (*gradient.outputs, *up_gradient.outputs)
+            call = KernelCall(partial(gated_gradients, kind), gradient.inputs, outputs, "backward")
+            yield FusedCall(call, (gradient, up_gradient))
 
 
 LOSS_GRADIENT_MAPS = ("scale", "token_loss_dsum", "negate", "sum_exp_dx")
@@ -210,4 +225,8 @@ def _logits_name(builder: CallBuilder) -> str | None:
 
 def find_fused_calls(builder: CallBuilder, phase: str, steps: Sequence[ComputeStep]) -> list[FusedCall]:
     """Return the calls that stand for several operations of a phase (forward, recompute or backward)."""
-    return [*fuse_norms(builder, phase, steps), *fuse_loss(builder, phase, steps)]
+    return [
+        *fuse_norms(builder, phase, steps),
+        *fuse_gated_gradients(builder, steps),
+        *fuse_loss(builder, phase, steps),
+    ]

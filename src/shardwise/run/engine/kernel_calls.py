@@ -38,7 +38,7 @@ def _contract(builder: CallBuilder, step: ComputeStep, operation: Contract) -> K
         return expert_matmul_call(builder, step, operation)
     quantized = builder.quantized_matmul(step)
     if quantized is not None:
-        return KernelCall(quantized, (*reads, *quantized.reads), (name,), into=quantized.into, never_compiled=True)
+        return KernelCall(quantized, (*reads, *quantized.reads), (name,), into=quantized.into)
     dims = [spec.dims for spec in step.placed.inputs]
     result = step.placed.outputs[0].dims
     product = as_matmul(dims[0], dims[1], result, builder.local_sizes(step)) if len(dims) == 2 else None
@@ -334,7 +334,7 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
             return into(left.new_empty(shape), left, *operands, add=False)
 
         reads = (*reads, routing_key, *scale_inputs)
-        return KernelCall(gradient, reads, (name,), into=into, never_compiled=quantized is not None)
+        return KernelCall(gradient, reads, (name,), into=into)
     rows, weight = (left, right) if builder.is_routed(left) else (right, left)
     matrix = dims[0] if weight == left else dims[1]
     is_transposed = matrix[-1] != result[-1]
@@ -346,4 +346,4 @@ def expert_matmul_call(builder: CallBuilder, step: ComputeStep, operation: Contr
         return experts.expert_matmul(rows, weight, routing, product=row_matmul and row_matmul.at(*scales))
 
     reads = (rows, weight, routing_key, *scale_inputs)
-    return KernelCall(kernel, reads, (name,), never_compiled=quantized is not None)
+    return KernelCall(kernel, reads, (name,))

@@ -134,14 +134,12 @@ class ModelOptions:
     """Options of what happens around a model's units.
 
     `movement` gathers and frees weights; `recomputing` is entered around recomputation. `prediction_weight` multiplies
-    the mean loss of the modules of multi-token prediction, which run in training only. `compiled`: torch.compile joins
-    the calls of a block between collectives.
+    the mean loss of the modules of multi-token prediction, which run in training only.
     """
 
     movement: WeightMovement = field(default_factory=ResidentWeights)
     recomputing: Timer = nullcontext
     prediction_weight: float = 1.0
-    compiled: bool = False
 
 
 class TorchModel:

@@ -64,7 +64,7 @@ def build_torch_model(
             template = instance.unit_instructions(path, kind)
             builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
             split = instance.splits_backward and kind in SPLIT_UNITS
-            units[key] = TorchUnit(template, builder, compiled=options.compiled and number is not None, split=split)
+            units[key] = TorchUnit(template, builder, split=split)
         weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
             bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)

@@ -58,7 +58,7 @@ def _attention_call(builder: CallBuilder, ring: Ring, phase: str) -> KernelCall:
     writes = tuple(builder.tensor_key(*after.get(tensor, tensor)) for tensor in step.writes)
     kernel = attention.forward if isinstance(step.operation, Scan) else attention.backward
     reads = (q, k, v, builder.batch_part(RING_MASKS, ring.axes), *rest)
-    return KernelCall(kernel, reads, writes, phase, never_compiled=True, results=_results(ring))
+    return KernelCall(kernel, reads, writes, phase, results=_results(ring))
 
 
 def _matmul_call(builder: CallBuilder, ring: Ring, phase: str) -> KernelCall:
@@ -71,7 +71,7 @@ def _matmul_call(builder: CallBuilder, ring: Ring, phase: str) -> KernelCall:
     if not ring.gathers:
         reads = (*(tensor for step in ring.computes for tensor in step.reads), *ring.terms)
         return KernelCall(
-            MatmulScatter(ring_blocks, products), _tensor_keys(builder, reads), writes, phase, never_compiled=True,
+            MatmulScatter(ring_blocks, products), _tensor_keys(builder, reads), writes, phase,
             results=_results(ring),
         )  # fmt: skip
     (gather,) = ring.gathers
@@ -82,7 +82,7 @@ def _matmul_call(builder: CallBuilder, ring: Ring, phase: str) -> KernelCall:
     is_single = len(writes) == 1
     return KernelCall(
         (lambda *tensors: kernel(*tensors)[0]) if is_single else kernel,
-        _tensor_keys(builder, (ring.block, *other_operands)), writes, phase, into_each=kernel.into, never_compiled=True,
+        _tensor_keys(builder, (ring.block, *other_operands)), writes, phase, into_each=kernel.into,
         results=_results(ring),
     )  # fmt: skip
 

@@ -16,15 +16,11 @@ from shardwise.model import Accumulate, Program, Role
 from shardwise.model.backward import gradient_name
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FULL_BACKWARD
 from shardwise.run.engine.calls import (
-    MASK,
     ROUTER_STATISTICS,
-    TRAINS,
     CallBuilder,
     KernelCall,
-    compile_runs,
     deliver_gradients,
     write_gradients,
-    write_gradients_last,
 )
 from shardwise.run.engine.collective_calls import MOVING_PREFIX, CollectiveInstruction, build_collective_calls
 from shardwise.run.engine.expert_parallel import expert_row_call, moves_expert_rows
@@ -75,11 +71,11 @@ class TorchUnit:
     `slot_of` maps the name of a tensor to its slot. `input` and `output` are the hidden states that enter and leave,
     `loss` the loss where the unit makes one. `backward` has the backward pass by kind (`pipeline.actions`): full (B),
     and with `split` also in two parts, of which the first makes the gradient of the input (I) and the second those of
-    the weights (W). `compiled`: runs of calls are compiled together.
+    the weights (W).
     """
 
-    def __init__(self, template: UnitInstructions, builder: CallBuilder, *, compiled: bool, split: bool) -> None:
-        self.template, self.unit, self.compiled = template, template.unit, compiled
+    def __init__(self, template: UnitInstructions, builder: CallBuilder, *, split: bool) -> None:
+        self.template, self.unit = template, template.unit
         self.slot_of: dict[str, int] = {}
         # the name of the kernel that makes each result, by phase and result
         self.name_of = {(kernel.phase, name): kernel.name for kernel in template.kernels for name in kernel.outputs}
@@ -95,7 +91,7 @@ class TorchUnit:
             ROUTER_STATISTICS,
         }
         forward = self._build_calls(builder, template.passes["forward"], ("forward",))
-        self.forward_calls = self._compile_calls(builder, list(write_gradients(forward, self.weight_of)), saved)
+        self.forward_calls = list(write_gradients(forward, self.weight_of))
         self.forward = self._steps(self.forward_calls, saved)
         self.backward = {**self._full_backward(builder), **(self._split_backward(builder) if split else {})}
         self.batch_parts = {key: cut for key, cut in builder.batch_parts.items() if key in self.slot_of}
@@ -104,9 +100,8 @@ class TorchUnit:
         """Return the backward pass in one part."""
         read_after = {self.gradient_of_input or ""}
         backward_calls = self._build_calls(builder, self.template.passes["backward"], BACKWARD_PHASES)
-        write = write_gradients_last if self.compiled else write_gradients
-        compiled = self._compile_calls(builder, list(write(backward_calls, self.weight_of)), read_after)
-        steps, num_recompute = self._steps(compiled, read_after), sum(call.phase == "recompute" for call in compiled)
+        calls = list(write_gradients(backward_calls, self.weight_of))
+        steps, num_recompute = self._steps(calls, read_after), sum(call.phase == "recompute" for call in calls)
         return {FULL_BACKWARD: BackwardCalls(steps[:num_recompute], steps[num_recompute:])}
 
     def _split_backward(self, builder: CallBuilder) -> dict[str, BackwardCalls]:
@@ -114,18 +109,13 @@ class TorchUnit:
         read_after = {self.gradient_of_input or ""}
         inputs = self._build_calls(builder, self.template.backward_input, BACKWARD_PHASES)
         weights = self._build_calls(builder, self.template.backward_weight, BACKWARD_PHASES)
-        early_gradients = {name for call in inputs for name in call.writes if name in self.weight_of}
-        write = write_gradients_last if self.compiled else write_gradients
-        later = [*deliver_gradients(inputs, self.weight_of), *write(weights, self.weight_of)]
-        read = {name for call in later for name in call.reads}
-        first = self._compile_calls(builder, inputs, read_after | early_gradients | read)
-        second = self._compile_calls(builder, later, set())
-        steps = self._steps([*first, *second], read_after)
-        num_recompute = sum(call.phase == "recompute" for call in first)
+        later = [*deliver_gradients(inputs, self.weight_of), *write_gradients(weights, self.weight_of)]
+        steps = self._steps([*inputs, *later], read_after)
+        num_recompute = sum(call.phase == "recompute" for call in inputs)
         return {
-            BACKWARD_INPUT: BackwardCalls(steps[:num_recompute], steps[num_recompute : len(first)]), BACKWARD_WEIGHT:
-            BackwardCalls(steps=steps[len(first) :]),
-        }  # fmt: skip
+            BACKWARD_INPUT: BackwardCalls(steps[:num_recompute], steps[num_recompute : len(inputs)]),
+            BACKWARD_WEIGHT: BackwardCalls(steps=steps[len(inputs) :]),
+        }
 
     @staticmethod
     def _build_calls(
@@ -133,15 +123,6 @@ class TorchUnit:
     ) -> list[KernelCall]:
         parts_by_phase = _split_into_phases(instructions, phases)
         return [call for phase, parts in parts_by_phase.items() for call in _build_phase_calls(builder, phase, parts)]
-
-    def _compile_calls(
-        self, builder: CallBuilder, kernel_calls: list[KernelCall], read_after: Set[str]
-    ) -> list[KernelCall]:
-        """Return calls, compiled together where the unit is; `read_after` are tensors read after them."""
-        if not self.compiled:
-            return kernel_calls
-        masks = {key for key, (name, _) in builder.batch_parts.items() if name == MASK}
-        return compile_runs(kernel_calls, read_after, {builder.gates, TRAINS, *masks})
 
     @staticmethod
     def _hidden_state(program: Program, names: Iterable[str]) -> str | None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shardwise.run.data.batches import IGNORE_INDEX
-from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton
 
 # The loss is computed for some rows at a time: in at most MAX_PARTS parts, so that a GPU launches few kernels and the float32
 # copies take 4/128 byte for each logit, and of at least MIN_LOGITS logits, whose 128 KiB in float32 stay in a core's L2 cache.
@@ -31,6 +31,10 @@ def cross_entropy(
     Targets of `IGNORE_INDEX` do not count; `cap` is a soft cap on logits. With `replace`, the gradient of the logits
     overwrites them.
     """
+    if has_triton(logits):
+        from shardwise.run.triton_kernels import cross_entropy as fused
+
+        return fused.cross_entropy(logits, targets, scale, cap, replace=replace)
     rows, flat_targets = logits.flatten(0, -2), targets.flatten()
     count = rows_at_once(len(rows), rows.shape[-1])
     loss = torch.zeros((), dtype=at_least_fp32(logits.dtype), device=logits.device)
@@ -75,12 +79,20 @@ class VocabParallelCrossEntropy:
 
     def largest(self, logits: Tensor) -> Tensor:
         """Return each token's largest capped logit [B, T] in float32 or wider; padding becomes -inf."""
+        if has_triton(logits):
+            from shardwise.run.triton_kernels import cross_entropy as fused
+
+            return cap_logits(fused.row_maximum(logits, self.num_words), self.cap)
         if self.num_words < logits.shape[-1]:
             logits[..., self.num_words :] = -math.inf
         return cap_logits(logits.amax(dim=-1), self.cap)
 
     def local_sum_exp(self, logits: Tensor, largest: Tensor) -> Tensor:
         """Return each token's sum of exponentials over this rank's words [B, T]."""
+        if has_triton(logits):
+            from shardwise.run.triton_kernels import cross_entropy as fused
+
+            return fused.row_sum_exp(logits, largest, self.num_words, self.cap)
         sums = torch.empty_like(largest)
         for part, top, out in _iterate_rows(logits, largest[..., None], sums[..., None]):
             out.copy_((cap_logits(part, self.cap) - top).exp_()[..., : self.num_words].sum(dim=-1, keepdim=True))
@@ -101,7 +113,13 @@ class VocabParallelCrossEntropy:
         self, logits: Tensor, largest: Tensor, total: Tensor, targets: Tensor, scale: float | Tensor
     ) -> Tensor:
         """Overwrite the logits with their gradient."""
-        logs, counted = (largest + total.log())[..., None], (targets != IGNORE_INDEX)[..., None]
+        lse = largest + total.log()
+        if has_triton(logits):
+            from shardwise.run.triton_kernels import cross_entropy as fused
+
+            words = range(self.first, self.first + self.num_words)
+            return fused.vocab_parallel_gradient(logits, targets, lse, scale, words, self.cap)
+        logs, counted = lse[..., None], (targets != IGNORE_INDEX)[..., None]
         columns, is_local = (tensor[..., None] for tensor in self._local_columns(targets))
         for part, log, counts, column, hits in _iterate_rows(logits, logs, counted, columns, is_local):
             values = part if self.cap is None else torch.tanh(part.to(log.dtype) / self.cap)

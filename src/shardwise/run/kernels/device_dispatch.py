@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
+from functools import cache
+from importlib.metadata import version
 
 import torch
 from torch import Tensor
@@ -16,6 +19,40 @@ def on_gpu(x: Tensor) -> bool:
     False
     """
     return x.is_cuda
+
+
+# Devices whose tensors Triton's kernels take; tests add the CPU, where Triton's interpreter runs them.
+TRITON_DEVICES = {"cuda"}
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def has_triton(*operands: Tensor, any_strides: bool = False) -> bool:
+    """Return whether Triton's kernels take these operands: on a GPU, of at most 32 bits, with Triton installed; contiguous
+    but for kernels that take `any_strides`.
+
+    >>> import torch
+    >>> has_triton(torch.zeros(1))
+    False
+    """
+    if operands[0].device.type not in TRITON_DEVICES or not is_triton_installed():
+        return False
+    return all(operand.dtype in TRITON_DTYPES and (any_strides or operand.is_contiguous()) for operand in operands)
+
+
+def kernel_library(device: str) -> str:
+    """Return the library of the fused kernels on a device such as "cuda:0": "triton" with its version, or "pytorch".
+
+    >>> kernel_library("cpu")
+    'pytorch'
+    """
+    has_kernels = device.partition(":")[0] in TRITON_DEVICES and is_triton_installed()
+    return f"triton {version('triton')}" if has_kernels else "pytorch"
+
+
+@cache
+def is_triton_installed() -> bool:
+    """Return whether Triton can be imported, without importing it."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def on_host(counts: Tensor, even_total: int) -> list[int]:

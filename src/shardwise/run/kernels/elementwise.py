@@ -16,6 +16,7 @@ from torch import Tensor
 
 from shardwise.model import SWIGLU_CLAMP
 from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE
+from shardwise.run.kernels.device_dispatch import has_triton
 
 ElementwiseFunction = Callable[..., Tensor]
 aten = torch.ops.aten
@@ -52,6 +53,19 @@ def _sigmoid_gate_dlogit(dy: Tensor, x: Tensor, logit: Tensor) -> Tensor:
     return dy * x * (share * (1.0 - share))
 
 
+def _gated(kind: str, reference: ElementwiseFunction) -> ElementwiseFunction:
+    """Return a gated activation by Triton's kernel where there is one, else by its reference."""
+
+    def forward(gate: Tensor, up: Tensor) -> Tensor:
+        if not has_triton(gate, up):
+            return reference(gate, up)
+        from shardwise.run.triton_kernels import gated_activation as fused
+
+        return fused.gated_forward(kind, gate, up)
+
+    return forward
+
+
 FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "add": lambda *terms: sum(terms[2:], terms[0] + terms[1]),
     "add_vector": torch.add,
@@ -60,13 +74,16 @@ FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "sigmoid_gate": lambda x, logit: x * torch.sigmoid(logit),
     "sigmoid_gate_dx": lambda dy, logit: dy * torch.sigmoid(logit),
     "sigmoid_gate_dlogit": _sigmoid_gate_dlogit,
-    "swiglu": lambda gate, up: F.silu(gate).mul_(up),
+    "swiglu": _gated("swiglu", lambda gate, up: F.silu(gate).mul_(up)),
     "swiglu_dgate": lambda dy, gate, up: _silu_dx(dy * up, gate),
     "swiglu_dup": lambda dy, gate: F.silu(gate).mul_(dy),
-    "geglu": lambda gate, up: _gelu(gate).mul_(up),
+    "geglu": _gated("geglu", lambda gate, up: _gelu(gate).mul_(up)),
     "geglu_dgate": lambda dy, gate, up: _gelu_dx(dy * up, gate),
     "geglu_dup": lambda dy, gate: _gelu(gate).mul_(dy),
-    "clamped_swiglu": lambda gate, up: _clamped_gate(gate).mul_(up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP).add_(1.0)),
+    "clamped_swiglu": _gated(
+        "clamped_swiglu",
+        lambda gate, up: _clamped_gate(gate).mul_(up.clamp(-SWIGLU_CLAMP, SWIGLU_CLAMP).add_(1.0)),
+    ),
     "clamped_swiglu_dgate": _clamped_swiglu_dgate,
     "clamped_swiglu_dup": lambda dy, gate, up: _clamped_gate(gate).mul_(dy).mul_(up.abs() <= SWIGLU_CLAMP),
     "gelu": _gelu,
@@ -79,3 +96,13 @@ FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "gated_relu2_dgate": lambda dy, gate, up: F.relu(gate).mul_(2.0).mul_(up).mul_(dy),
     "gated_relu2_dup": lambda dy, gate: F.relu(gate).square_().mul_(dy),
 }
+
+
+def gated_gradients(kind: str, dy: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of gate and up of a gated activation, in one pass where Triton has a kernel."""
+    if has_triton(dy, gate, up):
+        from shardwise.run.triton_kernels import gated_activation as fused
+
+        return fused.gated_backward(kind, dy, gate, up)
+    factors = (gate, up) if kind == "clamped_swiglu" else (gate,)
+    return FUNCTIONS[f"{kind}_dgate"](dy, gate, up), FUNCTIONS[f"{kind}_dup"](dy, *factors)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from shardwise.model import Role
 from shardwise.model import Tensor as Named
-from shardwise.run.kernels.device_dispatch import on_gpu
+from shardwise.run.kernels.device_dispatch import has_triton, on_gpu
 from shardwise.run.kernels.quantization import (
+    CASTS,
     QuantizedTensor,
     TiledWeight,
     can_run_on_tensor_cores,
@@ -167,6 +168,7 @@ def matmul_or_einsum(left: Dims, right: Dims, result: Dims, sizes: Mapping[str, 
 
 
 MatmulOperand = Tensor | TiledWeight
+BY_ROW: ScaleBlock = (1, None)
 SCALES_INPUT = "@scales"  # slot of a unit's `OperandScales`
 
 
@@ -243,18 +245,23 @@ class QuantizedMatmul:
         return QuantizedMatmul(left, right, result, operands, self.scaling)
 
     def __call__(self, left: MatmulOperand, right: MatmulOperand, *scales: OperandScales) -> Tensor:
-        return (
-            self.at(*scales)
-            .multiply_in_fp32(left, right)
-            .to(right.dtype if isinstance(left, TiledWeight) else left.dtype)
-        )
+        dtype = right.dtype if isinstance(left, TiledWeight) else left.dtype
+        return self.at(*scales).multiply(left, right, dtype)
 
     def into(
         self, target: Tensor, left: MatmulOperand, right: MatmulOperand, *scales: OperandScales, add: bool
     ) -> None:
         """Write the product to `target`, a tensor of the result's shape, or add it, in the target's dtype."""
-        product = self.at(*scales).multiply_in_fp32(left, right)
+        product = self.at(*scales).multiply(left, right, target.dtype)
         target.add_(product) if add else target.copy_(product)
+
+    def multiply(self, left: MatmulOperand, right: MatmulOperand, dtype: torch.dtype) -> Tensor:
+        """Return the product in a dtype. On a GPU with Triton both casts are kernels, and tensor cores write the dtype."""
+        if isinstance(left, Tensor) and isinstance(right, Tensor) and has_triton(left, right, any_strides=True):
+            matrices = self._matrix(left, self.left), self._matrix(right, self.right)
+            if self._has_fp8_scales(*matrices):
+                return self._in_order_of_result(self._multiply_in_fp8(*matrices, dtype), left, right).to(dtype)
+        return self.multiply_in_fp32(left, right).to(dtype)
 
     def multiply_in_fp32(self, left: MatmulOperand, right: MatmulOperand) -> Tensor:
         """Return the product in float32."""
@@ -267,30 +274,66 @@ class QuantizedMatmul:
         product = self._on_tensor_cores(first, second) if on_gpu(first.elements) else None
         if product is None:
             product = scaled_product(first, blocks[0], second, blocks[1], is_local=self.scaling.scales_inside_matmul)
+        return self._in_order_of_result(product, left, right)
+
+    def _in_order_of_result(self, product: Tensor, left: MatmulOperand, right: MatmulOperand) -> Tensor:
+        """Return a product of matrices with the dims of the result."""
         sizes = dict(zip((*self.left, *self.right), (*left.shape, *right.shape), strict=True))
         row_dims = (*self._rows(self.left), *self._rows(self.right))
         return product.view([sizes[dim] for dim in row_dims]).permute([row_dims.index(dim) for dim in self.result])
 
-    def _on_tensor_cores(self, first: QuantizedTensor, second: QuantizedTensor) -> Tensor | None:
-        """Return the product of matrices with one scale for each tensor or row; None for others."""
+    @property
+    def _formats(self) -> tuple[str, str]:
+        return self.operands[0].to.name, self.operands[1].to.name
+
+    def _has_fp8_scales(self, first: Tensor, second: Tensor) -> bool:
+        """Return whether tensor cores multiply matrices with these scales: one for each row, or for each tensor."""
         blocks = [operand.block for operand in self.operands]
-        formats = (self.operands[0].to.name, self.operands[1].to.name)
-        by_row = blocks == [(1, None)] * 2
-        if not (by_row or blocks == [WHOLE_MATRIX] * 2) or not can_run_on_tensor_cores(
-            first, second, formats, by_row=by_row
-        ):
+        by_row = blocks == [BY_ROW] * 2
+        return (by_row or blocks == [WHOLE_MATRIX] * 2) and can_run_on_tensor_cores(
+            first, second, self._formats, by_row=by_row
+        )
+
+    def _on_tensor_cores(self, first: QuantizedTensor, second: QuantizedTensor) -> Tensor | None:
+        """Return the product of quantized matrices on tensor cores; None where they do not multiply these."""
+        if not self._has_fp8_scales(first.elements, second.elements):
             return None
-        return tensor_core_product(first, second, formats, by_row=by_row)
+        return tensor_core_product(first, second, self._formats, by_row=self.operands[0].block == BY_ROW)
+
+    def _multiply_in_fp8(self, first: Tensor, second: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return first · secondᵀ of matrices that are cast on the way; with scales of rows it is rounded to bf16."""
+        from shardwise.run.triton_kernels.casts import cast_matrix, cast_rows
+
+        by_row, power_of_two = self.operands[0].block == BY_ROW, self.scaling.kind == "power_of_two"
+        pairs = []
+        for matrix, operand in zip((first, second), self.operands, strict=True):
+            to, factor = CASTS[operand.to.name], self._factor(operand, matrix)
+            pairs.append(
+                cast_rows(matrix, to, power_of_two=power_of_two) if by_row else cast_matrix(matrix, to, factor)
+            )
+        (left, left_scale), (right, right_scale) = pairs
+        out = torch.float32 if dtype == torch.float32 and not by_row else torch.bfloat16
+        right_scale = right_scale.view(1, -1) if by_row else right_scale
+        product: Tensor = torch._scaled_mm(left, right.t(), scale_a=left_scale, scale_b=right_scale, out_dtype=out)
+        return product
+
+    def _factor(self, operand: OperandCast, matrix: Tensor) -> Tensor | None:
+        """Return the factor of an operand from earlier steps; None where its own magnitudes decide."""
+        return None if self.scales is None else self.scales.factor(operand.name, matrix)
+
+    def _matrix(self, tensor: Tensor, dims: Dims) -> Tensor:
+        """Return an operand as a matrix [rows, summed]."""
+        rows = self._rows(dims)
+        transposed = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
+        return transposed.reshape(math.prod(transposed.shape[: len(rows)]), -1)
 
     def _cast(self, tensor: MatmulOperand, dims: Dims, operand: OperandCast) -> QuantizedTensor:
         """Return an operand as a quantized matrix [rows, summed]."""
         rows = self._rows(dims)
         if isinstance(tensor, TiledWeight):
             return tensor.operand(by_columns=(dims[: len(rows)] != rows) is not tensor.turned)
-        transposed = tensor.permute([dims.index(dim) for dim in (*rows, *self._summed())])
-        matrix = transposed.reshape(math.prod(transposed.shape[: len(rows)]), -1)
-        factor = None if self.scales is None else self.scales.factor(operand.name, matrix)
-        return quantize_matrix(matrix, operand.to, operand.block, self.scaling.kind, factor)
+        matrix = self._matrix(tensor, dims)
+        return quantize_matrix(matrix, operand.to, operand.block, self.scaling.kind, self._factor(operand, matrix))
 
     def _summed(self) -> Dims:
         return tuple(dim for dim in self.left if dim in self.right)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.model import Rotary
 from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX
-from shardwise.run.kernels.device_dispatch import at_least_fp32
+from shardwise.run.kernels.device_dispatch import at_least_fp32, has_triton
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines of the rotated pairs, at most H/2: [T, H/2] or [B, T, H/2]
 MIN_RAMP_WIDTH = 0.001  # makes a ramp between equal indices a step (`_compute_yarn_parameters` of transformers 5.23)
@@ -78,12 +78,14 @@ def rotate(x: Tensor, angles: tuple[Tensor, Tensor], sign: float = 1.0) -> Tenso
 
     With fewer angles only the first dims of a head are rotated, two for each angle; the others stay as they are.
     """
+    if has_triton(x):
+        from shardwise.run.triton_kernels import rotary as fused
+
+        return fused.rotate(x, angles, sign)
     cos, sin = (table.reshape(*table.shape[:-1], *(1,) * (x.dim() - 3), table.shape[-1]) for table in angles)
     half = cos.shape[-1]
     parts = half, half, x.shape[-1] - 2 * half
     first, second, rest = torch.split_with_sizes(x, parts, dim=-1)
-    if torch.compiler.is_compiling():  # torch.compile loses writes through `out=` to a view
-        return torch.cat((first * cos - sign * second * sin, second * cos + sign * first * sin, rest), dim=-1)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     to_first, to_second, to_rest = torch.split_with_sizes(out, parts, dim=-1)
     torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-sign)

@@ -126,16 +126,14 @@ def scaled_product(
     return total
 
 
-def can_run_on_tensor_cores(
-    left: QuantizedTensor, right: QuantizedTensor, formats: tuple[str, str], *, by_row: bool
-) -> bool:
-    """Return whether `torch._scaled_mm` takes two matrices.
+def can_run_on_tensor_cores(left: Tensor, right: Tensor, formats: tuple[str, str], *, by_row: bool) -> bool:
+    """Return whether `torch._scaled_mm` takes two matrices [M, K] and [N, K].
 
     Both in FP8, at most one in E5M2, none where rows have scales; sizes divisible by 16. Source: PyTorch,
     aten/src/ATen/native/cuda/ScaledBlas.cpp.
     """
     allowed = {"e4m3"} if by_row else set(CASTS)
-    sizes = (*left.elements.shape[1:], *right.elements.shape[:1])
+    sizes = (*left.shape[1:], *right.shape[:1])
     return set(formats) <= allowed and "e4m3" in formats and all(size % 16 == 0 for size in sizes)
 
 

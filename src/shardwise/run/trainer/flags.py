@@ -93,7 +93,6 @@ GROUPS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "--seed": {"metavar": "N", "help": "of the parameters and of the order of the data (default: 0)"},
         "--clip": {"metavar": "X", "help": "the largest norm of the gradients, or none (default: 1)"},
         "--reduce": {"choices": GRADIENT_REDUCTIONS, "help": "when gradients that rest whole are reduced (default: bucketed)"},
-        "--compile": {"action": "store_true", "help": "hand each block to torch.compile"},
         "--batch-schedule": {
             "metavar": "TEXT",
             "help": "how the global batch changes, in tokens: 0:64Ki,200M:128Ki, linear:from=64Ki,by=64Ki,over=200M or "
@@ -284,7 +283,6 @@ def _flag_values(arguments: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_every": (arguments.checkpoint_every, lambda text: parse_whole_number(text, "--checkpoint-every")),
         "keep_checkpoints": (arguments.keep_last, lambda text: parse_count(text, label="--keep-last")),
         "keep_every": (arguments.keep_every, lambda text: parse_whole_number(text, "--keep-every")),
-        "compile": (arguments.compile or None, bool),
     }
     present = {name: (text, make) for name, (text, make) in parsers.items() if text is not None}
     parsed = run_all(*((lambda make=make, text=text: make(text)) for text, make in present.values()))

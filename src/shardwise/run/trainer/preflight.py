@@ -82,16 +82,6 @@ class RunData:
         return sum(shares[name] * loss for name, loss in losses.items()) / sum(shares[name] for name in losses)
 
 
-def require_compilable(layout: Layout, recipe: TrainingRecipe) -> None:
-    """Raise `InputError` for torch.compile with selective recomputation. Which results are kept is decided operation by
-    operation, and a compiled block has no operations to decide on."""
-    if recipe.compile and layout.recompute not in ("none", "full"):
-        raise InputError(
-            f"--compile: found with recompute={layout.recompute}; none or full is required: leave out --compile, or plan again "
-            f"with {pin_flags({'recompute': 'full'})}"
-        )
-
-
 def require_world(plan: Plan, world_size: int) -> None:
     """Raise `InputError` unless there are as many processes as the plan has devices."""
     if world_size != plan.layout.num_devices:
@@ -143,7 +133,6 @@ def check_run(plan: Plan, settings: RunSettings) -> RunData:
     precision = get_precision(plan.job.precision)
     *_, data = run_all(
         lambda: require_runnable(plan.model, plan.layout, precision, plan.job.optimizer),
-        lambda: require_compilable(plan.layout, settings.recipe),
         lambda: require_batches(plan, settings.recipe),
         lambda: None if settings.resume else recipe_payload(settings.recipe, plan.job.optimizer),
         lambda: open_data(plan, settings),

@@ -28,6 +28,7 @@ from shardwise.records.step_log import (
     format_step_line,
 )
 from shardwise.run.faults.rank_status import restart_reason
+from shardwise.run.kernels.device_dispatch import kernel_library
 from shardwise.run.trainer.flags import RunSettings
 from shardwise.run.trainer.preflight import RunData
 from shardwise.search import Plan
@@ -97,19 +98,19 @@ class RunReporter:
         return board
 
     def _start(self, plan: Plan, settings: RunSettings, device: str, first_step: int) -> None:
-        formula = self.throughput.formula()
+        formula, kernels = self.throughput.formula(), kernel_library(device)
         self._log.write(
             {
                 "schema": SCHEMA, "model": plan.model.name, "layout": str(plan.layout), "num_devices": plan.layout.num_devices,
-                "device": device, "first_step": first_step, "steps": self.steps, "formula": formula,
+                "device": device, "kernels": kernels, "first_step": first_step, "steps": self.steps, "formula": formula,
                 "flops_per_token": self.throughput.flops_per_token, "hardware_ratio": self.throughput.hardware_ratio,
                 "peak_flops_per_s": self.throughput.peak_flops_per_s, "versions": software_versions(), "after": restart_reason(),
             }
         )  # fmt: skip
         ranks = pluralize(plan.layout.num_devices, "rank")
         self.print_line(
-            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}: "
-            f"{plan.layout}\n{formula}\n"
+            f"{plan.model.name}, {format_count(num_params(plan.model))} parameters, {ranks} on {device.partition(':')[0]}, "
+            f"kernels of {kernels}: {plan.layout}\n{formula}\n"
             + (f"after {pluralize(first_step, 'step')}: " if first_step else "")
             + f"{pluralize(self.steps - first_step, 'step')} to {settings.out.log}"
         )

@@ -80,7 +80,7 @@ class TrainingEngine:
             trained, self.exchange, recipe, instance.norm_axes, instance.optimizer, instance.traffic
         )
         self.rank = self._rank()
-        options = ModelOptions(self.gatherer, lambda: self.clock("recompute"), recipe.prediction_weight, recipe.compile)
+        options = ModelOptions(self.gatherer, lambda: self.clock("recompute"), recipe.prediction_weight)
         self.model = build_torch_model(
             instance, formats.activations, self._unit_tensors, world.device, rank=self.rank, options=options
         )

@@ -1,0 +1,190 @@
+"""Compilation of the kernels for GPUs that need not be there, and what they take of a multiprocessor.
+
+Launchers run on tensors without data; their launches are recorded with the types of the arguments, compiled by Triton
+for a compute capability, and read with the `cuobjdump` that Triton brings along. Registers in local memory ("spills")
+would be read and written at every use.
+
+    python -m shardwise.run.triton_kernels.ahead_of_time 80 90 100     # a JSON list on standard output
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary
+
+POINTER_TYPES = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
+    torch.float8_e4m3fn: "*fp8e4nv", torch.float8_e5m2: "*fp8e5",
+}  # fmt: skip
+ALIGNMENT = 16  # Triton specialises a kernel for sizes and addresses that it divides
+WARP_SIZE = 32
+FP8_CAPABILITY = 89  # the first with conversions to E4M3 (CUDA C++ Programming Guide, Ada and Hopper)
+DUMP_FIELDS = {"registers": "REG", "stack_bytes": "STACK", "local_bytes": "LOCAL"}
+LAUNCH_OPTIONS = ("num_warps", "num_stages")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of a kernel: its arguments by name, and the options of the launch."""
+
+    kernel: triton.JITFunction
+    arguments: Mapping[str, Any]
+    options: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelResources:
+    """What one block of threads of a compiled kernel takes; `spilled_bytes` of each thread are in local memory."""
+
+    kernel: str
+    compute_capability: int
+    num_warps: int
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+
+
+@contextmanager
+def recorded_launches() -> Iterator[list[Launch]]:
+    """Record launches instead of running them."""
+    launches: list[Launch] = []
+
+    def record(kernel: triton.JITFunction, *positional: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+        options = {name: keywords.pop(name) for name in LAUNCH_OPTIONS if name in keywords}
+        launches.append(Launch(kernel, dict(zip(kernel.arg_names, positional, strict=False)) | keywords, options))
+
+    with patch.object(triton.JITFunction, "run", record):
+        yield launches
+
+
+def example_launches() -> list[Launch]:
+    """Record a launch of every kernel, in bf16, at sizes of Llama 3's 8B model."""
+    tokens, width, words, bf16 = 8192, 4096, 128_256, torch.bfloat16
+
+    def meta(*shape: int, dtype: torch.dtype = bf16) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    targets, lse = meta(1, tokens, dtype=torch.int64), meta(1, tokens, dtype=torch.float32)
+    hidden, weight, matrix = meta(1, tokens, width), meta(width), meta(tokens, width)
+    statistics = meta(tokens, 1, dtype=torch.float32), meta(tokens, 1, dtype=torch.float32)
+    angles = meta(tokens, 64), meta(tokens, 64)
+    calls: list[Callable[[], object]] = [
+        *(
+            lambda cap=cap: cross_entropy.cross_entropy(meta(1, tokens, words), targets, lse[0, 0], cap, replace=True)
+            for cap in (None, 30.0)
+        ),
+        lambda: cross_entropy.row_maximum(meta(1, tokens, words), words),
+        lambda: cross_entropy.row_sum_exp(meta(1, tokens, words), lse, words, None),
+        lambda: cross_entropy.vocab_parallel_gradient(
+            meta(1, tokens, words), targets, lse, lse[0, 0], range(words), None
+        ),
+        *(lambda kind=kind: gated_activation.gated_forward(kind, hidden, hidden) for kind in gated_activation.KINDS),
+        *(
+            lambda kind=kind: gated_activation.gated_backward(kind, hidden, hidden, hidden)
+            for kind in gated_activation.KINDS
+        ),
+        lambda: rotary.rotate(meta(1, tokens, 8, 4, 128), angles, 1.0),
+        *(
+            lambda width=width, layer=layer: norms.norm_forward(
+                meta(1, tokens, width), meta(1, tokens, width), meta(width), 1e-5, is_layer=layer
+            )
+            for width in (1024, 4096, norms.MAX_WIDTH)
+            for layer in (False, True)
+        ),
+        *(
+            lambda width=width: norms.norm_backward(
+                meta(1, tokens, width), meta(1, tokens, width), meta(width), statistics, hidden, needs_weight=True
+            )
+            for width in (1024, 4096, norms.MAX_WIDTH)
+        ),
+        lambda: norms.norm_backward(hidden, hidden, weight, statistics, None, needs_weight=False),
+        *(
+            lambda dtype=dtype: casts.cast_rows(matrix, dtype, power_of_two=True)
+            for dtype in (torch.float8_e4m3fn, torch.float8_e5m2)
+        ),
+        lambda: casts.cast_matrix(matrix, torch.float8_e4m3fn),
+    ]
+    with recorded_launches() as launches:
+        for call in calls:
+            call()
+    return launches
+
+
+def is_supported(launch: Launch, compute_capability: int) -> bool:
+    """Return whether a compute capability has the number formats of a launch."""
+    dtypes = {argument.dtype for argument in launch.arguments.values() if isinstance(argument, Tensor)}
+    return compute_capability >= FP8_CAPABILITY or torch.float8_e4m3fn not in dtypes
+
+
+def compile_launch(launch: Launch, compute_capability: int) -> KernelResources:
+    """Compile a kernel as a launch would, for a compute capability such as 90 (Hopper)."""
+    constants: dict[str, Any] = {}
+    signature: dict[str, str] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for position, parameter in enumerate(launch.kernel.params):
+        argument = launch.arguments[parameter.name]
+        signature[parameter.name] = "constexpr" if parameter.is_constexpr else _type_of(argument)
+        if parameter.is_constexpr:
+            constants[parameter.name] = getattr(argument, "value", argument)
+        elif isinstance(argument, Tensor) or (isinstance(argument, int) and argument % ALIGNMENT == 0):
+            attributes[(position,)] = [["tt.divisibility", ALIGNMENT]]
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", compute_capability, WARP_SIZE), options=dict(launch.options)
+    )
+    usage = _resource_usage(compiled.asm["cubin"])
+    return KernelResources(
+        launch.kernel.__name__, compute_capability, compiled.metadata.num_warps, usage["registers"],
+        usage["stack_bytes"] + usage["local_bytes"], compiled.metadata.shared,
+    )  # fmt: skip
+
+
+def _type_of(argument: Any) -> str:
+    """Return the type of an argument as Triton writes it in a signature."""
+    if isinstance(argument, Tensor):
+        return POINTER_TYPES[argument.dtype]
+    return "i32" if isinstance(argument, int) else "fp32"
+
+
+def _resource_usage(cubin: bytes) -> dict[str, int]:
+    """Return what `cuobjdump` says of the only kernel of a binary."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(tool), "--dump-resource-usage", file.name]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name: int(re.findall(rf"\b{field}:(\d+)", text)[-1]) for name, field in DUMP_FIELDS.items()}
+
+
+def main(arguments: list[str]) -> None:
+    """Print the resources of every kernel for some compute capabilities."""
+    launches = example_launches()
+    resources = [
+        compile_launch(launch, capability)
+        for capability in map(int, arguments)
+        for launch in launches
+        if is_supported(launch, capability)
+    ]
+    json.dump([asdict(kernel) for kernel in resources], sys.stdout, indent=1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,270 @@
+"""Triton's kernels in its interpreter against formulas in float64 and autograd, their traffic against closed forms, and
+their resources as compiled for three generations of GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shardwise.run.data.batches import IGNORE_INDEX
+from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels.cross_entropy import VocabParallelCrossEntropy
+from shardwise.run.kernels.cross_entropy import cross_entropy as dispatched_cross_entropy
+from shardwise.run.kernels.elementwise import FUNCTIONS, gated_gradients
+from shardwise.run.kernels.matmul import OperandCast, QuantizedMatmul
+from shardwise.run.kernels.positions_and_masks import rotate as dispatched_rotate
+from shardwise.run.kernels.quantization import quantize_matrix
+from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary, traffic
+from shardwise.run.triton_kernels.interpreter_counts import counted_traffic
+from shardwise.values.dtypes import NUMBER_FORMATS
+from shardwise.values.quantization import SCALINGS, WHOLE_MATRIX, ScaleKind
+
+FP32 = 1e-6
+# Of results in 16 bits one rounding; Triton's interpreter cuts bf16 off instead.
+ROUNDING = {torch.float32: FP32, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-11}
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def assert_near(computed: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Relative in the norm, and no element off by more than a rounding of the largest."""
+    difference = (computed.double() - expected.double()).norm()
+    assert difference <= tolerance * expected.double().norm() + 1e-30
+
+
+def expected_loss(logits: Tensor, targets: Tensor, scale: float, cap: float | None) -> Tensor:
+    capped = logits if cap is None else cap * torch.tanh(logits / cap)
+    return scale * F.cross_entropy(capped.flatten(0, -2), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+@pytest.fixture
+def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dispatch tensors of the CPU to Triton's kernels too."""
+    monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.parametrize("num_words", [1, 517, 4096, 5003])
+@pytest.mark.usefixtures("on_triton")
+def test_logits_become_their_gradient(num_words: int, cap: float | None, dtype: torch.dtype) -> None:
+    """Rows of odd lengths, ignored targets, logits between 0.05 and 12; logits stay where no backward pass follows."""
+    logits = (4.0 * random(2, 3, num_words)).to(dtype)
+    targets = torch.randint(num_words, (2, 3), generator=torch.Generator().manual_seed(1))
+    targets[0, 1] = IGNORE_INDEX
+    leaf = logits.double().requires_grad_()
+    loss = expected_loss(leaf, targets, 0.25, cap)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    unchanged = logits.clone()
+    assert_near(dispatched_cross_entropy(unchanged, targets, 0.25, cap, replace=False), loss, FP32)
+    assert torch.equal(unchanged, logits)
+    assert_near(dispatched_cross_entropy(logits, targets, torch.tensor(0.25), cap, replace=True), loss, FP32)
+    assert_near(logits, gradient, ROUNDING[dtype])
+    assert not logits[0, 1].any()
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+@pytest.mark.usefixtures("on_triton")
+def test_parts_of_the_vocabulary_give_the_loss_of_the_whole(cap: float | None) -> None:
+    """Two ranks, of which the second has padding after its last word."""
+    num_words, width = 1001, 512
+    logits, targets = 4.0 * random(2, 5, num_words), torch.randint(num_words, (2, 5))
+    targets[1, 2] = IGNORE_INDEX
+    leaf = logits.double().requires_grad_()
+    loss = expected_loss(leaf, targets, 1.0, cap)
+    (gradient,) = torch.autograd.grad(loss, leaf)
+    parts = [F.pad(part, (0, width - part.shape[-1]), value=9.0) for part in logits.split(width, dim=-1)]
+    ranks = [VocabParallelCrossEntropy(first, min(width, num_words - first), cap) for first in (0, width)]
+    largest = torch.stack([rank.largest(part) for rank, part in zip(ranks, parts, strict=True)]).amax(0)
+    total = sum(rank.local_sum_exp(part, largest) for rank, part in zip(ranks, parts, strict=True))
+    target = sum(rank.target_logit(part, targets) for rank, part in zip(ranks, parts, strict=True))
+    assert_near(ranks[0].loss(total, largest, target, targets, 1.0), loss, FP32)
+    for rank, part in zip(ranks, parts, strict=True):
+        rank.gradient(part, largest, total, targets, 1.0)
+        assert not part[..., rank.num_words :].any()
+    assert_near(torch.cat(parts, dim=-1)[..., :num_words], gradient, FP32)
+
+
+REFERENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "swiglu": lambda gate, up: F.silu(gate) * up,
+    "geglu": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "clamped_swiglu": lambda gate, up: (
+        gate.clamp(max=7.0) * torch.sigmoid(1.702 * gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1.0)
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("kind", REFERENCES)
+@pytest.mark.usefixtures("on_triton")
+def test_gated_activations_and_both_gradients(kind: str, dtype: torch.dtype) -> None:
+    gate, up, dy = ((5.0 * random(3, 701, seed=seed)).to(dtype) for seed in range(3))
+    leaves = gate.double().requires_grad_(), up.double().requires_grad_()
+    out = REFERENCES[kind](*leaves)
+    gradients = torch.autograd.grad(out, leaves, dy.double())
+    assert_near(FUNCTIONS[kind](gate, up), out.detach(), ROUNDING[dtype])
+    for computed, expected in zip(gated_gradients(kind, dy, gate, up), gradients, strict=True):
+        assert_near(computed, expected, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize(("head_dim", "num_angles"), [(64, 32), (80, 40), (96, 24), (6, 3)])
+@pytest.mark.parametrize("sequences", [(), (2,)])
+@pytest.mark.usefixtures("on_triton")
+def test_rotation_is_a_product_of_complex_numbers(sequences: tuple[int, ...], head_dim: int, num_angles: int) -> None:
+    """Angles of each sequence or of all; dims behind the rotated ones stay."""
+    x, angles = random(2, 7, 3, 2, head_dim), random(*sequences, 7, num_angles, seed=2)
+    turns = torch.polar(torch.ones_like(angles), angles).view(*sequences, 7, 1, 1, num_angles)
+    turned = torch.complex(x[..., :num_angles], x[..., num_angles : 2 * num_angles]) * turns
+    expected = torch.cat((turned.real, turned.imag, x[..., 2 * num_angles :]), dim=-1)
+    tables = angles.cos(), angles.sin()
+    rotated = dispatched_rotate(x, tables)
+    assert_near(rotated, expected, FP32)
+    assert_near(dispatched_rotate(rotated, tables, -1.0), x, FP32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_layer", [False, True])
+@pytest.mark.parametrize("width", [3, 100, 128])
+def test_norms_with_the_residual_sum(width: int, is_layer: bool, dtype: torch.dtype) -> None:
+    x, residual, dy, dtotal = (random(3, 5, width, seed=seed, dtype=dtype) for seed in range(4))
+    weight, epsilon = random(width, seed=4, dtype=dtype), 1e-5
+    total, out, mean, inverse = norms.norm_forward(x, residual, weight, epsilon, is_layer=is_layer)
+    assert_near(total, x.double() + residual.double(), ROUNDING[dtype])
+    leaves = total.double().requires_grad_(), weight.double().requires_grad_()
+    expected = (
+        F.layer_norm(leaves[0], (width,), leaves[1], None, epsilon)
+        if is_layer
+        else leaves[0] * torch.rsqrt(leaves[0].square().mean(-1, keepdim=True) + epsilon) * leaves[1]
+    )
+    dx, dweight = torch.autograd.grad(expected, leaves, dy.double())
+    assert_near(out, expected.detach(), ROUNDING[dtype])
+    computed_dx, computed_dweight = norms.norm_backward(dy, total, weight, (mean, inverse), dtotal, needs_weight=True)
+    assert_near(computed_dx, dx + dtotal.double(), ROUNDING[dtype])
+    assert computed_dweight is not None
+    assert_near(computed_dweight, dweight, ROUNDING[dtype])
+    alone, frozen = norms.norm_backward(dy, total, weight, (mean, inverse), None, needs_weight=False)
+    assert frozen is None
+    assert_near(alone, dx, ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_casts_to_fp8_recover_numbers_of_the_format(dtype: torch.dtype, transposed: bool) -> None:
+    """Each row has numbers of the format times a power of two, the largest among them, so that no element is rounded:
+    the rounding of Triton's interpreter is not that of a GPU."""
+    codes = torch.randint(0, 256, (33, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    numbers = codes.view(dtype).float()
+    numbers = numbers.where(numbers.isfinite(), 0.0)
+    numbers[:, 7] = torch.finfo(dtype).max
+    exponents = torch.randint(-9, 9, (33, 1), generator=torch.Generator().manual_seed(1))
+    matrix = torch.ldexp(numbers, exponents)
+    matrix = matrix.t().contiguous().t() if transposed else matrix
+    for power_of_two in (False, True):
+        elements, scales = casts.cast_rows(matrix, dtype, power_of_two=power_of_two)
+        assert elements.is_contiguous()
+        assert torch.equal(elements.float(), numbers)
+        assert torch.equal(scales, torch.ldexp(torch.ones(33, 1), exponents))
+    elements, scale = casts.cast_matrix(8.0 * numbers, dtype)
+    assert (torch.equal(elements.float(), numbers), float(scale)) == (True, 8.0)
+    elements, scale = casts.cast_matrix(4.0 * numbers, dtype, torch.tensor(0.5))
+    assert (torch.equal(elements.float(), (2.0 * numbers).clamp(-numbers.max(), numbers.max())), float(scale)) == (
+        True,
+        2.0,
+    )
+
+
+@pytest.mark.parametrize("kind", ["fp32", "power_of_two"])
+def test_scales_of_rows_are_those_of_the_reference(kind: ScaleKind) -> None:
+    """To the bit, for rows of any magnitude and one of zeros."""
+    matrix = random(33, 200, dtype=torch.bfloat16) * random(33, 1, seed=1).exp()
+    matrix[3] = 0.0
+    _, scales = casts.cast_rows(matrix, torch.float8_e4m3fn, power_of_two=kind == "power_of_two")
+    assert torch.equal(scales, quantize_matrix(matrix, NUMBER_FORMATS["e4m3"], (1, None), kind).scales)
+    _, scale = casts.cast_matrix(matrix, torch.float8_e4m3fn)
+    assert scale == quantize_matrix(matrix, NUMBER_FORMATS["e4m3"], WHOLE_MATRIX, "fp32").scales
+
+
+@pytest.mark.parametrize("scaling", ["row", "tensor"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.usefixtures("on_triton")
+def test_products_of_cast_operands(scaling: str, dtype: torch.dtype) -> None:
+    """Forward, and the gradient of a weight, whose operands are transposed views; of whole numbers, so that no cast
+    rounds them and sums are exact. The emulation is not called."""
+    x, dy = (torch.randint(-2, 3, (2, 24, width), generator=torch.Generator().manual_seed(width)) for width in (32, 48))
+    weight = torch.randint(-2, 3, (48, 32), generator=torch.Generator().manual_seed(0))
+    for matrix in (x, dy, weight):
+        matrix.view(-1)[0] = 448  # the format's largest number: scales are powers of two
+    x, dy, weight = (tensor.to(dtype) for tensor in (x, dy, weight))
+    cast = OperandCast(NUMBER_FORMATS["e4m3"], SCALINGS[scaling].block)
+    products = [
+        (QuantizedMatmul(("B", "T", "D"), ("F", "D"), ("B", "T", "F"), (cast, cast), SCALINGS[scaling]), x, weight),
+        (QuantizedMatmul(("B", "T", "F"), ("B", "T", "D"), ("F", "D"), (cast, cast), SCALINGS[scaling]), dy, x),
+    ]
+    expected = [x.double() @ weight.double().t(), dy.double().flatten(0, 1).t() @ x.double().flatten(0, 1)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.delattr(QuantizedMatmul, "multiply_in_fp32")
+        for (product, *operands), exact in zip(products, expected, strict=True):
+            computed = product(*operands)
+            assert computed.dtype == dtype
+            rounded = exact.bfloat16() if scaling == "row" or dtype == torch.bfloat16 else exact
+            assert torch.equal(computed.double(), rounded.double())
+
+
+def test_counted_traffic_is_the_closed_form() -> None:
+    """Loads and stores of the interpreter, in bytes: of logits, activations, heads, rows and casts."""
+    logits, targets = random(6, 5003, dtype=torch.bfloat16), torch.full((6,), 7)
+    targets[2] = IGNORE_INDEX
+    for replace in (False, True):
+        with counted_traffic() as counted:
+            cross_entropy.cross_entropy(logits, targets, torch.tensor(1.0), None, replace=replace)
+        assert counted == traffic.cross_entropy_traffic(6, 5003, 2, num_ignored=1, replace=replace)
+    gate, dy = random(3, 701), random(3, 701, seed=1)
+    with counted_traffic() as counted:
+        gated_activation.gated_forward("swiglu", gate, gate)
+    assert counted == traffic.gated_activation_traffic(3 * 701, 4, backward=False)
+    with counted_traffic() as counted:
+        gated_activation.gated_backward("swiglu", dy, gate, gate)
+    assert counted == traffic.gated_activation_traffic(3 * 701, 4, backward=True)
+    heads, angles = random(2, 7, 3, 96), random(7, 24)
+    with counted_traffic() as counted:
+        rotary.rotate(heads, (angles, angles), 1.0)
+    assert counted == traffic.rotary_traffic(14, heads.numel(), 24, 4)
+    x, weight = random(5, 100), random(100)
+    for is_layer in (False, True):
+        for residual in (None, random(5, 100, seed=3)):
+            kind = {"is_layer": is_layer, "has_residual": residual is not None}
+            with counted_traffic() as counted:
+                total, _, mean, inverse = norms.norm_forward(x, residual, weight, 1e-5, is_layer=is_layer)
+            assert counted == traffic.norm_forward_traffic(5, 100, 4, **kind)
+            with counted_traffic() as counted:
+                norms.norm_backward(x, total, weight, (mean, inverse), residual, needs_weight=True)
+            assert counted == traffic.norm_backward_traffic(5, 100, 4, **kind, num_programs=2)
+    with counted_traffic() as counted:
+        casts.cast_rows(x, torch.float8_e4m3fn, power_of_two=False)
+    assert counted == traffic.cast_rows_traffic(5, 100, 4)
+
+
+def test_all_kernels_compile_without_spills() -> None:
+    """For A100, H100 and B200, which need not be there; the interpreter is off in a process of its own."""
+    command = [sys.executable, "-m", "shardwise.run.triton_kernels.ahead_of_time", "80", "90", "100"]
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"}
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    kernels = json.loads(output)
+    assert {kernel["compute_capability"] for kernel in kernels} == {80, 90, 100}
+    assert {kernel["kernel"] for kernel in kernels} == {
+        "cross_entropy_kernel", "row_maximum_kernel", "row_sum_exp_kernel", "vocab_parallel_gradient_kernel",
+        "gated_forward_kernel", "gated_backward_kernel", "rotate_kernel", "norm_forward_kernel", "norm_backward_kernel",
+        "cast_rows_kernel", "amax_kernel", "cast_matrix_kernel",
+    }  # fmt: skip
+    assert [kernel for kernel in kernels if kernel["spilled_bytes"]] == []
+    assert max(kernel["registers"] for kernel in kernels) <= 128, "at least four blocks of 128 threads a multiprocessor"
