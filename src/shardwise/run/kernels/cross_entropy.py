@@ -117,8 +117,8 @@ class VocabParallelCrossEntropy:
         if has_triton(logits):
             from shardwise.run.triton_kernels import cross_entropy as fused
 
-            words = range(self.first, self.first + self.num_words)
-            return fused.vocab_parallel_gradient(logits, targets, lse, scale, words, self.cap)
+            local_words = range(self.first, self.first + self.num_words)
+            return fused.vocab_parallel_gradient(logits, targets, lse, scale, local_words, self.cap)
         logs, counted = lse[..., None], (targets != IGNORE_INDEX)[..., None]
         columns, is_local = (tensor[..., None] for tensor in self._local_columns(targets))
         for part, log, counts, column, hits in _iterate_rows(logits, logs, counted, columns, is_local):

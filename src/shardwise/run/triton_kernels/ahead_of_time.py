@@ -76,7 +76,7 @@ def recorded_launches() -> Iterator[list[Launch]]:
 
 def example_launches() -> list[Launch]:
     """Record a launch of every kernel, in bf16, at sizes of Llama 3's 8B model."""
-    tokens, width, words, bf16 = 8192, 4096, 128_256, torch.bfloat16
+    tokens, width, vocab_size, bf16 = 8192, 4096, 128_256, torch.bfloat16
 
     def meta(*shape: int, dtype: torch.dtype = bf16) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -87,13 +87,15 @@ def example_launches() -> list[Launch]:
     angles = meta(tokens, 64), meta(tokens, 64)
     calls: list[Callable[[], object]] = [
         *(
-            lambda cap=cap: cross_entropy.cross_entropy(meta(1, tokens, words), targets, lse[0, 0], cap, replace=True)
+            lambda cap=cap: cross_entropy.cross_entropy(
+                meta(1, tokens, vocab_size), targets, lse[0, 0], cap, replace=True
+            )
             for cap in (None, 30.0)
         ),
-        lambda: cross_entropy.row_maximum(meta(1, tokens, words), words),
-        lambda: cross_entropy.row_sum_exp(meta(1, tokens, words), lse, words, None),
+        lambda: cross_entropy.row_maximum(meta(1, tokens, vocab_size), vocab_size),
+        lambda: cross_entropy.row_sum_exp(meta(1, tokens, vocab_size), lse, vocab_size, None),
         lambda: cross_entropy.vocab_parallel_gradient(
-            meta(1, tokens, words), targets, lse, lse[0, 0], range(words), None
+            meta(1, tokens, vocab_size), targets, lse, lse[0, 0], range(vocab_size), None
         ),
         *(lambda kind=kind: gated_activation.gated_forward(kind, hidden, hidden) for kind in gated_activation.KINDS),
         *(
@@ -164,7 +166,7 @@ def _type_of(argument: Any) -> str:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    """Return what `cuobjdump` says of the only kernel of a binary."""
+    """Return the resources that `cuobjdump` lists for the only kernel of a binary."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

@@ -153,13 +153,13 @@ def row_sum_exp(logits: Tensor, largest: Tensor, num_words: int, cap: float | No
 
 
 def vocab_parallel_gradient(
-    logits: Tensor, targets: Tensor, lse: Tensor, scale: float | Tensor, words: range, cap: float | None
+    logits: Tensor, targets: Tensor, lse: Tensor, scale: float | Tensor, local_words: range, cap: float | None
 ) -> Tensor:
-    """Overwrite this rank's logits of `words` [B, T, V/n] with their gradient, and return them."""
+    """Overwrite this rank's logits of `local_words` [B, T, V/n] with their gradient, and return them."""
     rows = logits.flatten(0, -2)
     vocab_parallel_gradient_kernel[(len(rows),)](
-        rows, targets.contiguous(), lse.contiguous(), _as_scalar(scale, logits), rows.stride(0), rows.shape[1], words.start,
-        len(words), cap or 1.0, IGNORE=IGNORE_INDEX, HAS_CAP=cap is not None, BLOCK=BLOCK, num_warps=NUM_WARPS,
+        rows, targets.contiguous(), lse.contiguous(), _as_scalar(scale, logits), rows.stride(0), rows.shape[1], local_words.start,
+        len(local_words), cap or 1.0, IGNORE=IGNORE_INDEX, HAS_CAP=cap is not None, BLOCK=BLOCK, num_warps=NUM_WARPS,
     )  # fmt: skip
     return logits
 
