@@ -104,6 +104,14 @@ def _falcon_h1(**norm: bool) -> nn.Module:
     return module
 
 
+def _jamba() -> nn.Module:
+    config = _config(
+        "JambaConfig", hidden_size=WIDTH, mamba_d_state=5, mamba_d_conv=4, mamba_expand=2, mamba_dt_rank=3, mamba_conv_bias=True,
+        mamba_proj_bias=False, rms_norm_eps=NORM_EPSILON, num_hidden_layers=1,
+    )  # fmt: skip
+    return _module("jamba.modeling_jamba", "JambaMambaMixer", config)
+
+
 def _lfm2() -> nn.Module:
     config = _config(
         "Lfm2Config", hidden_size=WIDTH, conv_L_cache=3, conv_bias=True, num_hidden_layers=1, layer_types=["conv"]
@@ -183,6 +191,24 @@ def _mamba2(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     return arrays | {"w_out": stored["out_proj.weight"].T.reshape(*heads, x, WIDTH)}
 
 
+def _mamba1(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
+    channels, n, rank = (mixer.dims[d] for d in "LNq")
+    arrays = {
+        f"w_{name}": part for name, part in _split(stored["in_proj.weight"], {"x": channels, "z": channels}).items()
+    }
+    narrow = _split(stored["x_proj.weight"], {"step_latent": rank, "b": n, "c": n})
+    arrays |= {f"w_{name}": part for name, part in narrow.items()}
+    arrays |= {
+        f"{name}_norm.weight": stored[f"{norm}_layernorm.weight"]
+        for name, norm in zip(narrow, ("dt", "b", "c"), strict=True)
+    }
+    return arrays | {
+        "x_conv": stored["conv1d.weight"][:, 0].T, "x_conv.bias": stored["conv1d.bias"], "w_step": stored["dt_proj.weight"],
+        "step.bias": stored["dt_proj.bias"], "log_rate": stored["A_log"], "skip": stored["D"],
+        "w_out": stored["out_proj.weight"].T,
+    }  # fmt: skip
+
+
 def _short_conv(mixer: RecurrentMixer, stored: Mapping[str, Any]) -> Arrays:
     sizes = dict.fromkeys(("gate_in", "gate_out", "x"), mixer.dims["L"])
     weights = {f"w_{name}": part for name, part in _split(stored["in_proj.weight"], sizes).items()}
@@ -221,6 +247,13 @@ JUDGES: dict[str, Judge] = {
     ),
     "Falcon-H1 without norm": Judge(
         lambda: _falcon_h1(mamba_rms_norm=False), RecurrentMixer(**MAMBA, num_groups=2, norm="none"), _mamba2
+    ),
+    "Jamba": Judge(
+        _jamba,
+        RecurrentMixer(
+            kind="mamba1", num_heads=24, key_dim=5, gate_rank=3, conv_width=4, conv_bias=True, step_norms=True
+        ),
+        _mamba1,
     ),
     "LFM2": Judge(
         _lfm2,

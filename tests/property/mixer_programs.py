@@ -1,4 +1,4 @@
-"""Small models of one recurrent mixer, derived and run on virtual devices."""
+"""Small models of one mixer, recurrent or of sparse attention, derived and run on virtual devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from shardwise.derive.sharded_unit import ShardedUnit, derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder_block import HIDDEN, TOKENS, add_norm
-from shardwise.model.operations import Lookup
+from shardwise.model.indexer import IndexerBuilder
+from shardwise.model.operations import Lookup, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
 from shardwise.run.numpy.step import UnitStepResult, derived_traffic, run_step
@@ -24,10 +25,35 @@ from .training_step import AXES, error, nonzero
 
 
 @dataclass(frozen=True, kw_only=True)
+class SparseAttention:
+    """Attention of 4 key-value heads, each of 2 query heads, to the keys that an indexer selects."""
+
+    num_selected: int = 3
+
+    @property
+    def dims(self) -> dict[str, int]:
+        return {"K": 4, "G": 2, "H": 4, "U": 4, "Q": 8, "A": 3, "Y": 4, "s": self.num_selected}
+
+    def add(self, builder: ProgramBuilder, y: str) -> str:
+        latent = builder.contract(y, builder.weight("w_latent", ("Q", "D")), "latent", (*TOKENS, "Q"))
+        selected = IndexerBuilder(builder, "").build(y, latent)
+        q = builder.contract(latent, builder.weight("wq", ("K", "G", "H", "Q")), "q", (*TOKENS, "K", "G", "H"))
+        k, v = (
+            builder.contract(y, builder.weight(f"w{name}", ("K", "H", "D")), name, (*TOKENS, "K", "H")) for name in "kv"
+        )
+        outputs = (
+            builder.tensor("attended", (*TOKENS, "K", "G", "H"), Role.ACTIVATION),
+            builder.tensor("lse", (*TOKENS, "K", "G"), Role.STATISTIC),
+        )
+        attended = builder.add(Scan((q, k, v, "positions", "positions", selected), outputs, is_sparse=True))
+        return builder.contract(attended, builder.weight("wo", ("K", "G", "H", "D")), "out", HIDDEN)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MixerCase:
     """A model of one mixer, x + mixer(norm(x)) of an embedding, whose loss is the mean square, and how it is sharded."""
 
-    mixer: RecurrentMixer
+    mixer: RecurrentMixer | SparseAttention
     degrees: tuple[tuple[str, int], ...] = ()
     zero_stage: int = 0
     sequence_parallel: bool = False
@@ -64,7 +90,10 @@ class MixerCase:
         table, ids = builder.weight("embedding", ("V", "D")), builder.input("ids", TOKENS, Role.CONSTANT)
         x = builder.add(Lookup((table, ids), (builder.tensor("embedded", HIDDEN, Role.RESIDUAL),)))
         y = add_norm(builder, self.architecture, x, "norm")
-        mixed = add_recurrent_mixer(builder, self.mixer.structure, y, "mixer.")
+        if isinstance(self.mixer, SparseAttention):
+            mixed = self.mixer.add(builder, y)
+        else:
+            mixed = add_recurrent_mixer(builder, self.mixer.structure, y, "mixer.")
         x = builder.elementwise("add", [x, mixed], "x_out", HIDDEN, Role.RESIDUAL)
         squares = builder.elementwise("sum_square", [x], "squares", TOKENS, Role.STATISTIC)
         scale = builder.input("loss_scale", (), Role.CONSTANT)
@@ -88,7 +117,8 @@ class MixerCase:
                 values = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
                 state[name + part] = np.abs(values) if part == ".exp_avg_sq" else values
         tokens = (sizes["B"], sizes["T"])
-        return state, [{"ids": rng.integers(sizes["V"], size=tokens), "loss_scale": np.array(0.5 / math.prod(tokens))}]
+        batch = {"ids": rng.integers(sizes["V"], size=tokens), "loss_scale": np.array(0.5 / math.prod(tokens))}
+        return state, [batch | {"positions": np.arange(tokens[1])} if "positions" in program.inputs else batch]
 
     def unit(self) -> ShardedUnit:
         return derive_unit("whole", self.program, self.scheme)

@@ -1,4 +1,4 @@
-"""Recurrent mixers on virtual devices: equal to one device, forward, backward and update; only what was derived moves."""
+"""Recurrent mixers and sparse attention on virtual devices: equal to one device, and only what was derived moves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardwise.run.numpy import recurrences
 from shardwise.run.numpy.devices import VirtualDevices
 from shardwise.sharding import CollectiveKind
 
-from .mixer_programs import MixerCase
+from .mixer_programs import MixerCase, SparseAttention
 from .test_gradients import slope
 from .training_step import TOLERANCE
 
@@ -29,8 +29,12 @@ MIXERS = {
     ),
     "mamba2": RecurrentMixer(kind="mamba2", num_heads=8, norm="before_gate", conv_bias=True, **SHAPE),
     "mamba2 without norm": RecurrentMixer(kind="mamba2", num_heads=8, norm="none", **SHAPE),
+    "mamba1": RecurrentMixer(
+        kind="mamba1", num_heads=8, key_dim=4, gate_rank=4, conv_width=3, conv_bias=True, step_norms=True
+    ),
     "short_conv": RecurrentMixer(kind="short_conv", num_heads=8, conv_width=3, conv_bias=True, projection_bias=True),
 }
+SPARSE = "sparse attention"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"degrees": (("cp", 4),)},
     "tp": {"degrees": (("tp_kv", 2), ("tp_rep", 2))},
@@ -44,11 +48,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def case_of(mixer: str, layout: str = "cp") -> MixerCase:
-    return MixerCase(mixer=MIXERS[mixer], positions=16, **LAYOUTS[layout])
+    return MixerCase(mixer=MIXERS.get(mixer, SparseAttention()), positions=16, **LAYOUTS[layout])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, SPARSE])
 def test_sharded_mixers_equal_one_device(mixer: str, layout: str) -> None:
     case = case_of(mixer, layout)
     worst, name = case.worst_error()
@@ -77,7 +81,7 @@ def test_a_sequence_in_one_part_hands_nothing_on(mixer: str) -> None:
     assert split[CollectiveKind.ALL_GATHER, ("cp",)] > 0
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", [*MIXERS, SPARSE])
 def test_gradients_are_slopes(mixer: str) -> None:
     """The derived backward program is the derivative of the forward program, along a random direction of each weight."""
     case = replace(case_of(mixer), degrees=(), positions=7)

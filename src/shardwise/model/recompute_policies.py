@@ -75,7 +75,10 @@ def _save_all(operation: Operation) -> bool:
 
 def is_expensive_to_recompute(operation: Operation) -> bool:
     """Return whether an operation is a product, attention, a recurrence, or the AllToAll of routed tokens (`handover`)."""
-    return operation.kind in ("contract", "scan", "recurrence") or getattr(operation, "function", "") == "handover"
+    return (
+        operation.kind in ("contract", "scan", "select", "recurrence")
+        or getattr(operation, "function", "") == "handover"
+    )
 
 
 # From the policy that saves the most to the one that saves the least.

@@ -5,12 +5,13 @@ Each mixes the normalised hidden state [B, T, D] along the sequence and gives a 
 - `gated_delta`: Gated DeltaNet (Yang et al. 2024; Qwen3-Next, Qwen3.5), with one decay for each head.
 - `kimi_delta`: Kimi Delta Attention (Kimi Team 2025), with a decay for each row of a head's state, and gates of low rank.
 - `mamba2`: the state space model of Mamba-2 (Dao and Gu 2024; Nemotron-H, Granite 4, Falcon-H1, Bamba, Zamba2).
+- `mamba1`: the state space model of Mamba (Gu and Dao 2023; Jamba), with a state of width N for each channel.
 - `short_conv`: a gated short convolution (LFM2), without a state.
 
 Dims: L heads of keys (`gated_delta`, `kimi_delta`), groups of heads that share keys (`mamba2` with more than one group), heads
-(`mamba2` with one group) or channels (`short_conv`), which tensor parallelism splits; O heads of values for each of these; N and
-X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the convolution, w the rows before; q the
-rank of gates; c the tokens of a chunk.
+(`mamba2` with one group) or channels (`mamba1`, `short_conv`), which tensor parallelism splits; O heads of values for each of
+these; N and X widths of a key and of a value, so that a state is N x X; n is as wide as N; W taps of the convolution, w the rows
+before; q the rank of gates and steps; c the tokens of a chunk.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shardwise.model.operations.recurrences import UpdateRule
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
 from shardwise.values import did_you_mean, raise_problems
 
-RecurrentKind = Literal["gated_delta", "kimi_delta", "mamba2", "short_conv"]
+RecurrentKind = Literal["gated_delta", "kimi_delta", "mamba2", "mamba1", "short_conv"]
 OutputNorm = Literal["none", "before_gate", "after_gate"]
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
@@ -35,13 +36,15 @@ class RecurrentStructure:
     """Structure of a mixer, without its sizes: all that a derivation reads.
 
     `has_groups`: heads come in several groups that share keys and queries. `norm`: RMSNorm of the outputs before or after their
-    gate, of each head with a delta rule, of each group with `mamba2`. `conv_bias` and `projection_bias`: of the filters, and of
-    the projections from and to the hidden state.
+    gate, of each head with a delta rule, of each group with `mamba2`. `step_norms`: RMSNorm of what steps are made of, of keys
+    and of queries (`mamba1`). `conv_bias` and `projection_bias`: of the filters, and of the projections from and to the hidden
+    state.
     """
 
     kind: RecurrentKind
     has_groups: bool = True
     norm: OutputNorm = "before_gate"
+    step_norms: bool = False
     conv_bias: bool = False
     projection_bias: bool = False
 
@@ -61,10 +64,10 @@ class RecurrentStructure:
 class RecurrentMixer:
     """Sizes and structure of a mixer.
 
-    `num_heads` are those of values (channels of `short_conv`), `num_groups` those of keys, each of which serves as many heads of
-    values. `key_dim` is the width of a key, which is the rows of a state, `head_dim` that of a value. `gate_rank` is that of the
-    gates of `kimi_delta`, `chunk` the tokens within which products take the place of the recurrence. Raises `InputError` with
-    every size that is wrong.
+    `num_heads` are those of values (channels of `mamba1` and `short_conv`), `num_groups` those of keys, each of which serves as
+    many heads of values. `key_dim` is the width of a key, which is the rows of a state, `head_dim` that of a value. `gate_rank`
+    is that of the gates of `kimi_delta` and of the steps of `mamba1`, `chunk` the tokens within which products take the place of
+    the recurrence. Raises `InputError` with every size that is wrong.
 
     >>> mixer = RecurrentMixer(
     ...     kind="gated_delta", num_heads=32, num_groups=16, key_dim=128, head_dim=128, conv_width=4, chunk=64
@@ -82,6 +85,7 @@ class RecurrentMixer:
     gate_rank: int = 1
     chunk: int = 64
     norm: OutputNorm = "before_gate"
+    step_norms: bool = False
     conv_bias: bool = False
     projection_bias: bool = False
 
@@ -109,7 +113,7 @@ class RecurrentMixer:
         """The structure: all that derivations read of a mixer."""
         has_groups = self.kind == "gated_delta" or (self.kind == "mamba2" and self.num_groups > 1)
         return RecurrentStructure(
-            kind=self.kind, has_groups=has_groups, norm=self.norm, conv_bias=self.conv_bias,
+            kind=self.kind, has_groups=has_groups, norm=self.norm, step_norms=self.step_norms, conv_bias=self.conv_bias,
             projection_bias=self.projection_bias,
         )  # fmt: skip
 
@@ -135,7 +139,7 @@ def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:
     num_groups = 2 if structure.has_groups and structure.kind == "mamba2" else 1
     return RecurrentMixer(
         kind=structure.kind, num_heads=num_groups, num_groups=num_groups, conv_width=2, norm=structure.norm,
-        conv_bias=structure.conv_bias, projection_bias=structure.projection_bias,
+        step_norms=structure.step_norms, conv_bias=structure.conv_bias, projection_bias=structure.projection_bias,
     )  # fmt: skip
 
 
@@ -150,6 +154,8 @@ def add_recurrent_mixer(builder: ProgramBuilder, structure: RecurrentStructure, 
                 return mixer.kimi_delta(y)
             case "mamba2":
                 return mixer.mamba2(y)
+            case "mamba1":
+                return mixer.mamba1(y)
             case "short_conv":
                 return mixer.short_conv(y)
 
@@ -209,6 +215,28 @@ class _MixerBuilder:
         out = self.elementwise("swiglu", [gate, out], "gated", values)
         return self.norm(out, over, values) if self.structure.norm == "after_gate" else out
 
+    def mamba1(self, y: str) -> str:
+        channels = ("L",)
+        projected, gate = self.project(y, "x", channels), self.project(y, "z", channels)
+        (x,) = self.convolve_all([projected], ("x",), (channels,))
+        latent, k, q = (
+            self.narrow_projection(x, name, width) for name, width in (("step_latent", "q"), ("b", "N"), ("c", "N"))
+        )
+        flat = self.builder.contract(
+            latent, self.weight("w_step", ("L", "q")), f"{self.prefix}step_flat", (*TOKENS, "L")
+        )
+        step = self.step(flat, channels)
+        scaled = self.elementwise("multiply", [x, step], "v", channels)
+        scanned = self.recurrence("additive", (q, k, scaled, step), channels, rates=self.weight("log_rate", ("L", "N")))
+        skipped = self.elementwise("multiply", [x, self.weight("skip", channels)], "skipped", channels)
+        out = self.elementwise("add", [scanned, skipped], "mixed", channels)
+        return self.project_out(self.elementwise("swiglu", [gate, out], "gated", channels))
+
+    def narrow_projection(self, x: str, name: str, width: str) -> str:
+        """Add a projection of all channels to a few, and its norm, where the structure has one."""
+        out = self.builder.contract(x, self.weight(f"w_{name}", (width, "L")), f"{self.prefix}{name}", (*TOKENS, width))
+        return self.norm(out, (width,), (width,), f"{name}_norm") if self.structure.step_norms else out
+
     def short_conv(self, y: str) -> str:
         channels = ("L",)
         before, after, x = (self.project(y, name, channels) for name in ("gate_in", "gate_out", "x"))
@@ -219,18 +247,25 @@ class _MixerBuilder:
     def delta_rule(self, q: str, k: str, v: str, decay: str, beta: str) -> str:
         return self.recurrence("delta", (q, k, v, decay, beta), self.builder.tensors[v].dims[2:])
 
-    def recurrence(self, rule: UpdateRule, operands: tuple[str, ...], values: Dims) -> str:
-        """Add what each segment of the sequence makes of a state, and the recurrence that starts from the segments before."""
-        heads, decay = values[:-1], self.builder.tensors[operands[3]].dims[2:]
-        rows = ("B", SEGMENTS)
+    def recurrence(self, rule: UpdateRule, operands: tuple[str, ...], values: Dims, *, rates: str | None = None) -> str:
+        """Add what each segment of the sequence makes of a state, and the recurrence that starts from the segments before.
+
+        `rates` are those by which steps, the last operand, decay the rows of a state.
+        """
+        heads = tuple(dim for dim in values if dim != "X")
+        decay = (*heads, "N") if rates else self.builder.tensors[operands[3]].dims[2:]
+        rows, width = ("B", SEGMENTS), values[len(heads) :]
         transition = (*rows, *heads, "N", "n") if rule == "delta" else (*rows, *decay)
         segments = (
-            self.tensor("state", (*rows, *heads, "N", "X"), Role.STATISTIC),
+            self.tensor("state", (*rows, *heads, "N", *width), Role.STATISTIC),
             self.tensor("transition", transition, Role.STATISTIC),
         )
-        self.builder.add(SegmentState(operands[1:], segments, rule))
+        operands = (*operands, *([rates] if rates else []))
+        self.builder.add(SegmentState(operands[1:], segments, rule, has_rates=bool(rates)))
         out = self.tensor("scanned", (*TOKENS, *values))
-        return self.builder.add(Recurrence((*operands, *segments), (out,), rule, scales_queries=rule == "delta"))
+        return self.builder.add(
+            Recurrence((*operands, *segments), (out,), rule, has_rates=bool(rates), scales_queries=rule == "delta")
+        )
 
     def convolve_all(
         self, streams: Iterable[str], names: tuple[str, ...], channels: tuple[Dims, ...], *, activation: bool = True
@@ -280,13 +315,13 @@ class _MixerBuilder:
             down, self.weight(f"w_{name}_up", (*dims, "q")), f"{self.prefix}{name}", (*TOKENS, *dims)
         )
 
-    def norm(self, x: str, over: Dims, weight_dims: Dims) -> str:
-        """Add RMSNorm over the last dims of heads."""
+    def norm(self, x: str, over: Dims, weight_dims: Dims, name: str = "norm") -> str:
+        """Add RMSNorm over the last dims of a tensor."""
         dims = self.builder.tensors[x].dims[2:]
         rows = tuple(dim for dim in dims if dim not in over)
-        squares = self.elementwise("sum_square", [x], "norm_squares", rows, Role.STATISTIC)
-        weight = self.builder.weight(f"{self.prefix}norm.weight", weight_dims, part=ModelPart.NORM)
-        return self.elementwise("rms_norm", [x, squares, weight], "normed", dims, over=over)
+        squares = self.elementwise("sum_square", [x], f"{name}.squares", rows, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", weight_dims, part=ModelPart.NORM)
+        return self.elementwise("rms_norm", [x, squares, weight], f"{name}.out", dims, over=over)
 
     def project(self, y: str, name: str, dims: Dims) -> str:
         """Add a projection of the hidden state, and its bias, where the structure has one."""

@@ -132,7 +132,7 @@ class Rates:
         match kind:
             case "contract" | "of_matrix":
                 return maximum(work.flops / self.flops_per_s(dtype) * self._shape_factor(work), streaming)
-            case "recurrence":
+            case "recurrence" | "select":
                 return self._fused_s(dtype, work)
             case "scan":
                 return self._fused_s(dtype, work) if self.fused_attention else self._unfused_s(dtype, work)

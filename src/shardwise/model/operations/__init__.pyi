@@ -15,6 +15,7 @@ from .matmul_and_attention import Contract as Contract
 from .matmul_and_attention import MatrixFunction as MatrixFunction
 from .matmul_and_attention import Scan as Scan
 from .matmul_and_attention import ScanGradient as ScanGradient
+from .matmul_and_attention import SelectKeys as SelectKeys
 from .recurrences import RECURRENCE_OPERATIONS as RECURRENCE_OPERATIONS
 from .recurrences import SEGMENTS as SEGMENTS
 from .recurrences import Recurrence as Recurrence

@@ -12,7 +12,9 @@ from shardwise.values import Polynomial, constant
 
 Dims = tuple[str, ...]
 ONCE = constant(1.0)
-OperationKind = Literal["contract", "map", "lookup", "scatter", "scan", "recurrence", "route", "carry", "of_matrix"]
+OperationKind = Literal[
+    "contract", "map", "lookup", "scatter", "scan", "select", "recurrence", "route", "carry", "of_matrix"
+]
 
 
 @dataclass(frozen=True, slots=True)

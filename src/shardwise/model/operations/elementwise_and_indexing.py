@@ -118,17 +118,23 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
     # The square of ReLU (So et al. 2021, Primer, 3.1)
     "relu2": ElementwiseFunction((FunctionGradient("relu2_dx", (0,)),), flops_per_element=2),
-    "silu": ElementwiseFunction((FunctionGradient("silu_dx", (0,)),), flops_per_element=4),
-    "sigmoid": ElementwiseFunction((FunctionGradient("sigmoid_dx", (0,)),), flops_per_element=3),
-    "multiply": ElementwiseFunction((FunctionGradient("multiply", (1,)), FunctionGradient("multiply", (0,)))),
+    "silu": ElementwiseFunction((FunctionGradient("silu_dx", (0,)),), flops_per_element=4, runnable=False),
+    "sigmoid": ElementwiseFunction((FunctionGradient("sigmoid_dx", (0,)),), flops_per_element=3, runnable=False),
+    "multiply": ElementwiseFunction(
+        (FunctionGradient("multiply", (1,)), FunctionGradient("multiply", (0,))), runnable=False
+    ),
     # Recurrences: queries and keys of length one from their sums of squares, steps and the logarithms of decays,
     # -exp(rate) * step (Gu & Dao 2023; Yang et al. 2024, Gated DeltaNet)
     "l2_norm": ElementwiseFunction(
-        (FunctionGradient("l2_norm_dx", (1,)), FunctionGradient("l2_norm_dsquares", (0, 1))), flops_per_element=3
+        (FunctionGradient("l2_norm_dx", (1,)), FunctionGradient("l2_norm_dsquares", (0, 1))),
+        flops_per_element=3,
+        runnable=False,
     ),
-    "softplus": ElementwiseFunction((FunctionGradient("softplus_dx", (0,)),), flops_per_element=4),
+    "softplus": ElementwiseFunction((FunctionGradient("softplus_dx", (0,)),), flops_per_element=4, runnable=False),
     "log_decay": ElementwiseFunction(
-        (FunctionGradient("log_decay_dstep", (1,)), FunctionGradient("log_decay_drate", (0, 1))), flops_per_element=3
+        (FunctionGradient("log_decay_dstep", (1,)), FunctionGradient("log_decay_drate", (0, 1))),
+        flops_per_element=3,
+        runnable=False,
     ),
     # The same of a gate (Wang et al. 2023, BitNet b1.58; its code has it in place of SiLU)
     "gated_relu2": ElementwiseFunction(

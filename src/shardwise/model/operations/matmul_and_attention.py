@@ -12,6 +12,8 @@ from shardwise.sharding import Spec, contract
 from shardwise.sharding.contraction import infer_product_spec
 from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
 
+CAUSAL_SHARE = 0.5  # of the square of scores
+
 
 @dataclass(frozen=True, slots=True)
 class Contract(Operation):
@@ -57,31 +59,43 @@ class Scan(Operation):
     Inputs: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T] of the queries and of the
     keys. Outputs: attended values [B,T,K,G,U] and log-sum-exp [B,T,K,G]. Keys and values are needed unsharded along T where q
     is split (all-gather context parallelism); heads and batch are independent. A sixth input, sinks[K,G], adds a logit to each
-    head's softmax that no value goes with (OpenAI 2025, gpt-oss). Source: Dao et al. 2022; S1, "ring attention".
+    head's softmax that no value goes with (OpenAI 2025, gpt-oss). `is_sparse`: the last input has the positions of the keys that
+    each query sees [B,T,s] (`SelectKeys`). Source: Dao et al. 2022; S1, "ring attention".
     """
 
     kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
+    is_sparse: bool = False
+
+    @property
+    def missing_kernel(self) -> str:
+        return "sparse attention" if self.is_sparse else ""
+
+    @property
+    def sinks(self) -> tuple[str, ...]:
+        """Names of the logits that no value goes with: one tensor, or none."""
+        return self.inputs[5 : len(self.inputs) - self.is_sparse]
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        q, k, v, positions, _, *sinks = specs
+        q, k, v, positions, _, *by_query = specs
         q = Spec.of(q.dims, {d: q.axes_of(d) for d in q.dims})
         keys = {d: () if d == self.sequence else q.axes_of(d) for d in k.dims[:-1]}
         query_positions = Spec.of(positions.dims, {self.sequence: q.axes_of(self.sequence)})
-        heads = (Spec.of(sink.dims, {d: q.axes_of(d) for d in sink.dims}) for sink in sinks)
-        operands = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), query_positions, Spec.of(positions.dims), *heads)
+        extras = (Spec.of(spec.dims, {d: q.axes_of(d) for d in spec.dims}) for spec in by_query)
+        operands = (q, Spec.of(k.dims, keys), Spec.of(v.dims, keys), query_positions, Spec.of(positions.dims), *extras)
         rows = {d: q.axes_of(d) for d in q.dims[:-1]}
         return OperationSharding(operands, (Spec.of((*q.dims[:-1], v.dims[-1]), rows), Spec.of(q.dims[:-1], rows)))
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         out, lse = self.outputs
-        operands = (*self.inputs[:5], out, lse, cotangents[out])
-        gradient = ScanGradient(operands, ("?0", "?1", "?2"), self.sequence, self.heads)
+        selected = self.inputs[-1:] if self.is_sparse else ()
+        operands = (*self.inputs[:5], out, lse, cotangents[out], *selected)
+        gradient = ScanGradient(operands, ("?0", "?1", "?2"), self.sequence, self.heads, self.is_sparse)
         # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
-        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.inputs[5:]]
+        sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.sinks]
         return [*((name, gradient) for name in self.inputs[:3]), *sinks]
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
@@ -92,21 +106,25 @@ class Scan(Operation):
 class ScanGradient(Operation):
     """The gradient of attention, which rebuilds the scores: (a scan's first five operands, output, lse, dy) -> (dq, dk, dv).
 
-    dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split.
+    dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split. `is_sparse`:
+    the last input has the positions of the keys that each query sees.
     """
 
     kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
+    is_sparse: bool = False
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:
-        forward = Scan((), (), self.sequence, self.heads).propagate_sharding(specs[:5], dims, fixed)
+        selected = specs[8:]
+        forward = Scan((), (), self.sequence, self.heads).propagate_sharding([*specs[:5], *selected], dims, fixed)
         q, k, v = forward.inputs[:3]
         out, lse = forward.outputs
         summed = (*q.axes_of(self.sequence), *(a for d in q.dims if d not in k.dims for a in q.axes_of(d)))
-        return OperationSharding((*forward.inputs, out, lse, out), (q, k.with_partial(summed), v.with_partial(summed)))
+        operands = (*forward.inputs[:5], out, lse, out, *forward.inputs[5:])
+        return OperationSharding(operands, (q, k.with_partial(summed), v.with_partial(summed)))
 
     def flops(self, sharding: OperationSharding) -> Polynomial:
         """Return the FLOPs: scores again, dq and dk over the width of a key; dv and the scores' gradient over that of a value."""
@@ -122,6 +140,45 @@ def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: i
     return sum_polynomials(
         multiply_symbols([*scores, LocalDim(width, ()), "span"], 2.0 * products) for width, products in widths
     )
+
+
+@dataclass(frozen=True, slots=True)
+class SelectKeys(Operation):
+    """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
+
+    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the keys. A
+    score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where queries are
+    split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own position. Source:
+    DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    """
+
+    kind: ClassVar[OperationKind] = "select"
+    num_selected: str = "s"
+    sequence: str = "T"
+
+    @property
+    def missing_kernel(self) -> str:
+        return "an indexer of keys"
+
+    def propagate_sharding(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> OperationSharding:
+        queries, keys, weights, positions, _ = specs
+        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:2]}
+        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
+        every_key = Spec.of(keys.dims, {dim: axes for dim, axes in rows.items() if dim != self.sequence})
+        operands = (
+            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(positions.dims)
+        )  # fmt: skip
+        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
+
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        """Return 2 FLOPs per element of the products over the causal half of the scores: queries by keys, weights by these."""
+        queries, keys = sharding.inputs[:2]
+        scores = [LocalDim(d, queries.axes_of(d)) for d in queries.dims[:-1]]
+        scores.append(LocalDim(self.sequence, keys.axes_of(self.sequence)))
+        by_key = multiply_symbols([*scores, LocalDim(queries.dims[-1], ())], 2.0 * CAUSAL_SHARE)
+        return by_key + multiply_symbols(scores, 2.0 * CAUSAL_SHARE)
 
 
 ATTENTION_OPERATIONS = (Scan, ScanGradient)

@@ -75,7 +75,8 @@ class SequenceRecurrence(Operation):
 
     `value` is the width of a value, `key` that of a key, and `column` as wide; a key or query without some of the value's heads
     serves all of them. Batch and heads are independent. The widths are required unsharded, and the sequence may be split over
-    `SEGMENT_AXES` alone.
+    `SEGMENT_AXES` alone. `has_rates`: the logarithm of a decay is -exp(rate) * step. Steps are in place of the decays, and the
+    operand after them has the rates, of each head or of each row of its state, so that no decay of each row is written.
     """
 
     kind: ClassVar[OperationKind] = "recurrence"
@@ -84,6 +85,11 @@ class SequenceRecurrence(Operation):
     key: str = "N"
     value: str = "X"
     column: str = "n"
+    has_rates: bool = False
+
+    @property
+    def missing_kernel(self) -> str:
+        return "the delta rule of linear attention" if self.rule == "delta" else "a state space recurrence"
 
     def heads(self, values: Spec) -> Dims:
         """Return the dims of the values between the sequence and the width."""
@@ -146,7 +152,10 @@ class Recurrence(SequenceRecurrence):
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         *tokens, states, _ = self.inputs
-        dy, shared = cotangents[self.outputs[0]], (self.rule, self.sequence, self.key, self.value, self.column)
+        dy, shared = (
+            cotangents[self.outputs[0]],
+            (self.rule, self.sequence, self.key, self.value, self.column, self.has_rates),
+        )
         without_values = tuple(name for name in tokens if name != self.inputs[2])
         adjoint = SegmentAdjoint((*without_values, dy), ("?",), *shared, self.scales_queries)
         outputs = tuple(f"?{position}" for position in range(len(tokens)))

@@ -49,6 +49,10 @@ class ShortConvolution(Operation):
     sequence: str = "T"
     taps: str = "W"
 
+    @property
+    def missing_kernel(self) -> str:
+        return "a short convolution"
+
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
     ) -> OperationSharding:

@@ -242,7 +242,7 @@ def _scan_gradient(builder: CallBuilder, step: ComputeStep, operation: ScanGradi
     attention = Attention.of(builder.numerics, builder.sizes["H"])
     q, k, v, _, _, out, lse, dy = operation.inputs
     program = builder.unit.forward.program
-    sinks = next(scan.inputs[5:] for scan in program.operations if isinstance(scan, Scan) and out in scan.outputs)
+    sinks = next(scan.sinks for scan in program.operations if isinstance(scan, Scan) and out in scan.outputs)
     return KernelCall(attention.backward, (q, k, v, _mask_key(builder, step), out, lse, dy, *sinks), operation.outputs)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.derive import RING_AXES, Ring
 from shardwise.model import Program
-from shardwise.model.operations import ScanGradient
+from shardwise.model.operations import Scan, ScanGradient
 from shardwise.run.numpy import kernels
 from shardwise.sharding import Collective, CollectiveKind, Spec
 from shardwise.values import lookup
@@ -93,10 +93,12 @@ def run_ring_attention(devices: VirtualDevices, program: Program, ring: Ring) ->
     (step,) = ring.computes
     operands = _ring_operands(devices, program, ring)
     attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
+    is_sparse = isinstance(step.operation, Scan | ScanGradient) and step.operation.is_sparse
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
     positions = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
     for group in devices.groups(ring.axes):
-        shards = [tuple(operand[device] for operand in operands) for device in group]
+        # the last operand is the positions of selected keys, or None
+        shards = [(*(operand[device] for operand in operands), *([] if is_sparse else [None])) for device in group]
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
                 result[device] = array
@@ -118,31 +120,34 @@ def _ring_operands(devices: VirtualDevices, program: Program, ring: Ring) -> lis
     return shards
 
 
-def _ring_forward(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
-    """Return (output, log-sum-exp) of each device, from its (q, k, v, positions, positions of the keys, sinks if any)."""
+def _ring_forward(shards: Sequence[tuple[Any, ...]]) -> list[tuple[Array, ...]]:
+    """Return (output, log-sum-exp) of each device, from its (q, k, v, positions, positions of the keys, sinks if any, and the
+    positions of selected keys or None)."""
     count = len(shards)
     results = []
-    for index, (q, _, _, queries, _, *sinks) in enumerate(shards):
+    for index, (q, _, _, queries, _, *sinks, selected) in enumerate(shards):
         blocks = [shards[(index - turn) % count] for turn in range(count)]
         merged = None
         for _, k, v, _, keys, *_ in blocks:
-            part = kernels.attention(q, k, v, queries, keys)
+            part = kernels.attention(q, k, v, queries, keys, selected)
             merged = part if merged is None else kernels.merge_attention(merged, part)
         assert merged is not None
         results.append(kernels.add_sinks(merged, *sinks) if sinks else merged)
     return list(results)
 
 
-def _ring_gradient(shards: Sequence[tuple[Array, ...]]) -> list[tuple[Array, ...]]:
+def _ring_gradient(shards: Sequence[tuple[Any, ...]]) -> list[tuple[Array, ...]]:
     """Return (dq, dk, dv) of each device, from its operands of a gradient; dk and dv are of the block that it stores."""
     dq = [np.zeros_like(operands[0]) for operands in shards]
     dk = [np.zeros_like(operands[1]) for operands in shards]
     dv = [np.zeros_like(operands[2]) for operands in shards]
     for turn in range(1, len(shards) + 1):  # a block starts at the next device and comes home on the last turn
-        for index, (q, _, _, queries, _, out, lse, dy) in enumerate(shards):
+        for index, (q, _, _, queries, _, out, lse, dy, selected) in enumerate(shards):
             block = (index - turn) % len(shards)
             _, k, v, _, keys = shards[block][:5]
-            parts = kernels.attention_gradient(kernels.AttentionOperands(q, k, v, queries, keys), out, lse, dy)
+            parts = kernels.attention_gradient(
+                kernels.AttentionOperands(q, k, v, queries, keys, selected), out, lse, dy
+            )
             dq[index] = dq[index] + parts[0]
             dk[block] = dk[block] + parts[1]
             dv[block] = dv[block] + parts[2]

@@ -23,6 +23,7 @@ from shardwise.model.operations import (
     Scan,
     ScanGradient,
     Scatter,
+    SelectKeys,
     SequenceRecurrence,
 )
 from shardwise.model.operations.recurrences import SEGMENT_AXES
@@ -219,7 +220,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGLOHNXIRUCQJPrqWD"  # the order in which the operands of a map are aligned
+DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqWD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:
@@ -233,11 +234,13 @@ class DeviceKernel:
     def __call__(self, device: int, arrays: list[Array]) -> tuple[Array, ...]:
         self.device = device
         match self.operation:
-            case Scan():
-                part = kernels.attention(*arrays[:5])
-                return kernels.add_sinks(part, *arrays[5:]) if arrays[5:] else part
+            case Scan(is_sparse=is_sparse):
+                q, k, v, queries, keys, *sinks = arrays[: len(arrays) - is_sparse]
+                part = kernels.attention(q, k, v, queries, keys, arrays[-1] if is_sparse else None)
+                return kernels.add_sinks(part, *sinks) if sinks else part
             case ScanGradient():
-                return kernels.attention_gradient(kernels.AttentionOperands(*arrays[:5]), *arrays[5:])
+                operands = kernels.AttentionOperands(*arrays[:5], *arrays[8:])
+                return kernels.attention_gradient(operands, *arrays[5:8])
             case SequenceRecurrence() as operation:
                 return RecurrenceKernel(operation, self.placed.inputs, self.placed.outputs, self.segment)(arrays)
             case operation if isinstance(operation, CONVOLUTION_OPERATIONS):
@@ -270,6 +273,9 @@ class DeviceKernel:
                 gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
                 self.devices.scores[operation.outputs[0], self.device] = scores
                 return gates
+            case SelectKeys():
+                q, k, weights, queries, keys = arrays
+                return kernels.select_keys(q, k, weights, queries, keys, self.devices.sizes[operation.num_selected])
             case MatrixFunction():
                 return self.of_matrix(operation, arrays)
         raise TypeError(f"no kernel for {operation}")

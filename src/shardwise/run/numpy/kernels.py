@@ -203,15 +203,29 @@ def _apply_update(optimizer: Optimizer, tensor: str, *arrays: Array, width: int)
 MASKED = -1e300  # score of a masked key, and log-sum-exp of a query that sees no key
 
 
-def _scores(q: Array, k: Array, queries: Array, keys: Array) -> Array:
-    """Return scores [B,K,G,T,S]; a query sees the keys at its own position and before."""
+def _scores(q: Array, k: Array, queries: Array, keys: Array, selected: Array | None) -> Array:
+    """Return scores [B,K,G,T,S]; a query sees the keys at its own position and before, or those of the selected positions."""
     scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
-    return np.where(queries[:, None] >= keys[None, :], scores, MASKED)
+    visible = queries[:, None] >= keys[None, :]
+    if selected is not None:
+        visible = visible & (selected[..., None, :] == keys[:, None]).any(axis=-1)[:, None, None]
+    return np.where(visible, scores, MASKED)
 
 
-def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tuple[Array, Array]:
+def select_keys(queries: Array, keys: Array, weights: Array, at: Array, key_at: Array, num_selected: int) -> Array:
+    """Return the positions [B,T,s] of the keys with the largest scores, of those at a query's position and before."""
+    scores = np.einsum("bta,btas->bts", weights, np.maximum(np.einsum("btay,bsy->btas", queries, keys), 0.0))
+    visible = at[:, None] >= key_at[None, :]
+    best = np.argsort(-np.where(visible, scores, -np.inf), axis=-1, kind="stable")[..., :num_selected]
+    chosen = key_at[best]
+    return np.where(chosen <= at[:, None], chosen, at[:, None])
+
+
+def attention(
+    q: Array, k: Array, v: Array, queries: Array, keys: Array, selected: Array | None = None
+) -> tuple[Array, Array]:
     """Return causal attention [B,T,K,G,U] and log-sum-exp [B,T,K,G]; 0 and MASKED for a query that sees no key."""
-    scores = _scores(q, k, queries, keys)
+    scores = _scores(q, k, queries, keys, selected)
     largest = scores.max(axis=-1, keepdims=True)
     weights = np.where(scores > MASKED, np.exp(scores - largest), 0.0)
     total = weights.sum(axis=-1)
@@ -221,19 +235,21 @@ def attention(q: Array, k: Array, v: Array, queries: Array, keys: Array) -> tupl
 
 
 class AttentionOperands(NamedTuple):
-    """Operands of attention: q [B,T,K,G,H], k [B,S,K,H], v [B,S,K,U], and the positions of queries [T] and keys [S]."""
+    """Operands of attention: q [B,T,K,G,H], k [B,S,K,H], v [B,S,K,U], the positions of queries [T] and keys [S], and those of the
+    keys that each query sees [B,T,s], if it does not see all before it."""
 
     q: Array
     k: Array
     v: Array
     queries: Array
     keys: Array
+    selected: Array | None = None
 
 
 def attention_gradient(operands: AttentionOperands, out: Array, lse: Array, dy: Array) -> tuple[Array, Array, Array]:
     """Return dq, dk, dv, with rowsum(dy * out) in place of the softmax's Jacobian (Dao et al. 2022)."""
-    q, k, v, queries, keys = operands
-    weights = np.exp(_scores(q, k, queries, keys) - np.einsum("btkg->bkgt", lse)[..., None])
+    q, k, v, queries, keys, selected = operands
+    weights = np.exp(_scores(q, k, queries, keys, selected) - np.einsum("btkg->bkgt", lse)[..., None])
     dv = np.einsum("bkgts,btkgu->bsku", weights, dy)
     dweights = np.einsum("btkgu,bsku->bkgts", dy, v)
     dy_out = np.einsum("btkgu,btkgu->bkgt", dy, out)[..., None]

@@ -156,9 +156,9 @@ class RecurrenceKernel:
 
     @property
     def _token_names(self) -> str:
-        """Letters of the operands with a dim of tokens, in their order: q, k, v, decay, beta."""
+        """Letters of the operands of tokens, in their order: q, k, v, decays or steps, rates, beta."""
         names = {SegmentState: "kvd", SegmentAdjoint: "qkd"}.get(type(self.operation), "qkvd")
-        return names + "b" * self._is_delta
+        return names + "r" * self.operation.has_rates + "b" * self._is_delta
 
     @property
     def _heads(self) -> Dims:
@@ -175,7 +175,7 @@ class RecurrenceKernel:
         return (self.operands[0].dims[0], self.operation.sequence, *self._heads, dim)
 
     def _token_dims(self) -> list[Dims]:
-        widths = {"q": "N", "k": "N", "v": "X", "d": "N", "b": "1"}
+        widths = {"q": "N", "k": "N", "v": "X", "d": "N", "r": "N", "b": "1"}
         return [self._rows(widths[name]) for name in self._token_names]
 
     def _state_dims(self) -> Dims:
@@ -194,6 +194,8 @@ class RecurrenceKernel:
         }
         k = aligned["k"]
         q, decay = aligned.get("q", np.zeros(1)), aligned["d"]
+        if "r" in aligned:
+            decay = -np.exp(aligned["r"]) * decay
         shape = np.broadcast_shapes(*(array.shape[:-1] for array in (k, decay, aligned.get("v", decay))))
         q, k = (np.broadcast_to(array, (*shape, k.shape[-1])) for array in (q * self._query_scale(q), k))
         v = aligned.get("v", np.zeros((*shape, 1)))
@@ -224,7 +226,17 @@ class RecurrenceKernel:
         gradients = scan_gradient(tokens, scanned, _align(dy, self.operands[-1], self._rows("X")), dlast)
         beta = [gradients.beta] if self._is_delta else []
         dq = gradients.q * self._query_scale(gradients.q)
-        return self._results([dq, gradients.k, gradients.v, gradients.decay, *beta], self._token_dims())
+        return self._results(
+            [dq, gradients.k, gradients.v, *self._decay_gradients(gradients.decay, arrays), *beta], self._token_dims()
+        )
+
+    def _decay_gradients(self, ddecay: Array, arrays: Sequence[Array]) -> list[Array]:
+        """Return the gradients of the decays, or of the steps and rates that make them."""
+        if not self.operation.has_rates:
+            return [ddecay]
+        index, dims = self._token_names.index("d"), self._token_dims()
+        step, rate = (_align(arrays[i], self.operands[i], dims[i]) for i in (index, index + 1))
+        return [-np.exp(rate) * ddecay, -np.exp(rate) * step * ddecay]
 
     def _segment_state(self, tokens: Tokens) -> tuple[Array, ...]:
         """Return the state that the segment leaves, and its transition: what the delta rule makes of the identity."""
