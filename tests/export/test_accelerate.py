@@ -199,7 +199,7 @@ def test_a_section_may_leave_out_the_beginning_of_its_options() -> None:
 
 def test_an_optimizer_that_is_not_known_is_said() -> None:
     with pytest.raises(InputError, match="--optim"):
-        heard(BASE, f"{START} --optim adafactor")
+        heard(BASE, f"{START} --optim apollo_adamw")
     assert heard(BASE, f"{START} --optim lion_32bit").launch.job.optimizer == "lion"
     for theirs in ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit"):
         assert heard(BASE, f"{START} --optim {theirs}").launch.job.optimizer == "adamw_8bit"

@@ -184,7 +184,6 @@ BROKEN = {
     "itself within itself": "&a {b: *a}",
     "no model": "distributed: {tp_size: 1}",
     "a model that nobody knows": recipe("nobody/knows", (64, 4), 4096, "pp_size: 2, pipeline: {}"),
-    "no length": recipe(*LLAMA, "").replace("seq_len", "length"),
     "a degree of zero": recipe(*LLAMA, "tp_size: 0"),
     "a degree in words": recipe(*LLAMA, "tp_size: two"),
     "a degree that does not divide": recipe(*LLAMA, "tp_size: 3"),
@@ -194,7 +193,8 @@ BROKEN = {
     "a batch that does not fill the pipeline": recipe(
         "meta-llama/Meta-Llama-3-8B", (50, 4), 4096, "pp_size: 2, pipeline: {}"
     ),
-    "adapters": recipe(*LLAMA, "", "peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 8}"),
+    "adapters of nothing": recipe(*LLAMA, "", "peft: {dim: 8, target_modules: ['*.query']}"),
+    "adapters without a rank": recipe(*LLAMA, "", "peft: {dim: 0}"),
     "an optimizer that nobody knows": recipe(*LLAMA, "", "optimizer: {_target_: my.Optimizer}"),
     "recomputation that nobody knows": recipe(*LLAMA, "activation_checkpointing: some"),
 }
@@ -229,11 +229,31 @@ def test_a_model_that_the_catalogue_lacks_is_named() -> None:
         parse_launch({"recipe.yaml": recipe("nobody/knows", (64, 4), 4096, "")}, EIGHT)
 
 
-def test_a_length_that_the_recipe_leaves_out_is_asked_for() -> None:
+def test_a_length_that_the_recipe_leaves_out_is_the_default_with_a_note() -> None:
     text = recipe(*LLAMA, "").replace("seq_len", "length")
-    with pytest.raises(InputError, match="--seq-len"):
-        parse_launch({"recipe.yaml": text}, EIGHT)
+    parsed = parse_launch({"recipe.yaml": text}, EIGHT)
+    assert parsed.launch.job.seq_len == 4096
+    assert any("priced with 4,096 tokens (default); --seq-len says another" in note for note in parsed.notes)
     assert parse_launch({"recipe.yaml": text}, EIGHT, user_fields={"job.seq_len": 2048}).launch.job.seq_len == 2048
+
+
+@pytest.mark.parametrize(
+    ("peft", "targets"),
+    [
+        ("dim: 16", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),  # *_proj
+        ("dim: 16, target_modules: '*_proj'", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),
+        ("dim: 16, target_modules: ['*q_proj', '*.v_proj']", "q_proj v_proj"),
+        ("dim: 16, match_all_linear: true", "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"),
+        ("dim: 16, exclude_modules: ['*.mlp.*', '*lm_head']", "k_proj o_proj q_proj v_proj"),
+    ],
+)
+def test_adapters_are_those_that_the_patterns_match(peft: str, targets: str) -> None:
+    """Source: NeMo Automodel 0.7.0, components/_peft/module_matcher.py."""
+    text = recipe(*LLAMA, "", f"peft: {{_target_: nemo_automodel.components._peft.lora.PeftConfig, alpha: 32, {peft}}}")
+    model = parse_launch({"recipe.yaml": text}, EIGHT).launch.model
+    assert (model.lora_rank, sorted(model.structure.lora_targets)) == (16, targets.split())
+    quantized = f"{text}\nquantization: {{load_in_4bit: true, bnb_4bit_use_double_quant: true}}\n"
+    assert parse_launch({"recipe.yaml": quantized}, EIGHT).launch.job.precision == "qlora_nf4"
 
 
 def test_a_degree_of_none_is_the_default() -> None:

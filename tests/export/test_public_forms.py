@@ -496,20 +496,9 @@ def test_a_script_that_configures_deepspeed_by_arguments_is_read() -> None:
     parsed = parse_launch({"run.sh": CHAT}, EIGHT, target="deepspeed")
     assert (parsed.launch.model.name, parsed.launch.job.seq_len, parsed.launch.job.num_seqs) == ("llama-2-7b", 512, 64)
     assert parsed.launch.layout == Layout.parse("fsdp=8 zero_stage=3 micro_batch_seqs=4 recompute=full")
-    with pytest.raises(InputError, match="adapters on frozen weights"):
-        parse_launch({"run.sh": f"{CHAT} --lora_dim 128"}, EIGHT, target="deepspeed")
+    adapted = parse_launch({"run.sh": f"{CHAT} --lora_dim 128"}, EIGHT, target="deepspeed").launch.model
+    assert (adapted.lora_rank, adapted.lora_targets) == (128, ("q_proj", "v_proj"))
     with pytest.raises(InputError, match=re.escape("'facebook/opt-1.3b', which the catalogue lacks")):
         parse_launch(
             {"run.sh": CHAT.replace("meta-llama/Llama-2-7b-hf", "facebook/opt-1.3b")}, EIGHT, target="deepspeed"
         )
-
-
-@pytest.mark.parametrize(
-    ("text", "framework"),
-    [("base_model: NousResearch/Meta-Llama-3-8B\ndatasets:\n  - path: a\nsequence_len: 8192\n", "Axolotl"),
-     ("model_name_or_path: a/b\nstage: sft\nfinetuning_type: full\n", "LLaMA-Factory"),
-     ("model_name_or_path: a/b\nper_device_train_batch_size: 8\n", "TRL")],
-)  # fmt: skip
-def test_configurations_of_trainers_that_are_not_read_are_named(text: str, framework: str) -> None:
-    with pytest.raises(InputError, match=f"a configuration of {framework}, which is not read; give the ds_config"):
-        parse_launch({"train.yaml": text}, EIGHT)

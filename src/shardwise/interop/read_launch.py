@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwise.hardware import Cluster, get_stack, with_published_constants
-from shardwise.interop.frameworks.targets import TARGETS, get_target
+from shardwise.interop.frameworks.targets import READERS, get_reader
 from shardwise.interop.launches.launch import (
     COSTLESS_FIELDS,
     Launch,
@@ -30,7 +30,7 @@ from shardwise.interop.launches.translate_launch import from_options, refusals, 
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import Layout, LayoutFacts, stack_of, violations
 from shardwise.layout.choices import stack_search_values
-from shardwise.model import Architecture, Job, ModelFacts, load_model, model_names
+from shardwise.model import Architecture, Job, ModelFacts, default_seq_len, load_model, model_names
 from shardwise.pipeline import NATURAL, natural_schedule
 from shardwise.price import Estimate, Problem
 from shardwise.price.estimate import estimate
@@ -91,8 +91,10 @@ def parse_launch(
     `recipe` is the one of several that the files hold. `user_fields` are fields that the files may leave out (`USER_FIELDS`).
     Raises `InputError` if no target knows an option, or if the options make no valid launch.
     """
-    framework = get_target(target) if target else recognize_target(files, recipe)
+    framework = get_reader(target) if target else recognize_target(files, recipe)
     options = read_options(framework, files, recipe)
+    if framework.choose_stack is not None:
+        framework = replace(framework, stack=framework.choose_stack(options))
     if not any(name in framework.options for name in options):
         raise InputError(
             f"read: found no option of {framework.title} {framework.version} in {', '.join(files)}; its launch is required"
@@ -110,8 +112,12 @@ def parse_launch(
     try:
         if not named_by_user:
             _require_known_model(options, effects)
-        launch_fields = _with_user_fields(from_options(framework, reader, model), reader.user_fields, framework)
+        read_fields = from_options(framework, reader, model)
+        launch_fields = _with_user_fields(read_fields, reader.user_fields, framework, model)
         launch = _build_launch(launch_fields, machines, model)
+        length_notes = (
+            _length_notes(framework, launch) if "job.seq_len" not in {**read_fields, **reader.user_fields} else ()
+        )
     except InputError as error:
         raise InputError(*error.problems, *process_notes) from None
     except (TypeError, AttributeError, KeyError, ValueError, ArithmeticError) as error:
@@ -121,7 +127,7 @@ def parse_launch(
         unknown=tuple(name for name in options if name not in release_options),
         unread=tuple(name for name in reader.unread_names() if name in release_options and name not in effects),
         not_priced={name: effect for name, effect in effects.items() if effect != "model"},
-        notes=(*reader.notes, *_vocabulary_note(launch_fields, launch, model), *process_notes),
+        notes=(*reader.notes, *_vocabulary_note(launch_fields, launch, model), *length_notes, *process_notes),
     )  # fmt: skip
 
 
@@ -145,6 +151,14 @@ def _require_known_model(options: Options, effects: Mapping[str, str]) -> None:
     )
 
 
+def _length_notes(target: Target, launch: Launch) -> Iterator[str]:
+    """Yield a note on the length of sequences that no file says."""
+    yield (
+        f"the files of {target.title} say no length of sequences, which the data have: priced with {launch.job.seq_len:,} tokens "
+        "(default); --seq-len says another"
+    )
+
+
 def _vocabulary_note(launch_fields: LaunchFields, launch: Launch, model: Architecture | None) -> Iterator[str]:
     """Yield a note if the vocabulary was taken from the catalogue's model with the same sizes."""
     if model is None and _lacks_vocabulary(launch_fields):
@@ -158,13 +172,21 @@ def _lacks_vocabulary(launch_fields: LaunchFields) -> bool:
     return launch_fields.get("model.vocab_size") is None
 
 
-def _with_user_fields(launch_fields: LaunchFields, user_fields: LaunchFields, target: Target) -> dict[str, Any]:
+def _with_user_fields(
+    launch_fields: LaunchFields, user_fields: LaunchFields, target: Target, model: Architecture | None
+) -> dict[str, Any]:
     """Return the fields that were read and those that the user gave. Raises `InputError` if some differ or are missing."""
     problems = [
         f"{USER_FIELDS[field]}: found {value}, and the launch says {launch_fields[field]}; leave it out"
         for field, value in user_fields.items() if launch_fields.get(field, value) != value
     ]  # fmt: skip
     combined = {**user_fields, **launch_fields}
+    if (
+        "job.seq_len" not in combined
+        and model is not None
+        and len(combined.keys() & USER_FIELDS.keys()) == len(USER_FIELDS) - 1
+    ):
+        combined["job.seq_len"] = default_seq_len(model)  # as other verbs assume; `parse_launch` says so
     problems += [
         f"read: the files of {target.title} say no {field.partition('.')[2]}; give the script that starts it too, or {option}"
         for field, option in USER_FIELDS.items() if field not in combined
@@ -186,9 +208,12 @@ def read_options(target: Target, files: LaunchFiles, recipe: str | None) -> Opti
 
 def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
     """Return the target that knows most of the options of the files. Raises `InputError` if none knows any."""
+    certain = next((target for target in READERS.values() if target.recognizes(files)), None)
+    if certain is not None:
+        return certain
     scores: dict[str, int] = {}
     reasons: list[str] = []
-    for name, target in TARGETS.items():
+    for name, target in READERS.items():
         try:
             options = read_options(target, files, recipe)
         except InputError as error:
@@ -197,29 +222,11 @@ def recognize_target(files: LaunchFiles, recipe: str | None = None) -> Target:
         scores[name] = sum(1 if option in target.options else -1 for option in options)
     best = max(scores, key=lambda name: scores[name], default=None)
     if best is None or scores[best] <= 0:
-        if (framework := unread_framework(files)) is not None:
-            raise InputError(
-                f"read: {', '.join(files)} is a configuration of {framework}, which is not read; give the ds_config.json or the "
-                "YAML of Accelerate that it trains with, and --model, --seq-len, --batch-seqs and --micro-batch-seqs"
-            )
         raise InputError(
-            f"read: found no launch that is known in {', '.join(files)}; one of {', '.join(TARGETS)} is required",
+            f"read: found no launch that is known in {', '.join(files)}; one of {', '.join(READERS)} is required",
             *dict.fromkeys(reasons),
         )
-    return TARGETS[best]
-
-
-# Keys at the head of lines that tell configurations of trainers on top of DeepSpeed and Accelerate.
-UNREAD_FRAMEWORKS: Mapping[str, tuple[str, ...]] = {
-    "Axolotl": ("base_model:", "datasets:"), "LLaMA-Factory": ("model_name_or_path:", "finetuning_type:"),
-    "TRL": ("model_name_or_path:", "per_device_train_batch_size:"),
-}  # fmt: skip
-
-
-def unread_framework(files: LaunchFiles) -> str | None:
-    """Return the trainer whose configuration is among the files, of those that are known by name alone."""
-    lines = {line.partition(" ")[0] for text in files.values() for line in text.splitlines()}
-    return next((name for name, keys in UNREAD_FRAMEWORKS.items() if lines.issuperset(keys)), None)
+    return READERS[best]
 
 
 def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: Architecture | None) -> Launch:
@@ -270,8 +277,11 @@ class LaunchChange:
 def list_changes(launch: Launch, target: Target, cluster: Cluster) -> list[LaunchChange]:
     """List at most `MAX_CHANGES` changes that make the step faster, or make it fit.
 
-    The layout that a search picks comes first, then changes of a single choice, fastest first.
+    The layout that a search picks comes first, then changes of a single choice, fastest first. A target that is read only has
+    none.
     """
+    if not target.is_written:
+        return []
     current = estimate(Problem(launch.model, cluster, launch.job), launch.layout)
     time_limit_s = current.step_time_s * (1 - MIN_GAIN) if current.fits else float("inf")
     try_layout = partial(_try_layout, launch, target, cluster, time_limit_s)

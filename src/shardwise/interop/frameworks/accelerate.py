@@ -14,6 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shardwise.interop.frameworks.trainers.adapter_options import (
+    ADAPTER_MAPPING,
+    quantization_options,
+    script_quantization,
+)
 from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
@@ -160,11 +165,17 @@ def _known_precisions(sharded: bool) -> Mapping[str, Options]:
 
 
 def _precision_options(launch: Launch) -> Options:
-    return _known_precisions(launch.layout.zero_stage > 0).get(launch.job.precision, {})
+    precision = launch.job.precision
+    if quantization := quantization_options(precision, SCRIPT_PREFIX, "use_bnb_nested_quant"):
+        return {MIXED_PRECISION: "bf16", **quantization}
+    return _known_precisions(launch.layout.zero_stage > 0).get(precision, {})
 
 
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     """Return the precision whose options these are. fp8 must name torchao as its backend."""
+    if (quantized := script_quantization(reader)) is not None:
+        reader.acknowledge(MIXED_PRECISION)
+        return {"job.precision": quantized}
     mixed_precision = reader.get(MIXED_PRECISION, "no")
     settings: dict[str, Any] = {MIXED_PRECISION: mixed_precision}
     if mixed_precision == "fp8":
@@ -245,7 +256,7 @@ MAPPINGS: tuple[OptionMapping, ...] = (
     PRECISION_MAPPING,
     OptionMapping(_recompute_options, _read_recompute),
     OptionMapping(_batch_options, _read_batch),
-    OPTIMIZER_MAPPING, LENGTH_MAPPING, STEPS_MAPPING,
+    OPTIMIZER_MAPPING, LENGTH_MAPPING, STEPS_MAPPING, ADAPTER_MAPPING,
 )  # fmt: skip
 
 

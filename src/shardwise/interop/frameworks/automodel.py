@@ -10,8 +10,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from shardwise.interop.frameworks.huggingface_hub_names import hub_model, hub_name
+from shardwise.interop.frameworks.trainers.adapter_options import (
+    adapter_fields,
+    expand_patterns,
+    quantization_options,
+    quantized_precision,
+)
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.launch_scripts import torchrun_command
+from shardwise.interop.launches.launch_scripts import is_true, torchrun_command
 from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
@@ -25,6 +31,7 @@ from shardwise.interop.launches.target import (
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.model import Architecture
+from shardwise.model.adapters import EXPERT_MODULES, LORA_MODULES
 from shardwise.values import InputError, describe_unknown
 
 SECTION = "distributed"
@@ -198,6 +205,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
 
 def _precision_options(launch: Launch) -> Options:
     precision = launch.job.precision
+    if quantization := quantization_options(precision, "quantization.", "bnb_4bit_use_double_quant"):
+        return quantization
     recipe = {"fp8.enabled": True, "fp8.recipe_name": FP8_RECIPES[precision]} if precision in FP8_RECIPES else {}
     gathered = {"fp8.enable_fsdp_float8_all_gather": True} if precision == "fp8_torchao" else {}
     policy = {f"{PRECISION_POLICY}._target_": "torch.distributed.fsdp.MixedPrecisionPolicy",
@@ -208,6 +217,14 @@ def _precision_options(launch: Launch) -> Options:
 
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     """Return the precision. Weights stored in bf16 have bf16 moments too; the nearest recipe keeps moments in fp32."""
+    quantized = quantized_precision(
+        four_bits=is_true(reader.get("quantization.load_in_4bit", False)),
+        eight_bits=is_true(reader.get("quantization.load_in_8bit", False)),
+        double=is_true(reader.get("quantization.bnb_4bit_use_double_quant", False)),
+    )
+    if quantized:
+        reader.acknowledge("model.torch_dtype", *POLICY_DTYPES)
+        return {"job.precision": quantized}
     names = {recipe: ours for ours, recipe in FP8_RECIPES.items()}
     if reader.get("fp8.enabled", False) and reader.get("fp8.recipe_name", "tensorwise") in names:
         reader.acknowledge("model.torch_dtype", "fp8.enable_fsdp_float8_all_gather", *POLICY_DTYPES)
@@ -260,6 +277,38 @@ def _read_optimizer(reader: OptionReader) -> Mapping[str, Any]:
     return {"job.optimizer": OPTIMIZER_CLASSES[name]}
 
 
+def _adapter_options(launch: Launch) -> Options:
+    model = launch.model
+    patterns = [f"*.{module}" for module in sorted(model.structure.lora_targets)]
+    names = {
+        "_target_": "nemo_automodel.components._peft.lora.PeftConfig",
+        "dim": model.lora_rank,
+        "target_modules": patterns,
+    }
+    return {f"peft.{name}": value for name, value in names.items()} if model.lora_rank else {}
+
+
+def _read_adapters(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the adapters of `peft`: of the modules that its patterns match, or all linear ones but the excluded."""
+    if not any(name.startswith("peft.") for name in reader.options):
+        return {}
+    rank = reader.get_count("peft.dim", 8)
+    included, excluded = reader.get("peft.target_modules"), reader.get("peft.exclude_modules")
+    everything = bool(reader.get("peft.match_all_linear", False))
+    reader.acknowledge(
+        *(f"peft.{name}" for name in ("_target_", "alpha", "dropout", "use_triton", "use_memory_efficient_lora"))
+    )
+    if included:
+        return adapter_fields(rank, expand_patterns(included, "peft.target_modules"))
+    if not (everything or excluded):
+        return adapter_fields(rank, expand_patterns("*_proj", "peft.target_modules"))
+    if everything or not any("lm_head" in str(pattern) for pattern in excluded):
+        reader.notes.append("peft: the adapter of the head is left out of the price")
+    skipped = expand_patterns(excluded, "peft.exclude_modules") if excluded else ()
+    linear = [module for module in LORA_MODULES if module not in (*EXPERT_MODULES, *skipped)]
+    return adapter_fields(rank, linear)
+
+
 def _step_options(launch: Launch) -> Options:
     return {"step_scheduler.max_steps": launch.num_steps} if launch.num_steps else {}
 
@@ -281,6 +330,7 @@ MAPPINGS: tuple[OptionMapping, ...] = (
     map_names("job.loss", "loss_fn._target_", LOSSES),
     OptionMapping(lambda launch: {"optimizer._target_": OPTIMIZERS[launch.job.optimizer]} if launch.job.optimizer in OPTIMIZERS
                   else {}, _read_optimizer),
+    OptionMapping(_adapter_options, _read_adapters),
 )  # fmt: skip
 
 RECIPE_FILE = "recipe.yaml"
@@ -312,11 +362,6 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
 def _read_files(files: LaunchFiles) -> Options:
     name, text = find_yaml(files, "a recipe of NeMo Automodel")
     options = flatten(parse_yaml(text, name), option_table("automodel"))
-    adapters = [option for option, value in options.items() if option.partition(".")[0] == "peft" and value is not None]
-    if adapters:
-        raise InputError(
-            f"{name}: {adapters[0]}: adapters on frozen weights (LoRA) are not priced; a recipe of all weights is required"
-        )
     return options
 
 
@@ -353,6 +398,10 @@ TARGET = Target(
         Requirement(
             lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1 or launch.layout.fsdp > 1,
             lambda launch: f"dp_replicate_size = {launch.layout.dp} has to be less than dp_size; set fsdp > 1",
+        ),
+        Requirement(
+            lambda launch: not launch.model.structure.lora_targets & {*EXPERT_MODULES, "router"},
+            lambda launch: "adapters of experts have other ranks, and routers none; lora_targets without them are required",
         ),
         Requirement(
             _has_whole_experts,

@@ -12,6 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from shardwise.interop.frameworks.trainers.adapter_options import (
+    ADAPTER_MAPPING,
+    quantization_options,
+    script_quantization,
+)
 from shardwise.interop.frameworks.training_script_models import find_script_model, script_model_name
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import (
@@ -105,6 +110,8 @@ def _reduction_option(launch: Launch) -> tuple[str, str | None]:
 
 
 def _precision_options(launch: Launch) -> Options:
+    if quantization := quantization_options(launch.job.precision, SCRIPT_PREFIX, "use_bnb_nested_quant"):
+        return {"bf16.enabled": True, **quantization}
     dtypes = PRECISIONS.get(launch.job.precision)
     if dtypes is None:
         return {}
@@ -137,6 +144,9 @@ def is_enabled(reader: OptionReader, name: str) -> bool:
 
 
 def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
+    if (quantized := script_quantization(reader)) is not None:
+        reader.acknowledge("bf16.enabled", "fp16.enabled")
+        return {"job.precision": quantized}
     enabled = [name for name in ("bf16", "fp16") if is_enabled(reader, name)]
     if len(enabled) > 1:
         raise InputError("bf16.enabled, fp16.enabled: both are true; one format is required")
@@ -315,7 +325,7 @@ MAPPINGS: tuple[OptionMapping, ...] = (
         _read_optimizer,
     ),
     OptionMapping(_recompute_options, _read_recompute),
-    LENGTH_MAPPING, STEPS_MAPPING, UNPRICED_MAPPING,
+    LENGTH_MAPPING, STEPS_MAPPING, UNPRICED_MAPPING, ADAPTER_MAPPING,
 )  # fmt: skip
 
 CONFIG, SCRIPT = "ds_config.json", "launch.sh"

@@ -9,6 +9,7 @@ from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanot
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
+from shardwise.interop.frameworks.trainers import axolotl, llama_factory
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.target import Target
@@ -22,11 +23,21 @@ _TARGETS = (
     accelerate.TARGET, launch_config.TPU, launch_config.GPU, nanotron.TARGET, shardwise_engine.SLURM, shardwise_engine.SKYPILOT,
 )  # fmt: skip
 TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
+# Targets whose launches are read: trainers too, which are not written.
+READERS: Mapping[str, Target] = {
+    **TARGETS,
+    **{target.name: target for target in (axolotl.TARGET, llama_factory.TARGET)},
+}
 
 
 def get_target(name: str) -> Target:
     """Return a target by name. Raises `InputError` that lists the names."""
     return lookup(TARGETS, name, "target")
+
+
+def get_reader(name: str) -> Target:
+    """Return a target whose launches are read by name. Raises `InputError` that lists the names."""
+    return lookup(READERS, name, "target")
 
 
 def find_target(plan: Plan) -> Target | None:

@@ -6,22 +6,9 @@ from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.launches.launch_scripts import SCRIPT_PREFIX
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.model import Architecture
-from shardwise.values import InputError
 
 # Names of the model's argument. Sources: transformers' run_clm.py and TRL; OpenRLHF; DeepSpeedExamples.
 MODEL_OPTIONS = ("model_name_or_path", "pretrain", "model_name", "model_id", "model")
-# Arguments of scripts that train adapters on frozen weights, with the values that mean none of them.
-ADAPTER_OPTIONS = (
-    "use_peft",
-    "use_lora",
-    "lora",
-    "lora_dim",
-    "lora_rank",
-    "lora_r",
-    "load_in_4bit",
-    "load_in_8bit",
-    "qlora",
-)
 
 
 def script_model_name(options: Options) -> str | None:
@@ -31,15 +18,6 @@ def script_model_name(options: Options) -> str | None:
 
 
 def find_script_model(options: Options) -> Architecture | None:
-    """Return the catalogue's model of the training script's arguments. Raises `InputError` for a script that trains adapters."""
-    adapters = [
-        name
-        for name in ADAPTER_OPTIONS
-        if str(options.get(SCRIPT_PREFIX + name, 0)).lower() not in ("0", "false", "none")
-    ]
-    if adapters:
-        raise InputError(
-            f"--{adapters[0]}: adapters on frozen weights (LoRA) are not priced; a launch that trains all weights is required"
-        )
+    """Return the catalogue's model of the training script's arguments."""
     name = script_model_name(options)
     return hub_model(name) if name else None

@@ -69,6 +69,7 @@ class Launch:
         model = {name: getattr(self.model, name) for name in names}
         if self.model.structure.has_learned_positions:
             model["max_positions"] = self.model.max_positions  # each position is a row of weights
+        model["lora_targets"] = tuple(sorted(self.model.structure.lora_targets))  # groups are written as what they hold
         job = {field.name: getattr(self.job, field.name) for field in fields(self.job) if field.name != "overlap"}
         job["global_batch_seqs"] = self.job.num_seqs
         del job["global_batch_tokens"]
@@ -108,13 +109,16 @@ def launch_from_plan(plan: Plan) -> Launch:
 
 
 def launch_from_fields(launch_fields: LaunchFields, machines: Machines, model: Architecture | None = None) -> Launch:
-    """Build a launch from its fields by dotted name; missing ones take their defaults. A `model` replaces the model's fields.
+    """Build a launch from its fields by dotted name; missing ones take their defaults. A `model` replaces the model's fields,
+    but for its adapters.
 
     Raises `InputError` if the fields contradict one another.
     """
     groups = {name: _fields_of_group(launch_fields, name) for name in ("model", "job", "layout")}
     if model is None:
         model = with_numerics(Architecture(**{"name": "model", **groups["model"]}), launch_fields)
+    elif adapters := {name: value for name, value in groups["model"].items() if name.startswith("lora_")}:
+        model = replace(model, **adapters)
     num_seqs, stages = groups["job"].pop("global_batch_seqs"), groups["layout"].pop("stages", None)
     job = Job(global_batch_tokens=num_seqs * groups["job"]["seq_len"], **groups["job"])
     layout = with_stages(layout_from_fields(groups["layout"]), model, stages)

@@ -158,9 +158,12 @@ LENGTH_OPTIONS = (
 )  # fmt: skip
 # Values of `--optim` by optimizer; the first is written. Source: transformers 5.23.0, OptimizerNames.
 OPTIMIZERS = {
-    "adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused"),
-    "adamw_8bit": ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit"),  # torchao's, bitsandbytes', an alias of that
-    "lion": ("lion_32bit",),
+    "adamw": ("adamw_torch_fused", "adamw_torch", "adamw_apex_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw"),
+    # torchao's, bitsandbytes', an alias of that, and paged to the host where memory runs out
+    "adamw_8bit": ("adamw_torch_8bit", "adamw_bnb_8bit", "adamw_8bit", "paged_adamw_8bit"),
+    "lion": ("lion_32bit", "paged_lion_32bit"),
+    "sgd": ("sgd",),
+    "adafactor": ("adafactor",),
 }
 TRAINING_SCRIPT = '"${TRAIN_DIR:?the folder of your training script}/train.py"'
 CONFIG_ENDINGS = (".json", ".yaml", ".yml")

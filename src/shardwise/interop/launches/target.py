@@ -182,7 +182,9 @@ class Target:
     it can run. `mappings` convert between fields of a launch and options, `model_mappings` those of the model's sizes; a field
     that no mapping reads back is not expressible. `model_name` returns the name of the model that options have, if any, and
     `find_model` the catalogue's model of that name. `includes_model`: a launch holds the model's sizes, or names it. `slurm`: it
-    is started by a SLURM batch script. `order`: axes of ranks, innermost first; None: as the plan places them. `write` turns
+    is started by a SLURM batch script. A launch that is not `is_written` is read only. `choose_stack` returns the stack of a
+    launch, for a trainer that runs on several. `recognizes` returns whether files are the framework's by keys that no other has.
+    `order`: axes of ranks, innermost first; None: as the plan places them. `write` turns
     options into files, `read` files into options, and `read_recipe` files with several recipes, one of which is named;
     `command` is the shell command that starts it on each node.
     """
@@ -204,6 +206,9 @@ class Target:
     find_model: Callable[[Options], Architecture | None] = lambda options: None
     includes_model: bool = True
     slurm: bool = True
+    is_written: bool = True
+    choose_stack: Callable[[Options], str] | None = None
+    recognizes: Callable[[LaunchFiles], bool] = lambda files: False
     model_mappings: Sequence[OptionMapping] = ()
     order: tuple[str, ...] | None = ("tp", "cp", "fsdp", "dp", "pp")
 

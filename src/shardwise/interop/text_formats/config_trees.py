@@ -152,6 +152,12 @@ def find_marked_yaml(files: Mapping[str, str], section: str) -> tuple[str, str] 
     return yaml_files[0] if has_section else None
 
 
+def has_sections(files: Mapping[str, str], sections: Collection[str]) -> bool:
+    """Return whether one of the YAML files has all of some top-level keys."""
+    texts = (text for name, text in files.items() if name.endswith((".yaml", ".yml")))
+    return any(all(re.search(rf"^{section}:", text, re.MULTILINE) for section in sections) for text in texts)
+
+
 def find_yaml(files: Mapping[str, str], required: str) -> tuple[str, str]:
     """Return name and text of the only YAML file among the files. Raises `InputError` if there is none, or more than one."""
     candidates = [(name, text) for name, text in files.items() if name.endswith((".yaml", ".yml"))]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shardwise.model import num_params
+from shardwise.model.parameters_and_flops import num_trained_params
 from shardwise.present.rendering.numbers import count, num_bytes, seconds, share
 from shardwise.present.rendering.report import (
     Block,
@@ -69,6 +70,8 @@ def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
             count(job.seq_len, "job.seq_len"), f", precision {job.precision}",
         )),
     )  # fmt: skip
+    if plan.model.lora_rank:
+        yield "adapters", _adapters(plan.model)
     yield "layout", str(plan.layout)
     yield "memory", fit_cell(estimate) if parsed.memory_is_known else _unknown_fit(launch)
     step = seconds(estimate.step_time_s, "estimate.step_time_s", estimate.interval90, "prediction")
@@ -86,6 +89,12 @@ def _facts(launch: PricedLaunch) -> Iterator[tuple[str, Cell | Line]]:
         )
 
 
+def _adapters(model: Architecture) -> str:
+    """Return the rank, the targets and the trained parameters of low-rank adapters."""
+    trained = format_count(num_trained_params(model))
+    return f"LoRA of rank {model.lora_rank} on {', '.join(model.lora_targets)}: {trained} trained parameters, all others frozen"
+
+
 def _unknown_fit(launch: PricedLaunch) -> Cell | Line:
     """Return the memory without a verdict, and the options because of which there is none."""
     names = ", ".join(name for name, effect in launch.parsed.not_priced.items() if effect == "memory")
@@ -100,6 +109,10 @@ def _unknown_fit(launch: PricedLaunch) -> Cell | Line:
 def _changes(launch: PricedLaunch) -> Section:
     """Return each change as options with their values, the step and the memory with them."""
     before = launch.plan.estimate
+    if not launch.parsed.target.is_written:
+        return Section(
+            [f"launches of {launch.parsed.target.title} are not written, so that no changes of its options are tried"]
+        )
     if not launch.better:
         verdict = "is predicted to be faster by a hundredth or more" if before.fits else "fits"
         return Section([f"no layout that was tried {verdict}: the search's choice, and changes of one choice"])
