@@ -38,10 +38,7 @@ def ablate() -> None:
     print(f"{'held where expected':<24}{'in sample':>16}{'model new':>16}{'lab new':>16}")
     for name, held in groups.items():
         found = fit_published(fixed=held)
-        errors = [
-            fold_statistics(found, s, STRATA["all"])
-            for s in (found.in_sample, found.folds["model"], found.folds["lab"])
-        ]
+        errors = [fold_statistics(found, fold, STRATA["all"]) for fold in ("fitted", "model", "lab")]
         print(f"{name:<24}" + "".join(f"{one.mean:>8.1%}{one.median:>8.1%}" for one in errors if one), flush=True)
 
 

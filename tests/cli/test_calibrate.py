@@ -12,8 +12,7 @@ from number_paths import require_payload_numbers
 import shardwise as sw
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.hardware.published_constants import published_calibration
-from shardwise.hardware.stacks import get_stack
+from shardwise.hardware.published_constants import published_spread
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
 from shardwise.present.command_line import main
 
@@ -69,9 +68,9 @@ def test_many_alike_runs_narrow_the_interval(capsys: pytest.CaptureFixture[str],
     code, text, _ = run(capsys, "calibrate", "h100:64", "--runs", rows, "--json")
     found = json.loads(text)
     low, high = found["spread"]["dense"]
-    shipped = published_calibration("h100", get_stack(found["stack"])).spread["dense"]
+    of_three_runs = published_spread("calibrated", "h100", found["stack"], "dense")
     assert (code, found["runs"]["count"]) == (0, 16)
-    assert high / low < shipped[1] / shipped[0]
+    assert high / low < of_three_runs[1] / of_three_runs[0]
 
 
 def test_the_payload(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

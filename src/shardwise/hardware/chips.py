@@ -159,6 +159,12 @@ def _is_quantity(name: str) -> bool:
     return name.endswith(("_bytes", "_bytes_per_s", "_per_host", "_w", "_unit", "_per_hour"))
 
 
+# Architectures of GPUs, oldest first, with the catalogue's chips of each.
+GPU_GENERATIONS: Mapping[str, tuple[str, ...]] = {
+    "volta": ("v100",), "ampere": ("a100-40gb", "a100-80gb", "a100-80gb-pcie"), "hopper": ("h100", "h100-pcie", "h200", "h800"),
+    "blackwell": ("b200", "b300", "gb200", "gb300"),
+}  # fmt: skip
+
 CHIP_CATALOG: Traversable = resources.files("shardwise.hardware").joinpath("catalog", "chips")
 LOCAL = "local"
 LOCAL_NOTE = "local:N is a cluster of N processes that share the catalogue's generic host"
@@ -181,6 +187,17 @@ def _load_chip_tables() -> Mapping[str, TomlTable]:
 def chip_names() -> tuple[str, ...]:
     """Return the names of the chips in the catalogue."""
     return tuple(_load_chip_tables())
+
+
+def chip_generation(name: str) -> str:
+    """Return the architecture of a GPU of the catalogue, "tpu" for all TPUs, and the name of any other chip.
+
+    >>> chip_generation("gb200"), chip_generation("tpu-v5p"), chip_generation("mi300x")
+    ('blackwell', 'tpu', 'mi300x')
+    """
+    if name in chip_names() and load_chip(name).platform == "TPU":
+        return "tpu"
+    return next((generation for generation, chips in GPU_GENERATIONS.items() if name in chips), name)
 
 
 def get_catalog_entry(name: str) -> TomlTable:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from shardwise.hardware.calibration_constants import CONSTANTS, HIGHEST_CLOCK, IDEAL_CONSTANTS, MODEL_KINDS, Calibration
-from shardwise.hardware.chips import chip_names, clock_of_similar_chip, load_chip, relative_clock
+from shardwise.hardware.chips import chip_generation, chip_names, clock_of_similar_chip, load_chip, relative_clock
 from shardwise.hardware.cluster import Cluster
 from shardwise.hardware.stacks import CATALOG, Stack, get_stack, stack_names
 from shardwise.values import InputError
@@ -98,20 +98,43 @@ def constant_values(chip: str, stack: Stack) -> dict[str, float]:
     return {name: constant.value for name, constant in constants_with_sources(chip, stack).items()}
 
 
+def published_spread(knowledge: str, chip: str, stack: str, kind: str) -> tuple[float, float]:
+    """Return the 90% interval for a kind of model ("dense", "moe"), as factors on a prediction.
+
+    `knowledge`: "known" and "unknown" stacks, and "calibrated", an unknown one of which three runs were given. It is that of the
+    chip's generation, of a known stack that of the stack on it, and that of all runs where these have none.
+    """
+    intervals = load_published_fit()["spread"][knowledge][kind]
+    generation = chip_generation(chip)
+    names = (spread_class(generation, stack), spread_class(generation), spread_class())
+    low, high = next(intervals[name] for name in names if name in intervals)
+    return float(low), float(high)
+
+
+def spread_class(*names: str) -> str:
+    """Return the name under which the interval of a class is filed: a generation, with a stack or without, or all.
+
+    >>> spread_class("hopper", "nemo-25"), spread_class("hopper"), spread_class()
+    ('hopper nemo-25', 'hopper', 'all')
+    """
+    return " ".join(names) or "all"
+
+
 def published_calibration(chip: str, stack: Stack) -> Calibration:
     """Return the calibration from published runs of a chip under a stack, with the spread for a known or an unknown stack.
 
     `spread_notes` name what had no runs, or too few, and what is used instead.
     """
     spread = {
-        kind: load_published_fit()["spread"]["known" if num_runs(chip, stack, kind) >= MIN_RUNS else "unknown"][kind]
+        kind: published_spread(
+            "known" if num_runs(chip, stack, kind) >= MIN_RUNS else "unknown", chip, stack.name, kind
+        )
         for kind in MODEL_KINDS
     }
     if chip_with_runs(chip) != chip:
         spread = {kind: (1.0 / _widen(1.0 / low), _widen(high)) for kind, (low, high) in spread.items()}
     return Calibration(
-        stack=stack.name, fused_attention=not stack.unfused_attention,
-        spread={kind: (float(low), float(high)) for kind, (low, high) in spread.items()},
+        stack=stack.name, fused_attention=not stack.unfused_attention, spread=spread,
         constants=constant_values(chip, stack), loss=stack.loss, clock=_clock_of_constants(chip),
         source=load_published_fit()["source"], spread_notes=_spread_notes(chip, stack),
     )  # fmt: skip

@@ -13,7 +13,7 @@ from shardwise.measure.calibrate.constant_fit import FoldMember, fit_constants, 
 from shardwise.measure.calibrate.layout_ranking import rank_layouts, time_per_token
 from shardwise.measure.calibrate.observations import Observation, run_observation, step_time_function
 from shardwise.measure.calibrate.prediction_errors import predict_rows
-from shardwise.measure.calibrate.published_fit import weighted_interval
+from shardwise.measure.calibrate.prediction_spread import LeftOutErrors, Spread, fit_spread
 from shardwise.measure.calibrate.published_runs.prediction_from_row import read_case
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, published_rows
 from shardwise.price import Problem
@@ -105,11 +105,54 @@ def test_sources_hold_their_releases_together_and_labs_their_sources() -> None:
     assert member("torchtitan").lab == "torchtitan"
 
 
-def test_between_holds_nine_of_ten_and_one() -> None:
+def spread_of(ratios: np.ndarray, names: list[tuple[str, ...]], groups: list[int], num_groups: int = 10**9) -> Spread:
+    return fit_spread(
+        LeftOutErrors(log_ratios=np.log(ratios), weights=np.ones(len(ratios)), classes=names, groups=groups), num_groups
+    )
+
+
+def test_an_interval_holds_nine_of_ten_and_one() -> None:
     ratios = np.linspace(1.01, 2.0, 100)
-    low, high = weighted_interval(ratios, np.ones(100))
+    low, high = spread_of(ratios, [()] * 100, [0] * 100).interval()
     assert low == 1.0
     assert np.mean(ratios <= high) == pytest.approx(0.95, abs=0.01)
+
+
+def test_few_groups_make_an_interval_wider() -> None:
+    ratios = np.exp(np.random.default_rng(0).normal(scale=0.1, size=500))
+    (low, high), (lower, higher) = (spread_of(ratios, [()] * 500, [0] * 500, n).interval() for n in (10**9, 6))
+    assert (lower, higher) == pytest.approx((low**1.5, high**1.5))
+
+
+def two_classes(num_groups: int) -> tuple[np.ndarray, Spread]:
+    """Errors of 0.05 and 0.2 around 1 in two classes of 2,000 runs, each of so many groups."""
+    random, scales = np.random.default_rng(1), np.repeat([0.05, 0.2], 2000)
+    ratios = np.exp(random.normal(size=4000) * scales)
+    names: list[tuple[str, ...]] = [("narrow",)] * 2000 + [("wide",)] * 2000
+    return ratios, spread_of(ratios, names, [i % num_groups for i in range(4000)])
+
+
+def test_each_class_has_the_spread_of_its_own_errors() -> None:
+    """1.645 standard deviations hold nine of ten normal errors."""
+    _, spread = two_classes(100)
+    for name, deviation in (("narrow", 0.05), ("wide", 0.2)):
+        low, high = np.log(spread.interval((name,)))
+        assert (-low, high) == pytest.approx((1.645 * deviation,) * 2, rel=0.1)
+    assert spread.interval(("narrow", "a stack without runs")) == spread.interval(("narrow",))
+    assert spread.interval(("a chip without runs",)) == spread.interval()
+
+
+def test_a_class_of_few_groups_is_drawn_towards_all() -> None:
+    """The whole way for a single one, of two groups a share of 0.571 over 1 and that, on a logarithmic scale."""
+    ratios, two = two_classes(2)
+    _, single = two_classes(1)
+    whole = np.abs(np.log(ratios)).mean()
+    assert two.scales[()] == pytest.approx(whole)
+    assert set(single.scales.values()) == {two.scales[()]}
+    for name, part in (("narrow", ratios[:2000]), ("wide", ratios[2000:])):
+        alone = np.abs(np.log(part)).mean()
+        way = np.log(two.scales[name,] / alone) / np.log(whole / alone)
+        assert way == pytest.approx(0.5708 / 1.5708, abs=1e-3)
 
 
 def test_ranking_counts_pairs_that_differ_and_what_a_wrong_best_loses() -> None:

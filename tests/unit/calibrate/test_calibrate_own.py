@@ -15,7 +15,7 @@ import pytest
 from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.cluster_files import MeasuredCluster
 from shardwise.hardware.cluster_loading import load_cluster, load_measured_cluster
-from shardwise.hardware.published_constants import constant_values, load_published_fit, published_calibration
+from shardwise.hardware.published_constants import constant_values, published_calibration, published_spread
 from shardwise.hardware.stacks import get_stack
 from shardwise.measure.calibrate.cluster_calibration import (
     NARROWEST_SPREAD,
@@ -300,7 +300,7 @@ def spread_of(count: int) -> Mapping[str, tuple[float, float]]:
 
 def test_the_spread_narrows_with_the_number_of_runs() -> None:
     shipped = published_calibration("h100", TITAN).spread["dense"]
-    some = tuple(load_published_fit()["spread"]["calibrated"]["dense"])
+    some = published_spread("calibrated", "h100", TITAN.name, "dense")
     assert spread_of(2)["dense"] == shipped
     assert spread_of(5)["dense"] == min(shipped, some, key=lambda pair: pair[1] / pair[0])
 
@@ -311,7 +311,7 @@ def test_the_spread_of_many_runs_covers_nine_of_ten(count: int) -> None:
     inside = []
     for _ in range(400):
         residuals = random.normal(scale=0.1, size=count)
-        low, high = _spread_of_kind((0.5, 2.0), "dense", residuals, np.ones(count))
+        low, high = _spread_of_kind((0.5, 2.0), (0.5, 2.0), residuals, np.ones(count))
         new = np.exp(random.normal(scale=0.1, size=200))
         inside.append(np.mean((new >= low) & (new <= high)))
     assert np.mean(inside) == pytest.approx(0.9, abs=0.025)

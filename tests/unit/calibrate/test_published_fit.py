@@ -21,6 +21,7 @@ from shardwise.hardware.calibration_constants import CONSTANTS
 from shardwise.hardware.published_constants import load_published_fit
 from shardwise.measure.calibrate.constant_fit import FOLDS, fold_groups
 from shardwise.measure.calibrate.payloads import FoldsRecord
+from shardwise.measure.calibrate.prediction_errors import STRATA as ERROR_STRATA
 from shardwise.measure.calibrate.prediction_errors import memory_error_tables, predict_rows
 from shardwise.measure.calibrate.published_fit import (
     STRATA,
@@ -53,8 +54,7 @@ REACHED = {
 
 
 def errors_by_fold(published: PublishedFit, fold: str, stratum: str) -> None:
-    seconds = published.in_sample if fold == "fitted" else published.folds[fold]
-    found = fold_statistics(published, seconds, STRATA[stratum])
+    found = fold_statistics(published, fold, STRATA[stratum])
     assert found is not None
     for value, most in zip((found.mean, found.median, found.p90), REACHED[fold, stratum], strict=True):
         assert value <= most
@@ -62,7 +62,7 @@ def errors_by_fold(published: PublishedFit, fold: str, stratum: str) -> None:
 
 def a_fit_that_is_too_good_is_an_alarm(published: PublishedFit) -> None:
     """Two runs of one configuration differ by 2 to 4%: a smaller error would be one of memory, not of physics."""
-    found = fold_statistics(published, published.in_sample, STRATA["all"])
+    found = fold_statistics(published, "fitted", STRATA["all"])
     assert found is not None
     assert found.mean > 0.035
 
@@ -80,12 +80,12 @@ def korthikantis_eight_runs_are_about_as_near_as_calculon_was(published: Publish
 
 
 def intervals_cover_nine_of_ten(published: PublishedFit, fold: str) -> None:
-    assert 0.86 <= published.coverage(fold) <= 0.94
+    assert 0.86 <= (published.intervals.coverage(fold) or 0.0) <= 0.94
 
 
 def runs_that_compiled_nothing_lie_inside_their_intervals(published: PublishedFit) -> None:
     """Their model left out, as of a stack that is known."""
-    low, high = published.spread("model")["dense"]
+    low, high = published.intervals.spread("model")["dense"].interval()
     eager = [i for i, run in enumerate(published.judged) if run.row.cell("compile") == "no"]
     assert len(eager) == 2
     ratios = published.measured[eager] / published.folds["model"][:, eager]
@@ -93,9 +93,33 @@ def runs_that_compiled_nothing_lie_inside_their_intervals(published: PublishedFi
 
 
 def intervals_of_known_stacks_are_narrow(published: PublishedFit) -> None:
-    """The median run is dense."""
-    low, high = published.spread("model")["dense"]
-    assert (high - low) / 2 < 0.15
+    """No wider than when all chips had one: 0.89 to 1.13 of dense models, 0.76 to 1.87 of mixtures of experts."""
+    spreads = published.intervals.spread("model")
+    (low, high), (moe_low, moe_high) = spreads["dense"].interval(), spreads["moe"].interval()
+    assert (high - low) / 2 <= 0.12
+    assert (moe_high - moe_low) / 2 <= 0.555
+
+
+def intervals_of_each_class_cover_nine_of_ten(published: PublishedFit) -> None:
+    """By chip, source, number format and stack: of each class of at least 80 runs, whose model was left out.
+
+    GB200 lacks 2%: three of its runs, DeepSeek-V3 under NeMo 25, took 1.8 times the prediction.
+    """
+    classes: dict[str, list[int]] = {}
+    for i, run in enumerate(published.judged):
+        names = [name for name, stratum in STRATA.items() if stratum(run)]
+        names += [stratum(run) for key, stratum in ERROR_STRATA.items() if key in ("chip", "dtype", "source")]
+        names.append(published.members[i].observation.stack.name)
+        for name in names:
+            classes.setdefault(name, []).append(i)
+    coverage = {}
+    for name, indices in classes.items():
+        chosen = np.isin(np.arange(len(published.judged)), indices)
+        coverage[name] = published.intervals.coverage("model", chosen)
+    large = {name: coverage[name] or 0.0 for name, indices in classes.items() if len(indices) >= 80}
+    assert len(large) >= 20
+    assert large.pop("GB200") > 0.83
+    assert {name: share for name, share in large.items() if not 0.86 <= share <= 0.94} == {}
 
 
 def layouts_are_ordered_as_measured(published: PublishedFit) -> None:
@@ -135,7 +159,7 @@ def report_and_payload_say_the_same(published: PublishedFit) -> None:
     given = [row for row in payload["rows"] if row["three_step_time_s"] is None]
     assert 0 < len(given) < len(payload["rows"])
     assert "ordered correctly" in text
-    assert "coverage" in text
+    assert "inside" in text
 
 
 def a_model_is_left_out_with_all_its_runs_by_a_stack(published: PublishedFit) -> None:
@@ -151,7 +175,6 @@ def the_readme_says_what_is_reached(published: PublishedFit) -> None:
     text = (Path(__file__).parents[3] / "README.md").read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if re.match(r"\| .*%", line)]
     said = [set(re.findall(r"\d+\.\d%", row)) for row in rows]
-    folds = published.folds
     expected = [
         ("model", ("all",)), ("model", ("dense A100",)), ("model", ("dense H100, 16 bits", "dense H100, fp8")),
         ("model", ("dense Blackwell",)), ("model", ("TPU",)), ("model", ("MoE",)), ("source", ("all",)), ("lab", ("all",)),
@@ -159,7 +182,7 @@ def the_readme_says_what_is_reached(published: PublishedFit) -> None:
     ]  # fmt: skip
     assert len(rows) == len(expected) + 1
     for numbers, (fold, strata) in zip(said, expected, strict=False):
-        found = [fold_statistics(published, folds[fold], STRATA[name]) for name in strata]
+        found = [fold_statistics(published, fold, STRATA[name]) for name in strata]
         assert numbers == {f"{share:.1%}" for one in found if one for share in (one.mean, one.median, one.p90)}
     memory = memory_error_tables(predict_rows(published_rows()))["overall"]["all"]
     assert said[-1] == {f"{share:.1%}" for share in (memory.mean, memory.median, memory.p90)}
@@ -195,6 +218,7 @@ CHECKS = {
             korthikantis_eight_runs_are_about_as_near_as_calculon_was,
             runs_that_compiled_nothing_lie_inside_their_intervals,
             intervals_of_known_stacks_are_narrow,
+            intervals_of_each_class_cover_nine_of_ten,
             layouts_are_ordered_as_measured,
             the_package_comes_with_what_is_fitted,
             report_and_payload_say_the_same,

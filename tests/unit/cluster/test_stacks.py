@@ -67,13 +67,13 @@ def test_every_stack_can_be_named(name: str) -> None:
 
 def test_a_stack_is_known_on_the_chips_and_for_the_models_that_it_was_run_with() -> None:
     """torchtitan on H100: 22 dense runs that were compiled and no mixture of experts; on B200 none at all."""
-    wide, narrow = load_published_fit()["spread"]["unknown"], load_published_fit()["spread"]["known"]
+    spread = load_published_fit()["spread"]
     stack = get_stack("torchtitan")
     assert num_runs("h100", stack, "dense") == 22
     here, there = published_calibration("h100", stack), published_calibration("b200", stack)
-    assert list(here.spread["dense"]) == narrow["dense"]
-    assert list(here.spread["moe"]) == wide["moe"]
-    assert list(there.spread["dense"]) == wide["dense"]
+    assert list(here.spread["dense"]) == spread["known"]["dense"]["hopper torchtitan"]
+    assert list(here.spread["moe"]) == spread["unknown"]["moe"]["hopper"]
+    assert list(there.spread["dense"]) == spread["unknown"]["dense"]["blackwell"]
     assert here.spread_notes.keys() == {"moe"}
     assert there.spread_notes.keys() == {"dense", "moe"}
     assert all("fewer than" not in one.source for one in (here, there))
@@ -109,12 +109,12 @@ def test_what_stands_for_a_chip_without_runs_is_said_and_is_less_sure() -> None:
     assert none.interval_note(moe=True) == "no published run is of mi300x, which has what is expected of any chip"
     assert none["attention_fraction"] == CONSTANTS["attention_fraction"].prior
     assert none["exposed"] == load_published_fit()["stacks"]["nemo-25"]["exposed"]
-    wide = published_calibration("h100", get_stack("fused")).spread
-    assert none.spread == like.spread
-    for kind, (low, high) in like.spread.items():
-        half_width = 1.645 * SIMILAR_CHIP_DEVIATION
-        assert math.log(high) == pytest.approx(math.hypot(math.log(wide[kind][1]), half_width))
-        assert math.log(low) == pytest.approx(-math.hypot(math.log(wide[kind][0]), half_width))
+    intervals = load_published_fit()["spread"]["unknown"]
+    for calibration, name in ((like, "hopper"), (none, "all")):
+        for kind, (low, high) in calibration.spread.items():
+            half_width, wide = 1.645 * SIMILAR_CHIP_DEVIATION, intervals[kind][name]
+            assert math.log(high) == pytest.approx(math.hypot(math.log(wide[1]), half_width))
+            assert math.log(low) == pytest.approx(-math.hypot(math.log(wide[0]), half_width))
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from shardwise.hardware import (
 )
 from shardwise.hardware.calibration_constants import MODEL_KINDS
 from shardwise.hardware.cluster_files import format_cluster_toml
-from shardwise.hardware.published_constants import load_published_fit
+from shardwise.hardware.published_constants import published_spread
 from shardwise.measure.calibrate.constant_fit import (
     SIGMA,
     SIGMA_FEW,
@@ -47,7 +47,7 @@ from shardwise.measure.calibrate.observations import (
     with_weight,
 )
 from shardwise.measure.calibrate.prediction_errors import ErrorStatistics, error_statistics
-from shardwise.measure.calibrate.published_fit import TAILS
+from shardwise.measure.calibrate.prediction_spread import TAILS
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, read_rows
 from shardwise.measure.calibrate.user_runs import CalibrationRun, PricedRun, select_runs
 from shardwise.values import InputError, Payload, Progress, argument_label, ignore_progress, pluralize, printed, run_all
@@ -171,7 +171,8 @@ class UserClusterFit:
         intervals = {}
         for kind in MODEL_KINDS:
             weights = np.array([run.observation.weight * (run.kind == kind) for run in self.runs])
-            intervals[kind] = _spread_of_kind(shipped[kind], kind, residuals, weights)
+            calibrated = published_spread("calibrated", self._chip, self.stack.name, kind)
+            intervals[kind] = _spread_of_kind(shipped[kind], calibrated, residuals, weights)
         return intervals
 
     @property
@@ -196,13 +197,14 @@ class UserClusterFit:
         return with_calibration(self.user_cluster.nominal, self.calibration(source))
 
 
-def _spread_of_kind(shipped: tuple[float, float], kind: str, residuals: Array, weights: Array) -> tuple[float, float]:
+def _spread_of_kind(
+    shipped: tuple[float, float], calibrated: tuple[float, float], residuals: Array, weights: Array
+) -> tuple[float, float]:
     num_runs = float(weights.sum())
     if num_runs < RUNS_FOR_LAB_SPREAD:
         return shipped
     if num_runs < RUNS_FOR_USER_SPREAD:
-        calibrated_spread = tuple(map(float, load_published_fit()["spread"]["calibrated"][kind]))
-        low, high = min(shipped, calibrated_spread, key=lambda pair: pair[1] / pair[0])
+        low, high = min(shipped, calibrated, key=lambda pair: pair[1] / pair[0])
         measured_ratios = np.exp(residuals[weights > 0])  # the interval contains all runs that were measured here
         return min(low, float(measured_ratios.min())), max(high, float(measured_ratios.max()))
     low, high = np.exp(_percentiles(residuals[weights > 0], weights[weights > 0]) * (num_runs + 5.0) / num_runs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shardwise.hardware.published_constants import spread_class
 from shardwise.layout import LayoutFacts
 from shardwise.measure.calibrate.cluster_calibration import ClusterCalibration, ConstantShift, Residual, UserClusterFit
 from shardwise.measure.calibrate.layout_ranking import (
@@ -177,12 +178,16 @@ class FoldRowRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoldsRecord(Payload):
-    """Errors of runs that were left out of the fit, by fold and stratum; spread, coverage and ranking by fold."""
+    """Errors of runs that were left out of the fit, by fold and stratum; spread, coverage and ranking by fold.
 
-    SCHEMA = "shardwise.validate.folds/1"
+    `spread`: 90% intervals as factors on a prediction, by fold, kind of model and class (all, a generation of chips, a stack on
+    it); of the summary `coverage` is the share of runs inside those that the other groups give.
+    """
+
+    SCHEMA = "shardwise.validate.folds/2"
     rows: Sequence[FoldRowRecord]
     summary: Mapping[str, Mapping[str, ErrorStatistics]]
-    spread: Mapping[str, Mapping[str, tuple[float, float]]]
+    spread: Mapping[str, Mapping[str, Mapping[str, tuple[float, float]]]]
     coverage: Mapping[str, float]
     ranking: Mapping[str, RankingStatistics]
     noise: Mapping[str, ErrorStatistics]
@@ -203,11 +208,18 @@ class FoldsRecord(Payload):
             summary={
                 fold: {
                     name: statistics for name, stratum in STRATA.items()
-                    if (statistics := fold_statistics(fit, draws, stratum)) is not None
+                    if (statistics := fold_statistics(fit, fold, stratum)) is not None
                 }
-                for fold, draws in seconds.items()
+                for fold in seconds
             },
-            spread={fold: fit.spread(fold) for fold in fit.folds}, coverage={fold: fit.coverage(fold) for fold in fit.folds},
+            spread={
+                fold: {
+                    kind: {spread_class(*name): spread.interval(name) for name in sorted(spread.scales)}
+                    for kind, spread in fit.intervals.spread(fold).items()
+                }
+                for fold in fit.folds
+            },
+            coverage={fold: share for fold in fit.folds if (share := fit.intervals.coverage(fold)) is not None},
             ranking={fold: ranking for fold, ranking in rankings.items() if ranking is not None}, noise=repeat_noise(fit),
         )  # fmt: skip
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from shardwise.hardware.calibration_constants import MODEL_KINDS
+from shardwise.hardware.published_constants import spread_class
 from shardwise.measure.calibrate.constant_fit import (
     Array,
     ConstantFit,
@@ -18,10 +19,9 @@ from shardwise.measure.calibrate.constant_fit import (
     FoldMember,
     cross_validate,
     fit_constants,
-    fold_groups,
-    group_key,
     initial_fit,
 )
+from shardwise.measure.calibrate.fold_intervals import FOLD_OF_SPREAD, FoldIntervals
 from shardwise.measure.calibrate.layout_ranking import (
     RankingStatistics,
     half_of_study,
@@ -35,9 +35,6 @@ from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCa
 from shardwise.measure.calibrate.published_runs.run_table import RunRow, engine_rows, layout_rows, published_rows
 from shardwise.values import InputError, Progress, ignore_progress
 
-# The kind of fold whose errors are the spread of a prediction for a stack that is known, unknown, or calibrated.
-FOLD_OF_SPREAD = {"known": "model", "unknown": "lab", "calibrated": "three"}
-TAILS = (0.05, 0.95)
 FEWEST_RUNS = 20  # for folds
 # Constants are fitted to every third row of their half of the study of layouts: many are alike, and each must be priced.
 STUDY_STEP = 3
@@ -72,60 +69,16 @@ class PublishedFit:
         """Predicted seconds of the fit to everything, [1, run]."""
         return np.asarray(np.exp(self.fitted.log_times[: len(self.members)]))[None]
 
-    def spread(self, fold: str) -> dict[str, tuple[float, float]]:
-        """Return the 90% prediction interval of a fold by kind of model, as factors on a prediction."""
-        ratios = self.measured / self.folds[fold]
-        groups = self.num_groups(fold)
-        return {
-            kind: widen_interval(weighted_interval(ratios, self.weights * (self.kinds == kind)), groups)
-            for kind in MODEL_KINDS
-        }
-
-    def num_groups(self, fold: str) -> int:
-        """Return the number of groups that a fold leaves out in turn: pairs of stack and model, sources, or labs."""
-        return len(set(map(group_key(fold), self.members)))
-
     @cached_property
     def kinds(self) -> Array:
         return np.array([MODEL_KINDS[_is_moe(run)] for run in self.judged])
 
-    def coverage(self, fold: str) -> float:
-        """Return the weighted share of a fold's runs inside the interval that the other groups give."""
-        seconds = self.folds[fold]
-        ratios = self.measured / seconds
-        inside = np.zeros(ratios.shape)
-        for draw, draw_ratios in enumerate(ratios):
-            for group in fold_groups(self.members, fold, draw):
-                other_weights = self.weights.copy()
-                other_weights[group] = 0.0
-                for kind in MODEL_KINDS:
-                    low, high = widen_interval(
-                        weighted_interval(draw_ratios, other_weights * (self.kinds == kind)), self.num_groups(fold)
-                    )
-                    inside[draw, group] += ((draw_ratios >= low) & (draw_ratios <= high) & (self.kinds == kind))[group]
-        valid = ~np.isnan(seconds)
-        return float(np.average(inside[valid], weights=np.broadcast_to(self.weights, valid.shape)[valid]))
-
-
-def weighted_interval(ratios: Array, weights: Array) -> tuple[float, float]:
-    """Return the weighted 5th and 95th percentiles of ratios, extended to contain 1."""
-    weights = np.broadcast_to(weights, ratios.shape)
-    counted = ~np.isnan(ratios) & (weights > 0)
-    weights = weights[counted]
-    order = np.argsort(ratios[counted])
-    values, shares = ratios[counted][order], np.cumsum(weights[order])
-    low, high = (float(values[np.searchsorted(shares, tail * shares[-1])]) for tail in TAILS)
-    return min(low, 1.0), max(high, 1.0)
-
-
-def widen_interval(interval: tuple[float, float], num_groups: int) -> tuple[float, float]:
-    """Return the interval for a new group, given that of `num_groups`: each limit to the power 1 + 3/n.
-
-    Runs of one group err together, so few groups show too little. The 3 was chosen so that intervals from the other
-    labs and sources cover 90% of the runs of one that is left out.
-    """
-    low, high = (limit ** (1.0 + 3.0 / num_groups) for limit in interval)
-    return low, high
+    @cached_property
+    def intervals(self) -> FoldIntervals:
+        """90% prediction intervals that the folds give, and which runs are inside."""
+        return FoldIntervals(
+            members=self.members, kinds=self.kinds, measured_s=self.measured, seconds_by_fold=self.folds
+        )
 
 
 def fit_published(
@@ -204,17 +157,19 @@ STRATA: Mapping[str, Callable[[EvaluatedRun], bool]] = {
 }
 
 
-def fold_statistics(
-    fit: PublishedFit, seconds: Array, stratum: Callable[[EvaluatedRun], bool]
-) -> ErrorStatistics | None:
-    """Return the errors of a fold's predictions in a stratum; None if it is empty."""
+def fold_statistics(fit: PublishedFit, fold: str, stratum: Callable[[EvaluatedRun], bool]) -> ErrorStatistics | None:
+    """Return the errors of a fold's predictions in a stratum, or of the fit itself ("fitted"); None if it is empty."""
+    seconds = fit.in_sample if fold == "fitted" else fit.folds[fold]
+    chosen = np.array([stratum(run) for run in fit.judged])
     errors = [
         (float(draw[i] / fit.measured[i] - 1.0), float(fit.weights[i]))
         for draw in seconds
-        for i, run in enumerate(fit.judged)
-        if stratum(run) and not np.isnan(draw[i])
+        for i in np.flatnonzero(chosen & ~np.isnan(draw))
     ]
-    return error_statistics(errors) if errors else None
+    if not errors:
+        return None
+    coverage = fit.intervals.coverage(fold, chosen) if fold in fit.folds else None
+    return replace(error_statistics(errors), coverage=coverage)
 
 
 def fold_ranking(fit: PublishedFit, seconds: Array) -> RankingStatistics | None:
@@ -254,10 +209,16 @@ def format_constants(fit: PublishedFit) -> str:
         f'source = "fitted to {len(fit.members)} published runs of quality A and A- (calibrate/published_runs/runs.csv), each '
         'weighted 1/duplicates, half of a study of layouts (layouts.csv) and runs of `train` (engine_runs.csv)"',
     ]
-    lines += ["", "# 90% prediction interval, as factors on a prediction, from folds."]
+    lines += [
+        "",
+        "# 90% prediction intervals, as factors on a prediction, from folds: of all, by chips and stacks.",
+    ]
     for name, fold in FOLD_OF_SPREAD.items():
-        pairs = ", ".join(f"{kind} = [{low:.3f}, {high:.3f}]" for kind, (low, high) in fit.spread(fold).items())
-        lines.append(f"spread.{name} = {{ {pairs} }}")
+        for kind, spread in fit.intervals.spread(fold).items():
+            lines += [
+                f'spread.{name}.{kind}."{spread_class(*error_class)}" = [{low:.3f}, {high:.3f}]'
+                for error_class in sorted(spread.scales) for low, high in [spread.interval(error_class)]
+            ]  # fmt: skip
     lines += ["", "# Runs by stack, chip and kind of model."]
     runs = Counter(
         (member.observation.stack.name, member.observation.chip, kind)

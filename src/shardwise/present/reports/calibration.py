@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardwise.hardware import BENCH_ONLY_CONSTANTS, CONSTANTS
+from shardwise.hardware.published_constants import spread_class
 from shardwise.measure.calibrate.layout_ranking import FEWEST_LAYOUTS, KEY_COLUMNS, choice_statistics
 from shardwise.measure.calibrate.prediction_errors import (
     ErrorStatistics,
@@ -190,9 +191,14 @@ def _error_table(title: str, tables: Mapping[str, Mapping[str, ErrorStatistics]]
             place = f"{path}.{name}.{value}"
             weight = Number(f"{errors.weight:.0f}", errors.weight, "", f"{place}.weight")
             cells = _error_cells(errors, place, ("mean", "median", "p90", "worst"))
-            inside = "" if errors.coverage is None else share(errors.coverage, f"{place}.coverage")
-            rows.append((f"  {name:<10}{value}", _num_rows(errors, place), weight, *cells, inside))
+            rows.append(
+                (f"  {name:<10}{value}", _num_rows(errors, place), weight, *cells, _coverage_cell(errors, place))
+            )
     return Table(rows=tuple(rows), right=range(1, 9), line="{:<42}" + "{:>8}" * len(ERROR_COLUMNS))
+
+
+def _coverage_cell(errors: ErrorStatistics, path: str) -> Cell:
+    return "" if errors.coverage is None else share(errors.coverage, f"{path}.coverage")
 
 
 def _num_rows(errors: ErrorStatistics, path: str) -> Number:
@@ -241,7 +247,7 @@ FOLD_TITLES = {
     "fitted": "in sample", "model": "stack and chip known, model new", "source": "source and stack new",
     "lab": "lab and stack new", "three": "source and stack new, three of its runs given",
 }  # fmt: skip
-FOLD_COLUMNS = ("rows", "mean", "median", "p90", "worst", "bias")
+FOLD_COLUMNS = ("rows", "mean", "median", "p90", "worst", "bias", "inside")
 FOLD_ROW = "{:<46}" + "{:>8}" * len(FOLD_COLUMNS)
 
 
@@ -254,7 +260,7 @@ def fold_report(fit: PublishedFit) -> Report:
         )
         for kind, noise in repeat_noise(fit).items()
     )  # fmt: skip
-    table = Table(rows=noise_rows, right=range(1, 6), head=False, line=FOLD_ROW.removesuffix("{:>8}"))
+    table = Table(rows=noise_rows, right=range(1, 6), head=False, line=FOLD_ROW.removesuffix("{:>8}" * 2))
     title = "repeated runs of one configuration, around their median (different releases, different days)"
     return [*(_fold(fit, fold) for fold in FOLD_TITLES), Section([table] if noise_rows else [], title=title)]
 
@@ -263,14 +269,14 @@ def _fold(fit: PublishedFit, fold: str) -> Section:
     step_times = {"fitted": fit.in_sample, **fit.folds}[fold]
     rows: list[Row] = [(FOLD_TITLES[fold], *FOLD_COLUMNS)]
     for name, stratum in STRATA.items():
-        errors = fold_statistics(fit, step_times, stratum)
+        errors = fold_statistics(fit, fold, stratum)
         if errors:
             path = f"summary.{fold}.{name}"
             cells = _error_cells(errors, path, ("mean", "median", "p90", "worst"))
-            rows.append((f"  {name}", _num_rows(errors, path), *cells))
-    blocks: list[Block] = [Table(rows=tuple(rows), right=range(1, 7), line=FOLD_ROW)]
+            rows.append((f"  {name}", _num_rows(errors, path), *cells, _coverage_cell(errors, path)))
+    blocks: list[Block] = [Table(rows=tuple(rows), right=range(1, 8), line=FOLD_ROW)]
     if fold in fit.folds:
-        blocks.append(_fold_intervals(fit, fold))
+        blocks += _fold_intervals(fit, fold)
     ranking = fold_ranking(fit, step_times)
     if ranking:
         path = f"ranking.{fold}"
@@ -292,12 +298,19 @@ def _fold(fit: PublishedFit, fold: str) -> Section:
     return Section(blocks)
 
 
-def _fold_intervals(fit: PublishedFit, fold: str) -> Line:
-    cells: list[Cell] = []
-    for kind, interval in fit.spread(fold).items():
-        cells += [f"{', ' if cells else ''}{kind} ", *_range_cells(interval, f"spread.{fold}.{kind}")]
-    coverage = share(fit.coverage(fold), f"coverage.{fold}")
-    return Line(("  90% intervals: ", *cells, " times the prediction; coverage ", coverage))
+def _fold_intervals(fit: PublishedFit, fold: str) -> Iterator[Line]:
+    for kind, spread in fit.intervals.spread(fold).items():
+        cells: list[Cell] = [f"  90% intervals, {kind}: "]
+        for error_class in sorted(error_class for error_class in spread.scales if len(error_class) <= 1):
+            name = spread_class(*error_class)
+            path = f"spread.{fold}.{kind}.{name}"
+            cells += ["; " if error_class else "", f"{name} ", *_range_cells(spread.interval(error_class), path)]
+        yield Line((*cells, " times the prediction"))
+    coverage = fit.intervals.coverage(fold)
+    if coverage is not None:
+        yield Line(
+            ("  inside: in the interval that the other groups give, ", share(coverage, f"coverage.{fold}"), " of all")
+        )
 
 
 MAX_REGRETS = 10

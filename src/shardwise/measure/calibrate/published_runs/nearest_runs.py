@@ -15,6 +15,7 @@ from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
+from shardwise.hardware.chips import GPU_GENERATIONS, chip_generation
 from shardwise.model import num_active_params, num_params
 from shardwise.price import Problem
 from shardwise.search import NearestRuns, Plan, PublishedComparison, PublishedRun, compare_published_runs
@@ -24,12 +25,7 @@ INDEX_COLUMNS = (
     "id", "model", "chip", "num_devices", "software", "precision", "seq_len", "num_seqs", "layout", "recomputes",
     "tokens_per_s_per_device", "source", "task", "num_layers", "d_model", "num_experts", "params", "active_params",
 )  # fmt: skip
-# Chips by generation, oldest first; a chip that is not listed is a generation of its own.
-GENERATIONS = (
-    ("v100",), ("a100-40gb", "a100-80gb", "a100-80gb-pcie"), ("h100", "h100-pcie", "h200", "h800"),
-    ("b200", "b300", "gb200", "gb300"),
-)  # fmt: skip
-OTHER_GENERATION = len(GENERATIONS)  # distance between chips of which one is not listed
+OTHER_GENERATION = len(GPU_GENERATIONS)  # distance between chips of which one is in none of them
 MAX_RATIO = 2.0  # of active parameters: a run further off says little of a plan
 NUM_SIMILAR = 12  # runs that are returned where none is of the model
 PARAMETERS_TOLERANCE = 0.02  # of one model: what names of norms and biases leave open
@@ -120,7 +116,12 @@ def generation_distance(chip: str, second_chip: str) -> int:
     """
     if chip == second_chip:
         return 0
-    numbers = [number for name in (chip, second_chip) for number, chips in enumerate(GENERATIONS) if name in chips]
+    generations = list(GPU_GENERATIONS)
+    numbers = [
+        generations.index(generation)
+        for generation in map(chip_generation, (chip, second_chip))
+        if generation in generations
+    ]
     return abs(numbers[0] - numbers[1]) if len(numbers) == 2 else OTHER_GENERATION
 
 
