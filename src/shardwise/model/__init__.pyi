@@ -1,3 +1,4 @@
+from .architecture import LABEL_FIELDS as LABEL_FIELDS
 from .architecture import Architecture as Architecture
 from .architecture import ModelStructure as ModelStructure
 from .decoder import BORROWED_WEIGHTS as BORROWED_WEIGHTS
@@ -25,6 +26,7 @@ from .numerics import Gating as Gating
 from .numerics import Numerics as Numerics
 from .numerics import Rotary as Rotary
 from .numerics import yarn_magnitude as yarn_magnitude
+from .omitted_parts import OmittedPart as OmittedPart
 from .operations import Accumulate as Accumulate
 from .operations import Contract as Contract
 from .operations import Lookup as Lookup

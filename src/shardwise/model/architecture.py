@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 from shardwise.model.adapters import LORA_TARGETS, absent_modules, expand_lora_targets
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
+from shardwise.model.omitted_parts import OmittedPart
 from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
 
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
@@ -135,6 +136,8 @@ class Architecture:
     from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
     `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
+    `omitted_parts` are what a config has beside this decoder, `stored_format` is the one that its weights are quantised to in
+    their files: neither is planned for.
     With a `lora_rank` the matrices `lora_targets` (`model.adapters`; those that the model lacks are skipped) have adapters of
     that rank, and only these are trained (LoRA, Hu et al. 2021): a product W x becomes W x + B A x. Raises `InputError` with
     every size that is wrong or does not go with the others.
@@ -189,6 +192,8 @@ class Architecture:
     numerics: Numerics = DEFAULT_NUMERICS
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
+    omitted_parts: tuple[OmittedPart, ...] = ()
+    stored_format: str = ""
 
     def __post_init__(self) -> None:
         problems = [
@@ -291,6 +296,19 @@ class Architecture:
         )  # fmt: skip
 
     @property
+    def config_notes(self) -> tuple[str, ...]:
+        """Sentences on what the model's config has and no plan does: other parts, and the format of stored weights."""
+        parts = " and ".join(part.describe() for part in self.omitted_parts)
+        omitted = (
+            f"the config's language model alone is planned: its {parts} {'are' if ' and ' in parts else 'is'} left out"
+        )
+        stored = (
+            f"the config's weights are stored in {self.stored_format}: planned is the model in the job's precision, not in that "
+            "format"
+        )
+        return tuple(note for note, is_true in ((omitted, self.omitted_parts), (stored, self.stored_format)) if is_true)
+
+    @property
     def dims(self) -> dict[str, int]:
         """Sizes of the program's named dims, but for those that the job decides (B, T); letters as in `model.decoder`."""
         return {
@@ -365,6 +383,13 @@ def _attended_share(window: float, last_of: Value) -> Value:
     return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
 
 
+LABEL_FIELDS = (
+    "name",
+    "source",
+    "nominal_num_params",
+    "omitted_parts",
+    "stored_format",
+)  # what says nothing of the decoder
 SHARED_FIELDS = tuple(
     {f.name for f in fields(ModelStructure)} & {f.name for f in fields(Architecture)} - {"bias", "lora_targets"}
 )

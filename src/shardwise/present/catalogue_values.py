@@ -229,6 +229,8 @@ def model_values(name: str) -> list[SourcedValue]:
     source = values.pop("source")
     values.pop("name")
     values |= _flatten("numerics", values.pop("numerics"))
+    parts = {f"omitted_parts.{part.name}": part.num_params or "size not known" for part in model.omitted_parts}
+    values = {key: value for key, value in values.items() if key != "omitted_parts"} | parts
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
     if model.num_predict_layers:  # in training only, and apart from what a model card counts
         counts["num_predict_params"] = num_mtp_params(model)

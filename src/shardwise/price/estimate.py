@@ -192,7 +192,7 @@ def _notes(pricing: Pricing) -> tuple[str, ...]:
         )
     if pricing.layout.offload != "none":
         notes.append("how much memory the hosts have is not known: what is offloaded is taken to fit there")
-    return tuple(notes)
+    return (*notes, *pricing.architecture.config_notes)
 
 
 def _waste(pricing: Pricing, stages: Sequence[StageCosts]) -> dict[str, float]:

@@ -12,6 +12,7 @@ import pytest
 from shardwise.model.huggingface.config import load_config, parse_config
 from shardwise.model.load import load_model, model_names
 from shardwise.model.parameters_and_flops import num_active_params, num_params
+from shardwise.present.command_line import main
 from shardwise.values.errors import InputError
 
 LLAMA = {
@@ -85,6 +86,115 @@ def test_a_long_value_is_cut(length: int, shown: str) -> None:
 def test_a_nested_text_config_is_found() -> None:
     outer = {"model_type": "gemma3", "text_config": {**LLAMA, "model_type": "gemma3_text"}, "vision_config": {}}
     assert parse_config(outer).post_norms
+
+
+def test_a_language_model_without_a_model_type_is_that_of_the_whole() -> None:
+    inner = {key: value for key, value in LLAMA.items() if key != "model_type"}
+    with pytest.raises(InputError, match="model_type is 'new_vl_text'"):
+        parse_config({"model_type": "new_vl", "text_config": inner})
+
+
+def test_the_whole_config_says_whether_the_head_is_tied() -> None:
+    text = {**LLAMA, "model_type": "qwen2"}
+    assert parse_config({"model_type": "a", "text_config": text, "tie_word_embeddings": True}).tied_embeddings
+    nested = {"model_type": "a", "thinker_config": {"text_config": {**text, "tie_word_embeddings": True}}}
+    assert parse_config(nested).tied_embeddings
+
+
+# Sizes of released towers, and their parameters as `transformers` 5.23 builds them.
+QWEN_TOWER = {
+    "depth": 27, "hidden_size": 1152, "in_channels": 3, "intermediate_size": 4304, "num_position_embeddings": 2304,
+    "out_hidden_size": 4096, "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    "deepstack_visual_indexes": [8, 16, 24],
+}  # fmt: skip
+SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_channels": 3, "patch_size": 14}
+KIMI_TOWER = {
+    "vt_hidden_size": 1152, "vt_intermediate_size": 4304, "vt_num_hidden_layers": 27, "patch_size": 14,
+    "init_pos_emb_height": 64, "init_pos_emb_width": 64, "merge_kernel_size": [2, 2],
+}  # fmt: skip
+MINIMAX_TOWER = {
+    "hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_channels": 3, "patch_size": 14,
+    "img_token_compression_config": {"spatial_merge_size": 2, "temporal_patch_size": 2},
+}  # fmt: skip
+LLAMA_TOWER = {
+    "hidden_size": 1408, "intermediate_size": 5632, "num_hidden_layers": 34, "num_channels": 3, "patch_size": 14,
+    "image_size": 336, "pixel_shuffle_ratio": 0.5, "projector_input_dim": 4096, "projector_output_dim": 4096,
+    "vision_output_dim": 4096,
+}  # fmt: skip
+GEMMA4_TOWER = {
+    "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "head_dim": 72, "position_embedding_size": 10240, "patch_size": 16,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "tower", "width", "num_params"),
+    [
+        ("qwen3_vl", QWEN_TOWER, 4096, 576_388_336),
+        ("gemma3", {**SIGLIP, "image_size": 224, "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
+                    "patch_size": 16}, 2304, 94_654_464),
+        ("gemma4", GEMMA4_TOWER, 2816, 572_792_112),
+        ("llama4", LLAMA_TOWER, 5120, 871_932_416),
+        ("kimi_k25", KIMI_TOWER, 7168, 471_143_920),
+        ("minimax_m3_vl", MINIMAX_TOWER, 6144, 865_567_232),
+        ("step3p7", {"patch_size": 14}, 4096, 1_981_014_784),
+        ("qwen3_vl", {"depth": 27}, 4096, None),
+        ("qwen3_vl", {**QWEN_TOWER, "depth": "27"}, 4096, None),
+        ("another", QWEN_TOWER, 4096, None),
+    ],
+)  # fmt: skip
+def test_a_tower_is_left_out_and_counted(
+    model_type: str, tower: dict[str, Any], width: int, num_params: int | None
+) -> None:
+    config = {"model_type": model_type, "vision_config": tower, "text_config": {**LLAMA, "hidden_size": width}}
+    (part,) = parse_config(config).omitted_parts
+    assert (part.name, part.num_params) == ("vision tower", num_params)
+
+
+def test_the_report_names_what_is_left_out_and_the_stored_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    quantization = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    config = {
+        "model_type": "qwen3_vl",
+        "vision_config": QWEN_TOWER,
+        "audio_config": {"layers": 3},
+        "text_config": LLAMA,
+    }
+    path.write_text(json.dumps({**config, "quantization_config": quantization}), encoding="utf-8")
+    omitted = "its vision tower (0.58B parameters) and audio tower (size not known) are left out"
+    stored = "stored in fp8 (e4m3, blocks of 128x128): planned is the model in the job's precision"
+    job = ["h100:2", "--layout=fsdp=2", "--seq-len=32"]
+    for verb in ("estimate", "memory"):
+        assert main([verb, str(path), *job]) == 0
+        text = capsys.readouterr().out
+        assert omitted in text
+        assert stored in text
+    assert main(["estimate", str(path), *job, "--json"]) == 0
+    payload = json.loads(capsys.readouterr().out)
+    assert any(omitted in note for note in payload["estimate"]["notes"])
+    parts = [{"name": "vision tower", "num_params": 576_388_336}, {"name": "audio tower", "num_params": None}]
+    assert payload["model"]["omitted_parts"] == parts
+    assert main(["show", "models", str(path)]) == 0
+    assert re.search(r"omitted_parts.audio tower +size not known", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4 (modelopt)"),
+        ({"quant_method": "compressed-tensors", "format": "float-quantized"}, "compressed-tensors (float-quantized)"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"bits": 4}, "a quantised format"),
+        (None, ""),
+    ],
+)
+def test_a_quantised_config_is_read_as_the_architecture(config: dict[str, Any] | None, text: str) -> None:
+    plain = parse_config(LLAMA)
+    quantised = parse_config({**LLAMA, "quantization_config": config})
+    assert quantised.stored_format == text
+    assert num_params(quantised) == num_params(plain)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.layout.rules.engine import rotary_problem
-from shardwise.model import MTP_UNITS, YARN_MSCALE, Architecture, Numerics, Rotary
+from shardwise.model import LABEL_FIELDS, MTP_UNITS, YARN_MSCALE, Architecture, Numerics, Rotary
 from shardwise.model.huggingface.config import parse_config
 from shardwise.model.huggingface.family_rules import FAMILIES as RULES
 from shardwise.model.huggingface.field_readers import read_boolean
@@ -272,7 +272,7 @@ def write_config(
             restored, family = read_config(config)
         except InputError:
             continue
-        labels = {name: getattr(architecture, name) for name in ("name", "source", "nominal_num_params")}
+        labels = {name: getattr(architecture, name) for name in LABEL_FIELDS}
         if replace(restored, **labels) == architecture:
             return config, family
     raise InputError(
@@ -354,7 +354,9 @@ def _router_fields(architecture: Architecture) -> dict[str, Any]:
     }  # fmt: skip
 
 
-DESCRIPTIVE_FIELDS = ("name", "source")  # may differ between the same models
+DESCRIPTIVE_FIELDS = tuple(
+    name for name in LABEL_FIELDS if name != "nominal_num_params"
+)  # may differ between the same models
 
 
 def require_same_model(folder: str | Path, architecture: Architecture) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.model import LABEL_FIELDS, LAYER_UNITS, MTP_UNITS, Architecture
 from shardwise.model.decoder import MTP_BLOCK_PREFIX
 from shardwise.step.parameters import Parameter
 
@@ -82,7 +82,7 @@ class WeightTable:
 
 # Fields that every framework supports with any value, or that do not affect the arithmetic.
 SIZE_FIELDS = frozenset(
-    {"name", "source", "nominal_num_params", "num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
+    {*LABEL_FIELDS, "num_layers", "d_model", "d_ff", "num_heads", "num_kv_heads", "head_dim",
      "vocab_size", "max_positions", "numerics.norm_epsilon", "numerics.rotary.base"}
 )  # fmt: skip
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from shardwise.hardware import Cluster, Pods, Switched
 from shardwise.layout import Layout, layers_by_virtual_stage, layout_from_fields, stage_placement
-from shardwise.model import Architecture, Gating, Job, Numerics, Rotary
+from shardwise.model import LABEL_FIELDS, Architecture, Gating, Job, Numerics, Rotary
 from shardwise.search import Plan
 from shardwise.values import InputError
 
 # Fields of a model that affect no cost.
-COSTLESS_FIELDS = ("name", "source", "nominal_num_params", "numerics", "max_positions")
+COSTLESS_FIELDS = (*LABEL_FIELDS, "numerics", "max_positions")
 LaunchFields = Mapping[str, Any]  # by dotted name: model.d_model, numerics.rotary.base, job.seq_len, layout.tp
 
 

@@ -53,7 +53,7 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     duplicate_weights,
 )
 from shardwise.model import Architecture, Job
-from shardwise.model.architecture import IS_GATED
+from shardwise.model.architecture import IS_GATED, LABEL_FIELDS
 from shardwise.price import Problem
 from shardwise.values import (
     InputError,
@@ -224,8 +224,7 @@ CELL_DTYPES = ("bf16", "fp16", "fp32", "fp8", "fp8-rowwise", "mxfp8", "nvfp4", "
 CELL_NOTES = ("", "fp32 gradients", "mixed precision", "fused loss", "liger", "the loss as maxtext's")
 # Fields that cost nothing, or that another field already says (layers of the stages are compared as such).
 FIELDS_WITHOUT_COST = (
-    "name", "source", "nominal_num_params", "numerics", "max_positions", "tokens", "overlap", "placement", "layers_per_stage",
-    "etp",
+    *LABEL_FIELDS, "numerics", "max_positions", "tokens", "overlap", "placement", "layers_per_stage", "etp",
 )  # fmt: skip
 
 

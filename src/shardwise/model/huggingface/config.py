@@ -14,8 +14,16 @@ from typing import Any
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.family_rules import FAMILIES, FamilyRule, unsupported_families
-from shardwise.model.huggingface.field_readers import SIZE_READERS, MissingKey, TrackedConfig, read_boolean, shorten
+from shardwise.model.huggingface.field_readers import (
+    MAX_SHOWN_CHARS,
+    SIZE_READERS,
+    MissingKey,
+    TrackedConfig,
+    read_boolean,
+    shorten,
+)
 from shardwise.model.huggingface.numerics_reader import read_numerics
+from shardwise.model.huggingface.towers import find_omitted_parts
 from shardwise.values import FileMessages, InputError, did_you_mean, read_json, require_number
 
 
@@ -35,7 +43,7 @@ POSITION_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architecture:
     """Return the architecture of a config as a mapping. Raises `InputError` that names what is missing or not known."""
-    values = _language_model_config(values)
+    complete_config, values = values, _language_model_config(values)
     kind = values.get("model_type")
     rule = FAMILIES.get(str(kind), FamilyRule())
     config = TrackedConfig({**rule.defaults, **values}, rule.names)
@@ -50,7 +58,33 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
         if config.values_by_key.get(key) is not None:
             require_number(config.values_by_key[key], key, FileMessages("model: "), is_integer=True)
     source = f"config.json of model_type {kind}"
-    return add_numerics(Architecture(name=name, **fields, tied_embeddings=tied, source=source), config)
+    quantization = config.get("quantization_config") or complete_config.get("quantization_config")
+    architecture = Architecture(
+        name=name, **fields, tied_embeddings=tied, source=source, stored_format=describe_quantization(quantization),
+        omitted_parts=tuple(find_omitted_parts(complete_config, values)),
+    )  # fmt: skip
+    return add_numerics(architecture, config)
+
+
+QUANTIZATION_KEYS = ("quant_algo", "quant_method", "format", "fmt")  # of a quantization_config, the most exact first
+
+
+def describe_quantization(config: Any) -> str:
+    """Return the format of the weights of a quantization_config, as far as it names one; empty without such a config.
+
+    >>> describe_quantization({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})
+    'fp8 (e4m3, blocks of 128x128)'
+    >>> describe_quantization({"quant_method": "modelopt", "quant_algo": "NVFP4"})
+    'NVFP4 (modelopt)'
+    """
+    if not isinstance(config, Mapping) or not config:
+        return ""
+    names = dict.fromkeys(str(config[key]) for key in QUANTIZATION_KEYS if isinstance(config.get(key), str))
+    name, *details = [*names] or ["a quantised format"]
+    block = config.get("weight_block_size")
+    details += [f"blocks of {'x'.join(map(str, block))}"] if isinstance(block, list) and block else []
+    text = f"{name} ({', '.join(details)})" if details else name
+    return text[:MAX_SHOWN_CHARS]
 
 
 WELL_KNOWN_TYPES = ("llama", "mistral", "qwen3", "deepseek_v3")
@@ -83,11 +117,15 @@ def add_numerics(architecture: Architecture, config: Mapping[str, Any]) -> Archi
 LANGUAGE_KEYS = ("thinker_config", "text_config", "language_config", "llm_config")
 
 
+TEXT_SUFFIX = "_text"  # of the model_type of a nested language model
+
+
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the language model's part of a config that nests it; the whole config says whether its head is tied."""
     for key in LANGUAGE_KEYS:
         inner = config.get(key)
-        if isinstance(inner, dict) and "model_type" in inner:
+        if isinstance(inner, dict) and inner.keys() & {"model_type", "hidden_size", *LANGUAGE_KEYS}:
+            inner = {"model_type": f"{config.get('model_type')}{TEXT_SUFFIX}", **inner}
             tied = {name: config[name] for name in ("tie_word_embeddings",) if config.get(name) is not None}
             return _language_model_config({**inner, **tied})
     return config

@@ -19,6 +19,7 @@ from shardwise.model.architecture import BIAS_PROJECTIONS, Architecture
 from shardwise.model.huggingface.field_readers import (
     NUM_HEADS_KEYS,
     FieldReader,
+    TrackedConfig,
     read_biases,
     read_choice,
     read_d_model,
@@ -155,9 +156,16 @@ def _parse_latent(is_latent: bool) -> dict[str, FieldReader]:
     plain, rotary = read_first("qk_nope_head_dim"), read_first("qk_rope_head_dim")
     return {
         "head_dim": lambda config: _add_sizes(plain(config), rotary(config)),
-        "num_kv_heads": read_first(*NUM_HEADS_KEYS), "q_lora_rank": read_or_zero("q_lora_rank"),
+        "num_kv_heads": read_first(*NUM_HEADS_KEYS), "q_lora_rank": _read_query_rank,
         "kv_lora_rank": read_first("kv_lora_rank"), "rope_head_dim": rotary, "v_head_dim": read_first("v_head_dim"),
     }  # fmt: skip
+
+
+def _read_query_rank(config: TrackedConfig) -> Any:
+    """Return the rank of queries' latent, 0 for null. Its code takes 0 for a latent without elements."""
+    if config.get("q_lora_rank") == 0:
+        raise ValueError("q_lora_rank is 0; null is required for queries without a latent")
+    return read_or_zero("q_lora_rank")(config)
 
 
 def _parse_ratio(key: str) -> dict[str, FieldReader]:

@@ -69,8 +69,19 @@ def _read_bigcode_kv_heads(config: TrackedConfig) -> Any:
     return 1 if read_flag("multi_query", True)(config) else read_first(*NUM_HEADS_KEYS)(config)
 
 
+def _read_whole_head_dim(config: TrackedConfig) -> Any:
+    """Return the width of heads that share the model's width without a rest."""
+    width, heads = read_d_model(config), read_first(*NUM_HEADS_KEYS)(config)
+    if isinstance(width, int) and isinstance(heads, int) and heads > 0:
+        if width % heads:
+            raise ValueError(f"a width of {width} does not divide over {heads} heads")
+        return width // heads
+    return width  # not a number: the architecture refuses it
+
+
 UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "opt_width": _read_opt_width, "offset_positions": _read_offset_positions, "falcon_kv_heads": _read_falcon_kv_heads,
     "falcon_parallel": _is_falcon_parallel, "falcon_separate_norms": _has_falcon_separate_norms,
     "falcon_positions": _read_falcon_positions, "mpt_width": _read_mpt_width, "bigcode_kv_heads": _read_bigcode_kv_heads,
+    "whole_head_dim": _read_whole_head_dim,
 }  # fmt: skip

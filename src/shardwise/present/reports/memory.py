@@ -31,7 +31,7 @@ USUAL_BATCH = "usual for a model of this size"
 def memory_report(comparison: MemoryComparison) -> Report:
     """Report several layouts side by side, then each; in detail its terms, its stages, and what its layers keep."""
     layouts = comparison.layouts
-    sections = [Section([_head(comparison)])]
+    sections = [Section([_head(comparison), *(f"  note: {note}" for note in comparison.model.config_notes)])]
     if len(layouts) > 1:
         sections.append(_side_by_side(layouts))
     for index, memory in enumerate(layouts):
