@@ -7,11 +7,12 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from train.launching import launched
+from train.launching import FOREVER_S, launched
 from train.stand_in import parts, small_plan, write_inputs
 
 from shardwise.records.run_folder import read_json
@@ -182,6 +183,53 @@ def test_a_rank_that_reports_its_error_gives_the_others_their_time(monkeypatch: 
     on_request = "signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.6), sys.exit(2)))"
     reports = f"import signal, sys, time; {on_request}; time.sleep(900)"
     assert ranks_of(reports, "import sys, time; time.sleep(1); sys.exit(2)").wait(lambda: False) == {0: 2, 1: 2}
+
+
+class SlowToLoad:
+    """A module whose names come only when it is let go, as PyTorch's do seconds after they are asked for."""
+
+    __spec__ = None
+
+    def __init__(self) -> None:
+        self.asked, self.let_go = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> object:
+        self.asked.set()
+        self.let_go.wait(FOREVER_S)
+        raise AttributeError(name)
+
+
+@pytest.fixture
+def loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowToLoad]:
+    module = SlowToLoad()
+    monkeypatch.setitem(sys.modules, "shardwise.run.faults.torch_stores", module)
+    yield module
+    module.let_go.set()
+
+
+def test_a_rank_killed_before_pytorch_is_loaded_is_named_at_once(
+    loading: SlowToLoad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was named once the launcher had loaded PyTorch, which takes as long as a rank does: here, it never has."""
+    program = "import os, time\nif os.environ['RANK'] == '1':\n    os.kill(os.getpid(), 9)\ntime.sleep(900)\n"
+    (tmp_path / "dies_in_start.py").write_text(program, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    outcome = launcher.launch_and_wait([], 2, {}, "dies_in_start")
+    assert loading.asked.wait(FOREVER_S)
+    assert not loading.let_go.is_set()
+    assert outcome.lost == (1,)
+    with pytest.raises(launcher.RunEndedError, match=r"^rank 1 ended with SIGKILL"):
+        outcome.code()
+
+
+def test_a_store_that_cannot_be_served_ends_the_ranks(
+    loading: SlowToLoad, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "waits.py").write_text("import time\ntime.sleep(900)\n", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    loading.let_go.set()
+    with pytest.raises(ImportError, match="TCPStore"):
+        launcher.launch_and_wait([], 2, {}, "waits")
 
 
 def test_a_rank_killed_in_the_start_is_named(inputs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

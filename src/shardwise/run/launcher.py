@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ HOST = "localhost"  # of the rendezvous: unreachable from other machines
 LEAVE_S = 30.0
 # Likewise before the first step, where they have no checkpoint to write, and the launcher knows what has ended the run.
 LEAVE_BEFORE_STEPS_S = 2.0
+CLOSED = -1  # of a socket, in place of its descriptor
 TICK_S = 0.2  # seconds between two checks of signals and deadlines while no rank ends
 
 
@@ -55,18 +57,15 @@ def launch_and_wait(
 ) -> RunOutcome:
     """Run ranks as `run_ranks` does, and return how they ended without raising. `extra_environment` is added to the
     environment of the ranks."""
-    rank_processes, server = _RankProcesses(), socket.create_server((HOST, 0))
-    port = server.getsockname()[1]
+    rank_processes, server = _RankProcesses(), _StoreServer()
     previous_handlers = {signum: signal.signal(signum, rank_processes.stop) for signum in SIGNALS}
     try:
         command = [sys.executable, "-m", module, *arguments]
         for rank in range(num_processes):
-            rank_processes.start(command, {**rank_environment(rank, num_processes, port), **extra_environment})
-        from shardwise.run.faults.torch_stores import TCPStore  # late: PyTorch loads while the ranks start
-
-        store = TCPStore(HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
-        codes = rank_processes.wait(lambda: store.check([f"{PREFIX}/{STEPS_KEY}"]))
-        report = read_report(store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
+            rank_processes.start(command, {**rank_environment(rank, num_processes, server.port), **extra_environment})
+        server.start()
+        codes = rank_processes.wait(server.has_begun)
+        report = read_report(server.store, f"{PREFIX}/{LOST_KEY}") if LOST_CODE in codes.values() else ""
         return RunOutcome(codes, rank_processes.killed, rank_processes.stop_signal, report)
     finally:
         rank_processes.kill()
@@ -93,6 +92,49 @@ def read_report(store: Store, key: str) -> str:
         if store.check([key])
         else "ranks lost their connections to each other, and none reported a reason"
     )
+
+
+class _StoreServer:
+    """The store through which the ranks of a run meet, on a port of this machine; until it serves, connections wait.
+
+    A thread loads PyTorch for it, which takes seconds and longer on a busy machine: ranks that end meanwhile are noticed.
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.create_server((HOST, 0))
+        self.port: int = self._socket.getsockname()[1]
+        self._store: Future[Store] = Future()
+        # Not a daemon: the interpreter cannot end while a thread loads PyTorch. An error is printed before it waits for this one.
+        self._thread = threading.Thread(target=self._serve)
+
+    def start(self) -> None:
+        """Load PyTorch and serve; called after the ranks were started, which load it at the same time."""
+        self._thread.start()
+
+    def _serve(self) -> None:
+        try:
+            from shardwise.run.faults.torch_stores import TCPStore
+
+            descriptor = self._socket.detach()
+            if descriptor != CLOSED:
+                self._store.set_result(
+                    TCPStore(HOST, self.port, is_master=True, wait_for_workers=False, master_listen_fd=descriptor)
+                )
+        except Exception as error:
+            self._store.set_exception(error)
+
+    @property
+    def store(self) -> Store:
+        """The store, waited for. Raises the error that it could not be served with."""
+        return self._store.result()
+
+    def has_begun(self) -> bool:
+        """Return whether ranks have come to their first step. Raises as `store` does."""
+        return self._store.done() and self.store.check([f"{PREFIX}/{STEPS_KEY}"])
+
+    def close(self) -> None:
+        """Close the port if the store does not serve it yet."""
+        self._socket.close()
 
 
 class _RankProcesses:
@@ -124,12 +166,14 @@ class _RankProcesses:
         have come to their first step: until then a rank that ends without a report ends the others soon."""
         codes: dict[int, int] = {}
         deadline, sent_signal, dismissal = float("inf"), 0, float("inf")
+        in_steps = False
         while len(codes) < len(self._processes):
+            in_steps = in_steps or has_begun()
             try:
                 rank = self._ended.get(timeout=TICK_S)
                 codes[rank] = SIGTERM_CODE if rank in self._dismissed else self._processes[rank].returncode
                 deadline = min(deadline, time.monotonic() + (LEAVE_S if codes[rank] else STOP_S))
-                if not has_known_reason(codes[rank]) and not has_begun():
+                if not has_known_reason(codes[rank]) and not in_steps:
                     dismissal = min(dismissal, time.monotonic() + LEAVE_BEFORE_STEPS_S)
             except Empty:
                 pass
