@@ -1,10 +1,11 @@
-"""Random launches of every framework, read by the framework itself: `make export-check`.
+"""Random launches and models of every framework, read and built by the framework itself: `make export-check`.
 
     python benchmarks/export_check/run.py [TARGET ...] [--count 100] [--sources FOLDER]
 
 Each framework has a virtual environment of its own under out/export-check, since their pins exclude one another; a framework
 whose wheel lacks what starts it is checked out at the commit that its options are of, or found under --sources
-(FOLDER/Megatron-LM, FOLDER/maxtext). A target whose judge refuses a launch ends the command with status 1.
+(FOLDER/Megatron-LM, FOLDER/maxtext). Each launch is read back too. Then the framework builds the catalogue's models of what is
+exported. A target whose judge refuses a launch, or finds another model, ends the command with status 1.
 """
 
 from __future__ import annotations
@@ -24,38 +25,49 @@ TORCH = "torch==2.13.0"
 
 
 class Judge(NamedTuple):
-    """A judge's script; what it needs; what is unpacked beside it (wheels) or checked out, and the option that says where."""
+    """Scripts that judge launches ("": none) and models; what they need; what is unpacked beside them (wheels) or checked out,
+    and the option that says where."""
 
     script: str
     packages: tuple[str, ...]
+    models: str = ""  # script
+    more: tuple[str, ...] = ()  # arguments of that script; {count}: the number of launches
     alone: tuple[str, ...] = ()  # without what they depend on
     source: str = ""  # of repository@commit
     option: str = ""
     unpacked: tuple[str, ...] = ()
 
 
+OURS = ("lazy_loader", "numpy", "safetensors")  # what building a model here needs
 MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
 MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
 _TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow", "triton")
 _MAXTEXT = ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2")
 JUDGES: Mapping[str, Judge] = {
-    "megatron": Judge("megatron.py", (TORCH, "packaging", "numpy"), source=MEGATRON_LM, option="--megatron"),
+    "megatron": Judge(
+        "megatron.py", (TORCH, "packaging", *OURS), "megatron_models.py", source=MEGATRON_LM, option="--megatron"
+    ),
     "megatron-bridge": Judge(
-        "megatron_bridge.py", (TORCH, "transformers", "packaging", "pyyaml", "antlr4-python3-runtime==4.9.3"),
-        option="--packages",
+        "megatron_bridge.py", (TORCH, "transformers", "packaging", "pyyaml", "antlr4-python3-runtime==4.9.3", *OURS),
+        "megatron_bridge_models.py", option="--packages",
         unpacked=("megatron-bridge==0.3.1", "megatron-core==0.16.1", "omegaconf==2.3.0", "hydra-core==1.3.2"),
     ),
     "automodel": Judge(
         "automodel.py", (TORCH, "transformers", "pyyaml"), option="--package", unpacked=("nemo-automodel==0.7.0",)
     ),
     "torchtitan": Judge(
-        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing"), alone=("torchtitan==0.3.0",)
+        "torchtitan.py", (*_TITAN, "torchao", "spmd_types", "torch_checkpointing", *OURS), "torchtitan_models.py",
+        alone=("torchtitan==0.3.0",),
     ),
-    "torchtitan-toml": Judge("torchtitan_toml.py", _TITAN, alone=("torchtitan==0.2.2",)),
+    "torchtitan-toml": Judge(
+        "torchtitan_toml.py", (*_TITAN, *OURS), "torchtitan_models.py", ("--release", "torchtitan-toml"),
+        alone=("torchtitan==0.2.2",),
+    ),
     "deepspeed": Judge("deepspeed.py", (TORCH, "deepspeed==0.19.8")),
     "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
     "maxtext": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
     "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
+    "transformers": Judge("", (TORCH, "transformers==5.23.0", *OURS), "transformers_models.py", ("--count", "{count}")),
     "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"), alone=("nanotron==0.4",)),
 }  # fmt: skip
 
@@ -107,12 +119,25 @@ def checked_out(repository: str, commit: str, place: Path) -> None:
 
 
 def check(name: str, count: int, sources: Path | None) -> int:
-    """The exit status of a target's judge on random launches."""
+    """The exit status of a target's judges on random launches and on the catalogue's models."""
     judge, folder = JUDGES[name], ROOT / "out" / "export-check" / name
     folder.mkdir(parents=True, exist_ok=True)
-    python, launches = environment(name, judge, folder), folder / "launches"
-    shutil.rmtree(launches, ignore_errors=True)
+    python = environment(name, judge, folder)
     where = told_where(judge, python, folder, sources)
+    code = check_launches(name, python, where, count) if judge.script else 0
+    if judge.models:
+        options = [word.format(count=count) for word in judge.more]
+        words = [str(python), str(HERE / judge.models), *where, *options]
+        models = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(ROOT / "src")}).returncode
+        print(f"{name}: {'models are as here' if models == 0 else 'models differ'}", flush=True)
+        code = max(code, models)
+    return code
+
+
+def check_launches(name: str, python: Path, where: list[str], count: int) -> int:
+    """The exit status of a target's judge on random launches, which are read back as they were written."""
+    judge, launches = JUDGES[name], ROOT / "out" / "export-check" / name / "launches"
+    shutil.rmtree(launches, ignore_errors=True)
     paths = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}"}
     subprocess.run([sys.executable, str(HERE / "write.py"), name, str(count), str(launches)], check=True, env=paths)
     given = sorted(map(str, launches.iterdir())) if where or name == "nanotron" else [str(launches)]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +16,9 @@ from shardwise.hardware.stacks import get_stack
 from shardwise.interop.frameworks.huggingface_hub_names import hub_model, hub_name
 from shardwise.interop.frameworks.megatron.bridge_recipe import TARGET, options_by_field, to_megatron
 from shardwise.interop.frameworks.targets import TARGETS
-from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.translate_launch import refusals
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines, launch_from_fields
+from shardwise.interop.launches.target import OptionReader
+from shardwise.interop.launches.translate_launch import from_options, refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.option_tables import option_table
 from shardwise.interop.text_formats.python_config import parse_python_config
@@ -209,3 +214,65 @@ def test_models_have_their_names_on_the_hub(name: str, model: str) -> None:
     assert found.name == model
     assert hub_model(hub_name(found) or "") == found
     assert hub_model("nobody/knows") is None
+
+
+def recipe_of(name: str) -> str:
+    """The recipe of a model on one GPU."""
+    model = load_model(name)
+    seq_len = model.max_positions or 1024
+    job = Job(global_batch_tokens=8 * seq_len, seq_len=seq_len, precision="bf16_fp32_main_gradients")
+    launch = Launch(model=model, job=job, layout=Layout(), machines=Machines(num_devices=1, devices_per_node=1))
+    return TARGET.write(to_options(TARGET, launch), launch)["recipe.py"]
+
+
+EXPORTED = (
+    "deepseek-v3", "kimi-k2", "gemma-2b", "gemma-3-27b", "gpt-2", "gpt-oss-20b", "llama-3.1-8b", "olmoe-1b-7b", "opt-175b",
+    "mistral-7b",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_each_argument_of_a_provider_is_a_field_of_its_class(name: str) -> None:
+    """Others are set afterwards, as its own conversion does (models/conversion/model_bridge.py)."""
+    fields = json.loads((Path(__file__).parent / "megatron_bridge_fields.json").read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(ast.parse(recipe_of(name))) if isinstance(node, ast.Call)]
+    provider = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id.endswith("Provider"))
+    assert isinstance(provider.func, ast.Name)
+    known = set(" ".join([*fields["GPTModelProvider"], *fields[provider.func.id]]).split())
+    assert {keyword.arg for keyword in provider.keywords} <= known
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+def test_models_are_read_back_as_they_are(name: str) -> None:
+    """Constants of the arithmetic too."""
+    model = load_model(name)
+    options = TARGET.read({"recipe.py": recipe_of(name)})
+    assert TARGET.problems(options) == []
+    machines = Machines(num_devices=1, devices_per_node=1)
+    launch = launch_from_fields(from_options(TARGET, OptionReader(options, machines)), machines)
+    labels = {name: getattr(model, name) for name in ("name", "source", "nominal_num_params", "max_positions")}
+    assert replace(launch.model, **labels) == model
+
+
+def test_yarn_is_set_where_gptmodel_reads_it() -> None:
+    """GPTModel of 0.16.1 reads yarn_* of the configuration without defaults (gpt_model.py)."""
+    text = recipe_of("gpt-oss-20b")
+    settings = dict(re.findall(r"cfg\.model\.yarn_(\w+) = (\S+)", text))
+    assert settings == {
+        "rotary_scaling_factor": "32.0", "original_max_position_embeddings": "4096", "beta_fast": "32.0", "beta_slow": "1.0",
+        "correction_range_round_to_int": "False", "mscale": "1.0", "mscale_all_dim": "0.0",
+    }  # fmt: skip
+
+
+def test_a_provider_of_latent_attention_scales_angles_by_forty_unless_it_says_otherwise() -> None:
+    """Its default (MLATransformerConfig.rotary_scaling_factor)."""
+    text = recipe_of("moonlight-16b-a3b").replace("        rotary_scaling_factor=1.0,\n", "")
+    launch = parse_launch({"recipe.py": text}, Machines(num_devices=1, devices_per_node=1)).launch
+    rotary = launch.model.numerics.rotary
+    assert (rotary.factor, rotary.original_positions, rotary.high) == (40.0, 4096, 32.0)
+
+
+def test_capped_scores_are_refused() -> None:
+    job = Job(global_batch_tokens=8 * 1024, seq_len=1024, precision="bf16_fp32_main_gradients")
+    launch = Launch(model=load_model("gemma-2-9b"), job=job, layout=Layout(), machines=EIGHT)
+    assert any("Gemma2ModelProvider" in reason for reason in refusals(launch, TARGET))

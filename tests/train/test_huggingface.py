@@ -473,9 +473,21 @@ def test_files_that_are_not_there_or_broken_are_refused(tmp_path: Path) -> None:
         load_hf(tmp_path)
 
 
+def test_a_width_that_transformers_refuses_is_written_for_a_family_that_takes_it() -> None:
+    """LlamaConfig refuses widths that are no multiple of the number of heads, MistralConfig does not (transformers 5.23)."""
+    import transformers
+
+    architecture, _ = read_config({"model_type": "llama", **SMALL})
+    config, family = write_config(dataclasses.replace(architecture, d_model=18), 64)
+    assert family.model_class == "MistralForCausalLM"
+    assert transformers.AutoConfig.for_model(**config).hidden_size == 18
+    with pytest.raises(Exception, match="not a multiple"):
+        transformers.AutoConfig.for_model(**{**config, "model_type": "llama"})
+
+
 def test_models_that_no_family_has_are_not_written(tmp_path: Path) -> None:
     architecture, _ = read_config({"model_type": "llama", **SMALL})
-    with pytest.raises(InputError, match="cannot be written as a model of transformers"):
+    with pytest.raises(InputError, match="these are the families of transformers that are written"):
         save_hf(initial_weights(dataclasses.replace(architecture, parallel=True), 0), tmp_path, seq_len=64)
     with pytest.raises(InputError, match="found model_type 'bert'"):
         save_hf(initial_weights(architecture, 0), tmp_path, seq_len=64, model_type="bert")

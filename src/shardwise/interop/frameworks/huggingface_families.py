@@ -119,7 +119,8 @@ class HuggingFaceFamily:
     kind. `experts` are the config's keys of their number and width, `balance_bias` the tensor of a router's balance bias ("":
     none). `config_defaults` are values that a config without these keys means, `required_values` constants of its code
     whatever the config says. `adjacent_pairs`: the two dims that rotary embeddings rotate together (of R, in latent attention)
-    are neighbours, rather than one in each half. Constants of its arithmetic are in `FamilyRule.numerics`.
+    are neighbours, rather than one in each half. `whole_heads`: transformers refuses a width that is not a multiple of the
+    number of heads (`validate_architecture`, 5.23). Constants of its arithmetic are in `FamilyRule.numerics`.
     """
 
     model_class: str
@@ -131,6 +132,7 @@ class HuggingFaceFamily:
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
     required_values: Mapping[str, Any] = field(default_factory=dict)
     adjacent_pairs: bool = False
+    whole_heads: bool = False
 
     @property
     def weight_table(self) -> WeightTable:
@@ -154,7 +156,7 @@ _DEEPSEEK_EXPERTS = ("n_routed_experts", "moe_intermediate_size")
 _BALANCE_BIAS = "mlp.gate.e_score_correction_bias"
 _QWEN_EXPERTS = ("num_experts", "moe_intermediate_size")
 FAMILIES: Mapping[str, HuggingFaceFamily] = {
-    "llama": HuggingFaceFamily(model_class="LlamaForCausalLM"),
+    "llama": HuggingFaceFamily(model_class="LlamaForCausalLM", whole_heads=True),
     "mistral": HuggingFaceFamily(model_class="MistralForCausalLM"),
     "qwen2": HuggingFaceFamily(model_class="Qwen2ForCausalLM"),
     "qwen3": HuggingFaceFamily(model_class="Qwen3ForCausalLM"),
@@ -174,10 +176,12 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
     ),
     "gemma": HuggingFaceFamily(model_class="GemmaForCausalLM"),
     "gemma2": HuggingFaceFamily(
-        model_class="Gemma2ForCausalLM", block_overrides=_POST_NORMS, activation="hidden_activation", layer_types=True
+        model_class="Gemma2ForCausalLM", block_overrides=_POST_NORMS, activation="hidden_activation", layer_types=True,
+        whole_heads=True,
     ),
     "gemma3_text": HuggingFaceFamily(
-        model_class="Gemma3ForCausalLM", block_overrides=_POST_NORMS, activation="hidden_activation", layer_types=True
+        model_class="Gemma3ForCausalLM", block_overrides=_POST_NORMS, activation="hidden_activation", layer_types=True,
+        whole_heads=True,
     ),
     "olmo2": HuggingFaceFamily(model_class="Olmo2ForCausalLM", block_overrides=_POST_NORMS),
 }  # fmt: skip
@@ -247,6 +251,11 @@ def _problems(config: Mapping[str, Any], architecture: Architecture, family: Hug
     for key, value in family.required_values.items():
         if config.get(key, value) != value:
             yield f"model: the config has {key} = {config[key]!r}; {value!r}, which this family's code has in places, is required"
+    if family.whole_heads and architecture.d_model % architecture.num_heads:
+        yield (
+            f"model: found hidden_size = {architecture.d_model} with num_attention_heads = {architecture.num_heads}; a multiple "
+            f"of these is required by {family.model_class}"
+        )
     kinds, mixed = config.get("layer_types"), bool(architecture.sliding_window and architecture.global_every)
     if mixed and not family.layer_types:
         yield "model: layers with and without a sliding window; this family has one kind of layer"
@@ -276,8 +285,8 @@ def write_config(
         if replace(restored, **labels) == architecture:
             return config, family
     raise InputError(
-        f"model {architecture.name}: none of {model_type or ', '.join(FAMILIES)} has what it has, so that it cannot be written "
-        "as a model of transformers"
+        f"model {architecture.name}: none of {model_type or ', '.join(FAMILIES)} has what it has; these are the families of "
+        "transformers that are written"
     )
 
 

@@ -14,7 +14,17 @@ from typing import Any
 
 from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.megatron import launch_script
-from shardwise.interop.frameworks.megatron.model_options import ACTIVATIONS, MODEL_MAPPINGS
+from shardwise.interop.frameworks.megatron.bridge_providers import (
+    CAPPED_SCORES,
+    LATENT_FIELDS,
+    PROVIDER,
+    PROVIDERS,
+    YARN_FIELDS,
+    generalise_fields,
+    read_provider,
+    write_provider,
+)
+from shardwise.interop.frameworks.megatron.model_options import MODEL_MAPPINGS
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import README_FILE, LaunchFiles, OptionMapping, OptionReader, Requirement, Target
@@ -39,9 +49,13 @@ RENAMED_FIELDS = {
 INVERTED_FIELDS = {
     "untie-embeddings-and-output-weights": "model.share_embeddings_and_output_weights",
     "disable-bias-linear": "model.add_bias_linear", "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32",
+    "no-yarn-correction-range-round-to-int": "model.yarn_correction_range_round_to_int",
 }  # fmt: skip
 # Arguments without a field of their own: Bridge lacks them or expresses them by other fields (below).
-UNNAMED_OPTIONS = {"group-query-attention", "max-position-embeddings", "train-samples", "quick-geglu", "swiglu"}
+UNNAMED_OPTIONS = {
+    "group-query-attention", "max-position-embeddings", "train-samples", "quick-geglu", "swiglu",
+    "yarn-correction-range-round-to-int",
+}  # fmt: skip
 # Defaults of a recipe that begins with _pretrain_common.
 COMMON_DEFAULTS: Options = {
     "train.global_batch_size": 32, "train.micro_batch_size": 2, "train.train_iters": 300_000, "dataset.seq_length": 4096,
@@ -59,8 +73,6 @@ BASE_RECIPES: Mapping[str, Options] = {"_pretrain_common": COMMON_DEFAULTS, "_sf
 # COMMON_DEFAULTS sets them, so a recipe must say if they are off.
 ALWAYS_SET = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
-ACTIVATION_FUNCTIONS = {"swiglu": "torch.nn.functional.silu", "clamped_swiglu": "quick_gelu",
-                        "gelu": "torch.nn.functional.gelu"}  # fmt: skip
 _FP8_FORMATS = {"": {}, "fp8_delayed_scaling": ("hybrid", "delayed"), "fp8_current_scaling": ("hybrid", "tensorwise"),
             "fp8_subchannel_scaling": ("hybrid", "blockwise"), "mxfp8": ("e4m3", "mxfp8")}  # fmt: skip
 
@@ -76,7 +88,8 @@ def bridge_field(option: str) -> str | None:
 @cache
 def options_by_field() -> Mapping[str, str]:
     """Return Megatron-LM's arguments by Bridge's field."""
-    return {field: option for option in option_table("megatron") if (field := bridge_field(option))}
+    named = (option for option in option_table("megatron") if option not in UNNAMED_OPTIONS)
+    return {field: option for option in named if (field := bridge_field(option))}
 
 
 def _format_layer_freq(freq: Any) -> str:
@@ -126,8 +139,6 @@ def to_bridge(options: Options) -> dict[str, Any]:
     fields["dataset.seq_length"] = fields["model.seq_length"]
     if "train-samples" in options:
         fields["train.train_iters"] = max(round(options["train-samples"] / options["global-batch-size"]), 1)
-    mlp = next(name for name, arguments in ACTIVATIONS.items() if arguments.items() <= options.items())
-    fields |= {"model.activation_func": NameExpr(ACTIVATION_FUNCTIONS[mlp]), "model.gated_linear_unit": mlp != "gelu"}
     dtype = NameExpr(DTYPES["bf16" if "bf16" in options else "fp16" if "fp16" in options else "fp32"])
     plain = {} if "bf16" in options or "fp16" in options else {"mixed_precision.fp32": True}
     return {**fields, **plain, "mixed_precision.params_dtype": dtype, "mixed_precision.pipeline_dtype": dtype}
@@ -139,16 +150,13 @@ def to_megatron(fields: Options) -> dict[str, Any]:
     explicit = {**named_precision, **{name: value for name, value in fields.items() if value is not None}}
     arguments: dict[str, Any] = {}
     for field, option in options_by_field().items():
-        if field in explicit and option not in UNNAMED_OPTIONS:
+        if field in explicit:
             value = _convert_value(option, explicit[field], 1)
             arguments |= {} if value is None or value is False else {option: value}
     length = explicit.get("model.seq_length", explicit.get("dataset.seq_length"))
     arguments |= {"seq-length": length, "max-position-embeddings": length} if length is not None else {}
     arguments |= {"group-query-attention": True} if "num-query-groups" in arguments else {}
     arguments |= {"cross-entropy-loss-fusion": True} if explicit.get("model.cross_entropy_loss_fusion", True) else {}
-    gate = str(explicit.get("model.activation_func", "")).split(".")[-1]
-    if explicit.get("model.gated_linear_unit", False):
-        arguments |= {"quick-geglu": True} if gate == "quick_gelu" else {"swiglu": True}
     return arguments
 
 
@@ -168,23 +176,25 @@ def precision_fields(precision: Any) -> dict[str, Any]:
 
 
 RECIPE_FILE = "recipe.py"
-PROVIDERS: Mapping[str, Options] = {"GPTModelProvider": {}, "MLAModelProvider": {"model.multi_latent_attention": True}}
 # Fields that `to_megatron` combines, so that none of them has an argument of its own.
-JOINT_FIELDS = ("mixed_precision", "mixed_precision.fp32", "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype",
-            "model.activation_func", "model.gated_linear_unit", "model.seq_length", "dataset.seq_length", "model.hf_model_id",
-            "model.cross_entropy_loss_fusion", "optimizer.use_distributed_optimizer", "comm_overlap")  # fmt: skip
+JOINT_FIELDS = (
+    "mixed_precision", "mixed_precision.fp32", "mixed_precision.params_dtype", "mixed_precision.pipeline_dtype",
+    "model.activation_func", "model.gated_linear_unit", PROVIDER, *YARN_FIELDS.values(), *LATENT_FIELDS,
+    "model.interleaved_attn_pattern", "model.softmax_scale", "model.seq_length", "dataset.seq_length", "model.hf_model_id",
+    "model.cross_entropy_loss_fusion", "optimizer.use_distributed_optimizer", "comm_overlap",
+)  # fmt: skip
 _HUB_CALL = re.compile(r"from_hf_pretrained\((['\"])([^'\"]+)\1")
 _HEAD = '''"""Started by torchrun on each node; data and tokenizer are mock until cfg.dataset and cfg.tokenizer say which."""
 
 import torch
-from megatron.bridge.models.gpt_provider import GPTModelProvider
-from megatron.bridge.models.mla_provider import MLAModelProvider
+{}
 from megatron.bridge.recipes.common import _pretrain_common
 from megatron.bridge.training.comm_overlap import CommOverlapConfig
 from megatron.bridge.training.config import ConfigContainer
 from megatron.bridge.training.gpt_step import forward_step
 from megatron.bridge.training.mixed_precision import MixedPrecisionConfig
 from megatron.bridge.training.pretrain import pretrain
+from megatron.core.activations import fast_gelu
 from megatron.core.fusions.fused_bias_geglu import quick_gelu
 
 
@@ -200,7 +210,7 @@ if __name__ == "__main__":
 
 
 def _bridge_options(launch: Launch) -> Options:
-    return to_bridge(to_options(launch_script.TARGET, launch))
+    return write_provider(launch, to_bridge(to_options(launch_script.TARGET, launch)))
 
 
 def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
@@ -210,11 +220,11 @@ def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
         raise InputError(
             f"model: found {reader.options.get('model.hf_model_id')!r}, whose sizes are not known; name the model"
         )
-    megatron_options = {**_model_arguments(model), **to_megatron(reader.options)}
+    megatron_options = {**_model_arguments(model), **to_megatron(generalise_fields(reader.options))}
     argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
     launch_fields = from_options(launch_script.TARGET, argument_reader)
     reader.acknowledge(*JOINT_FIELDS, *filter(None, map(bridge_field, argument_reader.read_names)))
-    return launch_fields
+    return {**launch_fields, **read_provider(reader.options)}
 
 
 def _find_model(options: Options) -> Architecture | None:
@@ -237,8 +247,12 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
         section, _, field = name.partition(".")
         sections.setdefault(section, {})[field] = value
     model = sections.pop("model")
-    provider = "MLAModelProvider" if model.get("multi_latent_attention") else "GPTModelProvider"
+    provider = model.pop("provider")
+    later = {
+        field: model.pop(field) for field in list(model) if field.startswith("yarn_")
+    }  # no field of every provider
     lines = [f"cfg.model = {provider}(", *(f"    {field}={value!r}," for field, value in model.items()), ")"]
+    lines += [f"cfg.model.{field} = {value!r}" for field, value in later.items()]
     config_classes = {"comm_overlap": "CommOverlapConfig", "mixed_precision": "MixedPrecisionConfig"}
     for name, config_class in config_classes.items():
         if name in sections:
@@ -247,7 +261,8 @@ def _write_files(options: Options, launch: Launch) -> LaunchFiles:
         lines += [f"cfg.{name}.{field} = {value!r}" for field, value in settings.items()]
     lines.append('cfg.tokenizer.tokenizer_type = "NullTokenizer"')
     lines.append(f"cfg.tokenizer.vocab_size = {launch.model.vocab_size - 1}")
-    return {RECIPE_FILE: _HEAD + "".join(f"    {line}\n" for line in lines) + _TAIL}
+    provider_import = f"from megatron.bridge.models.{PROVIDERS[provider].module} import {provider}"
+    return {RECIPE_FILE: _HEAD.format(provider_import) + "".join(f"    {line}\n" for line in lines) + _TAIL}
 
 
 def _read_files(files: LaunchFiles, recipe: str | None = None) -> Options:
@@ -285,12 +300,14 @@ def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
         return {path: value}
     if path and not value.values and (path != "model" or value.name in PROVIDERS):
         fields = {f"{path}.{name}": setting for name, setting in value.keywords.items()}
-        return {**PROVIDERS.get(value.name, {}), **fields}
+        return {**({PROVIDER: value.name} if path == "model" else {}), **fields}
     return {f"{path or 'recipe'} = {value!r}": None}
 
 
 def _notes(launch: Launch) -> Iterator[str]:
     yield "data and tokenizer are mock: set cfg.dataset.blend and cfg.tokenizer in the recipe"
+    if not launch.job.tokens:
+        yield "the length of the run is yours: set cfg.train.train_iters, which is 300,000 otherwise; or plan with --tokens"
     yield from (note for note in launch_script.TARGET.notes(launch) if "recomputation" in note)
 
 
@@ -299,7 +316,7 @@ TARGET = Target(
     source="https://github.com/NVIDIA-NeMo/Megatron-Bridge, src/megatron/bridge/training/config.py", stack="megatron-bridge-26",
     options_file=OPTIONS_FILE, mappings=(OptionMapping(_bridge_options, _read_launch),),
     requirements=(
-        *launch_script.TARGET.requirements,
+        *launch_script.TARGET.requirements, CAPPED_SCORES,
         Requirement(
             lambda launch: launch.model.positions != "learned" or launch.job.seq_len >= (launch.model.max_positions or 0),
             lambda launch: f"seq_len = {launch.job.seq_len} of {launch.model.max_positions} learned positions: Megatron Bridge "

@@ -23,7 +23,7 @@ DIGITS = 6  # of mscale, which is recovered from magnitudes
 
 
 def write_rotary(launch: Launch) -> Options:
-    """Return the arguments of a model's angles; those that Megatron-LM cannot express are left out."""
+    """Return the arguments of a model's angles; constants that Megatron-LM has in its code come back as these."""
     model = launch.model
     if not model.structure.has_rotary:
         return {}
@@ -32,31 +32,22 @@ def write_rotary(launch: Launch) -> Options:
     if rotary.part != 1.0:
         options["rotary-percent"] = rotary.part
     if model.kv_lora_rank:
-        is_known = _constants(rotary) == LATENT_YARN_CONSTANTS
-        return {
-            **options,
-            "rotary-scaling-factor": 1.0,
-            **(_yarn_options(model) if _is_yarn(rotary) and is_known else {}),
-        }
-    if _is_yarn(rotary):
-        return {**options, "position-embedding-type": "yarn", **_yarn_options(model), **_yarn_constants(rotary)}
+        return {**options, "rotary-scaling-factor": 1.0, **(yarn_options(model) if is_yarn(rotary) else {})}
+    if is_yarn(rotary):
+        return {**options, "position-embedding-type": "yarn", **yarn_options(model), **_yarn_constants(rotary)}
     if rotary.original_positions:
-        is_known = _constants(rotary) == LLAMA3_CONSTANTS
-        return {**options, **({"use-rope-scaling": True, "rope-scaling-factor": rotary.factor} if is_known else {})}
+        return {**options, "use-rope-scaling": True, "rope-scaling-factor": rotary.factor}
     if rotary.factor != 1.0 and rotary.factor.is_integer():
         options["rotary-seq-len-interpolation-factor"] = round(rotary.factor)
     return options
 
 
-def _is_yarn(rotary: Rotary) -> bool:
+def is_yarn(rotary: Rotary) -> bool:
+    """Return whether angles are scaled as YaRN does."""
     return rotary.original_positions > 0 and rotary.ramp == RAMP_OVER_INDEX
 
 
-def _constants(rotary: Rotary) -> tuple[float, float, int]:
-    return rotary.low, rotary.high, rotary.original_positions
-
-
-def _yarn_options(model: Architecture) -> Options:
+def yarn_options(model: Architecture) -> Options:
     """Return the factor, and both mscales from the magnitudes of scores and of cosines and sines."""
     rotary, scale = model.numerics.rotary, model.numerics.attention_scale
     of_all = 1.0 if scale is None else math.sqrt(scale * math.sqrt(model.head_dim))

@@ -234,6 +234,8 @@ def _read_files(files: LaunchFiles) -> Options:
 
 def _notes(launch: Launch) -> Iterator[str]:
     yield "learning rate, data and its tokenizer are yours: set LR, HF_ASSETS and training.dataset"
+    if launch.model.kv_lora_rank:
+        yield "norms of latents have the smallest epsilon of their dtype, whatever the model has (deepseek_v3/model/model.py)"
     if launch.model.num_experts and launch.layout.ep == 1 and launch.layout.tp > 1:
         yield "without expert parallelism each expert is split as its layer is"
 

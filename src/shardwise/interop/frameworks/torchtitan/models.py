@@ -3,7 +3,9 @@
 A flavor is a model by its name, and no option sets a size. Tables: `options/torchtitan_models.json` (0.3.0) and
 `options/torchtitan_toml_models.json` (0.2.2), from the registries of the two wheels (models/*/__init__.py). They have the
 fields (`launch.Launch.fields`) of each flavor whose weights, built without memory, are as many as those of the fields here;
-`attention`, `max_seq_len`, `pipelines` and `splits_sequence` are from its code.
+`attention`, `max_seq_len`, `pipelines` and `splits_sequence` are from its code. Angles are scaled for sequences longer than
+`scaled_beyond` alone, if a flavor has it (0.2.2, deepseek_v3/model/model.py). A magnitude of cos and sin may be part of the scale
+of scores in its code (0.3.0, gpt_oss/model.py): the products are the same.
 
 Source of weight names: the wheel of torchtitan 0.3.0, models/common (decoder.py, attention.py, feed_forward.py, moe.py),
 models/llama3, models/qwen3 and models/deepseek_v3 (model.py, mtp.py, state_dict_adapter.py). Llama 3 and DeepSeek-V3 rotate
@@ -97,7 +99,20 @@ def map_flavor(table: str) -> OptionMapping:
         flavor = find_flavor(table, launch.model)
         return {"model.name": flavor.name, "model.flavor": flavor.flavor} if flavor else {}
 
-    return OptionMapping(write_flavor, lambda reader: read_flavor(table, reader).fields)
+    return OptionMapping(write_flavor, lambda reader: _fields_of_flavor(read_flavor(table, reader), reader))
+
+
+def _fields_of_flavor(flavor: Flavor, reader: OptionReader) -> Mapping[str, Any]:
+    """Return the fields of a flavor, without scaled angles where its code does not scale them."""
+    longest_unscaled = flavor.facts.get("scaled_beyond")
+    if longest_unscaled is None or reader.get("training.seq_len", 2048) > longest_unscaled:
+        return flavor.fields
+    base = "numerics.rotary.base"
+    return {
+        name: value
+        for name, value in flavor.fields.items()
+        if name == base or not name.startswith(("numerics.rotary.", "numerics.attention_scale"))
+    }
 
 
 def read_flavor(table: str, reader: OptionReader) -> Flavor:
