@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.architecture import ModelStructure
+from shardwise.model.structure import ModelStructure
 
 CHOICES = ("zero_stage", "sequence_parallel", "recompute", "cp_variant", "async_tp", "whole_experts")
 

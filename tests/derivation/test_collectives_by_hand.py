@@ -33,8 +33,8 @@ from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.program import Role
 from shardwise.price.tensor_formats import TensorFormats
-from shardwise.price.unit_cost import unit_values
 from shardwise.price.unit_inputs import unit_cost_inputs
+from shardwise.price.unit_values import unit_values
 from shardwise.values.engine_policies import IssuePolicy
 from shardwise.values.precision import PRECISIONS
 

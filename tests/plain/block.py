@@ -44,9 +44,8 @@ class Block(NormedUnit):
     capacity: tuple[float, int] | None = None
 
     def __init__(self, architecture: Architecture, numerics: Numerics, layer: int) -> None:
-        dense = layer < architecture.num_dense_layers
-        shape = architecture.dense_layer_architecture() if dense else architecture
-        super().__init__("dense_block" if dense else "block", shape, numerics)
+        unit = architecture.layer_units[layer]
+        super().__init__(unit, architecture.unit_architecture(unit), numerics)
         self.keep_balanced()
 
     def keep_balanced(self) -> None:
@@ -55,6 +54,8 @@ class Block(NormedUnit):
             self.register_buffer("balance_bias", torch.zeros(self.architecture.num_experts, dtype=torch.float32))
 
     def forward(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
+        if "none" in (self.architecture.mixer, self.architecture.feed_forward):
+            return self.single(x, angles, mask)
         y = self.before(x, "attention_norm")
         attended = self.after(self.attention(y, angles, mask), "attention_post_norm")
         if self.architecture.parallel:
@@ -64,6 +65,14 @@ class Block(NormedUnit):
         middle = x + attended
         fed, routing = self.feed_forward(self.before(middle, "mlp_norm"))
         return middle + self.after(fed, "mlp_post_norm"), routing
+
+    def single(self, x: Tensor, angles: Rotation | None, mask: Tensor | None) -> Result:
+        """Attention or an MLP alone."""
+        if self.architecture.feed_forward == "none":
+            attended = self.attention(self.before(x, "attention_norm"), angles, mask)
+            return x + self.after(attended, "attention_post_norm"), None
+        fed, routing = self.feed_forward(self.before(x, "mlp_norm"))
+        return x + self.after(fed, "mlp_post_norm"), routing
 
     def before(self, x: Tensor, name: str) -> Tensor:
         return self.norm(x, name) if self.architecture.pre_norms else x

@@ -170,19 +170,20 @@ class Decoder(nn.Module):
         self, layers: Iterable[int], ids: Tensor, positions: Tensor, document_ids: Tensor | None, dtype: torch.dtype
     ) -> Iterator[tuple[Rotation | None, Tensor | None]]:
         """Each layer's angles and mask; layers that are alike share them."""
-        rotated = self.architecture.rope_head_dim or self.architecture.head_dim
-        angles: dict[Rotary, Rotation] = {}
+        angles: dict[tuple[Rotary, int], Rotation] = {}
         masks: dict[int | None, Tensor | None] = {}
         for layer in layers:
             window, rotary = self.architecture.attention_window(layer), self.rotary(layer)
             if window not in masks:
                 masks[window] = mask_of(ids, window, document_ids)
-            if rotary is not None and rotary not in angles:
-                angles[rotary] = rotation(positions, rotated, rotary, dtype)
-            yield (None if rotary is None else angles[rotary]), masks[window]
+            shape = self.architecture.layer_architecture(layer)
+            rotated = shape.rope_head_dim or shape.head_dim
+            if rotary is not None and (rotary, rotated) not in angles:
+                angles[rotary, rotated] = rotation(positions, rotated, rotary, dtype)
+            yield (None if rotary is None else angles[rotary, rotated]), masks[window]
 
     def rotary(self, layer: int) -> Rotary | None:
-        if self.architecture.positions != "rotary":
+        if self.architecture.layer_architecture(layer).positions != "rotary":
             return None
         local = self.numerics.local_rotary
         return self.numerics.rotary if local is None or self.architecture.attention_window(layer) is None else local

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import UNIT_PROGRAMS
+from shardwise.model.decoder import build_unit_program
 from shardwise.step.parameters import attribute_name
 
 
@@ -27,7 +27,7 @@ class UnitModule(nn.Module):
 
     def __init__(self, unit: str, architecture: Architecture, without: frozenset[str] = frozenset()) -> None:
         super().__init__()
-        program, sizes = UNIT_PROGRAMS[unit](architecture), architecture.dims
+        program, sizes = build_unit_program(architecture, unit), architecture.dims
         names = [name for name in program.weights if name not in without]
         self.weights = {attribute_name(name): Weight(unit, name, program.dims(name)) for name in names}
         for name, weight in self.weights.items():

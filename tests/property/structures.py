@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shardwise.model.layer_pattern import FrozenFields
 from shardwise.model.numerics import SIGMOID, Gating, Numerics
 
 Structure = tuple[tuple[str, Any], ...]
@@ -56,6 +57,15 @@ STRUCTURES: dict[str, Structure] = {
     "gates_as_they_are": (
         ("num_experts", 8), ("experts_per_token", 2),
         ("numerics", Numerics(gating=Gating(scale=3.0, groups=4, chosen_groups=1), normalised_gates=False)),
+    ),
+    "kinds_of_layers": (
+        ("num_experts", 4), ("experts_per_token", 2), ("shared_expert_width", 8), ("num_layers", 5), ("d_ff", 8),
+        ("layer_kinds", FrozenFields({
+            "dense": {"num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0, "positions": "none"},
+            "attention": {"num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0, "feed_forward": "none"},
+            "experts": {"mixer": "none", "shared_expert_width": 0},
+        })),
+        ("layer_pattern", ("dense", "block", "attention", "experts")),
     ),
     "gpt_oss": (
         ("num_experts", 8), ("experts_per_token", 2), ("sinks", True), ("mlp", "clamped_swiglu"),

@@ -117,12 +117,21 @@ class Case:
         ranks = self.cp * (self.tp_kv * self.tp_rep if self.sequence_parallel else 1)
         return {**self.architecture.dims, "B": self.seqs * self.dp * self.fsdp * self.ep, "T": self.positions * ranks}
 
+    def sizes_of(self, unit: str) -> dict[str, int]:
+        """Sizes in a unit: a kind of layer may have others than the base layer."""
+        return {**self.sizes, **self.architecture.unit_architecture(unit).dims}
+
+    def sizes_of_weight(self, name: str) -> dict[str, int]:
+        """Sizes in the unit of a weight of the whole program, whose name begins with the number of its layer."""
+        layer, dot, _ = name.partition(".")
+        return self.sizes_of(self.architecture.layer_units[int(layer)] if dot and layer.isdecimal() else "embedding")
+
     def inputs(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Random weights and optimizer states, and the micro-batches of one step."""
         rng = np.random.default_rng(self.seed)
-        program, sizes = model_program(self.architecture), self.sizes
-        state = {}
+        program, state = model_program(self.architecture), {}
         for name in program.weights:
+            sizes = self.sizes_of_weight(name)
             shape = [sizes[dim] for dim in program.dims(name)]
             state[name] = rng.normal(size=shape) * 0.5 + (1.0 if len(shape) == 1 else 0.0)
             state[f"{name}.master"] = state[name] + rng.normal(size=shape) * 1e-3
@@ -136,7 +145,7 @@ class Case:
                 )
                 if update.granularity in (Granularity.ROW_PAIR, Granularity.COLUMN_PAIR):
                     state[f"{name}.{moment}"] = definite(state[f"{name}.{moment}"])
-        return state, [self.batch(rng, sizes) for _ in range(self.num_micro_batches)]
+        return state, [self.batch(rng, self.sizes) for _ in range(self.num_micro_batches)]
 
     def batch(self, rng: np.random.Generator, sizes: Mapping[str, int]) -> dict[str, Any]:
         """One micro-batch: for the model and for each module of multi-token prediction."""
@@ -279,20 +288,26 @@ def _outcome(case: Case, unit: ShardedUnit, result: UnitStepResult) -> Outcome:
 
 def chained(case: Case, change: Change = lambda unit: unit) -> Outcome:
     """Embedding, blocks and head as the units that costs are read off, each handing its result to the next."""
-    return _Chain(case, change).run()
+    return _Chain(case, case.mesh, case.scheme, change).run()
+
+
+@lru_cache(maxsize=64)
+def chained_on_one_device(case: Case) -> Outcome:
+    """The same model and batch, unit by unit, with nothing sharded and nothing recomputed: layers may differ in sizes."""
+    scheme = scheme_of(case.architecture.structure, optimizer=case.optimizer)
+    return _Chain(case, Mesh(tuple((axis, 1) for axis in AXES)), scheme).run()
 
 
 class _Chain:
-    def __init__(self, case: Case, change: Change) -> None:
+    def __init__(self, case: Case, mesh: Mesh, scheme: ShardingScheme, change: Change = lambda unit: unit) -> None:
         assert not case.tied, "tied weights are one tensor of two units"
-        self.case = case
-        self.num_dense = case.architecture.num_dense_layers
-        units = {name: change(unit) for name, unit in derive_units(case.scheme).items()}
+        self.case, self.mesh, self.scheme = case, mesh, scheme
+        units = {name: change(unit) for name, unit in derive_units(scheme).items()}
         self.lists = {id(unit): lower_derived_unit(unit, IssuePolicy()).passes for unit in units.values()}
-        layers = ["dense_block" if i < self.num_dense else "block" for i in range(case.architecture.num_layers)]
+        layers = case.architecture.layer_units
         names = [("embedding", ""), *((name, f"{i}.") for i, name in enumerate(layers)), ("head", "")]
         self.links = [
-            (units[name], prefix, StrictDevices(case.mesh, case.sizes, unit=units[name], router=case.router))
+            (units[name], prefix, StrictDevices(mesh, case.sizes_of(name), unit=units[name], router=case.router))
             for name, prefix in names
         ]
 
@@ -305,7 +320,7 @@ class _Chain:
                     own = unit.update.program.dims(f"{name}.{part}")
                     devices.scatter_array(
                         f"{name}.{part}",
-                        state_resting_spec(self.case.scheme, dims, own),
+                        state_resting_spec(self.scheme, dims, own),
                         state[f"{prefix}{name}.{part}"],
                     )
         for batch in batches:
@@ -345,13 +360,13 @@ class _Chain:
             (output,) = program.outputs
             x = devices.live_shards[loss if unit is head else (output, unit.forward.specs[output])]
         own_loss = last.live_shards[loss]
-        dx = [np.ones(()) for _ in range(self.case.mesh.num_devices)]
+        dx = [np.ones(()) for _ in range(self.mesh.num_devices)]
         for unit, _, devices in reversed(self.links):
             (output,) = unit.forward.program.outputs
             devices.live_shards[f"d.{output}", unit.forward.specs[output]] = dx
             devices.run_instructions(unit.backward.program, self.lists[id(unit)]["backward"])
             for name in set(unit.backward.program.outputs) - set(unit.gradients.values()):
-                assert unit.backward.specs[name] == hidden_spec(self.case.scheme)
+                assert unit.backward.specs[name] == hidden_spec(self.scheme)
                 dx = devices.live_shards[name, unit.backward.specs[name]]
         for (unit, _, devices), earlier in zip(self.links, held, strict=True):
             for name, shards in earlier.items():
@@ -372,16 +387,15 @@ class _Chain:
     def derived(self) -> dict[str, Counter[Any]]:
         total: dict[str, Counter[Any]] = {"micro_batch": Counter(), "step": Counter()}
         for unit, _, _ in self.links:
-            for scope, moves in derived_traffic(
-                unit, self.case.mesh, self.case.sizes, self.case.num_micro_batches
-            ).items():
+            sizes = self.case.sizes_of(unit.name)
+            for scope, moves in derived_traffic(unit, self.mesh, sizes, self.case.num_micro_batches).items():
                 total[scope].update(moves)
         return total
 
 
-def worst_error(case: Case, outcome: Outcome) -> tuple[float, str]:
+def worst_error(case: Case, outcome: Outcome, reference: Outcome | None = None) -> tuple[float, str]:
     """The largest relative error of the loss, a gradient, an updated weight or a state, and whose it is."""
-    reference = unsharded(case)
+    reference = reference or unsharded(case)
     program = model_program(case.architecture)
     trained = set(program.weights) & set(program.trainable_inputs)
     assert set(outcome.gradients) == set(reference.gradients) == trained

@@ -40,6 +40,7 @@ SMALL = Architecture(
 )
 ALL_BIASES = ("qkv", "attention_out", "mlp")
 EXPERTS = {"num_experts": 5, "experts_per_token": 2}
+NO_EXPERTS = {"num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0}
 STRUCTURES: dict[str, dict[str, Any]] = {
     "llama": {},
     "tied qwen": {"tied_embeddings": True, "bias": ("qkv",)},
@@ -77,6 +78,16 @@ STRUCTURES: dict[str, dict[str, Any]] = {
     },
     "adapters and multi-token prediction": {
         "lora_rank": 2, "lora_targets": ("qkv", "attention_out", "mlp"), "num_predict_layers": 2,
+    },
+    "kinds of layers": {
+        **EXPERTS, "num_layers": 6, "num_predict_layers": 1, "shared_expert_width": 3,
+        "layer_pattern": ("dense", "block", "alone", "fed", "routed"),
+        "layer_kinds": {
+            "dense": {**NO_EXPERTS, "positions": "none"},
+            "alone": {**NO_EXPERTS, "feed_forward": "none", "sinks": True},
+            "fed": {**NO_EXPERTS, "mixer": "none", "post_norms": True},
+            "routed": {"mixer": "none", "shared_expert_width": 0},
+        },
     },
 }  # fmt: skip
 
@@ -183,6 +194,18 @@ FURTHER: dict[str, tuple[dict[str, Any], Numerics, bool]] = {
     "scaled embedding and learned positions": (STRUCTURES["gpt-2"], Numerics(embedding_scale=3.0), True),
     "scaled scores": ({}, Numerics(attention_scale=0.2), False),
     "scaled and capped scores": ({}, Numerics(attention_scale=0.2, attention_cap=0.7), False),
+    "kinds of layers of other sizes": (
+        {
+            **EXPERTS, "num_layers": 5, "shared_expert_width": 3, "layer_pattern": ("local", "dense", "block"),
+            "layer_kinds": {
+                "local": {"num_heads": 6, "num_kv_heads": 3, "head_dim": 2, "sliding_window": 3, "num_experts": 4, "d_ff": 5},
+                "dense": {
+                    **NO_EXPERTS, "num_kv_heads": 4, "d_ff": 7, "positions": "none", "qk_norm": True,
+                },
+            },
+        },
+        Numerics(local_rotary=Rotary(base=50.0)), True,
+    ),
     "other angles in windows": (LAYERS, Numerics(local_rotary=Rotary(base=50.0)), True),
     "angles of long sequences": ({}, Numerics(rotary=BENT), True),
     "divided angles": ({}, Numerics(rotary=Rotary(base=10.0, factor=4.0)), False),

@@ -19,7 +19,6 @@ from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import saveable_results
-from shardwise.model.decoder import LAYER_UNITS, unit_counts
 from shardwise.model.recompute_policies import format_tensor_set, policy_names
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import ModelWeights, initial_weights
@@ -76,7 +75,7 @@ def some_set(structure: str, seed: int) -> str:
     """A policy that keeps about half of what is worth keeping, by kind of layer where there are two."""
     architecture, chance = made(structure).architecture, Random(seed)
     kinds = {}
-    for kind in (one for one in LAYER_UNITS if unit_counts(architecture).get(one)):
+    for kind in architecture.layer_counts:
         unit = derived_unit(scheme_of(architecture.structure), kind)
         may = saveable_results(unit.forward.program, unit.backward.program.inputs)
         kinds[kind] = [name for name in may if chance.random() < 0.5]

@@ -44,7 +44,7 @@ def test_parameters_are_the_weights_of_the_derived_units(structure: str, scheme:
     found = list_parameters(architecture, scheme)
     assert [one.name for one in found] == list(shapes) == list(by_hand)
     for one in found:
-        sizes = architecture.dense_layer_architecture().dims if one.unit == "dense_block" else architecture.dims
+        sizes = architecture.unit_architecture(one.unit).dims
         assert one.trained == by_hand[one.name].requires_grad
         assert one.use.dims == units[one.unit].weights[one.weight]
         assert one.use.local_shape(alone, sizes) == shapes[one.name] == tuple(by_hand[one.name].shape)

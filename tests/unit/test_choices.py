@@ -46,16 +46,17 @@ from shardwise.layout.layout import (
 from shardwise.layout.sharding_scheme import ParallelMode, ShardingScheme
 from shardwise.measure.calibrate.constant_fit import fold_groups
 from shardwise.measure.microbenchmarks.benchmark_lines import BENCHMARK_KINDS, list_benchmark_lines
-from shardwise.model.architecture import Architecture, MlpKind, NormKind, NormWidth, PositionKind
+from shardwise.model.architecture import Architecture
 from shardwise.model.job import OVERLAP_CONVENTIONS, Job
 from shardwise.model.optimizers.definition import get_optimizer, optimizer_names
 from shardwise.model.recompute_policies import get_recompute_policy, policy_names
+from shardwise.model.structure import MlpKind, NormKind, NormWidth, PositionKind
 from shardwise.pipeline.registry import get_schedule, in_flight_split, schedule_names, schedule_names_by_alias
 from shardwise.pipeline.schedule_definition import PassSeconds
 from shardwise.price import overlap
 from shardwise.price.product import Objective, price_product
 from shardwise.price.stage_contents import Pipeline, host_offload
-from shardwise.price.unit_cost import unit_values
+from shardwise.price.unit_values import unit_values
 from shardwise.run.kernels.optimizers import build_torch_optimizer
 from shardwise.run.recipe import BALANCE_METHODS, TrainingRecipe
 from shardwise.run.recipe import LR_SCHEDULES as RATES

@@ -23,27 +23,43 @@ class KvCache:
     dtype: str = "bf16"
 
     @property
-    def layer_bytes_per_token(self) -> float:
-        """Bytes that one layer keeps of one token."""
-        architecture, element_bytes = self.architecture, bytes_per_element(self.dtype)
-        if architecture.kv_lora_rank:
-            return (architecture.kv_lora_rank + architecture.rope_head_dim) * element_bytes
-        return kv_cache_bytes_per_token(1, architecture.num_kv_heads * architecture.head_dim, element_bytes)
+    def layers(self) -> tuple[tuple[Architecture, int], ...]:
+        """Layers that keep something: the model with all layers of a kind, and how many of that kind there are."""
+        architecture = self.architecture
+        if not architecture.layer_pattern:
+            return ((architecture, architecture.num_layers),)
+        kinds = architecture.layer_architectures
+        counts = architecture.layer_counts.items()
+        return tuple((kinds[unit], count) for unit, count in counts if kinds[unit].mixer == "attention")
 
     @property
     def bytes_per_token(self) -> float:
         """Bytes that all layers keep of one token."""
-        return self.architecture.num_layers * self.layer_bytes_per_token
+        return sum(count * self.layer_bytes_per_token(layer) for layer, count in self.layers)
+
+    def layer_bytes_per_token(self, layer: Architecture) -> float:
+        """Return the bytes that one layer of a model with all layers alike keeps of one token."""
+        element_bytes = bytes_per_element(self.dtype)
+        if layer.kv_lora_rank:
+            return (layer.kv_lora_rank + layer.rope_head_dim) * element_bytes
+        return kv_cache_bytes_per_token(1, layer.num_kv_heads * layer.head_dim, element_bytes)
 
     def kept_tokens(self, context: int) -> int:
         """Return the tokens kept of a sequence, summed over layers."""
-        windowed = self.architecture.num_windowed_layers
-        window = min(context, self.architecture.sliding_window or context)
-        return (self.architecture.num_layers - windowed) * context + windowed * window
+        return sum(_kept_tokens(layer, count, context) for layer, count in self.layers)
 
     def sequence_bytes(self, context: int) -> float:
         """Return the cache bytes of one sequence of `context` tokens."""
-        return self.kept_tokens(context) * self.layer_bytes_per_token
+        return sum(
+            _kept_tokens(layer, count, context) * self.layer_bytes_per_token(layer) for layer, count in self.layers
+        )
+
+
+def _kept_tokens(layer: Architecture, count: int, context: int) -> int:
+    """Return the tokens that so many layers keep of a sequence; with a pattern a kind has a window on all its layers."""
+    windowed = min(layer.num_windowed_layers, count)
+    window = min(context, layer.sliding_window or context)
+    return (count - windowed) * context + windowed * window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ layout may give other numbers; each stage then divides its own among its virtual
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 
 from shardwise.layout.layout import Layout
 from shardwise.model import Architecture
@@ -121,23 +122,38 @@ def even_layers_on_placement(architecture: Architecture, placement: StagePlaceme
     return even_layers_by_virtual_stage(architecture, num_ranks, len(placement.ranks) // num_ranks)
 
 
-def dense_layers_by_stage(architecture: Architecture, stages: Sequence[int]) -> tuple[int, ...]:
-    """Return how many layers of each stage, in the model's order, are leading dense ones, whose MLP has no experts."""
-    dense_layers, remaining = [], architecture.num_dense_layers
-    for layers in stages:
-        dense_layers.append(min(layers, remaining))
-        remaining -= dense_layers[-1]
-    return tuple(dense_layers)
+def layer_ranges(stages: Sequence[int]) -> tuple[range, ...]:
+    """Return the layers of each stage, from how many each has.
 
-
-def num_recomputed_layers(layers: Mapping[str, Value], max_layers: Value | None) -> dict[str, Value]:
-    """Return how many of a stage's layers of each kind recompute: the first `max_layers`, dense ones first; None: all.
-
-    Source: Megatron-LM, --recompute-method block with --recompute-num-layers. Assumes that a stage's dense layers come first,
-    which does not hold for every division into virtual stages.
+    >>> layer_ranges((2, 3))
+    (range(0, 2), range(2, 5))
     """
-    if max_layers is None:
-        return dict(layers)
+    return tuple(range(begin, end) for begin, end in pairwise(accumulate(stages, initial=0)))
+
+
+def count_kinds(architecture: Architecture, stages: Iterable[range], max_layers: int | None = None) -> dict[str, int]:
+    """Return how many layers of each kind some stages have together, or the first `max_layers` layers of them.
+
+    >>> from shardwise.model.load import load_model
+    >>> count_kinds(load_model("deepseek-v3"), [range(2, 6), range(30, 34)], max_layers=5)
+    {'dense_block': 1, 'block': 4}
+    """
+    counts = dict.fromkeys(architecture.layer_counts, 0)
+    remaining = architecture.num_layers if max_layers is None else max_layers
+    for layers in stages:
+        end = min(layers.stop, layers.start + remaining)
+        remaining -= end - layers.start
+        for kind, count in architecture.count_layers(layers.start, end).items():
+            counts[kind] += count
+    return counts
+
+
+def num_recomputed_layers(layers: Mapping[str, Value], max_layers: Value) -> dict[str, Value]:
+    """Return how many of a stage's layers of each kind recompute: the first `max_layers`, of kinds that come one after the
+    other. Numbers or arrays.
+
+    Source: Megatron-LM, --recompute-method block with --recompute-num-layers.
+    """
     counts, remaining = {}, max_layers
     for kind, count in layers.items():
         is_absent = isinstance(count, int) and count == 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from shardwise.layout.layout import Layout, cp_variant_names, get_cp_variant
-from shardwise.model import DEFAULT_OPTIMIZER, LAYER_UNITS, Architecture, Job, ModelStructure
+from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Job, ModelStructure, is_layer
 from shardwise.model.decoder import routes_tokens
 from shardwise.model.recompute_policies import policy_for_layer
 from shardwise.sharding import Axes
@@ -74,11 +75,11 @@ class ShardingScheme:
         # Schemes that differ only in what is dropped here share a cache entry. A field that is kept needlessly costs
         # derivations: a search has hundreds of schemes, and derives each unit again for every distinct result of this method.
         # One that is dropped although the unit depends on it is worse: the unit silently gets another layout's collectives.
-        is_layer = name in LAYER_UNITS
+        has_policy = is_layer(name)
         return replace(  # once, since every price of a unit asks
             self, shares_amax=False,
-            recompute=policy_for_layer(self.recompute, name) if is_layer else "none",
-            cp_variant=self.cp_variant if is_layer else "all_gather",
+            recompute=policy_for_layer(self.recompute, name) if has_policy else "none",
+            cp_variant=self.cp_variant if has_policy else "all_gather",
             whole_experts=self.whole_experts and routes_tokens(self.structure, name),
         )  # fmt: skip
 
@@ -140,15 +141,24 @@ def layout_degrees(layout: Layout) -> dict[str, Any]:
     return {**{name: getattr(layout, name) for name in names}, **flags, "schedule": layout.schedule}
 
 
+def shared_kv_heads(architecture: Architecture) -> int:
+    """Return the greatest number that divides the key-value heads of all layers with attention."""
+    if not architecture.layer_pattern:
+        return architecture.num_kv_heads
+    heads = [layer.num_kv_heads for layer in architecture.layer_architectures.values() if layer.mixer == "attention"]
+    return math.gcd(*heads) if heads else architecture.num_kv_heads
+
+
 def atomic_degrees(architecture: Architecture, degrees: Mapping[str, Value]) -> dict[str, Value]:
     """Return the degrees (numbers or arrays) with each compound axis as its two atomic parts.
 
     `tp` is key-value heads times query heads of a group: tp_kv = gcd(tp, K), tp_rep the rest. Expert parallelism borrows `ep`
     from `fsdp`, which keeps the quotient. With whole experts (etp = 1) it is taken from `tp` first, and from `fsdp` only what
-    exceeds it.
+    exceeds it. Kinds of layers may differ in key-value heads: tp_kv divides those of all of them, and where a kind has more,
+    a device has several of its heads and shares them.
     """
     tp = degrees["tp"]
-    tp_kv = gcd(tp, architecture.num_kv_heads)
+    tp_kv = gcd(tp, shared_kv_heads(architecture))
     ep = degrees["ep"] * degrees.get("etp", tp) // tp
     parts = {"tp_kv": tp_kv, "tp_rep": tp // tp_kv, "ep": ep, "fsdp": degrees["fsdp"] // ep}
     return {**degrees, **parts}

@@ -1,8 +1,6 @@
 from .architecture import LABEL_FIELDS as LABEL_FIELDS
 from .architecture import Architecture as Architecture
-from .architecture import ModelStructure as ModelStructure
 from .decoder import BORROWED_WEIGHTS as BORROWED_WEIGHTS
-from .decoder import LAYER_UNITS as LAYER_UNITS
 from .decoder import MTP_UNITS as MTP_UNITS
 from .decoder import unit_counts as unit_counts
 from .decoder import unit_program as unit_program
@@ -12,6 +10,8 @@ from .job import Job as Job
 from .job import OverlapConvention as OverlapConvention
 from .job import default_seq_len as default_seq_len
 from .job import usual_batch_tokens as usual_batch_tokens
+from .layer_pattern import BASE_LAYER as BASE_LAYER
+from .layer_pattern import is_layer as is_layer
 from .load import find_model_name as find_model_name
 from .load import hub_ids as hub_ids
 from .load import load_model as load_model
@@ -60,3 +60,4 @@ from .recompute_policies import POLICIES as POLICIES
 from .recompute_policies import POLICY_FORMS as POLICY_FORMS
 from .recompute_policies import is_byte_budget as is_byte_budget
 from .recompute_policies import policy_names as policy_names
+from .structure import ModelStructure as ModelStructure

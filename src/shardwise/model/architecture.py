@@ -1,28 +1,38 @@
-"""Sizes and structure of a decoder-only transformer."""
+"""Sizes of a decoder-only transformer, of all its layers or of each kind."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any
 
 from shardwise.model.adapters import LORA_TARGETS, absent_modules, expand_lora_targets
+from shardwise.model.layer_pattern import (
+    BASE_LAYER,
+    DENSE_LAYER,
+    NO_KINDS,
+    FrozenFields,
+    count_before,
+    count_layers,
+    list_layers,
+    pattern_problems,
+)
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart
-from shardwise.values import InputError, Value, argument_label, did_you_mean, maximum, raise_problems
+from shardwise.model.structure import (
+    IS_GATED,
+    IS_LEARNED,
+    FeedForwardKind,
+    MixerKind,
+    MlpKind,
+    ModelStructure,
+    NormKind,
+    NormWidth,
+    PositionKind,
+)
+from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, maximum, raise_problems
 
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
-NormKind = Literal["rms", "layer"]
-PositionKind = Literal["rotary", "learned", "none"]
-NormWidth = Literal["head", "each_head", "projection"]
-IS_GATED: Mapping[str, bool] = {
-    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
-    "relu2": False,
-}  # fmt: skip
-# How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
-IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
-IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
-BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head")  # projections that may have a bias
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
@@ -30,97 +40,6 @@ OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
 MAX_PARTS: Mapping[str, int] = {"num_layers": 10_000, "num_predict_layers": 100, "num_experts": 100_000}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStructure:
-    """Structure of a decoder block, without its sizes: all that a derivation reads of an architecture.
-
-    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). Norms have a weight unless `norm_weight` is false. `qk_norm`
-    normalises queries and keys: each head, with weights that heads share ("head") or not ("each_head"), or the whole projection;
-    `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025). `pre_norms` normalise
-    what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms` what their last products read
-    (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
-    norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
-    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `dense_layers` lead a
-    stack of experts, `predict` layers follow it and predict further tokens. `lora_targets`: which modules
-    (`model.adapters`) have low-rank adapters; where there are any, nothing else is trained.
-    """
-
-    mlp: MlpKind = "swiglu"
-    norm: NormKind = "rms"
-    norm_weight: bool = True
-    norm_bias: bool = False
-    positions: PositionKind = "rotary"
-    bias: frozenset[str] = frozenset()
-    qk_norm: bool = False
-    qk_norm_over: NormWidth = "head"
-    inner_norms: bool = False
-    sinks: bool = False
-    pre_norms: bool = True
-    post_norms: bool = False
-    embedding_norm: bool = False
-    parallel: bool = False
-    separate_norms: bool = False
-    shared_gate: bool = False
-    experts: bool = False
-    shared_experts: bool = False
-    latent: bool = False
-    latent_queries: bool = False
-    dense_layers: bool = False
-    predict: bool = False
-    lora_targets: frozenset[str] = frozenset()
-
-    def __post_init__(self) -> None:
-        allowed = {"mlp": MlpKind, "norm": NormKind, "positions": PositionKind, "qk_norm_over": NormWidth}
-        problems = [
-            f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"
-            for name, kind in allowed.items()
-            if (value := getattr(self, name)) not in get_args(kind)
-        ]
-        unknown = sorted(set(self.bias) - set(BIAS_PROJECTIONS))
-        problems += [
-            f"model: bias names {name!r}; one of {', '.join(BIAS_PROJECTIONS)} is required" for name in unknown
-        ]
-        unknown = sorted(set(self.lora_targets) - set(LORA_TARGETS))
-        problems += [
-            f"model: lora_targets names {name!r}{did_you_mean(name, LORA_TARGETS)}; one of {', '.join(LORA_TARGETS)} is required"
-            for name in unknown
-        ]
-        if self.shared_gate and not self.shared_experts:
-            problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
-        if self.norm_bias and not self.norm_weight:
-            problems.append(
-                "model: norms with a bias have a weight as well; norm_weight = true or norm_bias = false is required"
-            )
-        raise_problems(problems)
-
-    @property
-    def has_gated_mlp(self) -> bool:
-        """True if the MLP has two input matrices (gate and up)."""
-        return IS_GATED[self.mlp]
-
-    @property
-    def has_rotary(self) -> bool:
-        """True if queries and keys are rotated by their positions."""
-        return IS_ROTARY[self.positions]
-
-    @property
-    def has_learned_positions(self) -> bool:
-        """True if positions have a table of weights."""
-        return IS_LEARNED[self.positions]
-
-    def placeholder_architecture(self) -> Architecture:
-        """Return an architecture of this structure with placeholder sizes, which derivations do not read."""
-        return Architecture(
-            name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
-            **_shared_fields(self), bias=tuple(sorted(self.bias)), max_positions=1,
-            num_experts=1 if self.experts else 0, experts_per_token=1 if self.experts else 0,
-            shared_expert_width=int(self.shared_experts), kv_lora_rank=int(self.latent), rope_head_dim=int(self.latent),
-            v_head_dim=int(self.latent), q_lora_rank=int(self.latent_queries), num_dense_layers=int(self.dense_layers),
-            dense_d_ff=int(self.dense_layers), num_predict_layers=int(self.predict),
-            lora_rank=int(bool(self.lora_targets)), lora_targets=tuple(sorted(self.lora_targets)),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +57,10 @@ class Architecture:
     `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
     `omitted_parts` are what a config has beside this decoder, `stored_format` is the one that its weights are quantised to in
     their files: neither is planned for.
+    A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the two. Layers that differ are kinds:
+    `layer_kinds` gives by name the fields in which a kind differs from all the others here, those of the base layer, and
+    `layer_pattern` says which kind each layer is, "block" for the base layer (`model.layer_pattern`); modules of multi-token
+    prediction are base layers. If any layer has experts, the base layer has.
     With a `lora_rank` the matrices `lora_targets` (`model.adapters`; those that the model lacks are skipped) have adapters of
     that rank, and only these are trained (LoRA, Hu et al. 2021): a product W x becomes W x + B A x. Raises `InputError` with
     every size that is wrong or does not go with the others.
@@ -147,6 +70,10 @@ class Architecture:
     ... )
     >>> model.dims["G"], model.attention_window(0), model.mean_attended_share(1024)
     (2, None, 0.5)
+    >>> kinds = {"window": {"sliding_window": 512, "num_kv_heads": 1}}
+    >>> hybrid = replace(model, layer_kinds=kinds, layer_pattern=("window", "block"))
+    >>> hybrid.layer_units, hybrid.unit_architecture("window").dims["K"], hybrid.attention_window(0)
+    (('window', 'block'), 1, 512)
     """
 
     name: str
@@ -159,13 +86,13 @@ class Architecture:
     vocab_size: int
     mlp: MlpKind = "swiglu"
     norm: NormKind = "rms"
-    norm_weight: bool = True
+    norm_weight: bool = field(default=True, metadata=OMIT_DEFAULT)
     norm_bias: bool = False
     positions: PositionKind = "rotary"
     bias: tuple[str, ...] = ()
     qk_norm: bool = False
     qk_norm_over: NormWidth = "head"
-    inner_norms: bool = False
+    inner_norms: bool = field(default=False, metadata=OMIT_DEFAULT)
     sinks: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -192,10 +119,16 @@ class Architecture:
     numerics: Numerics = DEFAULT_NUMERICS
     nominal_num_params: float | None = None  # the round figure in the model's name, used by the books' rules
     source: str = ""
-    omitted_parts: tuple[OmittedPart, ...] = ()
-    stored_format: str = ""
+    omitted_parts: tuple[OmittedPart, ...] = field(default=(), metadata=OMIT_DEFAULT)
+    stored_format: str = field(default="", metadata=OMIT_DEFAULT)
+    mixer: MixerKind = field(default="attention", metadata=OMIT_DEFAULT)
+    feed_forward: FeedForwardKind = field(default="mlp", metadata=OMIT_DEFAULT)
+    layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
+    layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layer_kinds, FrozenFields):
+            object.__setattr__(self, "layer_kinds", FrozenFields(self.layer_kinds))
         problems = [
             f"model {self.name}: {name} is {value!r}; a whole number of at least 1 is required"
             for name, value in self._counts().items()
@@ -224,11 +157,38 @@ class Architecture:
         if IS_LEARNED.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
         problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._combination_problems())]
+        problems += [] if problems else self._kind_problems()
         try:
-            self.structure.__post_init__()
+            self.structure.__post_init__() if not problems else self._base_structure().__post_init__()
         except InputError as error:
             problems += [problem.replace("model:", f"model {self.name}:", 1) for problem in error.problems]
         raise_problems(problems)
+
+    def _kind_problems(self) -> list[str]:
+        """Return what is wrong with kinds of layers and with their pattern."""
+        problems = pattern_problems(self.layer_kinds, self.layer_pattern, self.num_layers)
+        if self.layer_pattern and self.num_dense_layers:
+            problems.append("num_dense_layers beside a layer_pattern; a kind of layer with num_experts = 0 is required")
+        if self.layer_pattern and self.global_every:
+            problems.append("global_every beside a layer_pattern; a kind with another sliding_window is required")
+        problems = [f"model {self.name}: {problem}" for problem in problems]
+        for kind in self.layer_kinds if not problems else ():
+            try:
+                layer = replace(
+                    self._base_architecture(), name=f"{self.name}, layer_kinds.{kind}", **self.layer_kinds[kind]
+                )
+            except InputError as error:
+                problems += error.problems
+                continue
+            if layer.num_experts and not self.num_experts:
+                problems.append(
+                    f"model {layer.name}: experts that the base layer lacks; a base layer with experts is required"
+                )
+            if layer.positions != self.positions and "learned" in (layer.positions, self.positions):
+                problems.append(
+                    f"model {layer.name}: learned positions are all layers' or none's; the same are required"
+                )
+        return problems
 
     def _combination_problems(self) -> Iterator[str]:
         """Yield what is wrong with sizes that depend on one another."""
@@ -256,6 +216,12 @@ class Architecture:
             )
         elif {*self.lora_targets} <= {*LORA_TARGETS} and self._lacks_lora_targets():
             yield f"found no matrix of lora_targets = {', '.join(self.lora_targets)}; all-linear is required, or others"
+        if self.mixer == "none" and self.feed_forward == "none":
+            yield "a layer without mixer and without feed_forward does nothing; one of the two is required"
+        if "none" in (self.mixer, self.feed_forward) and self.parallel:
+            yield "parallel blocks have a mixer and a feed_forward; parallel = false is required"
+        if self.feed_forward == "none" and (self.num_experts or self.shared_expert_width):
+            yield "experts are a feed_forward, found none; num_experts = 0 and shared_expert_width = 0 are required"
 
     def _lacks_lora_targets(self) -> bool:
         """Return whether there is no matrix that adapters are for. Leading dense layers have none of those for experts."""
@@ -278,22 +244,66 @@ class Architecture:
     @property
     def structure(self) -> ModelStructure:
         """The structure: all that derivations read of an architecture."""
+        structure = self._base_structure()
+        if not (self.layer_pattern or self.num_dense_layers):
+            return structure
+        units = (unit for unit in self.layer_counts if unit != BASE_LAYER)
+        # Targets that a kind lacks stay in its structure: without any it would be trained.
+        targets = expand_lora_targets(self.lora_targets, ())
+        layers = {unit: self.unit_architecture(unit)._base_structure() for unit in units}
+        return replace(
+            structure, kinds=tuple((unit, replace(layer, lora_targets=targets)) for unit, layer in layers.items())
+        )
+
+    def _base_structure(self) -> ModelStructure:
+        """Return the structure of the base layer."""
         return ModelStructure(
             **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
-            latent_queries=bool(self.q_lora_rank), dense_layers=bool(self.num_dense_layers),
-            predict=bool(self.num_predict_layers),
+            latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers),
             lora_targets=expand_lora_targets(self.lora_targets, self._absent_modules()),
         )  # fmt: skip
 
-    def dense_layer_architecture(self) -> Architecture:
-        """Return the same model with the MLP of its leading dense layers on all layers."""
-        if not self.num_dense_layers:
-            return self
-        return replace(
-            self, d_ff=self.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0, num_dense_layers=0,
-            dense_d_ff=0, shared_gate=False,
-        )  # fmt: skip
+    def _base_architecture(self) -> Architecture:
+        """Return the same model with base layers alone."""
+        return replace(self, layer_kinds=NO_KINDS, layer_pattern=()) if self.layer_pattern else self
+
+    @property
+    def layer_units(self) -> tuple[str, ...]:
+        """The unit of each layer: the name of its kind, "block" for a base layer, "dense_block" for a leading dense one."""
+        return list_layers(self.layer_pattern, self.num_layers, self.num_dense_layers)
+
+    @property
+    def layer_counts(self) -> Mapping[str, int]:
+        """Layers by unit: kinds in the order in which the model first has them, then the base layer."""
+        return count_layers(self.layer_units)
+
+    def count_layers(self, begin: int, end: int) -> dict[str, int]:
+        """Return how many of the layers from `begin` up to `end` each unit is, in the order of `layer_counts`.
+
+        >>> from shardwise.model.load import load_model
+        >>> load_model("deepseek-v3").count_layers(2, 8)
+        {'dense_block': 1, 'block': 5}
+        """
+        before = count_before(self.layer_units)
+        return {unit: before[end][unit] - before[begin][unit] for unit in before[-1]}
+
+    def unit_architecture(self, unit: str) -> Architecture:
+        """Return the model with all layers of a unit's kind; of a unit that is no kind of layer, or the base layer, the model
+        with base layers alone."""
+        if self.layer_pattern or (unit == DENSE_LAYER and self.num_dense_layers):
+            return _kind_architecture(self, unit)
+        return self
+
+    def layer_architecture(self, layer: int) -> Architecture:
+        """Return the model with all layers of the kind of one layer; modules of multi-token prediction follow the last one."""
+        units = self.layer_units
+        return self.unit_architecture(units[layer] if layer < len(units) else BASE_LAYER)
+
+    @property
+    def layer_architectures(self) -> dict[str, Architecture]:
+        """The model with all layers of one kind, for each kind of layer that it has."""
+        return {unit: self.unit_architecture(unit) for unit in self.layer_counts}
 
     @property
     def config_notes(self) -> tuple[str, ...]:
@@ -336,17 +346,23 @@ class Architecture:
     @property
     def num_routers(self) -> int:
         """Layers with experts, modules of multi-token prediction included."""
-        return (self.num_layers - self.num_dense_layers + self.num_predict_layers) * bool(self.num_experts)
+        layers = sum(count for unit, count in self.layer_counts.items() if self.unit_architecture(unit).num_experts)
+        return layers + self.num_predict_layers * bool(self.num_experts)
 
     @property
     def num_windowed_layers(self) -> int:
         """Layers with sliding-window attention."""
-        if self.sliding_window is None:
+        if self.layer_pattern:
+            layers = self.layer_architectures
+            return sum(n for unit, n in self.layer_counts.items() if layers[unit].num_windowed_layers)
+        if self.sliding_window is None or self.mixer != "attention":
             return 0
         return self.num_layers - (self.num_layers // self.global_every if self.global_every else 0)
 
     def attention_window(self, layer: int) -> int | None:
         """Return the number of tokens that a query sees on a layer, its own included; None: all before it."""
+        if self.layer_pattern:
+            return self.layer_architecture(layer).sliding_window
         is_global = self.global_every and (layer + 1) % self.global_every == 0
         return None if is_global else self.sliding_window
 
@@ -362,7 +378,8 @@ class Architecture:
 
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
         """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention. With
-        `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention."""
+        `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention. Of a model with a
+        pattern it is the mean over the kinds' layers, each of which is priced by its own (`unit_architecture`)."""
         shares = self.attended_shares(seq_len, last_of=last_of)
         return sum((share * layers for share, layers in shares), start=0.0) / self.num_layers
 
@@ -370,10 +387,40 @@ class Architecture:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
         have it. Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2."""
         full = _attended_share(1.0, last_of)
+        if self.layer_pattern:
+            layers = self.layer_architectures
+            return tuple(
+                (layers[unit].mean_attended_share(seq_len, last_of=last_of), count)
+                for unit, count in self.layer_counts.items()
+            )
         if self.sliding_window is None or self.sliding_window >= seq_len:
             return ((full, self.num_layers),)
         windowed = self.num_windowed_layers
         return ((full, self.num_layers - windowed), (_attended_share(self.sliding_window / seq_len, last_of), windowed))
+
+
+def placeholder_architecture(structure: ModelStructure) -> Architecture:
+    """Return an architecture of a structure with placeholder sizes, which derivations do not read; all its layers are base
+    layers."""
+    return Architecture(
+        name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
+        **_shared_fields(structure), bias=tuple(sorted(structure.bias)), max_positions=1,
+        num_experts=1 if structure.experts else 0, experts_per_token=1 if structure.experts else 0,
+        shared_expert_width=int(structure.shared_experts), kv_lora_rank=int(structure.latent),
+        rope_head_dim=int(structure.latent), v_head_dim=int(structure.latent), q_lora_rank=int(structure.latent_queries),
+        num_predict_layers=int(structure.predict), lora_rank=int(bool(structure.lora_targets)),
+        lora_targets=tuple(sorted(structure.lora_targets)),
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=256)
+def _kind_architecture(architecture: Architecture, unit: str) -> Architecture:
+    if architecture.num_dense_layers:
+        return replace(
+            architecture, d_ff=architecture.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0,
+            num_dense_layers=0, dense_d_ff=0, shared_gate=False,
+        )  # fmt: skip
+    return replace(architecture._base_architecture(), **architecture.layer_kinds.get(unit, {}))
 
 
 def _attended_share(window: float, last_of: Value) -> Value:

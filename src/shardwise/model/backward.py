@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from shardwise.model.operations import Accumulate, Map, Operation
 from shardwise.model.program import Program, Role, Tensor
@@ -239,32 +240,49 @@ def saveable_results(forward: Program, reads: Iterable[str]) -> tuple[str, ...]:
 
 
 def combine_choices(
-    first: Sequence[SaveChoice], second: Sequence[SaveChoice], num_runs: tuple[float, float]
-) -> tuple[tuple[SaveChoice, SaveChoice], ...]:
-    """Return pairs of choices for two programs that no other pair beats in both bytes and seconds together.
+    choices: Sequence[Sequence[SaveChoice]], num_runs: Sequence[float]
+) -> tuple[tuple[SaveChoice, ...], ...]:
+    """Return choices for several programs, one of each, that no other beats in both bytes and seconds together.
 
-    `num_runs` says how often each program runs. At most about `MAX_CHOICES` choices of each are tried, evenly over their
-    bytes.
+    `num_runs` says how often each program runs. At most about `MAX_CHOICES` choices of each are tried, and of those of the
+    programs before it, evenly over their bytes.
     """
-    pairs = [
-        (left.num_bytes * num_runs[0] + right.num_bytes * num_runs[1],
-         left.seconds * num_runs[0] + right.seconds * num_runs[1], left, right)
-        for left in _fastest_by_bytes(first)
-        for right in _fastest_by_bytes(second)
-    ]  # fmt: skip
-    front: list[tuple[SaveChoice, SaveChoice]] = []
-    fewest_seconds = float("inf")
-    for _, seconds, left, right in sorted(pairs, key=lambda pair: pair[:2]):
-        if seconds < fewest_seconds:
-            fewest_seconds = seconds
-            front.append((left, right))
-    return tuple(front)
+    front = [_JointChoice(0.0, 0.0, ())]
+    for of_program, runs in zip(choices, num_runs, strict=True):
+        earlier = front if len(front) <= MAX_CHOICES + 1 else _fastest_by_bytes(front)
+        later = _fastest_by_bytes(of_program)
+        joint = sorted(
+            (left.with_choice(right, runs) for left in earlier for right in later),
+            key=lambda candidate: candidate[:2],
+        )
+        front, fewest_seconds = [], float("inf")
+        for candidate in joint:
+            if candidate.seconds < fewest_seconds:
+                fewest_seconds = candidate.seconds
+                front.append(candidate)
+    return tuple(candidate.choices for candidate in front)
 
 
-def _fastest_by_bytes(choices: Sequence[SaveChoice]) -> list[SaveChoice]:
+class _JointChoice(NamedTuple):
+    """Choices for several programs, with the bytes and seconds of all their runs."""
+
+    num_bytes: float
+    seconds: float
+    choices: tuple[SaveChoice, ...]
+
+    def with_choice(self, choice: SaveChoice, num_runs: float) -> _JointChoice:
+        return _JointChoice(
+            self.num_bytes + choice.num_bytes * num_runs, self.seconds + choice.seconds * num_runs, (*self.choices, choice)
+        )  # fmt: skip
+
+
+Choice = TypeVar("Choice", SaveChoice, _JointChoice)
+
+
+def _fastest_by_bytes(choices: Sequence[Choice]) -> list[Choice]:
     """Return the fastest choice of each step of bytes."""
     max_bytes = max(choice.num_bytes for choice in choices) or 1.0
-    fastest: dict[int, SaveChoice] = {}
+    fastest: dict[int, Choice] = {}
     for choice in sorted(choices, key=lambda choice: choice.seconds, reverse=True):
         fastest[int(choice.num_bytes / max_bytes * MAX_CHOICES)] = choice
     return list(fastest.values())

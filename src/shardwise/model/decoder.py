@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardwise.model.architecture import Architecture, ModelStructure
+from shardwise.model.architecture import Architecture, placeholder_architecture
 from shardwise.model.decoder_block import HIDDEN, TOKENS, BlockBuilder, add_norm
 from shardwise.model.operations import Carry, Concatenate, Lookup
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
+from shardwise.model.structure import ModelStructure
 
 
 def embedding_program(architecture: Architecture) -> Program:
@@ -26,8 +27,8 @@ def embedding_program(architecture: Architecture) -> Program:
 
 
 def block_program(architecture: Architecture) -> Program:
-    """Return the program of a decoder block: x + attention(norm(x)), then + mlp(norm(...)), or both from one norm (parallel
-    blocks)."""
+    """Return the program of the base layer: x + attention(norm(x)), then + mlp(norm(...)), or both from one norm (parallel
+    blocks), or one of the two alone."""
     builder, x = _builder_with_input(architecture)
     return builder.build([BlockBuilder(builder, architecture, "").build(x)])
 
@@ -36,11 +37,6 @@ def head_program(architecture: Architecture) -> Program:
     """Return the program from the last block's output to the loss, averaged over the tokens of the whole step."""
     builder, x = _builder_with_input(architecture)
     return builder.build([_add_head(builder, architecture, x, "", tied=False)])
-
-
-def dense_block_program(architecture: Architecture) -> Program:
-    """Return the program of a leading dense layer."""
-    return block_program(architecture.dense_layer_architecture())
 
 
 def mtp_program(architecture: Architecture) -> Program:
@@ -73,9 +69,8 @@ def model_program(architecture: Architecture) -> Program:
     """
     builder = _new_builder(architecture)
     x = _add_embedding(builder, architecture, "")
-    for layer in range(architecture.num_layers):
-        layer_model = architecture.dense_layer_architecture() if layer < architecture.num_dense_layers else architecture
-        x = BlockBuilder(builder, layer_model, f"{layer}.").build(x)
+    for layer, unit in enumerate(architecture.layer_units):
+        x = BlockBuilder(builder, architecture.unit_architecture(unit), f"{layer}.").build(x)
     loss = _add_head(builder, architecture, x, "", tied=architecture.tied_embeddings)
     for module in range(architecture.num_predict_layers):
         x, mtp_loss = _add_mtp_module(builder, architecture, x, f"predict{module}.")
@@ -83,11 +78,9 @@ def model_program(architecture: Architecture) -> Program:
     return builder.build([loss])
 
 
-# The units that a model is made of; `unit_counts` says how many of each.
+# The units that a model is made of, but for its kinds of layers, which are blocks; `unit_counts` says how many of each.
 UNIT_PROGRAMS: Mapping[str, Callable[[Architecture], Program]] = {
     "embedding": embedding_program,
-    "dense_block": dense_block_program,
-    "block": block_program,
     "inner_predict": inner_mtp_program,
     "predict": mtp_program,
     "head": head_program,
@@ -97,8 +90,7 @@ UNIT_PROGRAMS: Mapping[str, Callable[[Architecture], Program]] = {
 MTP_BLOCK_PREFIX = "block."  # prefix of the names in the block of a module of multi-token prediction
 # Units whose backward pass follows their forward pass at once, so that weights gathered for the one serve the other.
 UNITS_WITH_IMMEDIATE_BACKWARD = ("head",)
-LAYER_UNITS = ("dense_block", "block")  # the units that the layers of a model are, in order
-MTP_UNITS = ("inner_predict", "predict")  # likewise the modules of multi-token prediction
+MTP_UNITS = ("inner_predict", "predict")  # modules of multi-token prediction, in order
 # Weights of a unit that are another unit's: they rest, and their gradients are reduced, there.
 # "untied" is what an embedding has beside the matrix that the head of a tied model has as well, positions for one.
 BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
@@ -107,11 +99,15 @@ BORROWED_WEIGHTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+def build_unit_program(architecture: Architecture, unit: str) -> Program:
+    """Return the program of a unit of a model: that of a kind of layer is a block with the kind's fields."""
+    return UNIT_PROGRAMS.get(unit, block_program)(architecture.unit_architecture(unit))
+
+
 def unit_counts(architecture: Architecture) -> dict[str, int]:
     """Return how often the whole model has each unit; units that it never has are left out."""
-    dense = architecture.num_dense_layers
-    layers = {"dense_block": dense, "block": architecture.num_layers - dense}
-    counts = {"embedding": 1, **layers, **mtp_unit_counts(architecture.num_predict_layers), "head": 1}
+    layers, modules = architecture.layer_counts, mtp_unit_counts(architecture.num_predict_layers)
+    counts = {"embedding": 1, **layers, **modules, "head": 1}
     return {name: count for name, count in counts.items() if count}
 
 
@@ -136,19 +132,13 @@ def mtp_unit_counts(num_predict_layers: int) -> dict[str, int]:
 
 def units_of_structure(structure: ModelStructure) -> tuple[str, ...]:
     """Return the units of a model with this structure."""
-    is_present = {
-        "dense_block": structure.dense_layers,
-        **dict.fromkeys(MTP_UNITS, structure.predict),
-        "carry": False,
-        "untied": False,
-    }
-    return tuple(name for name in UNIT_PROGRAMS if is_present.get(name, True))
+    return ("embedding", *structure.layer_units, *(MTP_UNITS if structure.predict else ()), "head")
 
 
 @lru_cache(maxsize=1024)
 def unit_program(structure: ModelStructure, name: str) -> Program:
     """Return the program of a unit in a model with this structure."""
-    return UNIT_PROGRAMS[name](structure.placeholder_architecture())
+    return build_unit_program(placeholder_architecture(structure.unit_structure(name)), name)
 
 
 @lru_cache(maxsize=1024)

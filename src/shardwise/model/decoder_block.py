@@ -72,17 +72,29 @@ class BlockBuilder:
         self.adapter_inputs: dict[tuple[str, str], str] = {}
 
     def build(self, x: str) -> str:
-        y = self.pre_norm(x, "attention_norm")
-        with self.builder.in_part(ModelPart.ATTENTION):
-            attended = self.attention(y)
-        attended = self.post_norm(attended, "attention_post_norm")
         if self.architecture.parallel:
-            z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
-            branches = self.sum_parallel_branches(attended, self.feed_forward(z))
-            return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
-        middle = self.elementwise("add", [x, attended], "x_mid", HIDDEN, Role.RESIDUAL)
-        mlp = self.post_norm(self.feed_forward(self.pre_norm(middle, "mlp_norm")), "mlp_post_norm")
-        return self.elementwise("add", [middle, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+            return self.parallel_branches(x)
+        has_feed_forward = self.architecture.feed_forward != "none"
+        if self.architecture.mixer != "none":
+            mixed = self.post_norm(self.mixer(self.pre_norm(x, "attention_norm")), "attention_post_norm")
+            x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
+        if not has_feed_forward:
+            return x
+        mlp = self.post_norm(self.feed_forward(self.pre_norm(x, "mlp_norm")), "mlp_post_norm")
+        return self.elementwise("add", [x, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def parallel_branches(self, x: str) -> str:
+        """Add mixer and MLP side by side, from one norm or from one each."""
+        y = self.pre_norm(x, "attention_norm")
+        mixed = self.post_norm(self.mixer(y), "attention_post_norm")
+        z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
+        branches = self.sum_parallel_branches(mixed, self.feed_forward(z))
+        return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def mixer(self, y: str) -> str:
+        """Add what mixes the tokens of the layer."""
+        with self.builder.in_part(ModelPart.ATTENTION):
+            return lookup({"attention": self.attention}, self.architecture.mixer, "mixer")(y)
 
     def sum_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.

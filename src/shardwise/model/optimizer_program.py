@@ -172,9 +172,9 @@ def weight_matrices(program: Program, *, tables: bool = False) -> Mapping[str, W
     only. Rows are the weight's leading dims up to the border between those that the product sums over and those that it
     leaves.
 
-    >>> from shardwise.model.decoder import UNIT_PROGRAMS
+    >>> from shardwise.model.decoder import unit_program
     >>> from shardwise.model.load import load_model
-    >>> matrices = weight_matrices(UNIT_PROGRAMS["block"](load_model("qwen3-30b-a3b").structure.placeholder_architecture()))
+    >>> matrices = weight_matrices(unit_program(load_model("qwen3-30b-a3b").structure, "block"))
     >>> matrices["wo"]
     WeightMatrix(stack=(), rows=('K', 'G', 'H'), columns=('D',))
     >>> matrices["experts_up"]

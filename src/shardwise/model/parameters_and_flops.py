@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS, MTP_UNITS, UNIT_PROGRAMS, unit_counts
+from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS, build_unit_program, unit_counts
 from shardwise.model.operations import ATTENTION_OPERATIONS, RECURRENCE_OPERATIONS, Contract, Operation
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
 from shardwise.sharding import Spec
 from shardwise.values import Flat, Payload, Polynomial, SymbolValues, multiply_symbols, sum_polynomials
+from shardwise.values.symbolic import Symbol
 
 
 def weight_elements(program: Program, *, without: Container[str] = ()) -> Polynomial:
@@ -33,18 +34,39 @@ def num_params(architecture: Architecture) -> int:
     >>> num_params(load_model("llama-3-70b"))
     70553706496
     """
-    sizes = SymbolValues(dict(architecture.dims))
-    weights = ((program.dims(name), count) for program, names, count in _counted_units(architecture) for name in names)
-    return sum(count * int(multiply_symbols(dims).evaluate(sizes)) for dims, count in weights)
+    return sum(
+        unit.times * unit.count_elements(unit.program.dims(name))
+        for unit in _counted_units(architecture)
+        for name in unit.weights
+    )
 
 
-def _counted_units(architecture: Architecture) -> Iterator[tuple[Program, tuple[str, ...], int]]:
-    """Yield the programs of the units whose weights `num_params` counts, the names of these weights, and the unit's count."""
+class _CountedUnit(NamedTuple):
+    """A unit whose weights `num_params` counts: its program, the names of these weights, how often the model has it, and the
+    sizes of its dims."""
+
+    program: Program
+    weights: tuple[str, ...]
+    times: int
+    sizes: SymbolValues
+
+    def count_elements(self, dims: Iterable[Symbol]) -> int:
+        """Return the product of the sizes of some dims."""
+        return int(multiply_symbols(dims).evaluate(self.sizes))
+
+
+def _counted_units(architecture: Architecture) -> Iterator[_CountedUnit]:
     for unit, count in unit_counts(architecture).items():
         if unit not in MTP_UNITS:
-            program = UNIT_PROGRAMS[unit](architecture)
+            program = build_unit_program(architecture, unit)
             shared = ("head",) if unit == "head" and architecture.tied_embeddings else ()  # it is the embedding's
-            yield program, tuple(name for name in program.weights if name not in shared), count
+            weights = tuple(name for name in program.weights if name not in shared)
+            yield _CountedUnit(program, weights, count, _unit_sizes(architecture, unit))
+
+
+def _unit_sizes(architecture: Architecture, unit: str, **sizes: float) -> SymbolValues:
+    """Return the sizes of a unit's dims, and of others."""
+    return SymbolValues({**architecture.unit_architecture(unit).dims, **sizes})
 
 
 def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
@@ -55,10 +77,10 @@ def params_by_part(architecture: Architecture) -> dict[ModelPart, int]:
     >>> {part.value: f"{count / 1e9:.2f}e9" for part, count in parts.items() if count > 1e6}
     {'attention': '1.34e9', 'mlp': '45.10e9', 'vocabulary': '0.26e9'}
     """
-    parts, sizes = dict.fromkeys(ModelPart, 0), SymbolValues(dict(architecture.dims))
-    for program, names, count in _counted_units(architecture):
-        for name in names:
-            parts[_part_of_weight(program, name)] += count * int(multiply_symbols(program.dims(name)).evaluate(sizes))
+    parts = dict.fromkeys(ModelPart, 0)
+    for unit in _counted_units(architecture):
+        for name in unit.weights:
+            parts[_part_of_weight(unit.program, name)] += unit.times * unit.count_elements(unit.program.dims(name))
     return parts
 
 
@@ -77,14 +99,12 @@ def num_trained_params(architecture: Architecture) -> int:
     >>> num_trained_params(replace(load_model("llama-3-8b"), lora_rank=16, lora_targets=("all-linear",)))
     41943040
     """
-    sizes = SymbolValues(dict(architecture.dims))
-    weights = (
-        (program.dims(name), count)
-        for program, names, count in _counted_units(architecture)
-        for name in names
-        if not program.tensors[name].frozen
+    return sum(
+        unit.times * unit.count_elements(unit.program.dims(name))
+        for unit in _counted_units(architecture)
+        for name in unit.weights
+        if not unit.program.tensors[name].frozen
     )
-    return sum(count * int(multiply_symbols(dims).evaluate(sizes)) for dims, count in weights)
 
 
 def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> int:
@@ -95,15 +115,15 @@ def num_matrix_params(architecture: Architecture, *, tables: bool = False) -> in
     >>> num_params(model) - num_matrix_params(model) - 2 * 128256 * 4096  # embedding and head; norms are left
     266240
     """
-    sizes, matrices = SymbolValues(dict(architecture.dims)), _trained_matrices(architecture, tables=tables)
-    return sum(count * int(multiply_symbols(matrix.dims).evaluate(sizes)) for matrix, count in matrices)
+    matrices = _trained_matrices(architecture, tables=tables)
+    return sum(unit.times * unit.count_elements(matrix.dims) for matrix, unit in matrices)
 
 
-def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, int]]:
-    for program, names, count in _counted_units(architecture):
-        for name, matrix in weight_matrices(program, tables=tables).items():
-            if name in names and not program.tensors[name].frozen:
-                yield matrix, count
+def _trained_matrices(architecture: Architecture, *, tables: bool) -> Iterator[tuple[WeightMatrix, _CountedUnit]]:
+    for unit in _counted_units(architecture):
+        for name, matrix in weight_matrices(unit.program, tables=tables).items():
+            if name in unit.weights and not unit.program.tensors[name].frozen:
+                yield matrix, unit
 
 
 def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer) -> int:
@@ -115,18 +135,14 @@ def num_factored_state_elements(architecture: Architecture, optimizer: Optimizer
     >>> f"{num_factored_state_elements(model, get_optimizer('adafactor')) / num_params(model):.3%} of the parameters"
     '0.036% of the parameters'
     """
-    sizes, matrices = (
-        SymbolValues(dict(architecture.dims)),
-        [*_trained_matrices(architecture, tables=optimizer.covers_vocabulary)],
-    )
     granularities = [
         optimizer.granularity(name)
         for name in optimizer.moments
         if optimizer.granularity(name) is not Granularity.ELEMENT
     ]
     return sum(
-        count * int(multiply_symbols(matrix.dims_at(granularity, optimizer.max_preconditioned_side)).evaluate(sizes))
-        for matrix, count in matrices
+        unit.times * unit.count_elements(matrix.dims_at(granularity, optimizer.max_preconditioned_side))
+        for matrix, unit in _trained_matrices(architecture, tables=optimizer.covers_vocabulary)
         for granularity in granularities
     )
 
@@ -136,20 +152,26 @@ def num_mtp_params(architecture: Architecture) -> int:
     leave out."""
     if not architecture.num_predict_layers:
         return 0
-    elements = weight_elements(UNIT_PROGRAMS["predict"](architecture), without=BORROWED_WEIGHTS["predict"])
-    return architecture.num_predict_layers * int(elements.evaluate(SymbolValues(dict(architecture.dims))))
+    program = build_unit_program(architecture, "predict")
+    elements = weight_elements(program, without=BORROWED_WEIGHTS["predict"])
+    return architecture.num_predict_layers * int(elements.evaluate(_unit_sizes(architecture, "predict")))
 
 
 def num_active_params(architecture: Architecture) -> int:
     """Return the parameters that a token uses: all but the experts that it is not routed to. Mixtral 8x7B has 12.9 of 46.7
     billion."""
-    block = UNIT_PROGRAMS["block"](architecture)
-    experts = sum_polynomials(multiply_symbols(block.dims(name)) for name in _expert_weights(block)).evaluate(
-        SymbolValues(architecture.dims)
-    )
-    idle = architecture.num_experts - architecture.experts_per_token
-    expert_params = int(experts) // (architecture.num_experts or 1)
-    return num_params(architecture) - (architecture.num_layers - architecture.num_dense_layers) * idle * expert_params
+    idle = sum(count * _num_idle_params(architecture, unit) for unit, count in architecture.layer_counts.items())
+    return num_params(architecture) - idle
+
+
+def _num_idle_params(architecture: Architecture, unit: str) -> int:
+    """Return the parameters of the experts of one layer that a token is not routed to."""
+    layer = architecture.unit_architecture(unit)
+    if not layer.num_experts:
+        return 0
+    program, sizes = build_unit_program(architecture, unit), _unit_sizes(architecture, unit)
+    experts = sum_polynomials(multiply_symbols(program.dims(name)) for name in _expert_weights(program)).evaluate(sizes)
+    return (layer.num_experts - layer.experts_per_token) * (int(experts) // layer.num_experts)
 
 
 def _expert_weights(program: Program) -> set[str]:
@@ -197,8 +219,9 @@ def model_flops_per_token(architecture: Architecture, seq_len: int) -> float:
 def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> tuple[float, float]:
     """Return the FLOPs of a unit over one sequence, forward and backward. A product has two in the backward pass, the
     gradients of both operands; one with a frozen weight has one."""
-    program = UNIT_PROGRAMS[name](architecture)
-    sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": architecture.mean_attended_share(seq_len)})
+    program = build_unit_program(architecture, name)
+    span = architecture.unit_architecture(name).mean_attended_share(seq_len)
+    sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
     backward = sum_polynomials(
         _operation_flops(program, operation) * _num_backward_products(program, operation)
         for operation in program.operations
@@ -220,12 +243,12 @@ def layer_training_flops(
     It is the mean over the layers, where they differ. Scores are counted as in `model_flops_per_token`, or without `causal`
     over their whole square. Both times `num_layers`, plus the head's products, are the model's FLOPs.
     """
-    span = architecture.mean_attended_share(seq_len) if causal else 1.0
-    sizes = SymbolValues({**architecture.dims, "B": 1, "T": seq_len, "span": span})
     products, scores = dict.fromkeys(ModelPart, 0.0), 0.0
-    for name, count in unit_counts(architecture).items():
-        program, share = UNIT_PROGRAMS[name](architecture), count / architecture.num_layers
-        for operation in program.operations if name in LAYER_UNITS else ():
+    for name, count in architecture.layer_counts.items():
+        program, share = build_unit_program(architecture, name), count / architecture.num_layers
+        span = architecture.unit_architecture(name).mean_attended_share(seq_len) if causal else 1.0
+        sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
+        for operation in program.operations:
             flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
             flops *= 1 + _num_backward_products(program, operation)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]

@@ -257,6 +257,10 @@ def _has_experts(architecture: Architecture) -> bool:
     return architecture.num_experts > 0
 
 
+def _has_latent_attention(architecture: Architecture) -> bool:
+    return any(layer.kv_lora_rank for layer in architecture.layer_architectures.values())
+
+
 # In the order of their names in a policy.
 MODULES: dict[str, RecomputeModule] = {
     "core_attn": RecomputeModule(
@@ -265,18 +269,20 @@ MODULES: dict[str, RecomputeModule] = {
     ),
     "layernorm": RecomputeModule(
         "norms in front of experts and of latent attention", _is_standalone_norm_result,
-        lambda architecture: _has_experts(architecture) or architecture.kv_lora_rank > 0,
+        lambda architecture: _has_experts(architecture) or _has_latent_attention(architecture),
     ),
     "moe_act": RecomputeModule(
         "activations of experts", lambda block, tensor: tensor.name.endswith("experts_act"), _has_experts,
     ),
     "mla_up_proj": RecomputeModule(
         "what latent attention makes of its latents", _is_up_projection_result,
-        lambda architecture: architecture.kv_lora_rank > 0,
+        _has_latent_attention,
     ),
     "mlp": RecomputeModule(
         "MLPs of dense layers, with the norm in front of them", _is_dense_mlp_result,
-        lambda architecture: not architecture.num_experts or architecture.num_dense_layers > 0,
+        lambda architecture: any(
+            layer.feed_forward != "none" and not layer.num_experts for layer in architecture.layer_architectures.values()
+        ),
     ),
     "moe": RecomputeModule(
         "routers, experts and shared experts, with the exchange of tokens",
@@ -284,7 +290,7 @@ MODULES: dict[str, RecomputeModule] = {
     ),
     "shared_experts": RecomputeModule(
         "shared experts", lambda block, tensor: tensor.name.rpartition(".")[2].startswith("shared_"),
-        lambda architecture: architecture.shared_expert_width > 0,
+        lambda architecture: any(layer.shared_expert_width for layer in architecture.layer_architectures.values()),
     ),
 }  # fmt: skip
 # Joint policies that a search tries: from the modules that cost least time for what they free, each with those before it. `moe`

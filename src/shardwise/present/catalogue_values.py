@@ -34,7 +34,7 @@ from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.parameters_and_flops import num_mtp_params
 from shardwise.present.catalogue_names import names_of
 from shardwise.present.optimizer_values import optimizer_values
-from shardwise.values import Payload, SourcedValue, get_precision, parse_quantity
+from shardwise.values import Payload, SourcedValue, get_precision, parse_quantity, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,7 +225,7 @@ def _network_sources(chip: str) -> Mapping[str, str]:
 def model_values(name: str) -> list[SourcedValue]:
     """Return every value of a model, with the numbers of its parameters. Raises `InputError` for an unknown name."""
     model = load_model(name)
-    values = asdict(model)
+    values = {name: value for name, value in asdict(model).items() if name in to_json(model)}
     source = values.pop("source")
     values.pop("name")
     values |= _flatten("numerics", values.pop("numerics"))

@@ -20,13 +20,14 @@ from shardwise.price.estimate_terms import MEMORY, TIME
 from shardwise.price.layout_pricer import Pricing
 from shardwise.price.problem import Problem
 from shardwise.price.stage_contents import NO_RECOMPUTE, StageCosts
-from shardwise.price.unit_cost import is_zero
+from shardwise.price.unit_cost import UnitPricer, is_zero
 from shardwise.price.unit_inputs import UnitCostInputs
 from shardwise.values import (
     COMMUNICATION_TERMS,
     Displayable,
     InputError,
     IssuePolicy,
+    SymbolValues,
     Value,
     format_bytes,
     format_seconds,
@@ -239,19 +240,20 @@ def hidden_communication_s(pricing: Pricing, stage: StageCosts) -> dict[str, flo
 
 def _unit_hidden_s(pricing: Pricing, unit: str, scheme: ShardingScheme, links: GroupLinks) -> Mapping[str, Value]:
     """Return what a unit's collectives take in a micro-batch, less what they expose."""
-    pricer, values = pricing.pricer, pricing.values
+    pricer, values = pricing.pricer, pricing.unit_values.of(unit)
     parts = pricer.parts(scheme, unit)
     cost = pricer.activation(unit, scheme, values, links)
     hidden_by_axis: dict[str, Value] = {}
-    for axis, seconds in _total_collectives_s(pricing, parts, links).items():
+    for axis, seconds in _total_collectives_s(pricer, parts, values, links).items():
         exposed = cost.forward_traffic_s.get(axis, 0.0) + cost.backward_traffic_s.get(axis, 0.0)
         hidden_by_axis[axis] = max(float(seconds - exposed), 0.0)
     return hidden_by_axis
 
 
-def _total_collectives_s(pricing: Pricing, parts: UnitCostInputs, links: GroupLinks) -> Mapping[str, Value]:
+def _total_collectives_s(
+    pricer: UnitPricer, parts: UnitCostInputs, values: SymbolValues, links: GroupLinks
+) -> Mapping[str, Value]:
     """Return the seconds of a unit's collectives on activations by axis, as if nothing ran beside them."""
-    pricer, values = pricing.pricer, pricing.values
     collectives = [c for c in parts.collectives if not c.moves_weights and not c.is_control]
     plain = (c for c in collectives if not c.chunked_with)
     seconds_by_axis: dict[str, Value] = {}

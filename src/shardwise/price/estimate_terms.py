@@ -102,10 +102,10 @@ class TermRules(Generic[Record]):
             formula=_resolve_text(rule.formula, context), source=_resolve_text(rule.source, context),
             inputs=tuple(recorder.inputs.values()),
             derived=tuple(
-                DerivedExpression(what=r.meaning, expression=str(r.polynomial), value=expressions.value(r.polynomial))
+                DerivedExpression(what=r.meaning, expression=str(r.polynomial), value=expressions.value(r))
                 for r in reads
             ),
-            symbols=expressions.symbols(read.polynomial for read in reads),
+            symbols=expressions.symbols(reads),
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -20,8 +20,8 @@ from shardwise.layout import (
     num_micro_batches,
     stage_placement,
 )
-from shardwise.layout.layers_per_stage import dense_layers_by_stage
-from shardwise.model import LAYER_UNITS, Job, unit_counts
+from shardwise.layout.layers_per_stage import count_kinds, layer_ranges
+from shardwise.model import Job, is_layer, unit_counts
 from shardwise.model.parameters_and_flops import unit_training_flops
 from shardwise.pipeline.uneven_stage_costs import uneven_bubble, uneven_in_flight
 from shardwise.price.device_memory import DeviceMemory, price_device_memory
@@ -39,8 +39,9 @@ from shardwise.price.stage_contents import (
 )
 from shardwise.price.stage_step_time import StageStep
 from shardwise.price.term_inputs import Expressions, TermInput, read_numbers
-from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer, unit_values
-from shardwise.values import IssuePolicy, Value, get_loss_kernel, get_precision, maximum
+from shardwise.price.unit_cost import ActivationCost, StateCost, UnitPricer
+from shardwise.price.unit_values import UnitValues, unit_values
+from shardwise.values import IssuePolicy, SymbolValues, Value, get_loss_kernel, get_precision, maximum
 from shardwise.values.symbolic import RepricedSymbolValues
 
 TERM_NAMES = tuple(f"{rules.tree}.{name}" for rules in (TIME, MEMORY) for name in rules.by_name)
@@ -59,21 +60,28 @@ class Pricing:
         self.degrees = atomic_degrees(architecture, degrees)
         self.num_micro_batches = num_micro_batches(job, degrees)
         self.layers = layers_by_virtual_stage(architecture, layout)
-        self.dense = dense_layers_by_stage(architecture, self.layers)
+        self.layer_ranges = layer_ranges(self.layers)
         self.placement = stage_placement(layout)
         self.units = tuple(unit_counts(architecture))
         self.scheme = make_sharding_scheme(
             layout, architecture.structure, optimizer=job.optimizer, shares_amax=precision.shares_amax
         )
-        self.values = RepricedSymbolValues(
-            unit_values(architecture, job.seq_len, self.degrees, layout.cp_variant, job.attended_tokens)
-        )
+        self.unit_values = UnitValues(architecture, lambda unit: RepricedSymbolValues(self._values(unit)))
         rates = chip_rates(cluster.chip, cluster.calibration, architecture.name)
         self.host = host_offload(layout.offload, cluster.chip, updates=rates.updates_on_host)
         self.pricer = UnitPricer(
             rates if policy is None else replace(rates, policy=policy), precision, loss_kind(cluster, job), job.optimizer,
             attention=job.attention, dropout=job.dropout,
         )  # fmt: skip
+
+    def _values(self, unit: str) -> SymbolValues:
+        job, variant = self.job, self.layout.cp_variant
+        return unit_values(self.architecture, job.seq_len, self.degrees, variant, job.attended_tokens, unit=unit)
+
+    @property
+    def values(self) -> SymbolValues:
+        """Values of the symbols of the base layer, and of all units that are no kind of layer; `unit_values` has all."""
+        return self.unit_values.base
 
     # Cached properties: uneven stages are played, which callers that ask for FLOPs or instructions do not need.
     @cached_property
@@ -141,7 +149,7 @@ class Pricing:
     def expressions(self) -> Expressions:
         """Expressions that the costs of units are evaluated from."""
         mixed = self.layout.recompute_layers is not None
-        return Expressions(self.pricer, self.scheme, self.units, self.values, self.host, mixed=mixed)
+        return Expressions(self.pricer, self.scheme, self.units, self.unit_values, self.host, mixed=mixed)
 
     def at(self, rates: Rates, topology: Topology) -> Pricing:
         """Return the same layout at other rates and links, whose constants may be arrays."""
@@ -168,23 +176,28 @@ class Pricing:
         return GroupLinks(self.topology, cuts_by_axis(self.topology, placement, self.degrees))
 
     def unit_costs(self) -> tuple[dict[str, ActivationCost], dict[str, StateCost]]:
-        links = self.links
-        activation = {u: self.pricer.activation(u, self.scheme, self.values, links) for u in (*self.units, "carry")}
+        links, values = self.links, self.unit_values
+        activation = {u: self.pricer.activation(u, self.scheme, values.of(u), links) for u in (*self.units, "carry")}
         if self.layout.recompute_layers is not None:
             plain = self.scheme.with_recompute("none")
-            layers = [unit for unit in self.units if unit in LAYER_UNITS]
-            activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, self.values, links) for u in layers}
+            layers = filter(is_layer, self.units)
+            activation |= {NO_RECOMPUTE + u: self.pricer.activation(u, plain, values.of(u), links) for u in layers}
         stateful_units = (*self.units, *ModelEnds.of(self.architecture).units_without_passes)
-        return activation, {u: self.pricer.state(u, self.scheme, self.values, links) for u in stateful_units}
+        return activation, {u: self.pricer.state(u, self.scheme, values.of(u), links) for u in stateful_units}
 
     def hardware_ratio(self) -> float:
         """Return the FLOPs that devices run over those that the model needs: recomputation, and flash attention's
         second scores."""
         run_flops = model_flops = 0.0
         job = self.job  # without the variant of cp: all devices count, not the last of a ring
-        values = unit_values(self.architecture, job.seq_len, self.degrees, attended_tokens=job.attended_tokens)
+        values = UnitValues(
+            self.architecture,
+            lambda unit: unit_values(
+                self.architecture, job.seq_len, self.degrees, attended_tokens=job.attended_tokens, unit=unit
+            ),
+        )
         for unit, times, scheme in self.units_by_scheme():
-            flops = self.pricer.flops(unit, scheme, values)
+            flops = self.pricer.flops(unit, scheme, values.of(unit))
             run_flops += times * sum(flops.values())
             forward, backward = unit_training_flops(self.architecture, unit, self.job.seq_len)
             model_flops += times * flops["forward"] * (1.0 + backward / (forward or 1.0))
@@ -203,17 +216,15 @@ class Pricing:
 
     def counts(self, rank: int) -> StageCounts:
         """Return the contents of a device of a rank: its virtual stages, in a bidirectional pipeline its mirror's too."""
-        stages = self.placement.stages_of_rank(rank)
-        num_layers, num_dense = (sum(of_stage[stage] for stage in stages) for of_stage in (self.layers, self.dense))
-        return self.counts_with(rank, num_layers, num_dense)
+        return self.counts_with(rank, [self.layer_ranges[stage] for stage in self.placement.stages_of_rank(rank)])
 
-    def counts_with(self, rank: int, num_layers: int, num_dense: int) -> StageCounts:
-        """Return its contents with so many layers, of which some are leading dense ones."""
-        stages = self.placement.stages_of_rank(rank)
+    def counts_with(self, rank: int, layers: Iterable[range]) -> StageCounts:
+        """Return its contents with these layers on its stages."""
+        stages, held, num_recomputed = self.placement.stages_of_rank(rank), [*layers], self.layout.recompute_layers
         return stage_counts(
-            {"dense_block": num_dense, "block": num_layers - num_dense}, ModelEnds.of(self.architecture),
+            count_kinds(self.architecture, held), ModelEnds.of(self.architecture),
             first=0 in stages, last=len(self.layers) - 1 in stages, carries=len(stages) if self.layout.pp > 1 else 0,
-            recompute_layers=self.layout.recompute_layers,
+            recomputed=None if num_recomputed is None else count_kinds(self.architecture, held, num_recomputed),
         )  # fmt: skip
 
 

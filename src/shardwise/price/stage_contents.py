@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import Annotated, NamedTuple
 
 from shardwise.hardware import Chip
-from shardwise.layout.layers_per_stage import num_recomputed_layers
 from shardwise.layout.layout import get_offload_targets
 from shardwise.model import Architecture
 from shardwise.model.decoder import has_untied_embedding_weights, mtp_unit_counts
@@ -232,23 +231,22 @@ class ModelEnds(NamedTuple):
 
 def stage_counts(
     layers: Mapping[str, Value], model: ModelEnds, *, first: bool, last: bool, carries: Value,
-    recompute_layers: Value | None = None,
+    recomputed: Mapping[str, Value] | None = None,
 ) -> StageCounts:  # fmt: skip
     """Count the contents of a device that has the first stage of the model, the last, both or neither.
 
     Both are on one device without a pipeline, in a bidirectional pipeline (`layers` are then those of a stage and its
     mirror), and with virtual stages down the ranks and up again. A tied embedding is one tensor with two uses, and so
     is one that multi-token prediction borrows. `carries`: virtual stages of the device that send to another device or
-    receive from one.
+    receive from one. `recomputed`: layers by kind that recompute; None: all.
     """
-    recomputed = num_recomputed_layers(layers, recompute_layers)
     alone = first and last
     borrowed = last and model.num_predict_layers > 0
     return StageCounts(
         layers, embedding=int(first), head=int(last), predict=model.num_predict_layers if last else 0, carries=carries,
         copies=int((first and not (model.tied and alone)) or (borrowed and not alone and not model.tied)),
         exchanges=int((model.tied or model.num_predict_layers > 0) and first != last),
-        kept={} if recompute_layers is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
+        kept={} if recomputed is None else {kind: count - recomputed[kind] for kind, count in layers.items()},
         untied=int(alone and model.untied), tied=int(last and model.tied),
     )  # fmt: skip
 

@@ -8,15 +8,16 @@ layout's scheme.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 from shardwise.layout import ShardingScheme
-from shardwise.model import LAYER_UNITS, Role
+from shardwise.model import Role, is_layer
 from shardwise.price.stage_contents import HostOffload
 from shardwise.price.unit_cost import UnitPricer
-from shardwise.step.collectives import LAYER_COUNT_SYMBOLS
-from shardwise.values import ZERO, LocalDim, Polynomial, SymbolValues
+from shardwise.price.unit_values import UnitValues
+from shardwise.step.collectives import COUNT_PREFIX
+from shardwise.values import ZERO, LocalDim, Polynomial
 from shardwise.values.symbolic import ElementPairs, Symbol
 
 Record = TypeVar("Record")
@@ -145,7 +146,6 @@ SYMBOL_MEANINGS: Mapping[str, str] = {
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
     "y": "rank of the adapter of experts' gate and up",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
-    **{symbol: f"units of the kind {unit}" for unit, symbol in LAYER_COUNT_SYMBOLS.items()},
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip
 PAIRS_MEANING = "square of a side of a matrix; 0 where the side is longer than the optimizer allows"
@@ -158,15 +158,16 @@ PARTIAL_STATE = {"apart": "elements of no matrices", "factors": "numbers of rows
 class UnitExpression(NamedTuple):
     """Elements or FLOPs of one unit on one device, counted once."""
 
+    unit: str
     meaning: str
     polynomial: Polynomial
 
 
 class Expressions:
-    """Reads expressions from the derivation of a layout's scheme; `values` are those of the symbols."""
+    """Reads expressions from the derivation of a layout's scheme; `values` are those of the symbols in each unit."""
 
     def __init__(
-        self, pricer: UnitPricer, scheme: ShardingScheme, units: tuple[str, ...], values: SymbolValues,
+        self, pricer: UnitPricer, scheme: ShardingScheme, units: tuple[str, ...], values: UnitValues,
         host: HostOffload, *, mixed: bool,
     ) -> None:  # fmt: skip
         """Read from these units; `mixed`: some layers do not recompute though the others do."""
@@ -178,32 +179,33 @@ class Expressions:
         for unit in self.units:
             kernels = self.pricer.parts(self.scheme, unit).kernels
             flops = sum((k.flops for k in kernels if k.phase == phase), start=ZERO)
-            yield UnitExpression(f"FLOPs of the {unit}", flops)
+            yield UnitExpression(unit, f"FLOPs of the {unit}", flops)
 
     def collectives(self, axis: str) -> Iterator[UnitExpression]:
         """Yield the elements of each collective that an axis is charged with, where it has more than one device."""
         for unit in (*self.units, "carry"):
             for collective in self.pricer.parts(self.scheme, unit).collectives:
-                over = [a for a in collective.axes if self.values[a] > 1]
+                over = [a for a in collective.axes if self.values.base[a] > 1]
                 if over and collective.time_term == axis:
                     label = f"{unit}, {collective.phase}: {collective.kind} over {'·'.join(over)}, elements"
-                    yield UnitExpression(label, collective.elements)
+                    yield UnitExpression(unit, label, collective.elements)
 
     def saved(self, *, logits: bool = False) -> Iterator[UnitExpression]:
         """Yield the tensors that each unit saves for the backward pass, by role and format: the logits, or the rest."""
         for name, scheme in self._saving_units():
             elements_by_label: dict[str, Polynomial] = {}
-            for tensor in self.pricer.parts(scheme, name.split()[0]).products.saved:
+            unit = name.split()[0]
+            for tensor in self.pricer.parts(scheme, unit).products.saved:
                 if (tensor.role is Role.LOGITS) is logits:
                     label = f"{name}, elements kept as {tensor.role.name.lower()}{self.pricer.formats.saved_as(tensor).cast}"
                     elements_by_label[label] = elements_by_label.get(label, ZERO) + tensor.elements
-            yield from (UnitExpression(label, elements) for label, elements in elements_by_label.items())
+            yield from (UnitExpression(unit, label, elements) for label, elements in elements_by_label.items())
 
     def _saving_units(self) -> Iterator[tuple[str, ShardingScheme]]:
         """Yield units with saved activations, each with the scheme that decides which."""
         for unit in self.units:
             yield unit, self.scheme
-            if unit in LAYER_UNITS and self.mixed:
+            if is_layer(unit) and self.mixed:
                 yield f"{unit} without recomputation", self.scheme.with_recompute("none")
 
     def state(self, column: str) -> Iterator[UnitExpression]:
@@ -215,29 +217,31 @@ class Expressions:
             names_by_elements = {elements: name for name, elements in reversed(counted) if elements.monomials}
             for position, (elements, name) in enumerate(reversed(names_by_elements.items())):
                 label = PARTIAL_STATE.get(name, "elements with gradients" if position else "elements")
-                yield UnitExpression(f"{label} of the {unit}", elements)
+                yield UnitExpression(unit, f"{label} of the {unit}", elements)
 
     def offloaded(self) -> Iterator[UnitExpression]:
         """Yield the elements that are copied to the host and back."""
         yield from self.saved() if self.host.activations else ()
         yield from self.state("optimizer_bytes") if self.host.optimizer else ()
 
-    def value(self, polynomial: Polynomial) -> float:
+    def value(self, expression: UnitExpression) -> float:
         """Evaluate an expression."""
-        return float(polynomial.evaluate(self.values))
+        return float(expression.polynomial.evaluate(self.values.of(expression.unit)))
 
-    def symbols(self, polynomials: Iterable[Polynomial]) -> tuple[TermInput, ...]:
-        """Return every symbol of some expressions; of a dim that axes split also the dim and the axes."""
-        values_by_name: dict[str, float] = {}
-        for symbol in (
-            s for polynomial in polynomials for monomial in polynomial.monomials for s, _ in monomial.factors
-        ):
-            values_by_name |= {name: self.values[name] for name in _symbol_parts(symbol)}
-            values_by_name |= {str(symbol): self.values[symbol]}
-        return tuple(
-            TermInput(symbol=name, meaning=_symbol_meaning(name), value=float(value))
-            for name, value in values_by_name.items()
-        )
+    def symbols(self, expressions: Iterable[UnitExpression]) -> tuple[TermInput, ...]:
+        """Return every symbol of some expressions; of a dim that axes split also the dim and the axes.
+
+        Where a kind of layer has another value for a symbol than a unit before it, the symbol is listed again for that kind.
+        """
+        inputs: dict[str, TermInput] = {}
+        for unit, _, polynomial in expressions:
+            values = self.values.of(unit)
+            for symbol in (s for monomial in polynomial.monomials for s, _ in monomial.factors):
+                for name in (*_symbol_parts(symbol), symbol):
+                    read = TermInput(symbol=str(name), meaning=_symbol_meaning(name), value=float(values[name]))
+                    if inputs.setdefault(read.symbol, read) != read:
+                        inputs[f"{name} {unit}"] = replace(read, symbol=f"{name} of {unit}")
+        return tuple(inputs.values())
 
 
 def _symbol_parts(symbol: Symbol) -> tuple[str, ...]:
@@ -248,7 +252,10 @@ def _symbol_parts(symbol: Symbol) -> tuple[str, ...]:
     return (*_symbol_parts(symbol.dim), *symbol.axes) if isinstance(symbol, LocalDim) else (*symbol.left, *symbol.right)
 
 
-def _symbol_meaning(name: str) -> str:
-    if isinstance(name, ElementPairs):
+def _symbol_meaning(symbol: Symbol) -> str:
+    if isinstance(symbol, ElementPairs):
         return PAIRS_MEANING
-    return FULLEST_MEANING if name.startswith("(") else SYMBOL_MEANINGS[name]
+    name = str(symbol)
+    if name.startswith("("):
+        return FULLEST_MEANING
+    return SYMBOL_MEANINGS.get(name) or f"units of the kind {name.removeprefix(COUNT_PREFIX)}"

@@ -1,6 +1,6 @@
 """Cost of one unit (`model.decoder.UNIT_PROGRAMS`) on one device: seconds by phase and axis, bytes by kind, and their sums.
 
-`UnitPricer` evaluates derived expressions at the sizes and degrees of `unit_values`, which may be numbers (one layout)
+`UnitPricer` evaluates derived expressions at the sizes and degrees of `unit_values.py`, which may be numbers (one layout)
 or arrays (a table of them). It returns the columns `ActivationCost` and `StateCost`, which a stage sums up.
 """
 
@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 from shardwise.derive import RING_AXES
 from shardwise.hardware import GroupLinks, collective_s
 from shardwise.hardware.network.topology import ring_s
-from shardwise.layout import BATCH_AXES, EXPERT_AXES, ShardingScheme, get_cp_variant
-from shardwise.model import DEFAULT_OPTIMIZER, Architecture, Role, get_optimizer
+from shardwise.layout import ShardingScheme
+from shardwise.model import DEFAULT_OPTIMIZER, Role, get_optimizer
 from shardwise.price.overlap import BLOCKING
 from shardwise.price.roofline import KernelWork, Rates
 from shardwise.price.tensor_formats import TensorFormats
@@ -29,8 +29,7 @@ from shardwise.price.unit_inputs import (
 )
 from shardwise.price.unit_memory import UnitMemory
 from shardwise.step import Kernel, UnitCollective
-from shardwise.step.collectives import NUM_ROUTERS, layer_counts
-from shardwise.values import LocalDim, Precision, SymbolValues, Value, get_loss_kernel, maximum, minimum
+from shardwise.values import Precision, SymbolValues, Value, get_loss_kernel, maximum, minimum
 from shardwise.values.symbolic import IdentityCache, Result
 
 SecondsByAxis = Mapping[str, Value]  # seconds by parallel axis
@@ -107,27 +106,6 @@ def merge_costs(costs: Sequence[Cost], merge: Merge, merge_traffic: Merge | None
         else:
             columns[name] = merge(values)
     return type(costs[0])(**columns)
-
-
-def unit_values(
-    architecture: Architecture, seq_len: int, degrees: Mapping[str, Value], cp_variant: str = "all_gather",
-    attended_tokens: int | None = None,
-) -> SymbolValues:  # fmt: skip
-    """Return the values of the symbols: dims of the model, the job's lengths, atomic degrees, sequences on one device.
-
-    In a plain ring the rank with the last part of the sequence has the most scores, and the others wait for it.
-    """
-    last = degrees["cp"] if get_cp_variant(cp_variant).waits_for_last else 1
-    span = architecture.mean_attended_share(seq_len, last_of=last)
-    if attended_tokens is not None and attended_tokens < seq_len:  # a block of scores for each document
-        span = architecture.mean_attended_share(attended_tokens) * attended_tokens / seq_len
-    counts = {NUM_ROUTERS: architecture.num_routers, **layer_counts(architecture)}
-    values = SymbolValues({**architecture.dims, "T": seq_len, "span": span, **counts, **degrees})
-    seqs = degrees["micro_batch_seqs"]
-    values["B"] = values[LocalDim("B", BATCH_AXES)] = values[LocalDim("B", BATCH_AXES + EXPERT_AXES)] = seqs
-    if architecture.num_experts:  # what one device's experts take in: the sequences of its whole ep group
-        values[LocalDim("B", BATCH_AXES)] = seqs * degrees["ep"]
-    return values
 
 
 class UnitPricer:

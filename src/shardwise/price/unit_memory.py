@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from shardwise.layout import ShardingScheme
-from shardwise.model import LAYER_UNITS, Role, factor_bytes, moment_bytes
+from shardwise.model import Role, factor_bytes, is_layer, moment_bytes
 from shardwise.model.recompute_policies import get_recompute_policy
 from shardwise.price.tensor_formats import TensorFormats, elements_with_role
 from shardwise.price.unit_inputs import (
@@ -51,7 +51,7 @@ class UnitMemory:
         policy = get_recompute_policy(scheme.recompute)
         if policy.keeps_scores:
             saved = saved + self.saved_score_bytes(parts, values)
-        if self.policy.dropout and policy.keeps_masks and name in LAYER_UNITS:
+        if self.policy.dropout and policy.keeps_masks and is_layer(name):
             saved = saved + self.mask_bytes(parts, values)
         dequantized = self.formats.dequantized_bytes(parts.products, values)
         return parts, {

@@ -2,19 +2,19 @@
 
 Equal stages count the embedding and the head as one layer each (`layout.layers_per_stage`), but their cost depends on the
 vocabulary and on the layout. Devices get layers in turn; for each number of layers assigned so far, the split whose slowest
-device is fastest is kept. This is exact for the price of a layout, which depends only on how many layers of either kind each
+device is fastest is kept. This is exact for the price of a layout, which depends only on how many layers of each kind each
 device has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, stage_placement
-from shardwise.layout.layers_per_stage import min_layers_per_stage, natural_layers_by_stage
+from shardwise.layout.layers_per_stage import count_kinds, min_layers_per_stage, natural_layers_by_stage
 from shardwise.model import Architecture, Job
 from shardwise.price import MEMORY, Pricing, Problem
 from shardwise.price.estimate import estimate
@@ -116,22 +116,28 @@ class _LayerSplitter:
             sum(min_layers[stage] for stage in stages_of_rank(device)) for device in range(self.num_devices)
         ]
         self.costs = pricing.unit_costs()
-        self.memo: dict[tuple[bool, bool, int, int], float] = {}
+        self.architecture = pricing.architecture
+        self.memo: dict[Hashable, float] = {}
         self.bound_s = max(float(pricing.step(stage).total_s) for stage in pricing.stages(self.costs))
+
+    @cached_property
+    def last_change(self) -> int:
+        """Number of the first layer from which on all layers are of one kind: where a stage begins after it does not matter."""
+        layers = self.architecture.layer_units
+        return next((number for number in range(len(layers), 0, -1) if layers[number - 1] != layers[-1]), 0)
 
     def best_split(self) -> LayerSplit | None:
         """Return the best split of all layers; None if none is faster than the layout's own within the memory."""
-        num_layers = self.pricing.architecture.num_layers
-        # By (layers, leading dense layers) assigned so far: all that later devices and the price depend on.
+        num_layers = self.architecture.num_layers
+        # By layers assigned so far, and how many of them are at the model's beginning, up to the last change of kind: all that
+        # later devices and the price depend on.
         splits = {(0, 0): LayerSplit(0.0, 0, ())}
         for device in range(self.num_devices):
             reserved = sum(self.min_layers[device + 1 :])
             longer: dict[tuple[int, int], LayerSplit] = {}
-            for (assigned, dense), split in splits.items():
-                for count, device_dense, seconds in self._layer_choices(
-                    device, num_layers - assigned - reserved, dense
-                ):
-                    key = assigned + count, dense + device_dense
+            for (assigned, leading), split in splits.items():
+                for count, seconds in self._layer_choices(device, assigned, leading, num_layers - assigned - reserved):
+                    key = assigned + count, min(leading + self._layers_of_first(count), self.last_change)
                     extended = LayerSplit(
                         max(split.slowest_s, seconds), split.squares + count * count, (*split.layers, count)
                     )
@@ -140,33 +146,40 @@ class _LayerSplitter:
             splits = self._drop_unreachable(longer, self.num_devices - device - 1)
         return min(splits.values(), default=None)
 
-    def _layer_choices(self, device: int, max_layers: int, dense: int) -> Iterator[tuple[int, int, float]]:
-        """Yield (layers, leading dense layers among them, seconds) that a device can have.
+    def _layer_choices(self, device: int, assigned: int, leading: int, max_layers: int) -> Iterator[tuple[int, float]]:
+        """Yield (layers, seconds) that a device can have after those that are assigned, `leading` of them before its first stage.
 
         At most `max_layers`, and none that does not fit or makes the device slower than the layout is."""
         for count in range(self.min_layers[device], max_layers + 1):
-            device_dense = min(self.pricing.architecture.num_dense_layers - dense, self._layers_of_first(count))
-            seconds = self._seconds(device, count, device_dense)
-            if seconds > self.bound_s or not self._fits(device, count, device_dense):
+            layers = self._held_layers(count, assigned, leading)
+            seconds = self._seconds(device, layers)
+            if seconds > self.bound_s or not self._fits(device, layers):
                 return  # more layers only take longer, and more memory
-            yield count, device_dense, seconds
+            yield count, seconds
+
+    def _held_layers(self, count: int, assigned: int, leading: int) -> tuple[range, ...]:
+        """Return the layers of a device's stages: of the next one from the beginning, and with both ends of one from the end."""
+        first = self._layers_of_first(count)
+        held = (range(leading, leading + first),)
+        if not self.both_ends:
+            return held
+        end = self.architecture.num_layers - (assigned - leading)
+        return *held, range(end - (count - first), end)
 
     def _drop_unreachable(
         self, splits: dict[tuple[int, int], LayerSplit], num_later_devices: int
     ) -> dict[tuple[int, int], LayerSplit]:
         """Drop splits after which the later devices could not hold all remaining layers."""
-        min_assigned = self.pricing.architecture.num_layers - num_later_devices * self._max_layers
+        min_assigned = self.architecture.num_layers - num_later_devices * self._max_layers
         return {key: split for key, split in splits.items() if key[0] >= min_assigned}
 
     @cached_property
     def _max_layers(self) -> int:
-        """Most layers of the faster kind with which a device without embedding and head is no slower than the layout."""
-        architecture = self.pricing.architecture
-        middle = min(1, self.num_devices - 1)
-        count = 1
-        while count < architecture.num_layers and any(
-            self._seconds(middle, count + 1, dense) <= self.bound_s
-            for dense in {0, min(count + 1, architecture.num_dense_layers)}
+        """Most successive layers with which a device without embedding and head is no slower than the layout."""
+        num_layers, middle, count = self.architecture.num_layers, min(1, self.num_devices - 1), 1
+        while count < num_layers and any(
+            self._seconds(middle, (range(begin, begin + count + 1),)) <= self.bound_s
+            for begin in range(min(num_layers - count, self.last_change + 1))
         ):
             count += 1
         return count
@@ -175,18 +188,22 @@ class _LayerSplitter:
         """Layers of a device that are on its stage nearer to the model's beginning."""
         return -(-count // 2) if self.both_ends else count
 
-    def _stage(self, device: int, count: int, dense: int) -> StageCosts:
-        return self.pricing.stage(self.pricing.counts_with(device, count, dense), self.costs)
+    def _stage(self, device: int, layers: tuple[range, ...]) -> StageCosts:
+        return self.pricing.stage(self.pricing.counts_with(device, layers), self.costs)
 
-    def _seconds(self, device: int, count: int, dense: int) -> float:
-        """Step time of a device with so many layers."""
-        key = device == 0, device == self.num_devices - 1, count, dense
+    def _seconds(self, device: int, layers: tuple[range, ...]) -> float:
+        """Step time of a device with these layers."""
+        recomputed = self.pricing.layout.recompute_layers
+        key = (
+            device == 0, device == self.num_devices - 1, *count_kinds(self.architecture, layers).values(),
+            *(() if recomputed is None else count_kinds(self.architecture, layers, recomputed).values()),
+        )  # fmt: skip
         if key not in self.memo:
-            self.memo[key] = float(self.pricing.step(self._stage(device, count, dense)).total_s)
+            self.memo[key] = float(self.pricing.step(self._stage(device, layers)).total_s)
         return self.memo[key]
 
-    def _fits(self, device: int, count: int, dense: int) -> bool:
-        memory = self.pricing.memory(self._stage(device, count, dense), device)
+    def _fits(self, device: int, layers: tuple[range, ...]) -> bool:
+        memory = self.pricing.memory(self._stage(device, layers), device)
         return sum(MEMORY.values(memory).values()) <= self.capacity_bytes
 
     def layers_of_stages(self, layers: tuple[int, ...]) -> tuple[int, ...]:

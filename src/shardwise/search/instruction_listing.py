@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from shardwise.layout import LayoutFacts
-from shardwise.model import LAYER_UNITS, MTP_UNITS, ModelFacts
+from shardwise.model import MTP_UNITS, ModelFacts, is_layer
 from shardwise.price import NO_RECOMPUTE, Pricing
 from shardwise.price.instruction_prices import InstructionPricer, PricedInstruction
 from shardwise.search.plan import Plan
@@ -18,8 +18,6 @@ from shardwise.step.unit_instructions import PHASES_OF_PASS
 from shardwise.values import InputError, Payload, argument_label, lookup, printed
 
 CARRY = "carry"
-# The order in which a stage runs its units forward; backward is the other way round.
-UNIT_ORDER = (*LAYER_UNITS, *(NO_RECOMPUTE + layer for layer in LAYER_UNITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,28 +87,30 @@ def list_instructions(
     if not 0 <= stage < plan.layout.pp:
         raise InputError(f"{argument_label('stage')}: found {stage}; a stage of 0 to {plan.layout.pp - 1} is required")
     pricing = Pricing(plan.problem, plan.layout)
-    pricer, contents = InstructionPricer(pricing), pricing.counts(stage)
+    contents = pricing.counts(stage)
     for name in passes:
         lookup(PHASES_OF_PASS, name, "pass")
     counts = {name: count for name, count in {**contents.units, CARRY: contents.carries}.items() if count}
-    order = sorted(counts, key=lambda name: ("embedding", *UNIT_ORDER, *MTP_UNITS, CARRY, "head").index(name))
+    kinds = (*plan.model.layer_counts, *(NO_RECOMPUTE + kind for kind in plan.model.layer_counts))
+    # The order in which a stage runs its units forward; backward is the other way round.
+    order = sorted(counts, key=("embedding", *kinds, *MTP_UNITS, CARRY, "head").index)
+    pricers = {name: InstructionPricer(pricing, name) for name in order}
     if unit is not None:
         lookup(dict.fromkeys(order), unit, "unit")
     segments = []
     for name in passes:
         for unit_name in order if name == "forward" else reversed(order):
-            instructions = pricer.unit_instructions(unit_name).passes[name] if unit in (None, unit_name) else ()
+            pricer = pricers[unit_name]
+            instructions = pricer.unit_instructions.passes[name] if unit in (None, unit_name) else ()
             if not instructions:
                 continue
-            parts = pricer.parts(unit_name)
-            recomputes = unit_name.removeprefix(NO_RECOMPUTE) in LAYER_UNITS
             segments.append(
                 Segment(
                     unit=unit_name, name=name, layers=int(counts[unit_name]),
-                    recompute=pricer.scheme(unit_name).recompute if recomputes else "none",
+                    recompute=pricer.scheme.recompute if is_layer(pricer.unit) else "none",
                     micro_batches=1 if name == "update" else pricing.num_micro_batches,
                     instructions=tuple(
-                        pricer.price_instruction(instruction, parts) for instruction in unroll_rings(instructions)
+                        pricer.price_instruction(instruction) for instruction in unroll_rings(instructions)
                     ),
                 )
             )  # fmt: skip

@@ -15,7 +15,7 @@ from shardwise.derive import ShardedUnit, derived_unit
 from shardwise.derive.low_precision_products import product_operands
 from shardwise.derive.sharded_unit import saved_specs
 from shardwise.layout import Layout, violations
-from shardwise.model import LAYER_UNITS, is_byte_budget
+from shardwise.model import is_byte_budget, is_layer
 from shardwise.model.backward import SaveChoice, combine_choices, pareto_save_choices, saveable_results
 from shardwise.model.recompute_policies import budget_bytes, format_tensor_set
 from shardwise.price import Pricing, Problem
@@ -47,6 +47,7 @@ class RecomputeLayer:
 
     def __init__(self, pricing: Pricing, kind: str) -> None:
         self.pricing, self.kind, self.pricer = pricing, kind, pricing.pricer
+        self.values = pricing.unit_values.of(kind)
 
     def unit(self, policy: str) -> ShardedUnit:
         """Derive the layer under another recompute policy."""
@@ -69,7 +70,7 @@ class RecomputeLayer:
         """Return the bytes of tensors with these specs, as `unit` keeps them for one micro-batch."""
         saved = SavedTensors(unit, product_operands(unit.phases(), unit.tensors, unit.saved))
         return {
-            name: float(self.pricer.formats.saved_bytes(saved.saved([(name, spec)]), self.pricing.values))
+            name: float(self.pricer.formats.saved_bytes(saved.saved([(name, spec)]), self.values))
             for name, spec in specs.items()
         }
 
@@ -77,7 +78,7 @@ class RecomputeLayer:
     def seconds(self) -> dict[str, float]:
         """Seconds to compute each result again with its collectives. Keys are the first result of each operation."""
         scheme = self.pricing.scheme.with_recompute("full")
-        parts, values, links = self.pricer.parts(scheme, self.kind), self.pricing.values, self.pricing.links
+        parts, values, links = self.pricer.parts(scheme, self.kind), self.values, self.pricing.links
         seconds: dict[str, float] = {}
         for kernel in unfused_kernels(self.unit("full"), "recompute"):
             kernel_s = float(self.pricer.kernel_s(replace(kernel, steps=()), parts, values))
@@ -104,7 +105,7 @@ class RecomputeLayer:
 
 def recompute_layers(pricing: Pricing) -> dict[str, RecomputeLayer]:
     """Return the kinds of layer that a model has."""
-    return {kind: RecomputeLayer(pricing, kind) for kind in pricing.units if kind in LAYER_UNITS}
+    return {kind: RecomputeLayer(pricing, kind) for kind in filter(is_layer, pricing.units)}
 
 
 def list_pareto_sets(pricing: Pricing) -> tuple[RecomputeChoice, ...]:
@@ -114,10 +115,9 @@ def list_pareto_sets(pricing: Pricing) -> tuple[RecomputeChoice, ...]:
         ((kind, layer),) = layers.items()
         num_layers = float(sum(pricing.layers))
         return tuple(_make_choice({kind: saving}, {kind: num_layers}) for saving in layer.savings)
-    (first_kind, first_layer), (second_kind, second_layer) = layers.items()
-    counts = {"dense_block": float(sum(pricing.dense)), "block": float(sum(pricing.layers) - sum(pricing.dense))}
-    pairs = combine_choices(first_layer.savings, second_layer.savings, (counts[first_kind], counts[second_kind]))
-    return tuple(reversed([_make_choice({first_kind: a, second_kind: b}, counts) for a, b in pairs]))
+    counts = {kind: float(count) for kind, count in pricing.architecture.layer_counts.items()}
+    choices = combine_choices([layer.savings for layer in layers.values()], [counts[kind] for kind in layers])
+    return tuple(reversed([_make_choice(dict(zip(layers, choice, strict=True)), counts) for choice in choices]))
 
 
 def _make_choice(savings: Mapping[str, SaveChoice], counts: Mapping[str, float]) -> RecomputeChoice:
@@ -243,9 +243,7 @@ class LayerRecompute:
 
 def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
     """Return kept tensors and recomputed work of each kind of layer, under the layout's policy."""
-    dense = sum(pricing.dense)
-    counts = {"dense_block": dense, "block": sum(pricing.layers) - dense}
-    layers = []
+    counts, layers = pricing.architecture.layer_counts, []
     for kind, layer in recompute_layers(pricing).items():
         unit = layer.unit(pricing.scheme.recompute)
         kept_tensors = tuple(KeptTensor(name, size) for name, size in layer.saved_bytes(unit, unit.saved).items())
@@ -255,16 +253,14 @@ def list_layer_recompute(pricing: Pricing) -> tuple[LayerRecompute, ...]:
 
 def _recomputed_work(layer: RecomputeLayer, unit: ShardedUnit, pricing: Pricing) -> Iterator[RecomputedWork]:
     """Yield kernels in order, then the collectives over several devices."""
-    parts, pricer = pricing.pricer.parts(pricing.scheme, layer.kind), pricing.pricer
+    parts, pricer, values = pricing.pricer.parts(pricing.scheme, layer.kind), pricing.pricer, layer.values
     reads = set(layer.plain.backward.program.inputs) - set(unit.saved)
     for kernel in (kernel for kernel in parts.kernels if kernel.phase == "recompute"):
         spared_bytes = sum(layer.sizes[name] for name in kernel.outputs if name in reads)
-        yield RecomputedWork(
-            kernel.kind, kernel.outputs, float(pricer.kernel_s(kernel, parts, pricing.values)), spared_bytes
-        )
+        yield RecomputedWork(kernel.kind, kernel.outputs, float(pricer.kernel_s(kernel, parts, values)), spared_bytes)
     for collective in parts.collectives:
         if collective.phase != "recompute" or collective.moves_weights:
             continue
-        if pricing.values.group_degree(collective.axes) > 1:
-            seconds = float(pricer.collective_s(collective, parts, pricing.values, pricing.links))
+        if values.group_degree(collective.axes) > 1:
+            seconds = float(pricer.collective_s(collective, parts, values, pricing.links))
             yield RecomputedWork(str(collective.kind), collective.tensors, seconds, 0.0)

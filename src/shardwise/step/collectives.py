@@ -22,17 +22,17 @@ from shardwise.derive.sharded_unit import is_mean_reduction
 from shardwise.derive.tensor_specs import optimizer_resting_spec
 from shardwise.layout import BATCH_AXES, EXPERT_AXES, TP_AXES, ShardingScheme
 from shardwise.model import (
-    LAYER_UNITS,
+    BASE_LAYER,
     MTP_UNITS,
     Architecture,
     ModelStructure,
     Role,
     Route,
     density,
+    is_layer,
     owning_weight,
-    unit_counts,
 )
-from shardwise.model.decoder import units_of_structure
+from shardwise.model.decoder import mtp_unit_counts, units_of_structure
 from shardwise.sharding import Axes, CollectiveKind
 from shardwise.step.flat_arrays import WeightGroup, WeightMove, array_key, is_flat_move, weight_groups
 from shardwise.step.instructions import PIPELINE, UnitCollective
@@ -226,7 +226,7 @@ def _control_reduction(
 
 def routing_axes(scheme: ShardingScheme) -> Axes:
     """Return the axes that split tokens where their experts are chosen."""
-    forward = derived_unit(scheme, "block").forward
+    forward = derived_unit(scheme, BASE_LAYER).forward
     gates = next(operation.outputs[0] for operation in forward.program.operations if isinstance(operation, Route))
     return tuple(axis for axis in AXIS_ORDER if axis in forward.specs[gates].sharded_axes)
 
@@ -259,8 +259,12 @@ def _state_axes(scheme: ShardingScheme) -> Iterator[frozenset[str]]:
             yield optimizer_resting_spec(unit.scheme, dims).sharded_axes
 
 
-# Symbols for the numbers of layers of each kind.
-LAYER_COUNT_SYMBOLS = {unit: f"num_{unit}" for unit in LAYER_UNITS + MTP_UNITS}
+COUNT_PREFIX = "num_"  # of the symbol for how many layers a model has of a kind, or modules of multi-token prediction
+
+
+def layer_count_symbol(unit: str) -> str:
+    """Return the symbol for how many layers are this unit, or modules of multi-token prediction."""
+    return f"{COUNT_PREFIX}{unit}"
 
 
 @lru_cache(maxsize=1024)
@@ -280,13 +284,13 @@ def operands_by_path(architecture: Architecture) -> dict[str, tuple[str, ...]]:
 
 def count_operands(structure: ModelStructure) -> Polynomial:
     """Return the number of operands in a model, in terms of the numbers of its layers (`layer_counts`)."""
-    names = [name for name in units_of_structure(structure) if name in LAYER_COUNT_SYMBOLS]
+    names = [name for name in units_of_structure(structure) if is_layer(name) or name in MTP_UNITS]
     return sum_polynomials(
-        multiply_symbols([LAYER_COUNT_SYMBOLS[name]], coefficient=len(unit_operands(structure, name))) for name in names
+        multiply_symbols([layer_count_symbol(name)], coefficient=len(unit_operands(structure, name))) for name in names
     )
 
 
 def layer_counts(architecture: Architecture) -> Mapping[str, int]:
-    """Return the number of layers of each kind, by its symbol."""
-    counts = unit_counts(architecture)
-    return {symbol: counts.get(name, 0) for name, symbol in LAYER_COUNT_SYMBOLS.items()}
+    """Return the number of layers of each kind and of modules of multi-token prediction, by symbol."""
+    counts = {**architecture.layer_counts, **mtp_unit_counts(architecture.num_predict_layers)}
+    return {layer_count_symbol(name): count for name, count in counts.items()}

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from shardwise.model import BORROWED_WEIGHTS, MTP_UNITS, Role
+from shardwise.model import BASE_LAYER, BORROWED_WEIGHTS, MTP_UNITS, Role
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, RankSlot
 from shardwise.sharding import ROWS, Axes, CollectiveKind, IssuedCollective
 from shardwise.step.collectives import NUM_ROUTERS, control_collectives
@@ -59,7 +59,7 @@ def pass_collectives(program: RankProgram, kind: str, stage: int) -> Iterator[Is
 
 def _issue_activation_collective(program: RankProgram, collective: UnitCollective) -> Iterator[IssuedCollective]:
     dtype = program.control_dtype if collective.role is Role.STATISTIC else program.precision.activations
-    num_bytes = _num_bytes(collective.elements.evaluate(program.micro_batch_values), dtype)
+    num_bytes = _num_bytes(collective.elements.evaluate(program.micro_batch_values(collective.unit)), dtype)
     axes = program.drop_single_device_axes(collective.axes)
     if collective.chunked_with:  # each block but the rank's own
         ranks = program.mesh.size(axes)
@@ -75,7 +75,8 @@ def _stage_messages(program: RankProgram, slot: RankSlot) -> tuple[list[IssuedCo
     if not (slot.receives or slot.sends):
         return [], []
     dtype = program.precision.activations
-    num_bytes = _num_bytes(program.hidden_state_spec.local_elements().evaluate(program.micro_batch_values), dtype)
+    elements = program.hidden_state_spec.local_elements().evaluate(program.micro_batch_values(BASE_LAYER))
+    num_bytes = _num_bytes(elements, dtype)
     received = IssuedCollective(CollectiveKind.RECEIVE, PIPELINE, dtype, num_bytes, "activations")
     sent = received._replace(kind=CollectiveKind.SEND)
     return [received] * len(slot.receives), [sent] * len(slot.sends)
@@ -135,7 +136,8 @@ def _issue_arrays(program: RankProgram, collective: UnitCollective) -> Iterator[
         Role.WEIGHT: ("weights", program.precision.weights), Role.WEIGHT_GRADIENT: ("gradients", program.gradient_dtype),
         Role.DIRECTION: ("directions", program.precision.activations), Role.MEAN: ("means", program.control_dtype),
     }[collective.role]  # fmt: skip
-    payload, values, max_elements = collective.payload, program.values, program.max_bucket_elements
+    payload, values = collective.payload, program.unit_values(collective.unit)
+    max_elements = program.max_bucket_elements
     sizes = payload.array_sizes(values, max_elements) if isinstance(payload, FlatArrays) else [payload.evaluate(values)]
     axes = program.drop_single_device_axes(collective.axes)
     for elements in sizes:

@@ -14,14 +14,12 @@ from shardwise.derive import derived_unit, pad_vocabulary, weight_use_spec
 from shardwise.layout import ShardingScheme
 from shardwise.model import (
     BORROWED_WEIGHTS,
-    LAYER_UNITS,
     MTP_UNITS,
     Architecture,
     get_optimizer,
-    unit_counts,
     weight_matrices,
 )
-from shardwise.model.decoder import MTP_BLOCK_PREFIX
+from shardwise.model.decoder import MTP_BLOCK_PREFIX, mtp_unit_counts
 from shardwise.model.optimizer_program import WeightMatrix
 from shardwise.sharding import Mesh, Spec
 from shardwise.step.flat_arrays import (
@@ -148,11 +146,11 @@ def parameters_by_unit(
 
 def unit_paths(architecture: Architecture) -> Iterator[PlacedUnit]:
     """Yield the path and the kind of each unit of a model: embedding, layers.0, layers.1, ..., predict.0, ..., head."""
-    counts = unit_counts(architecture)
+    modules = mtp_unit_counts(architecture.num_predict_layers)
     yield PlacedUnit(EMBEDDING, EMBEDDING)
-    for prefix, units in (("layers", LAYER_UNITS), ("predict", MTP_UNITS)):
-        kinds = [kind for kind in units for _ in range(counts.get(kind, 0))]
-        yield from (PlacedUnit(f"{prefix}.{number}", kind) for number, kind in enumerate(kinds))
+    yield from (PlacedUnit(f"layers.{number}", kind) for number, kind in enumerate(architecture.layer_units))
+    kinds = [kind for kind in MTP_UNITS for _ in range(modules[kind])]
+    yield from (PlacedUnit(f"predict.{number}", kind) for number, kind in enumerate(kinds))
     yield PlacedUnit("head", "head")
 
 
@@ -258,7 +256,8 @@ def _fill_groups(
     alignment: int,
 ) -> Iterator[ParameterGroup]:  # fmt: skip
     """Yield the groups that parameters with equal collectives fill."""
-    dims = pad_vocabulary(architecture.dims, mesh)
+    sizes = architecture.unit_architecture(parameters[0].unit).dims  # they are of one unit
+    dims = pad_vocabulary(sizes, mesh)
     shapes = [parameter.use.local_shape(mesh, dims) for parameter in parameters]
     members: list[GroupMember] = []
     begins_array = starts_array(map(math.prod, shapes), max_elements)
@@ -266,7 +265,7 @@ def _fill_groups(
         if begins and members:
             yield _make_group(members, mesh, alignment)
             members = []
-        global_shape = tuple(architecture.dims[dim] for dim in parameter.use.dims)
+        global_shape = tuple(sizes[dim] for dim in parameter.use.dims)
         start = int(align_up(members[-1].stop, alignment)) if members else 0
         members.append(GroupMember(parameter, global_shape, shape, start))
     yield _make_group(members, mesh, alignment)

@@ -6,7 +6,7 @@ import itertools
 from functools import lru_cache
 
 from shardwise.layout import Layout, layers_by_virtual_stage
-from shardwise.model import LAYER_UNITS, Architecture
+from shardwise.model import Architecture, is_layer
 from shardwise.pipeline import (
     BACKWARD_INPUT,
     BACKWARD_WEIGHT,
@@ -23,7 +23,10 @@ from shardwise.step.instructions import Instruction
 from shardwise.step.parameters import PlacedUnit, unit_paths
 from shardwise.step.unit_instructions import UnitInstructions
 
-SPLIT_UNITS = LAYER_UNITS  # units whose weights' gradients can wait: those of logits are made of too much
+
+def splits_backward_pass(unit: str) -> bool:
+    """Return True if a unit's weight gradients can wait: those of logits are made of too much."""
+    return is_layer(unit)
 
 
 def stage_units(architecture: Architecture, layout: Layout) -> tuple[tuple[PlacedUnit, ...], ...]:
@@ -97,7 +100,7 @@ def select_instructions(unit_instructions: UnitInstructions, unit: str, kind: st
 
     Only layers split their backward pass. Other units run all of it in I, since gradients of logits are too large to keep.
     """
-    if unit not in SPLIT_UNITS and kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
+    if not splits_backward_pass(unit) and kind in (BACKWARD_INPUT, BACKWARD_WEIGHT):
         return unit_instructions.passes["backward"] if kind == BACKWARD_INPUT else ()
     return {
         FORWARD: unit_instructions.passes["forward"], FULL_BACKWARD: unit_instructions.passes["backward"],

@@ -21,7 +21,8 @@ from shardwise.layout import (
     stage_placement,
 )
 from shardwise.layout.placement import ATOMIC_AXES, AXIS_ORDERS
-from shardwise.model import DEFAULT_OPTIMIZER, LAYER_UNITS, MTP_UNITS, Architecture, Role
+from shardwise.model import BASE_LAYER, DEFAULT_OPTIMIZER, Architecture, Role, is_layer
+from shardwise.model.decoder import routes_tokens
 from shardwise.pipeline import BACKWARD_INPUT, BACKWARD_WEIGHT, FORWARD, FULL_BACKWARD, RankSlot
 from shardwise.sharding import Axes, Mesh, Spec
 from shardwise.step import pipeline_stages as pipeline
@@ -53,11 +54,9 @@ from shardwise.step.parameters import (
     parameters_by_unit,
     unit_paths,
 )
-from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
+from shardwise.step.pipeline_stages import select_instructions, splits_backward_pass, stage_units
 from shardwise.step.unit_instructions import UnitInstructions, lower_unit
 from shardwise.values import IssuePolicy, LocalDim, Precision, SymbolValues, bytes_per_element, get_precision
-
-ROUTING_UNITS = ("block", *MTP_UNITS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,14 +144,27 @@ class RankProgram:
 
     @cached_property
     def values(self) -> SymbolValues:
-        """Sizes of the model's dims, and the degrees."""
+        """Sizes of the dims of the base layer and of units that are no layers, and the degrees."""
+        return SymbolValues({**self.architecture.dims, **self._counts_and_degrees})
+
+    @cached_property
+    def _counts_and_degrees(self) -> dict[str, int]:
         degrees = atomic_degrees(self.architecture, layout_degrees(self.layout))
-        counts = {NUM_ROUTERS: self.num_routers(self.units), **layer_counts(self.architecture)}
-        return SymbolValues({**self.architecture.dims, **counts, **degrees})
+        return {NUM_ROUTERS: self.num_routers(self.units), **layer_counts(self.architecture), **degrees}
+
+    @cached_property
+    def _values_by_kind(self) -> dict[str, SymbolValues]:
+        """`values` with the sizes of each kind of layer that differs from the base layer."""
+        layers = {kind: self.architecture.unit_architecture(kind) for kind in self.architecture.layer_kinds}
+        return {kind: SymbolValues({**layer.dims, **self._counts_and_degrees}) for kind, layer in layers.items()}
+
+    def unit_values(self, unit: str) -> SymbolValues:
+        """Return the sizes of a unit's dims, and the degrees."""
+        return self._values_by_kind.get(unit, self.values)
 
     def num_routers(self, units: Iterable[PlacedUnit]) -> int:
         """Return the number of units that have a router."""
-        return sum(unit.kind in ROUTING_UNITS for unit in units) if self.architecture.num_experts else 0
+        return sum(routes_tokens(self.architecture.structure, unit.kind) for unit in units)
 
     @cached_property
     def batch_axes(self) -> Axes:
@@ -278,7 +290,7 @@ class RankProgram:
     def units_with_weight_grads(self, kind: str, stage: int) -> tuple[str, ...]:
         """Return the paths of the units that give weight gradients in a pass of this kind."""
         splits = {FULL_BACKWARD: (True, False), BACKWARD_INPUT: (False,), BACKWARD_WEIGHT: (True,)}[kind]
-        return tuple(path for path, unit in self.stages[stage] if (unit in SPLIT_UNITS) in splits)
+        return tuple(path for path, unit in self.stages[stage] if splits_backward_pass(unit) in splits)
 
     def ordered_units(self, kind: str, stage: int) -> tuple[PlacedUnit, ...]:
         """Return the units of a stage in the order in which a pass runs through them."""
@@ -301,18 +313,23 @@ class RankProgram:
             return False
         return bool(self.drop_single_device_axes(collective.axes))
 
+    def micro_batch_values(self, unit: str) -> SymbolValues:
+        """Return `unit_values` with the sizes of a micro-batch."""
+        values = self._micro_batch_values
+        return values.get(unit, values[BASE_LAYER])
+
     @cached_property
-    def micro_batch_values(self) -> SymbolValues:
-        """`values` with the sizes of a micro-batch."""
+    def _micro_batch_values(self) -> dict[str, SymbolValues]:
         if self.seq_len is None:
             raise ValueError("an instance whose activations move needs a length of sequences")
         seqs = self.layout.micro_batch_seqs * self.mesh.size(self.batch_axes)
-        return SymbolValues({**self.values, "B": seqs, "T": self.seq_len})
+        kinds = (BASE_LAYER, *self.architecture.layer_kinds)
+        return {kind: SymbolValues({**self.unit_values(kind), "B": seqs, "T": self.seq_len}) for kind in kinds}
 
     @cached_property
     def hidden_state_spec(self) -> Spec:
         """Sharding of the hidden state between two units, and so between two stages."""
-        forward = self.unit("block").forward
+        forward = self.unit(BASE_LAYER).forward
         tensors = forward.program.tensors
         (name,) = (output for output in forward.program.outputs if tensors[output].role is Role.RESIDUAL)
         return forward.specs[name]
@@ -320,14 +337,14 @@ class RankProgram:
     def recompute(self, path: str, unit: str) -> str:
         """Return the recompute policy of a unit; `recompute_layers` limits it to the first layers of the rank."""
         num_recomputed = self.layout.recompute_layers
-        recomputes = unit in LAYER_UNITS and (num_recomputed is None or self._numbers[path] < num_recomputed)
+        recomputes = is_layer(unit) and (num_recomputed is None or self._numbers[path] < num_recomputed)
         return self.layout.recompute if recomputes else "none"
 
     @cached_property
     def _numbers(self) -> dict[str, int]:
         """Number of each layer among those of the rank that holds it, by path."""
         units_by_rank = (self.for_pp_rank(rank).units for rank in range(self.layout.pp))
-        layers = ([path for path, unit in units if unit in LAYER_UNITS] for units in units_by_rank)
+        layers = ([path for path, unit in units if is_layer(unit)] for units in units_by_rank)
         return {path: number for rank_layers in layers for number, path in enumerate(rank_layers)}
 
     def drop_single_device_axes(self, axes: Axes) -> Axes:
@@ -342,8 +359,8 @@ class RankProgram:
 
 def balance_biases(architecture: Architecture) -> dict[str, str]:
     """Return the name of each router's balance bias, by the path of its unit."""
-    routed = ("block", *MTP_UNITS) if architecture.num_experts else ()
-    return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if kind in routed}
+    structure = architecture.structure
+    return {path: f"{path}.balance_bias" for path, kind in unit_paths(architecture) if routes_tokens(structure, kind)}
 
 
 def single_device_instance(architecture: Architecture) -> RankProgram:
@@ -364,4 +381,5 @@ def parameter_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 def shape_of(parameter: Parameter, architecture: Architecture) -> tuple[int, ...]:
     """Return the shape of a whole parameter."""
-    return tuple(architecture.dims[dim] for dim in parameter.use.dims)
+    dims = architecture.unit_architecture(parameter.unit).dims
+    return tuple(dims[dim] for dim in parameter.use.dims)

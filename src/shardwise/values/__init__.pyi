@@ -61,6 +61,7 @@ from .input_texts import short_repr as short_repr
 from .overrides import apply_overrides as apply_overrides
 from .overrides import parse_like as parse_like
 from .overrides import parse_overrides as parse_overrides
+from .payload import OMIT_DEFAULT as OMIT_DEFAULT
 from .payload import Flat as Flat
 from .payload import Hidden as Hidden
 from .payload import Key as Key

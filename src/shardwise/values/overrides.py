@@ -31,24 +31,37 @@ def parse_overrides(
 def apply_overrides(target: Any, overrides: Mapping[str, str], label: str, ignored_names: Collection[str] = ()) -> Any:
     """Return a dataclass value with some fields replaced by parsed texts, all at once, as they may depend on each other.
 
-    Names in `ignored_names` are accepted and skipped. Raises `InputError` for unknown names and for texts of another type.
+    A field that is a mapping of names to fields is set part by part: `layer_kinds.sliding.num_heads`. Names in `ignored_names`
+    are accepted and skipped. Raises `InputError` for unknown names and for texts of another type.
     """
-    replacements, flag = {}, argument_label("overrides", "--set")
+    replacements: dict[str, Any] = {}
+    flag, names = argument_label("overrides", "--set"), [*(f.name for f in fields(target)), *ignored_names]
     for name, text in overrides.items():
-        names = [*(f.name for f in fields(target)), *ignored_names]
+        root, _, path = name.partition(".")
+        if path and isinstance(parts := getattr(target, root, None), Mapping):
+            part, _, name = path.partition(".")
+            changed = replacements.setdefault(root, {key: dict(values) for key, values in parts.items()})
+            values, label_of = changed.setdefault(part, {}), f"{label}.{root}.{part}"
+        else:
+            values, label_of = replacements, label
         if name not in names:
-            raise InputError(f"{flag}: {label} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}")
+            raise InputError(
+                f"{flag}: {label_of} has no {name!r}{did_you_mean(name, names)}; it has {', '.join(names)}"
+            )
         if name not in ignored_names:
-            replacements[name] = parse_like(text, _example_value(target, name), f"{flag} {label}.{name}")
+            values[name] = parse_like(text, _example_value(target, name), f"{flag} {label_of}.{name}")
     return replace(target, **replacements) if replacements else target
 
 
 def _example_value(target: Any, name: str) -> Any:
-    """Return a field's value; for None in a field that takes texts, an empty text."""
+    """Return a field's value; for None in a field that takes texts or whole numbers, an empty text or 0."""
     example = getattr(target, name)
     kinds = get_args(get_type_hints(type(target))[name])
-    is_text = any(kind is str or get_origin(kind) is Literal for kind in kinds)
-    return "" if example is None and is_text else example
+    if example is not None:
+        return example
+    if any(kind is str or get_origin(kind) is Literal for kind in kinds):
+        return ""
+    return 0 if int in kinds and float not in kinds else None
 
 
 def parse_like(text: str, example: Any, label: str) -> Any:

@@ -2,14 +2,15 @@
 
 A payload has the key `schema` first where its class has a `SCHEMA`, then its fields, then its properties marked `@printed`.
 Markers in `Annotated` change a field: `Flat`, `Key`, `Hidden`, `OmitEmpty`; `MergedFields` is a type with the fields of several
-classes. A later key with the name of an earlier one takes its place.
+classes. A later key with the name of an earlier one takes its place. Other dataclasses are written as they are, but for fields
+with the metadata `OMIT_DEFAULT`.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, fields, is_dataclass
 from functools import cache
 from types import NoneType
 from typing import (
@@ -42,6 +43,11 @@ class Hidden:
 
 class OmitEmpty:
     """Marker of a field whose key is written only where its value is not None, and no empty text or sequence."""
+
+
+# Metadata of a dataclass's field whose key is written only where its value is not the default: added to a class whose payloads
+# are to stay as they were.
+OMIT_DEFAULT: Mapping[str, bool] = {"omit_default": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,8 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         yield "schema", schema
     for member in _members(kind):
         nested: Any = getattr(value, member.attribute)
+        if member.omits_default and nested == member.default:
+            continue
         if member.is_flat:
             yield from to_json(nested._asdict() if hasattr(nested, "_asdict") else nested).items()  # of a named tuple
         elif not (member.omits_empty and (nested is None or (isinstance(nested, Sized) and not len(nested)))):
@@ -129,13 +137,17 @@ class _Member(NamedTuple):
     type: Any
     is_flat: bool = False
     omits_empty: bool = False
+    omits_default: bool = False
+    default: Any = None
 
 
 @cache
 def _members(kind: Any) -> tuple[_Member, ...]:
     names = [field.name for field in fields(kind)]
     if not issubclass(kind, Payload):  # its annotations may name what is imported for type checkers only
-        return tuple(_Member(name, name, Any) for name in names)
+        return tuple(
+            _Member(f.name, f.name, Any, omits_default=_omits_default(f), default=f.default) for f in fields(kind)
+        )
     hints = get_type_hints(kind, include_extras=True)
     members = []
     for name in names:
@@ -150,6 +162,10 @@ def _members(kind: Any) -> tuple[_Member, ...]:
         if getattr(getter, "is_printed", False):
             members.append(_Member(name, name, get_type_hints(getter, include_extras=True)["return"]))
     return tuple(members)
+
+
+def _omits_default(field: Field[Any]) -> bool:
+    return bool(field.metadata.get("omit_default"))
 
 
 @cache  # with one type for each class, the schema has one definition for it
@@ -169,7 +185,9 @@ def printed_types(kind: Any) -> dict[str, Any]:
     """Return the types of what `to_json` writes of a class by key; those of its annotations for a named tuple or a typed dict."""
     if not issubclass(kind, Payload):
         hints = get_type_hints(kind, include_extras=True)
-        return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints
+        if not is_dataclass(kind):
+            return hints
+        return {f.name: NotRequired[hints[f.name]] if _omits_default(f) else hints[f.name] for f in fields(kind)}
     types: dict[str, Any] = {"schema": Literal[kind.SCHEMA]} if kind.SCHEMA else {}
     for member in _members(kind):
         if member.is_flat:

@@ -69,3 +69,18 @@ def test_wrong_caches() -> None:
         cache_fit(cache, sw.load_cluster("h100:1"), 0)
     with pytest.raises(InputError, match="'bf17'"):
         cache_fit(cache, sw.load_cluster("h100:1"), 8, "bf17")
+
+
+def test_each_kind_of_layer_keeps_its_own() -> None:
+    """8 layers of a period of 4: a window with other heads, attention alone, and an MLP alone, which keeps nothing."""
+    kinds = {
+        "window": {"sliding_window": 100, "num_kv_heads": 4}, "attention": {"feed_forward": "none"}, "mlp": {"mixer": "none"},
+    }  # fmt: skip
+    pattern = ("window", "attention", "mlp", "block")
+    model = replace(sw.load_model("llama-3-8b"), num_layers=8, layer_kinds=kinds, layer_pattern=pattern)
+    cache = KvCache(architecture=model)
+    whole, small = 2 * 8 * 128 * 2, 2 * 4 * 128 * 2
+    assert cache.bytes_per_token == 2 * (small + 2 * whole)
+    assert cache.kept_tokens(1000) == 2 * (100 + 1000 + 1000)
+    assert cache.sequence_bytes(1000) == 2 * (100 * small + 2 * 1000 * whole)
+    assert cache.sequence_bytes(50) == 50 * cache.bytes_per_token

@@ -97,8 +97,8 @@ def test_a_gap_of_the_list_holds_no_traffic_that_fills_it() -> None:
     forward = num_kernels(parts, "forward")
     slow = replace(RATES, host_s=(PLAIN.forward_s + 0.5 * PLAIN.forward_traffic_s["tp"]) / forward)
     for rates in (RATES, slow):
-        listed, unit = InstructionPricer(pricing_at(rates)), block_at(rates)
-        gaps_s = forward * listed.gap_s(parts, "forward")
+        listed, unit = InstructionPricer(pricing_at(rates), "block"), block_at(rates)
+        gaps_s = forward * listed.gap_s("forward")
         device_s = float(pricing.pricer.compute_s(parts, "forward", pricing.values))
         assert device_s + gaps_s + PLAIN.forward_traffic_s["tp"] == pytest.approx(
             unit.forward_s + unit.forward_traffic_s["tp"]
@@ -139,10 +139,10 @@ def test_the_list_and_the_price_agree_on_what_a_host_hides(share: float) -> None
     phases = ("recompute", "backward")
     own_s, moved_s = backward_of(RATES, layout)
     rates = replace(RATES, host_s=share * (own_s + moved_s) / sum(num_kernels(parts, phase) for phase in phases))
-    listed = InstructionPricer(pricing_at(rates, layout))
+    listed = InstructionPricer(pricing_at(rates, layout), "block")
     kernels_s = sum(float(priced.pricer.compute_s(parts, phase, priced.values)) for phase in phases)
     kernels_s += sum(
         float(priced.pricer.kernels_s(parts, phase, priced.values, making_gradients=True)) for phase in phases
     )
-    gaps_s = sum(num_kernels(parts, phase) * listed.gap_s(parts, phase) for phase in phases)
+    gaps_s = sum(num_kernels(parts, phase) * listed.gap_s(phase) for phase in phases)
     assert kernels_s + gaps_s + moved_s == pytest.approx(sum(backward_of(rates, layout)))

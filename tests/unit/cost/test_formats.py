@@ -238,11 +238,12 @@ def test_casts_in_products_alone_are_neither_kept_nor_moved() -> None:
 def test_casts_take_the_time_of_their_bytes(phase: str) -> None:
     """As instructions and simulations price them, and as prices of a layout do."""
     job = replace(JOB, precision="fp8_blockwise")
-    priced = InstructionPricer(Pricing(Problem(load_model("llama-3-8b"), load_cluster("h100:8"), job), Layout(tp=8)))
-    parts, rates = priced.parts("block"), priced.pricer.rates
+    pricing = Pricing(Problem(load_model("llama-3-8b"), load_cluster("h100:8"), job), Layout(tp=8))
+    priced = InstructionPricer(pricing, "block")
+    parts, rates = priced.parts, priced.pricer.rates
     num_bytes = TensorFormats(get_precision("fp8_blockwise")).cast_bytes(phase, parts.products, priced.values)
     assert num_bytes > 1e8
-    assert priced.casts_s(parts, phase) == pytest.approx(num_bytes / rates.bytes_per_s)
+    assert priced.casts_s(phase) == pytest.approx(num_bytes / rates.bytes_per_s)
 
 
 def test_weights_can_be_gathered_in_fp8() -> None:

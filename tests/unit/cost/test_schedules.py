@@ -22,7 +22,8 @@ from shardwise.price.estimate_terms import MEMORY
 from shardwise.price.layout_pricer import Pricing, UnitCosts
 from shardwise.price.overlap import HIDEABLE_TOGETHER, exposed_by_axis, exposed_s
 from shardwise.price.roofline import chip_rates
-from shardwise.price.unit_cost import UnitPricer, unit_values
+from shardwise.price.unit_cost import UnitPricer
+from shardwise.price.unit_values import unit_values
 from shardwise.values.precision import get_precision
 
 MODEL = load_model("llama-3-8b")

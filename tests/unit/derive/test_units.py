@@ -10,7 +10,8 @@ from schemes import scheme_id, scheme_of
 from shardwise.derive.sharded_unit import derived_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import LAYER_UNITS, units_of_structure
+from shardwise.model.decoder import units_of_structure
+from shardwise.model.layer_pattern import is_layer
 
 EXPERTS = Architecture(
     name="small", num_layers=3, d_model=24, d_ff=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=96,
@@ -31,7 +32,7 @@ def test_shared_scales_are_no_part_of_a_derivation(unit: str) -> None:
 @pytest.mark.parametrize("unit", UNITS)
 def test_recomputation_and_variants_of_attention_are_about_layers(unit: str, scheme: ShardingScheme) -> None:
     same = derived_unit(scheme, unit) is derived_unit(PLAIN, unit)
-    assert same is (unit not in LAYER_UNITS)
+    assert same is (not is_layer(unit))
 
 
 @pytest.mark.parametrize("unit", UNITS)

@@ -7,8 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from shardwise.layout.layers_per_stage import (
-    dense_layers_by_stage,
+    count_kinds,
     even_layers_on_placement,
+    layer_ranges,
     layers_by_stage,
     layers_by_virtual_stage,
     min_layers_per_stage,
@@ -75,7 +76,8 @@ def test_no_interior_stage_holds_more_than_the_second(num_layers: int, pp: int, 
 
 def dense_on(shape: Architecture, placement: StagePlacement) -> tuple[int, ...]:
     """How many of the leading dense layers are on each rank."""
-    return placement.sum_by_rank(dense_layers_by_stage(shape, even_layers_on_placement(shape, placement)))
+    ranges = layer_ranges(even_layers_on_placement(shape, placement))
+    return placement.sum_by_rank(tuple(count_kinds(shape, [layers]).get("dense_block", 0) for layers in ranges))
 
 
 EXPERTS = {"num_experts": 2, "experts_per_token": 1, "dense_d_ff": 8}

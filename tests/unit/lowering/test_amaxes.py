@@ -62,8 +62,8 @@ def test_a_plan_prices_the_exchange_as_it_prices_the_norm() -> None:
     """Both are latency: 576 numbers of 32 layers take as long as one, but for their bytes at the speed of the network."""
     job = Job(global_batch_tokens=2**17, seq_len=2048, precision="fp8_delayed")
     layout = Layout(fsdp=16, zero_stage=3)
-    pricer = InstructionPricer(Pricing(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job), layout))
-    parts = pricer.parts("head")
-    seconds = {one.tensors[0]: pricer.collective_s(one, parts) for one in parts.collectives if one.is_control}
+    pricing = Pricing(Problem(sw.load_model("llama-3-8b"), sw.load_cluster("h100:16"), job), layout)
+    pricer = InstructionPricer(pricing, "head")
+    seconds = {one.tensors[0]: pricer.collective_s(one) for one in pricer.parts.collectives if one.is_control}
     assert set(seconds) == {"loss", "norm", "amax"}
     assert 0 < seconds["amax"] - seconds["norm"] < 4 * 32 * OF_BLOCK / 10e9

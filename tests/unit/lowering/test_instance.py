@@ -14,8 +14,9 @@ from shardwise.derive.sharded_program import CollectiveStep
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.layout.layout import Layout
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder import BORROWED_WEIGHTS, LAYER_UNITS
+from shardwise.model.decoder import BORROWED_WEIGHTS
 from shardwise.model.job import Job
+from shardwise.model.layer_pattern import is_layer
 from shardwise.model.load import load_model
 from shardwise.model.program import Role
 from shardwise.price.layout_pricer import Pricing
@@ -261,9 +262,7 @@ def test_so_many_first_layers_of_a_rank_recompute(most: int | None, layers: set[
     found = {path for path, unit in unit_paths(SMALL) if one.recompute(path, unit) == "full"}
     assert found == {f"layers.{number}" for number in layers}
     held = {
-        path: len(one.unit_instructions(path, unit).unit.saved)
-        for path, unit in unit_paths(SMALL)
-        if unit in LAYER_UNITS
+        path: len(one.unit_instructions(path, unit).unit.saved) for path, unit in unit_paths(SMALL) if is_layer(unit)
     }
     assert {path for path in held if held[path] == min(held.values())} == found
     assert len(set(held.values())) == (1 if most is None or most > 1 else 2)

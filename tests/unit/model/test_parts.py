@@ -9,7 +9,7 @@ import pytest
 from shardwise.book_formulas.rules import block_training_flops, params_by_part
 from shardwise.model import parameters_and_flops
 from shardwise.model.backward import transpose_program
-from shardwise.model.decoder import UNIT_PROGRAMS, unit_counts
+from shardwise.model.decoder import build_unit_program, unit_counts
 from shardwise.model.load import load_model, model_names
 from shardwise.model.operations import Contract
 from shardwise.model.program import ModelPart, Program
@@ -35,7 +35,7 @@ def seq_len_of(name: str) -> int:
 def test_every_weight_belongs_to_a_part(name: str) -> None:
     model = load_model(name)
     for unit in unit_counts(model):
-        program = UNIT_PROGRAMS[unit](model)
+        program = build_unit_program(model, unit)
         parts = {weight: program.tensors[weight].part for weight in program.weights}
         assert None not in parts.values(), parts
         norms = {weight for weight in parts if "norm" in weight}
@@ -112,7 +112,7 @@ def test_products_are_those_of_the_derived_passes(name: str) -> None:
     layers = {unit: count for unit, count in unit_counts(model).items() if unit in ("block", "dense_block")}
     derived = 0.0
     for unit, count in layers.items():
-        program = UNIT_PROGRAMS[unit](model)
+        program = build_unit_program(model, unit)
         transposed = transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program
         derived += count * (contracted(program, values) + contracted(transposed, values))
     found = block_training_flops(model, 1, seq_len)

@@ -11,7 +11,7 @@ import pytest
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.backward import split_saved, transpose_program
-from shardwise.model.decoder import UNIT_PROGRAMS
+from shardwise.model.decoder import unit_program
 from shardwise.model.load import load_model
 from shardwise.model.program import Role, density
 from shardwise.model.recompute_policies import (
@@ -26,7 +26,7 @@ from shardwise.values.symbolic import SymbolValues, multiply_symbols
 
 def saved_bytes(model: Architecture, policy: str, unit: str = "block") -> float:
     """Bytes per token of a layer in bf16, statistics in fp32."""
-    block = UNIT_PROGRAMS[unit](model.structure.placeholder_architecture())
+    block = unit_program(model.structure, unit)
     given = transpose_program(block, outputs=block.outputs, inputs=block.trainable_inputs)
     values = SymbolValues({**model.dims, "T": 1, "B": 1})
     tensors = [block.tensors[name] for name in split_saved(block, given.program.inputs, policy).saved]

@@ -17,7 +17,7 @@ from shardwise.model.backward import (
     split_saved,
     transpose_program,
 )
-from shardwise.model.decoder import block_program
+from shardwise.model.decoder import unit_program
 from shardwise.model.operations import Map
 from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.model.recompute_policies import format_tensor_set, parse_tensor_set, policy_for_layer
@@ -72,7 +72,7 @@ def test_of_a_random_program_no_subset_is_better(seed: int) -> None:
 
 
 def test_of_a_block_no_subset_is_better() -> None:
-    program = block_program(SMALL.structure.placeholder_architecture())
+    program = unit_program(SMALL.structure, "block")
     reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     may, chance = saveable_results(program, reads), Random(0)
     made = {out for operation in program.operations for out in operation.outputs}
@@ -86,7 +86,7 @@ def test_of_a_block_no_subset_is_better() -> None:
 
 def test_what_is_found_is_what_is_derived() -> None:
     """The kept tensors of a choice are those that its policy saves, and no more."""
-    program = block_program(SMALL.structure.placeholder_architecture())
+    program = unit_program(SMALL.structure, "block")
     reads = [*transpose_program(program, outputs=program.outputs, inputs=program.trainable_inputs).program.inputs]
     seconds = {operation.outputs[0]: 1.0 for operation in program.operations}
     for one in pareto_save_choices(
@@ -100,7 +100,7 @@ def test_what_is_found_is_what_is_derived() -> None:
 def test_pairs_of_two_programs_are_not_beaten() -> None:
     chance = Random(1)
     first, second = ([SaveChoice((), float(9 - n), n * chance.random()) for n in range(9)] for _ in range(2))
-    found = combine_choices(first, second, (3.0, 2.0))
+    found = combine_choices((first, second), (3.0, 2.0))
     every = [(3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds) for a in first for b in second]
     for a, b in found:
         size, again = 3 * a.num_bytes + 2 * b.num_bytes, 3 * a.seconds + 2 * b.seconds

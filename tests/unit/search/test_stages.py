@@ -28,6 +28,12 @@ DENSE = Architecture(
 LEADING = replace(
     DENSE, name="leading", num_experts=8, experts_per_token=2, d_ff=2048, num_dense_layers=2, dense_d_ff=2048
 )
+HYBRID = replace(
+    DENSE, name="hybrid", layer_pattern=("wide", "block*2", "attention", "window*3"),
+    layer_kinds={
+        "wide": {"d_ff": 16_384}, "attention": {"feed_forward": "none"}, "window": {"sliding_window": 128, "num_kv_heads": 8},
+    },
+)  # fmt: skip
 PREDICTING = replace(DENSE, name="predicting", num_predict_layers=1)
 JOB = Job(global_batch_tokens=16 * 1024, seq_len=1024)
 EVERYTHING = float("inf")
@@ -48,13 +54,14 @@ def every_division(layout: Layout, num_layers: int) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("model", [DENSE, LEADING, PREDICTING], ids=lambda one: one.name)
+@pytest.mark.parametrize("model", [DENSE, LEADING, HYBRID, PREDICTING], ids=lambda one: one.name)
 @pytest.mark.parametrize(
     "layout",
     [
         Layout(pp=2, schedule="1f1b"),
         Layout(pp=3, schedule="zb_h1"),
         Layout(pp=4, schedule="1f1b", recompute="full"),
+        Layout(pp=3, schedule="1f1b", recompute="full", recompute_layers=2),
         Layout(pp=2, schedule="dualpipe"),
     ],
     ids=str,

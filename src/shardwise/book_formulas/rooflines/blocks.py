@@ -10,7 +10,8 @@ from shardwise.hardware import Chip
 from shardwise.layout import Layout, atomic_degrees, layout_degrees, make_sharding_scheme
 from shardwise.model import DEFAULT_OPTIMIZER, Architecture
 from shardwise.price.roofline import chip_rates
-from shardwise.price.unit_cost import UnitPricer, unit_values
+from shardwise.price.unit_cost import UnitPricer
+from shardwise.price.unit_values import unit_values
 from shardwise.step import Kernel
 from shardwise.values import get_precision
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from shardwise.model import LABEL_FIELDS, LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.model import LABEL_FIELDS, MTP_UNITS, Architecture, is_layer
 from shardwise.model.decoder import MTP_BLOCK_PREFIX
 from shardwise.step.parameters import Parameter
 
@@ -54,14 +54,15 @@ class WeightTable:
 
     def tensor_of(self, parameter: Parameter, architecture: Architecture) -> TensorPattern | None:
         """Return the tensor of a parameter, or None."""
-        if parameter.unit not in (*LAYER_UNITS, *MTP_UNITS):
+        if not is_layer(parameter.unit) and parameter.unit not in MTP_UNITS:
             return self.ends.get(parameter.weight)
         if parameter.unit in MTP_UNITS and not parameter.weight.startswith(MTP_BLOCK_PREFIX):
             return self._in_block(parameter.unit, self.predict.get(parameter.weight))
         tables = [self.block]
-        if architecture.num_experts and parameter.unit != "dense_block":
+        layer = architecture.unit_architecture(parameter.unit)
+        if layer.num_experts:
             tables.append(self.routed)
-        if architecture.kv_lora_rank and not architecture.q_lora_rank:
+        if layer.kv_lora_rank and not layer.q_lora_rank:
             tables.append(self.direct)
         patterns = [table[parameter.name_in_block] for table in tables if parameter.name_in_block in table]
         return self._in_block(parameter.unit, patterns[-1] if patterns else None)
@@ -76,7 +77,7 @@ class WeightTable:
         return self._in_block(unit, self.balance_bias)
 
     def _in_block(self, unit: str, pattern: TensorPattern | None) -> TensorPattern | None:
-        prefix = self.layer if unit in LAYER_UNITS else self.module
+        prefix = self.layer if is_layer(unit) else self.module
         return pattern.with_prefix(prefix) if pattern and prefix else None
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shardwise.interop.frameworks.weight_table import TensorPattern, WeightTable
 from shardwise.interop.weights.dim_patterns import Arrangement, arrange, parse_pattern
-from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.model import MTP_UNITS, Architecture, is_layer
 from shardwise.step import balance_biases, unit_paths
 from shardwise.step.parameters import PlacedUnit
 from shardwise.step.rank_program import single_device_instance
@@ -109,14 +109,14 @@ def _units_of_shard(
     architecture: Architecture, shard: ModelShard
 ) -> Iterator[tuple[PlacedUnit, Mapping[str, tuple[int, int]]]]:
     """Yield the units of a shard; with each, (number, count) of its layer and prediction module in the file."""
-    counts = {LAYER_UNITS: architecture.num_layers, MTP_UNITS: architecture.num_predict_layers}
+    num_layers, num_modules = architecture.num_layers, architecture.num_predict_layers
     for unit in unit_paths(architecture):
         number = int(unit.path.rpartition(".")[2]) if "." in unit.path else 0
-        if unit.kind in LAYER_UNITS and number in shard.layers:
-            yield unit, {"layer": (number - shard.layers.start, counts[LAYER_UNITS])}
+        if is_layer(unit.kind) and number in shard.layers:
+            yield unit, {"layer": (number - shard.layers.start, num_layers)}
         elif unit.kind in MTP_UNITS and "head" in shard.end_units:
-            layer = (counts[LAYER_UNITS] + number, sum(counts.values()))
-            yield unit, {"layer": layer, "module": (number, counts[MTP_UNITS])}
+            layer = (num_layers + number, num_layers + num_modules)
+            yield unit, {"layer": layer, "module": (number, num_modules)}
         elif unit.kind in shard.end_units:
             yield unit, {}
 

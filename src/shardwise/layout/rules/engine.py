@@ -42,21 +42,25 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
 @lru_cache(maxsize=1024)
 def unrunnable_parts(structure: ModelStructure) -> tuple[str, ...]:
     """Return what a model of this structure has that the engine does not run; empty where it runs all of it."""
-    parts = [name for name, is_present in UNRUNNABLE_STRUCTURES.items() if is_present(structure)]
+    structures = (structure, *(layer for _, layer in structure.kinds))
+    parts = [name for name, is_present in UNRUNNABLE_STRUCTURES.items() if any(map(is_present, structures))]
     for unit in units_of_structure(structure):
         parts += filter(None, (operation.missing_kernel for operation in unit_program(structure, unit).operations))
     return tuple(dict.fromkeys(parts))
 
 
 def _router_problem(architecture: Architecture) -> str | None:
-    chosen = architecture.numerics.gating, architecture.num_experts, architecture.experts_per_token
-    return chosen[0].problem(*chosen[1:]) if architecture.num_experts else None
+    gating, layers = architecture.numerics.gating, architecture.layer_architectures.values()
+    problems = (gating.problem(layer.num_experts, layer.experts_per_token) for layer in layers if layer.num_experts)
+    return next(filter(None, problems), None)
 
 
 def rotary_problem(architecture: Architecture) -> str | None:
     """Return what is wrong with a model's rotary angles for the width of its heads; None if nothing is."""
-    width = architecture.rope_head_dim or architecture.head_dim
-    return architecture.numerics.rotary.problem(width) if architecture.structure.has_rotary else None
+    rotary = architecture.numerics.rotary
+    layers = (layer for layer in architecture.layer_architectures.values() if layer.mixer == "attention")
+    widths = (layer.rope_head_dim or layer.head_dim for layer in layers if layer.structure.has_rotary)
+    return next(filter(None, map(rotary.problem, widths)), None)
 
 
 def _recipe_rule(

@@ -5,22 +5,51 @@ from __future__ import annotations
 from shardwise.layout.layers_per_stage import MAX_EMPTY_STAGES, has_equal_stages
 from shardwise.layout.layout import ContextParallelVariant, cp_variant_names, get_cp_variant
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
-from shardwise.layout.sharding_scheme import Degrees, num_micro_batches, seqs_per_replica
-from shardwise.model import LAYER_UNITS, Architecture, Job, is_byte_budget, unit_counts
+from shardwise.layout.sharding_scheme import Degrees, num_micro_batches, seqs_per_replica, shared_kv_heads
+from shardwise.model import Architecture, Job, is_byte_budget
 from shardwise.model.decoder import result_names
 from shardwise.model.recompute_policies import is_tensor_set, parse_tensor_set
 from shardwise.pipeline import get_schedule, natural_schedule
 from shardwise.values import Value, describe_unknown, maximum
+from shardwise.values.symbolic import gcd
+
+
+def _attention_layers(architecture: Architecture) -> list[Architecture]:
+    """Return the model with all layers of one kind, for each kind with attention; one of those with equal heads."""
+    layers = [layer for layer in architecture.layer_architectures.values() if layer.mixer == "attention"]
+    return list({(layer.num_heads, layer.num_kv_heads): layer for layer in layers}.values())
 
 
 def _tp_divides_heads(architecture: Architecture, tp: Value) -> Value:
-    heads, kv_heads = architecture.num_heads, architecture.num_kv_heads
-    # tp divides the key-value heads, or is a multiple of them that divides the query heads
-    return (heads % tp == 0) & ((kv_heads % tp == 0) | (tp % kv_heads == 0))
+    legal: Value = True
+    shared = shared_kv_heads(architecture)
+    for layer in _attention_layers(architecture):
+        heads, kv_heads = layer.num_heads, layer.num_kv_heads
+        # tp divides the key-value heads, or is a multiple of them that divides the query heads
+        legal = legal & (heads % tp == 0) & ((kv_heads % tp == 0) | (tp % kv_heads == 0))
+        if kv_heads != shared:  # devices that share a head of the kind with the fewest share these as well
+            legal = legal & (heads // kv_heads % (tp // gcd(tp, shared)) == 0)
+    return legal
+
+
+def _divides_kv_heads(architecture: Architecture, num_devices: Value) -> Value:
+    legal: Value = True
+    for layer in _attention_layers(architecture):
+        legal = legal & (layer.num_kv_heads % num_devices == 0)
+    return legal
+
+
+def _describe_kv_heads(architecture: Architecture) -> str:
+    return " and ".join(str(layer.num_kv_heads) for layer in _attention_layers(architecture))
+
+
+def _describe_heads(architecture: Architecture) -> str:
+    heads = [(layer.num_heads, layer.num_kv_heads) for layer in _attention_layers(architecture)]
+    return " and ".join(f"{queries} query heads ({keys} key-value heads)" for queries, keys in heads)
 
 
 def _legal_tp_degrees(architecture: Architecture) -> str:
-    heads = architecture.num_heads
+    heads = min((layer.num_heads for layer in _attention_layers(architecture)), default=architecture.num_heads)
     legal_degrees = (
         n
         for n in range(1, heads + 1)
@@ -31,8 +60,10 @@ def _legal_tp_degrees(architecture: Architecture) -> str:
 
 def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
     """Return the hidden widths that tp splits: of the MLP or of an expert, of the shared expert, of the leading dense layers."""
-    widths = (architecture.d_ff, architecture.shared_expert_width, architecture.dense_d_ff)
-    return tuple(width for width in widths if width)
+    widths: list[int] = []
+    for layer in reversed(architecture.layer_architectures.values()):
+        widths += (layer.d_ff, layer.shared_expert_width) if layer.feed_forward != "none" else ()
+    return tuple(dict.fromkeys(filter(None, widths)))
 
 
 def _tp_divides_mlp_widths(architecture: Architecture, tp: Value) -> Value:
@@ -60,8 +91,25 @@ def _borrows_evenly(degrees: Degrees) -> Value:
 
 def _legal_ep_degrees(c: RuleContext) -> str:
     max_ep = c["fsdp"] * c["tp"] // c["etp"]
-    legal_degrees = (n for n in range(1, max_ep + 1) if max_ep % n == 0 and c.model.num_experts % n == 0)
+    legal_degrees = (n for n in range(1, max_ep + 1) if max_ep % n == 0 and _ep_divides_experts(c.model, n))
     return ", ".join(str(n) for n in legal_degrees if _borrows_evenly({**c.degrees, "ep": n})) or "none"
+
+
+def _ep_divides_experts(architecture: Architecture, ep: Value) -> Value:
+    legal: Value = True
+    for count in _expert_counts(architecture):
+        legal = legal & (count % ep == 0)
+    return legal
+
+
+def _expert_counts(architecture: Architecture) -> tuple[int, ...]:
+    """Return the numbers of experts that layers have."""
+    counts = (layer.num_experts for layer in architecture.layer_architectures.values())
+    return tuple(dict.fromkeys(filter(None, counts)))
+
+
+def _describe_experts(architecture: Architecture) -> str:
+    return " and ".join(map(str, _expert_counts(architecture)))
 
 
 def no_experts_problem(architecture: Architecture, ep: Value) -> str:
@@ -120,7 +168,7 @@ LEGALITY_RULES: tuple[LayoutRule, ...] = (
         "heads_by_tp", "model", ("tp",),
         lambda c: _tp_divides_heads(c.model, c["tp"]),
         lambda c: (
-            f"tp = {c['tp']} does not split the {c.model.num_heads} query heads ({c.model.num_kv_heads} key-value heads) evenly; "
+            f"tp = {c['tp']} does not split the {_describe_heads(c.model)} evenly; "
             f"tp may be one of {_legal_tp_degrees(c.model)}"
         ),
     ),
@@ -136,10 +184,10 @@ LEGALITY_RULES: tuple[LayoutRule, ...] = (
         "experts", "model", ("ep", "etp"),
         lambda c: (
             ((c["ep"] == 1) & (c["etp"] == c["tp"]))
-            | (_borrows_evenly(c.degrees) & (c.model.num_experts % c["ep"] == 0) & bool(c.model.num_experts))
+            | (_borrows_evenly(c.degrees) & _ep_divides_experts(c.model, c["ep"]) & bool(c.model.num_experts))
         ),
         lambda c: (
-            f"ep = {c['ep']} splits the {c.model.num_experts} experts of {c.model.name} and is borrowed from fsdp = "
+            f"ep = {c['ep']} splits the {_describe_experts(c.model)} experts of {c.model.name} and is borrowed from fsdp = "
             f"{c['fsdp']}"
             + (f" and tp = {c['tp']}, as experts are whole (etp = 1); " if c["etp"] != c["tp"] else "; ")
             + f"ep may be one of {_legal_ep_degrees(c)}"
@@ -174,9 +222,9 @@ LEGALITY_RULES: tuple[LayoutRule, ...] = (
     ),
     LayoutRule(
         "heads_by_cp", "model", ("cp_variant", "cp", "tp"),
-        lambda c: (not _cp_variant(c.degrees).exchanges_heads) | (c.model.num_kv_heads % (c["tp"] * c["cp"]) == 0),
+        lambda c: (not _cp_variant(c.degrees).exchanges_heads) | _divides_kv_heads(c.model, c["tp"] * c["cp"]),
         lambda c: (
-            f"{cp_variant_names()[c['cp_variant']]} splits the {c.model.num_kv_heads} key-value heads over tp·cp = "
+            f"{cp_variant_names()[c['cp_variant']]} splits the {_describe_kv_heads(c.model)} key-value heads over tp·cp = "
             f"{c['tp'] * c['cp']}, which does not divide them; choose other degrees, or cp_variant=zigzag"
         ),
         reads_mode=True,
@@ -290,7 +338,7 @@ def tensor_set_problems(architecture: Architecture, policy: str) -> list[str]:
         ]
     if not is_tensor_set(policy):
         return []
-    results = {kind: result_names(architecture, kind) for kind in LAYER_UNITS if unit_counts(architecture).get(kind)}
+    results = {kind: result_names(architecture, kind) for kind in architecture.layer_counts}
     all_names = dict.fromkeys(name for names in results.values() for name in names)
     problems = []
     for kind, tensors in parse_tensor_set(policy).items():

@@ -53,7 +53,8 @@ from shardwise.measure.calibrate.published_runs.run_table import (
     duplicate_weights,
 )
 from shardwise.model import Architecture, Job
-from shardwise.model.architecture import IS_GATED, LABEL_FIELDS
+from shardwise.model.architecture import LABEL_FIELDS
+from shardwise.model.structure import IS_GATED
 from shardwise.price import Problem
 from shardwise.values import (
     InputError,

@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from shardwise.model.architecture import BIAS_PROJECTIONS, Architecture
+from shardwise.model.architecture import Architecture
 from shardwise.model.huggingface.field_readers import (
     NUM_HEADS_KEYS,
     FieldReader,
@@ -36,6 +36,7 @@ from shardwise.model.huggingface.field_readers import (
 )
 from shardwise.model.huggingface.numerics_reader import ROUTERS, NumericsRule, RotaryRule
 from shardwise.model.huggingface.uncommon_readers import UNCOMMON_READERS
+from shardwise.model.structure import BIAS_PROJECTIONS
 
 EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from shardwise.values import format_bytes, format_seconds
 if TYPE_CHECKING:
     from shardwise.book_formulas.kv_cache import CacheFit, KvCacheSizes
     from shardwise.hardware import Cluster
+    from shardwise.model import Architecture
     from shardwise.search import LayoutMemory, MemoryComparison
     from shardwise.search.recompute_budget import LayerRecompute
 
@@ -173,13 +175,16 @@ def cache_report(sizes: KvCacheSizes) -> Report:
         rows.append((f"{sizes.batch:,} sequences", num_bytes(sizes.batch * sizes.sequence_bytes, "batch_bytes"), ""))
     title = f"keys and values of {architecture.name} in {sizes.cache.dtype}"
     table = Table(rows=tuple(rows), right=(1,), head=False, indent=2, line=ROW_FORMAT)
-    head = Section([f"  {architecture.num_layers} layers of {_cached_per_token(sizes)}", table], title=title)
+    counts: Counter[str] = Counter()
+    for layer, count in sizes.cache.layers:
+        counts[_cached_per_token(layer)] += count
+    lines = [f"  {count} layers of {text}" for text, count in counts.items()]
+    head = Section([*lines, table], title=title)
     return [head, *([_fit_section(sizes, sizes.cluster, sizes.fit)] if sizes.cluster and sizes.fit else [])]
 
 
-def _cached_per_token(sizes: KvCacheSizes) -> str:
+def _cached_per_token(architecture: Architecture) -> str:
     """Return what a layer keeps of a token: keys and values of its heads, or the latent that they come from."""
-    architecture = sizes.cache.architecture
     heads, width = architecture.num_kv_heads, architecture.head_dim
     if rank := architecture.kv_lora_rank:
         rotary = architecture.rope_head_dim
@@ -195,11 +200,13 @@ def _cached_per_token(sizes: KvCacheSizes) -> str:
 
 def _windows_text(sizes: KvCacheSizes) -> str:
     architecture = sizes.cache.architecture
-    windowed, window = architecture.num_windowed_layers, architecture.sliding_window
-    if not windowed or not window or window >= sizes.context:
+    windows = {layer.sliding_window for layer, _ in sizes.cache.layers if layer.num_windowed_layers}
+    kept = sorted(window for window in windows if window and window < sizes.context)
+    if not kept:
         return ""
+    windowed, window = architecture.num_windowed_layers, " or ".join(f"{window:,}" for window in kept)
     unwindowed = format_bytes(sizes.bytes_per_token * sizes.context)
-    return f"; {windowed} of {architecture.num_layers} layers keep the last {window:,}, {unwindowed} if they kept all"
+    return f"; {windowed} of {architecture.num_layers} layers keep the last {window}, {unwindowed} if they kept all"
 
 
 def _fit_section(sizes: KvCacheSizes, cluster: Cluster, fit: CacheFit) -> Section:

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from shardwise.derive import ShardedUnit
-from shardwise.model import LAYER_UNITS, MTP_UNITS
+from shardwise.model import MTP_UNITS, is_layer
 from shardwise.pipeline import BACKWARD_WEIGHT
 from shardwise.pipeline.actions import StagePlacement
 from shardwise.price.instruction_prices import InstructionPricer
@@ -16,7 +15,7 @@ from shardwise.price.layout_pricer import Pricing
 from shardwise.price.simulation.streams import TimedInstruction, TimedKernel, Transfer, WaitTransfer, start_transfer
 from shardwise.price.stage_contents import NO_RECOMPUTE
 from shardwise.price.unit_cost import ActivationCost, StateCost, sum_over_units
-from shardwise.price.unit_inputs import UnitCostInputs, chunked_groups
+from shardwise.price.unit_inputs import chunked_groups
 from shardwise.sharding import CollectiveKind
 from shardwise.step import (
     UPDATE,
@@ -27,7 +26,7 @@ from shardwise.step import (
     unroll_rings,
 )
 from shardwise.step.instructions import SingleInstruction
-from shardwise.step.pipeline_stages import SPLIT_UNITS, select_instructions, stage_units
+from shardwise.step.pipeline_stages import select_instructions, splits_backward_pass, stage_units
 from shardwise.step.unit_instructions import payload_tensors
 
 
@@ -35,7 +34,7 @@ class UnitTimings:
     """Timed work of units in passes of each kind, in one layout."""
 
     def __init__(self, pricing: Pricing) -> None:
-        self.pricing, self.pricer = pricing, InstructionPricer(pricing)
+        self.pricing = pricing
         self._cache: dict[tuple[str, str], tuple[TimedInstruction, ...]] = {}
 
     @cached_property
@@ -50,19 +49,18 @@ class UnitTimings:
         return self._cache[unit, kind]
 
     def _time_unit(self, unit: str, kind: str) -> Iterator[TimedInstruction]:
-        unit_instructions, parts = self.pricer.unit_instructions(unit), self.pricer.parts(unit)
-        plain_unit = unit.removeprefix(NO_RECOMPUTE)
+        pricer = InstructionPricer(self.pricing, unit)
+        unit_instructions, plain_unit = pricer.unit_instructions, pricer.unit
         listed = (
             unit_instructions.passes[UPDATE]
             if kind == UPDATE
             else select_instructions(unit_instructions, plain_unit, kind)
         )
         instructions = [*unroll_rings(listed)]
-        host = _LaunchOverhead(self.pricer, parts, kind)
-        chunked = _ChunkedCollectives(self.pricer, parts, plain_unit, instructions)
+        host = _LaunchOverhead(pricer, kind)
+        chunked = _ChunkedCollectives(pricer, instructions)
         started = (
-            (collective, self._transfer(unit_instructions.unit, collective, parts))
-            for collective in _started_collectives(instructions)
+            (collective, self._transfer(pricer, collective)) for collective in _started_collectives(instructions)
         )
         transfers = {id(collective): transfer for collective, transfer in started if transfer is not None}
         casts = set[str]()
@@ -73,7 +71,7 @@ class UnitTimings:
                         casts.add(kernel.phase)
                         yield from host.casts(plain_unit, kernel.phase)
                     yield from chunked.before(kernel)
-                    seconds = self.pricer.kernel_s(kernel, parts) + host.gap_s(kernel.phase)
+                    seconds = pricer.kernel_s(kernel) + host.gap_s(kernel.phase)
                     yield TimedKernel(
                         seconds=seconds, unit=plain_unit, phase=kernel.phase, name=kernel.name, results=kernel.outputs
                     )
@@ -84,11 +82,12 @@ class UnitTimings:
                     yield WaitTransfer(transfers[id(instruction.collective)])
         yield from chunked.without_kernels()
 
-    def _transfer(self, unit: ShardedUnit, collective: UnitCollective, parts: UnitCostInputs) -> Transfer | None:
+    def _transfer(self, pricer: InstructionPricer, collective: UnitCollective) -> Transfer | None:
         """Return the transfer of a collective; None where it takes no time, or runs in chunks."""
-        seconds = 0.0 if collective.chunked_with else self.pricer.collective_s(collective, parts)
+        seconds = 0.0 if collective.chunked_with else pricer.collective_s(collective)
         if seconds == 0.0:
             return None
+        unit = pricer.unit_instructions.unit
         return Transfer(
             seconds=seconds, axis=collective.time_term, unit=unit.name, name=collective.name,
             role=collective.purpose,
@@ -111,18 +110,18 @@ class _LaunchOverhead:
     Launch seconds are shared out over the kernels of a phase. Operands of a W pass have been cast before it.
     """
 
-    def __init__(self, pricer: InstructionPricer, parts: UnitCostInputs, kind: str) -> None:
-        self.pricer, self.parts, self.kind = pricer, parts, kind
+    def __init__(self, pricer: InstructionPricer, kind: str) -> None:
+        self.pricer, self.kind = pricer, kind
         self.cache: dict[str, float] = {}
 
     def casts(self, unit: str, phase: str) -> Iterator[TimedKernel]:
-        seconds = self.pricer.casts_s(self.parts, phase)
+        seconds = self.pricer.casts_s(phase)
         if seconds and self.kind != BACKWARD_WEIGHT:
             yield TimedKernel(seconds=seconds, unit=unit, phase=phase, name="cast")
 
     def gap_s(self, phase: str) -> float:
         if phase not in self.cache:
-            self.cache[phase] = 0.0 if self.kind == UPDATE else self.pricer.gap_s(self.parts, phase)
+            self.cache[phase] = 0.0 if self.kind == UPDATE else self.pricer.gap_s(phase)
         return self.cache[phase]
 
 
@@ -133,17 +132,15 @@ class _ChunkedCollectives:
     beside the same kernels start with the first of these, and are waited for after the last.
     """
 
-    def __init__(
-        self, pricer: InstructionPricer, parts: UnitCostInputs, unit: str, instructions: Iterable[SingleInstruction]
-    ) -> None:
+    def __init__(self, pricer: InstructionPricer, instructions: Iterable[SingleInstruction]) -> None:
         self.first: dict[int, Transfer] = {}
         self.last: dict[int, Transfer] = {}
         self.unplaced: list[Transfer] = []
         launches = [instruction for instruction in instructions if isinstance(instruction, Kernel)]
-        for collectives, kernels in chunked_groups(_started_collectives(instructions), parts.kernels):
-            compute_s = sum(pricer.kernel_s(kernel, parts) for kernel in kernels)
+        for collectives, kernels in chunked_groups(_started_collectives(instructions), pricer.parts.kernels):
+            compute_s = sum(pricer.kernel_s(kernel) for kernel in kernels)
             num_chunks = float(pricer.values.group_degree(collectives[0].axes))
-            chunked_s = partial(pricer.pricer.chunked_s, parts=parts, values=pricer.values, links=pricer.links)
+            chunked_s = partial(pricer.pricer.chunked_s, parts=pricer.parts, values=pricer.values, links=pricer.links)
             communication_s = sum(float(chunked_s(collective)) for collective in collectives)
             names = {kernel.outputs for kernel in kernels}
             launched = [kernel for kernel in launches if kernel.outputs in names]
@@ -151,7 +148,7 @@ class _ChunkedCollectives:
                 continue
             transfer = Transfer(
                 seconds=communication_s + compute_s / num_chunks if launched else communication_s, axis=collectives[0].stream,
-                unit=unit, name=f"{collectives[0].name} in pieces", chunked_kernels_s=compute_s if launched else 0.0,
+                unit=pricer.unit, name=f"{collectives[0].name} in pieces", chunked_kernels_s=compute_s if launched else 0.0,
             )  # fmt: skip
             if launched:
                 self.first[id(launched[0])], self.last[id(launched[-1])] = transfer, transfer
@@ -220,6 +217,11 @@ def _split_recomputing(pricing: Pricing, rank: int, stages: Sequence[Sequence[st
     return names_by_stage
 
 
+def _is_layer_or_module(unit: str) -> bool:
+    plain_unit = unit.removeprefix(NO_RECOMPUTE)
+    return is_layer(plain_unit) or plain_unit in MTP_UNITS
+
+
 def _build_stage(works: UnitTimings, rank: int, units: tuple[str, ...]) -> VirtualStage:
     """Build a stage of a rank. Who holds embeddings follows from the counts of the rank's price."""
     counts, (activation, state) = works.pricing.counts(rank), works.costs
@@ -230,10 +232,8 @@ def _build_stage(works: UnitTimings, rank: int, units: tuple[str, ...]) -> Virtu
         owned.append("embedding")  # a copy, which multi-token prediction borrows
     if "head" in units and counts.untied:
         owned.append("untied")
-    times: Mapping[str, int] = Counter(
-        unit for unit in units if unit.removeprefix(NO_RECOMPUTE) in LAYER_UNITS + MTP_UNITS
-    )
-    split = {unit: number for unit, number in times.items() if unit.removeprefix(NO_RECOMPUTE) in SPLIT_UNITS}
+    times: Mapping[str, int] = Counter(unit for unit in units if _is_layer_or_module(unit))
+    split = {unit: number for unit, number in times.items() if splits_backward_pass(unit.removeprefix(NO_RECOMPUTE))}
     saved = sum_over_units(activation, {**times, "head": units.count("head")}, "saved_bytes")
     host = works.pricing.host
     exchange_s = 0.0

@@ -123,7 +123,7 @@ class MicroBatchInputs:
         self.tensors = {"ids": batch.ids_BT, "targets": batch.targets_BT, "positions": positions}
         self._parts: dict[Axes, tuple[PositionRange, ...] | None] = {}
         self._cut: dict[tuple[str, Axes], Tensor] = {}
-        self._angles: dict[tuple[Rotary, Axes], Rotation] = {}
+        self._angles: dict[tuple[Rotary, int, Axes], Rotation] = {}
 
     def unit_input(self, name: str, axes: tuple[Axes, ...], layer: int | None) -> Any:
         """Return what a unit reads under a name (`CallBuilder.batch_parts`): ids, a mask or angles."""
@@ -166,12 +166,14 @@ class MicroBatchInputs:
 
     def rotation(self, layer: int, axes: Axes) -> Rotation | None:
         """Return the rotary angles of a layer's queries and keys; None without rotary positions."""
-        if self.architecture.positions != "rotary":
+        architecture = self.architecture.layer_architecture(layer)
+        if architecture.positions != "rotary":
             return None
-        numerics = self.architecture.numerics
-        local = numerics.local_rotary
-        rotary = numerics.rotary if local is None or self.architecture.attention_window(layer) is None else local
-        if (rotary, axes) not in self._angles:
-            width = self.architecture.rope_head_dim or self.architecture.head_dim
-            self._angles[rotary, axes] = rotation(self.cut("positions", axes), width, rotary, self.dtype)
-        return self._angles[rotary, axes]
+        local = architecture.numerics.local_rotary
+        no_window = self.architecture.attention_window(layer) is None
+        rotary = architecture.numerics.rotary if local is None or no_window else local
+        width = architecture.rope_head_dim or architecture.head_dim
+        key = rotary, width, axes
+        if key not in self._angles:
+            self._angles[key] = rotation(self.cut("positions", axes), width, rotary, self.dtype)
+        return self._angles[key]

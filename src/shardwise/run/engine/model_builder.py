@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from shardwise.layout import ShardingScheme
-from shardwise.model import LAYER_UNITS, MTP_UNITS, Architecture
+from shardwise.model import MTP_UNITS, Architecture, is_layer
 from shardwise.run.engine.calls import CallBuilder, GradientSink
 from shardwise.run.engine.model import ModelOptions, ModelUnit, TorchModel
 from shardwise.run.engine.rank_coordinates import Rank
@@ -26,7 +26,7 @@ from shardwise.run.engine.unit_passes import TorchUnit
 from shardwise.run.kernels.matmul import OperandScales, product_formats
 from shardwise.step import RankProgram, balance_biases, unit_paths
 from shardwise.step.parameters import Parameter, list_parameters
-from shardwise.step.pipeline_stages import SPLIT_UNITS
+from shardwise.step.pipeline_stages import splits_backward_pass
 from shardwise.step.rank_program import shape_of, single_device_instance
 
 
@@ -60,14 +60,14 @@ def build_torch_model(
     for path, kind in instance.units:
         key, number = (kind, instance.recompute(path, kind)), numbers.get(path)
         if key not in units:
-            sizes = architecture.dense_layer_architecture() if kind == "dense_block" else architecture
+            sizes = architecture.unit_architecture(kind)
             template = instance.unit_instructions(path, kind)
             builder = CallBuilder(template.unit, sizes, rank, dtype, product_formats(instance.precision))
-            split = instance.splits_backward and kind in SPLIT_UNITS
+            split = instance.splits_backward and splits_backward_pass(kind)
             units[key] = TorchUnit(template, builder, split=split)
         weights, gradients, bias, scales = ends_of(path)
         if bias is None and path in biases:  # in fp32 at least, for its steps would vanish in bf16
-            bias = torch.zeros(architecture.num_experts, dtype=torch.float32, device=device)
+            bias = torch.zeros(architecture.unit_architecture(kind).num_experts, dtype=torch.float32, device=device)
         layers.append(ModelUnit(path, units[key], weights, gradients, number, bias, scales))
     ends = itertools.accumulate(map(len, instance.stages.values()), initial=0)
     stages = {stage: range(*bounds) for stage, bounds in zip(instance.stages, itertools.pairwise(ends), strict=True)}
@@ -76,7 +76,7 @@ def build_torch_model(
 
 def _block_numbers(architecture: Architecture) -> dict[str, int]:
     """Return the number of each unit with a block, by path: those of multi-token prediction follow the layers."""
-    blocks = (path for path, kind in unit_paths(architecture) if kind in LAYER_UNITS + MTP_UNITS)
+    blocks = (path for path, kind in unit_paths(architecture) if is_layer(kind) or kind in MTP_UNITS)
     return {path: number for number, path in enumerate(blocks)}
 
 

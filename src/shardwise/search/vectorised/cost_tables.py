@@ -24,15 +24,16 @@ from shardwise.layout import (
 )
 from shardwise.layout.rules.table import legal_modes
 from shardwise.layout.sharding_scheme import ParallelMode
-from shardwise.model import LAYER_UNITS, unit_counts
+from shardwise.model import BASE_LAYER, is_layer, unit_counts
 from shardwise.pipeline import get_schedule
 from shardwise.pipeline.uneven_stage_costs import UnevenBubble
 from shardwise.price import NO_RECOMPUTE, Problem, StateCost, loss_kind
 from shardwise.price.overlap import exposed_s
 from shardwise.price.roofline import chip_rates, exposed_share
 from shardwise.price.stage_contents import ModelEnds
-from shardwise.price.unit_cost import ActivationCost, UnitPricer, merge_costs, unit_values
+from shardwise.price.unit_cost import ActivationCost, UnitPricer, merge_costs
 from shardwise.price.unit_inputs import UnitCostInputs, priced_scheme
+from shardwise.price.unit_values import UnitValues, unit_values
 from shardwise.search.vectorised.candidates import FamilyKey, PlacementTable, Space
 from shardwise.search.vectorised.table_columns import (
     Array,
@@ -80,10 +81,16 @@ class TableInputs:
             self.base_scheme, zero_stage=zero_stage, sequence_parallel=sequence_parallel, recompute=recompute
         )
 
-    def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> SymbolValues:
+    def values(self, rows: Ints, micro_batch: Ints, cp_variant: str = "all_gather") -> UnitValues:
         degrees = {axis: column[rows] for axis, column in self.degrees.items()} | {"micro_batch_seqs": micro_batch}
-        symbol_values = unit_values(self.architecture, self.job.seq_len, degrees, cp_variant, self.job.attended_tokens)
-        return CachedSymbolValues(symbol_values)
+
+        def make(unit: str) -> SymbolValues:
+            job = self.job
+            return CachedSymbolValues(
+                unit_values(self.architecture, job.seq_len, degrees, cp_variant, job.attended_tokens, unit=unit)
+            )
+
+        return UnitValues(self.architecture, make)
 
 
 @dataclass(slots=True)
@@ -111,7 +118,8 @@ def build_cost_tables(inputs: TableInputs, progress: Progress = ignore_progress)
     activation, mode, block_row = _build_block_tables(inputs, progress)
     stages, waiting, stage_row = worst_stages(inputs.architecture, inputs.space, inputs.families)
     fullest = {
-        number: np.max([sum(stage.layers.values()) for stage in worst], axis=0) for number, worst in stages.items()
+        number: np.max([sum_values(stage.layers.values()) for stage in worst], axis=0)
+        for number, worst in stages.items()
     }
     state, offset = _build_state_tables(inputs)
     offsets = {(sp, zero, policy): rows[mode[sp, policy]] for (sp, zero, policy), rows in offset.items()}
@@ -206,9 +214,7 @@ class ModeTables:
         if any(choice.recompute == policy and choice.layers is not None for choice in self.choices.policies):
             plain = scheme.with_recompute("none")
             costs |= {
-                NO_RECOMPUTE + unit: self.unit_cost(unit, plain, waits)
-                for unit in self.inputs.units
-                if unit in LAYER_UNITS
+                NO_RECOMPUTE + unit: self.unit_cost(unit, plain, waits) for unit in filter(is_layer, self.inputs.units)
             }
         return costs
 
@@ -218,7 +224,7 @@ class ModeTables:
         # attention waits for the last rank, which its sizes depend on.
         key = name, priced_scheme(scheme, name), waits
         if key not in self.memo:
-            cost = self.inputs.pricer.activation(name, scheme, self.values[waits], self.links)
+            cost = self.inputs.pricer.activation(name, scheme, self.values[waits].of(name), self.links)
             measured = self.inputs.cluster.calibration is not None
             self.memo[key] = merge_activation_columns(
                 cost, self.job.overlap_convention, pairs=self.pairs, measured=measured
@@ -226,20 +232,27 @@ class ModeTables:
         return self.memo[key]
 
     def layer_seconds(self, costs: Mapping[str, ActivationCost]) -> Array:
-        """Return the part of a layer's time that depends on the mode; under a measured stack communication as exposed."""
-        block, share = costs["block"], exposed_share(self.inputs.cluster)
-        compute_by_phase = {"forward": block.forward_s, "backward": block.backward_s + block.recompute_s}
+        """Return the part of the layers' time that depends on the mode: that of a base layer, or of all layers of a pattern."""
+        architecture = self.inputs.architecture
+        counts = architecture.layer_counts if architecture.layer_pattern else {BASE_LAYER: 1}
+        total = sum_values(self.unit_seconds(costs[unit]) * count for unit, count in counts.items())
+        return np.broadcast_to(total, np.shape(self.degrees["cp"]))
+
+    def unit_seconds(self, cost: ActivationCost) -> Value:
+        """Return the seconds of a layer that depend on the mode; under a measured stack communication as exposed."""
+        share = exposed_share(self.inputs.cluster)
+        compute_by_phase = {"forward": cost.forward_s, "backward": cost.backward_s + cost.recompute_s}
         total: Value = 0.0
         for phase, compute_s in compute_by_phase.items():
             device_s = self.links.per_placement(compute_s)
-            traffic = block.forward_traffic_s if phase == "forward" else block.backward_traffic_s
+            traffic = cost.forward_traffic_s if phase == "forward" else cost.backward_traffic_s
             visible_s = (
                 sum_values(traffic.values())
                 if share is None
                 else exposed_s(self.job.overlap_convention, device_s, traffic, (), share)
             )
             total = total + device_s + visible_s
-        return np.broadcast_to(total, np.shape(self.degrees["cp"]))
+        return total
 
     def select_by_mode(self, chosen: Ints, costs: Sequence[ActivationCost]) -> ActivationCost:
         """Select each column from the cost of the mode that was chosen for its row.
@@ -308,7 +321,7 @@ class StateTables:
         """Return the columns of a unit in each scheme."""
         key = name, schemes[0].zero_stage, tuple(self.state_number(scheme, name) for scheme in schemes)
         if key not in self.memo:
-            costs = [self.inputs.pricer.state(name, scheme, self.values, self.links) for scheme in schemes]
+            costs = [self.inputs.pricer.state(name, scheme, self.values.of(name), self.links) for scheme in schemes]
             self.memo[key] = merge_state_columns(
                 _concatenate_costs(costs, self.num_rows),
                 self.inputs.job.overlap_convention,

@@ -320,11 +320,12 @@ class _BlockPricer:
 
     def counts(self, stage: WorstStage, recompute_layers: Any) -> StageCounts:
         """Return the contents of a stage, of which at most `recompute_layers` layers recompute."""
-        layers = {k: n.take(self.stage_row) if isinstance(n, np.ndarray) else n for k, n in stage.layers.items()}
+        layers = stage.layers_at(self.stage_row)
+        recomputed = None if recompute_layers is None else stage.recomputed_at(self.stage_row, recompute_layers)
         carries = 0 if self.family.single else self.pipeline.num_virtual_stages * self.pipeline.ends
         last = bool(self.family.single) or stage.last
         return stage_counts(
-            layers, self.search.model, first=stage.first, last=last, carries=carries, recompute_layers=recompute_layers
+            layers, self.search.model, first=stage.first, last=last, carries=carries, recomputed=recomputed
         )
 
 

@@ -165,6 +165,7 @@ def _shrink_to(architecture: Architecture, planned: Layout, layout: Layout, tp_k
         "max_positions": architecture.max_positions and long_seq_len(layout),
         "sliding_window": architecture.sliding_window and 3, "nominal_num_params": None,
     }  # fmt: skip
+    sizes |= _kinds(architecture, sizes, layout.tp)
     numerics = replace(architecture.numerics, gating=_gating(architecture, sizes))
     recompute_layers = None if layout.recompute_layers in (None, architecture.num_layers) else 1
     return SmallMesh(
@@ -177,11 +178,47 @@ def _num_layers(architecture: Architecture, layout: Layout) -> int:
     """Return the layers of the small model: a dense one where the model leads with such, `MIN_LAYERS_OF_A_KIND` of each other
     kind, and as many on each stage."""
     num_kinds = 2 if architecture.sliding_window and architecture.global_every > 1 else 1
+    num_kinds = len(architecture.layer_counts) if architecture.layer_pattern else num_kinds
     num_layers = (architecture.num_dense_layers > 0) + num_kinds * MIN_LAYERS_OF_A_KIND
     if layout.layers_per_stage is not None:
         return sum(layout.layers_per_stage)
     num_stages = layout.pp * layout.num_virtual_stages
     return min(architecture.num_layers, -(-num_layers // num_stages) * num_stages)
+
+
+def _kinds(architecture: Architecture, sizes: Mapping[str, Any], tp: int) -> dict[str, Any]:
+    """Return the kinds of layers in small, and a pattern with each of them in turn as far as there are layers.
+
+    A size that differs from the base layer's is twice that of the small base layer; both numbers of heads are if one is.
+    """
+    if not architecture.layer_pattern:
+        return {}
+    pattern = tuple(architecture.layer_counts)[-sizes["num_layers"] :]  # the base layer is the last
+    kinds = {kind: architecture.layer_kinds[kind] for kind in pattern[:-1]}
+    small_kinds = {kind: dict(_small_fields(fields, {**_small_parts(tp), **sizes})) for kind, fields in kinds.items()}
+    return {"layer_kinds": small_kinds, "layer_pattern": pattern if small_kinds else ()}
+
+
+def _small_parts(tp: int) -> dict[str, int]:
+    """Return small sizes of what the base layer may lack."""
+    return {"shared_expert_width": 3 * tp, "kv_lora_rank": 5, "rope_head_dim": 2, "v_head_dim": 3, "q_lora_rank": 3}
+
+
+def _small_fields(fields: Mapping[str, Any], sizes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        is_size = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        if name == "sliding_window" and is_size:
+            yield name, 3
+        elif name == "experts_per_token" and is_size:
+            yield name, sizes[name]
+        elif not is_size or name in ("kv_lora_rank", "rope_head_dim", "v_head_dim", "q_lora_rank"):
+            yield name, sizes[name] if is_size else value
+        elif name not in ("num_heads", "num_kv_heads"):
+            yield name, 2 * sizes[name]
+    if fields.get("kv_lora_rank"):
+        yield from (("num_heads", sizes["num_heads"]), ("num_kv_heads", sizes["num_heads"]), ("head_dim", 6))
+    elif {"num_heads", "num_kv_heads"} & fields.keys():
+        yield from (("num_heads", 2 * sizes["num_heads"]), ("num_kv_heads", 2 * sizes["num_kv_heads"]))
 
 
 def _heads(architecture: Architecture, planned: Layout, layout: Layout, tp_kv: int) -> dict[str, Any]:

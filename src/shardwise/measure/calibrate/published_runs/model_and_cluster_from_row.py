@@ -37,7 +37,7 @@ from shardwise.hardware import (
 from shardwise.hardware.cluster import Shorthand, build_shorthand_topology, resize_tiers
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model import Architecture
-from shardwise.model.architecture import IS_GATED
+from shardwise.model.structure import IS_GATED
 
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
 MOST_WIDTH = 10**6  # likewise; numbers of heads are tried one by one

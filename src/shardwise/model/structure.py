@@ -1,0 +1,120 @@
+"""Structure of a decoder-only transformer: what its layers consist of, without sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from shardwise.model.adapters import LORA_TARGETS
+from shardwise.model.layer_pattern import BASE_LAYER
+from shardwise.values import did_you_mean, raise_problems
+
+MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer
+FeedForwardKind = Literal["mlp", "none"]  # what follows it: an MLP, or experts where the layer has some
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
+NormKind = Literal["rms", "layer"]
+PositionKind = Literal["rotary", "learned", "none"]
+NormWidth = Literal["head", "each_head", "projection"]
+IS_GATED: Mapping[str, bool] = {
+    "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
+    "relu2": False,
+}  # fmt: skip
+# How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
+IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
+IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
+BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head")  # projections that may have a bias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelStructure:
+    """Structure of a decoder block, without its sizes: all that a derivation reads of an architecture.
+
+    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). Norms have a weight unless `norm_weight` is false. `qk_norm`
+    normalises queries and keys: each head, with weights that heads share ("head") or not ("each_head"), or the whole projection;
+    `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025). `pre_norms` normalise
+    what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms` what their last products read
+    (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
+    norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
+    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `predict` layers
+    follow the others and predict further tokens. `lora_targets`: which modules (`model.adapters`) have low-rank adapters; where
+    there are any, nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the names of
+    their units, in the order in which the model first has them.
+    """
+
+    mixer: MixerKind = "attention"
+    feed_forward: FeedForwardKind = "mlp"
+    mlp: MlpKind = "swiglu"
+    norm: NormKind = "rms"
+    norm_weight: bool = True
+    norm_bias: bool = False
+    positions: PositionKind = "rotary"
+    bias: frozenset[str] = frozenset()
+    qk_norm: bool = False
+    qk_norm_over: NormWidth = "head"
+    inner_norms: bool = False
+    sinks: bool = False
+    pre_norms: bool = True
+    post_norms: bool = False
+    embedding_norm: bool = False
+    parallel: bool = False
+    separate_norms: bool = False
+    shared_gate: bool = False
+    experts: bool = False
+    shared_experts: bool = False
+    latent: bool = False
+    latent_queries: bool = False
+    predict: bool = False
+    lora_targets: frozenset[str] = frozenset()
+    kinds: tuple[tuple[str, ModelStructure], ...] = ()
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
+            "qk_norm_over": NormWidth,
+        }  # fmt: skip
+        problems = [
+            f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"
+            for name, kind in allowed.items()
+            if (value := getattr(self, name)) not in get_args(kind)
+        ]
+        unknown = sorted(set(self.bias) - set(BIAS_PROJECTIONS))
+        problems += [
+            f"model: bias names {name!r}; one of {', '.join(BIAS_PROJECTIONS)} is required" for name in unknown
+        ]
+        unknown = sorted(set(self.lora_targets) - set(LORA_TARGETS))
+        problems += [
+            f"model: lora_targets names {name!r}{did_you_mean(name, LORA_TARGETS)}; one of {', '.join(LORA_TARGETS)} is required"
+            for name in unknown
+        ]
+        if self.shared_gate and not self.shared_experts:
+            problems.append("model: shared_gate weights a shared expert, and there is none; give a shared_expert_width")
+        if self.norm_bias and not self.norm_weight:
+            problems.append(
+                "model: norms with a bias have a weight as well; norm_weight = true or norm_bias = false is required"
+            )
+        raise_problems(problems)
+
+    @property
+    def has_gated_mlp(self) -> bool:
+        """True if the MLP has two input matrices (gate and up)."""
+        return IS_GATED[self.mlp]
+
+    @property
+    def has_rotary(self) -> bool:
+        """True if queries and keys are rotated by their positions."""
+        return IS_ROTARY[self.positions]
+
+    @property
+    def has_learned_positions(self) -> bool:
+        """True if positions have a table of weights."""
+        return IS_LEARNED[self.positions]
+
+    @property
+    def layer_units(self) -> tuple[str, ...]:
+        """The units that the model's layers are, the base layer last."""
+        return (*(name for name, _ in self.kinds), BASE_LAYER)
+
+    def unit_structure(self, unit: str) -> ModelStructure:
+        """Return the structure that a unit is built from: that of its kind of layer, or of the base layer."""
+        return next((structure for name, structure in self.kinds if name == unit), self)
