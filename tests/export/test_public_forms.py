@@ -333,6 +333,12 @@ def llama3_8b_lora_config() -> ConfigContainer:
     cfg = _peft_common()
     cfg.model = AutoBridge.from_hf_pretrained("meta-llama/Meta-Llama-3-8B").to_megatron_provider(load_weights=False)
     return cfg
+
+
+def llama3_8b_attention_lora_config(peft_scheme: str = "lora") -> ConfigContainer:
+    cfg = llama3_8b_lora_config()
+    cfg.peft = default_peft_config(peft_scheme, dim=8, target_modules=["linear_qkv"])
+    return cfg
 """
 
 
@@ -348,12 +354,25 @@ def test_a_recipe_of_several_is_chosen_by_name() -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "problem"),
-    [(None, "found 4 recipes (llama3_8b_pretrain_config"), ("llama3_8b_pretrain", "did you mean 'llama3_8b_pretrain_config'"),
-     ("llama3_8b_lora_config", "adapters on frozen weights")],
+    [(None, "found 5 recipes (llama3_8b_pretrain_config"), ("llama3_8b_pretrain", "did you mean 'llama3_8b_pretrain_config'")],
 )  # fmt: skip
 def test_a_recipe_that_is_not_there_is_refused(recipe: str | None, problem: str) -> None:
     with pytest.raises(InputError, match=re.escape(problem)):
         parse_launch({"llama3.py": RECIPES}, EIGHT, target="megatron-bridge", recipe=recipe)
+
+
+def test_adapters_of_a_recipe_are_those_of_its_modules() -> None:
+    """Defaults of megatron/bridge/peft/lora.py: rank 32, of linear_qkv, linear_proj, linear_fc1 and linear_fc2."""
+    whole, attention = (
+        parse_launch({"llama3.py": RECIPES}, EIGHT, recipe=recipe)
+        for recipe in ("llama3_8b_lora_config", "llama3_8b_attention_lora_config")
+    )
+    assert (whole.launch.model.name, whole.launch.model.lora_rank) == ("llama-3-8b", 32)
+    assert len(whole.launch.model.structure.lora_targets) == 7
+    assert (whole.launch.job.seq_len, whole.launch.job.num_seqs) == (2048, 128)
+    assert attention.launch.model.lora_rank == 8
+    assert sorted(attention.launch.model.structure.lora_targets) == ["k_proj", "q_proj", "v_proj"]
+    assert "adapters of linear_qkv and linear_fc1 are priced as one for each of their matrices" in whole.notes
 
 
 def test_other_frameworks_have_no_recipes_to_choose() -> None:

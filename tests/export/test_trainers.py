@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from shardwise.hardware import load_cluster
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.targets import READERS
 from shardwise.interop.launches.launch import Machines
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch, price_launch
@@ -223,3 +224,80 @@ def test_the_command_reads_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     out = capsys.readouterr().out
     assert "Axolotl" in out
     assert "qlora_nf4" in out
+
+
+OPENRLHF = """set -x
+
+read -r -d '' training_commands <<EOF
+openrlhf.cli.train_sft \\
+   --data.max_len 4096 \\
+   --train.batch_size 256 \\
+   --train.micro_batch_size 2 \\
+   --model.model_name_or_path meta-llama/Meta-Llama-3-8B \\
+   --ds.zero_stage 3 \\
+   --ds.param_dtype bf16 \\
+   --ds.lora.rank 64 \\
+   --ds.packing_samples \\
+   --model.gradient_checkpointing_enable
+EOF
+    # --ds.adam_offload
+if [[ ${1} != "slurm" ]]; then
+    deepspeed --module $training_commands
+fi
+"""
+VERL = """torchrun --standalone --nnodes=1 --nproc_per_node=$nproc_per_node \\
+     -m verl.trainer.fsdp_sft_trainer \\
+    data.train_files=$HOME/data/gsm8k/train.parquet \\
+    data.prompt_dict_keys=['question'] \\
+    +data.response_dict_keys=['answer'] \\
+    data.micro_batch_size_per_gpu=4 \\
+    model.partial_pretrain=Qwen/Qwen2.5-0.5B-Instruct \\
+    trainer.total_training_steps=10 $@ \\
+    ulysses_sequence_parallel_size=2 \\
+    model.lora_rank=32 \\
+    model.target_modules=[q_proj,v_proj]
+"""
+
+
+def test_a_script_of_openrlhf() -> None:
+    parsed = parse_launch({"train_sft.sh": OPENRLHF}, EIGHT)
+    launch = parsed.launch
+    assert (parsed.target.name, parsed.target.stack, launch.model.name) == ("openrlhf", "deepspeed", "llama-3-8b")
+    assert (launch.model.lora_rank, launch.model.lora_targets) == (64, ("all-linear",))
+    assert (launch.job.num_seqs, launch.job.seq_len, launch.job.precision) == (256, 4096, "bf16")
+    expected = "fsdp=8 zero_stage=3 micro_batch_seqs=2 recompute=full"
+    assert launch.layout == Layout.parse(expected)
+    assert not parsed.unknown
+
+
+def test_a_script_of_verl() -> None:
+    """Defaults of sft_trainer.yaml: a batch of 256 sequences of 1,024 tokens, checkpointing, weights in fp32."""
+    parsed = parse_launch({"run.sh": VERL}, EIGHT)
+    launch = parsed.launch
+    assert (parsed.target.name, launch.model.name) == ("verl", "qwen2.5-0.5b")
+    assert (launch.model.lora_rank, sorted(launch.model.structure.lora_targets)) == (32, ["q_proj", "v_proj"])
+    assert (launch.job.num_seqs, launch.job.seq_len, launch.job.precision) == (256, 1024, "bf16_fp32_reduction")
+    assert launch.job.tokens == 10 * 256 * 1024
+    expected = "fsdp=4 cp=2 cp_variant=ulysses zero_stage=3 micro_batch_seqs=4 recompute=full"
+    assert launch.layout == Layout.parse(expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("Qwen/QwQ-32B", "qwen2.5-32b"), ("Qwen/Qwen2-1.5B-Instruct", "qwen2.5-1.5b"),
+        ("casperhansen/llama-3-70b-fp16", "llama-3-70b"), ("deepseek-ai/DeepSeek-V3-0324", "deepseek-v3"),
+        ("mistralai/Devstral-Small-2507", "mistral-small-24b"), ("mistralai/Magistral-Small-2509", None),
+    ],
+)  # fmt: skip
+def test_models_of_the_same_sizes(name: str, model: str | None) -> None:
+    found = hub_model(name)
+    assert (found.name if found else None) == model
+
+
+def test_forms_of_megatron_deepspeed() -> None:
+    sizes = "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 128 --max-position-embeddings 128"
+    flags = f"{sizes} --micro-batch-size 1 --global-batch-size 16 --bf16 --vocab-size 512"
+    script = f"deepspeed --num_gpus 8 pretrain_gpt.py {flags} --num-experts 1 --normalization rmsnorm --deepspeed"
+    model = parse_launch({"run.sh": script}, EIGHT, target="megatron").launch.model
+    assert (model.num_experts, model.norm) == (0, "rms")

@@ -240,8 +240,10 @@ def _build_launch(launch_fields: Mapping[str, Any], machines: Machines, model: A
     lacks_vocabulary = _lacks_vocabulary(launch_fields)
     complete = {**launch_fields, "model.vocab_size": 1} if lacks_vocabulary else launch_fields
     launch = launch_from_fields(complete, machines)
-    catalog_model = find_catalog_model(launch.model, ignored=("vocab_size",) if lacks_vocabulary else ())
-    if lacks_vocabulary and catalog_model is launch.model:
+    read = launch.model
+    ignored = ("lora_rank", "lora_targets", *(("vocab_size",) if lacks_vocabulary else ()))
+    catalog_model = replace(find_catalog_model(read, ignored), lora_rank=read.lora_rank, lora_targets=read.lora_targets)
+    if lacks_vocabulary and catalog_model == launch.model:
         raise InputError(
             "the vocabulary is missing, as the tokenizer decides it; --model is required, a name or a config.json"
         )

@@ -248,7 +248,7 @@ OPTIMIZERS = {"adamw": "torch.optim.AdamW"}
 # Classes that recipes name, by our optimizer. Adam differs from AdamW in where decay is added, in no cost.
 OPTIMIZER_CLASSES: Mapping[str, str] = {
     "torch.optim.AdamW": "adamw", "torch.optim.Adam": "adamw", "torch.optim.SGD": "sgd",
-    "torch.optim.Adafactor": "adafactor", "torch.optim.Muon": "muon",
+    "torch.optim.Adafactor": "adafactor", "torch.optim.Muon": "muon", "dion.Muon": "muon",
     "transformer_engine.pytorch.optimizers.fused_adam.FusedAdam": "adamw",
     "transformer_engine.pytorch.optimizers.FusedAdam": "adamw", "apex.optimizers.FusedAdam": "adamw",
     "torchao.optim.AdamW8bit": "adamw_8bit", "bitsandbytes.optim.AdamW8bit": "adamw_8bit",

@@ -9,7 +9,7 @@ from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanot
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
-from shardwise.interop.frameworks.trainers import axolotl, llama_factory
+from shardwise.interop.frameworks.trainers import axolotl, llama_factory, sft_scripts
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.target import Target
@@ -26,7 +26,9 @@ TARGETS: Mapping[str, Target] = {target.name: target for target in _TARGETS}
 # Targets whose launches are read: trainers too, which are not written.
 READERS: Mapping[str, Target] = {
     **TARGETS,
-    **{target.name: target for target in (axolotl.TARGET, llama_factory.TARGET)},
+    **{
+        target.name: target for target in (axolotl.TARGET, llama_factory.TARGET, sft_scripts.OPENRLHF, sft_scripts.VERL)
+    },
 }
 
 

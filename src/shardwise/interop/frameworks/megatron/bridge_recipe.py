@@ -25,6 +25,7 @@ from shardwise.interop.frameworks.megatron.bridge_providers import (
     write_provider,
 )
 from shardwise.interop.frameworks.megatron.model_options import MODEL_MAPPINGS
+from shardwise.interop.frameworks.trainers.adapter_options import adapter_fields, read_targets
 from shardwise.interop.launches.launch import Launch, Machines
 from shardwise.interop.launches.launch_scripts import torchrun_command
 from shardwise.interop.launches.target import README_FILE, LaunchFiles, OptionMapping, OptionReader, Requirement, Target
@@ -69,7 +70,11 @@ FINETUNE_DEFAULTS: Options = {
     "train.micro_batch_size": 1, "train.train_iters": 1000, "dataset.seq_length": 2048,
 }  # fmt: skip
 # Functions of megatron/bridge/recipes/common.py that recipes begin with. Source: main of 2026-08-22.
-BASE_RECIPES: Mapping[str, Options] = {"_pretrain_common": COMMON_DEFAULTS, "_sft_common": FINETUNE_DEFAULTS}
+ADAPTED_MODULES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+BASE_RECIPES: Mapping[str, Options] = {
+    "_pretrain_common": COMMON_DEFAULTS, "_sft_common": FINETUNE_DEFAULTS,
+    "_peft_common": {**FINETUNE_DEFAULTS, "peft.dim": 32, "peft.target_modules": ADAPTED_MODULES},
+}  # fmt: skip
 # COMMON_DEFAULTS sets them, so a recipe must say if they are off.
 ALWAYS_SET = ("ddp.use_distributed_optimizer", "ddp.overlap_grad_reduce", "ddp.overlap_param_gather")
 DTYPES = {"fp32": "torch.float32", "bf16": "torch.bfloat16", "fp16": "torch.float16", "fp8": "torch.uint8"}
@@ -224,7 +229,17 @@ def _read_launch(reader: OptionReader) -> Mapping[str, Any]:
     argument_reader = OptionReader(megatron_options, reader.machines, problem=launch_script.TARGET.value_problem)
     launch_fields = from_options(launch_script.TARGET, argument_reader)
     reader.acknowledge(*JOINT_FIELDS, *filter(None, map(bridge_field, argument_reader.read_names)))
-    return {**launch_fields, **read_provider(reader.options)}
+    return {**launch_fields, **read_provider(reader.options), **_read_adapters(reader)}
+
+
+def _read_adapters(reader: OptionReader) -> Mapping[str, Any]:
+    """Return the adapters of `peft`, if any. A fused module's adapter has one A; it is priced as one for each matrix."""
+    rank, modules = reader.get_count("peft.dim"), reader.get("peft.target_modules")
+    if rank is None:
+        return {}
+    if modules is None or "linear_qkv" in modules or "linear_fc1" in modules:
+        reader.notes.append("adapters of linear_qkv and linear_fc1 are priced as one for each of their matrices")
+    return adapter_fields(rank, read_targets(modules or ADAPTED_MODULES, "peft.target_modules", reader))
 
 
 def _find_model(options: Options) -> Architecture | None:
@@ -270,19 +285,23 @@ def _read_files(files: LaunchFiles, recipe: str | None = None) -> Options:
     config = parse_python_config(files[names[0]], names[0], recipe)
     fields: dict[str, Any] = {}
     for path, value in config.values.items():
-        if (path.partition(".")[0] == "peft" and value is not None) or _begins_with_adapters(path, value):
-            fix = "a recipe that trains all weights is required"
-            raise InputError(f"{names[0]}: adapters on frozen weights (peft) are not priced; {fix}")
         fields |= _assigned_fields(path, value)
     return {**fields, **dict.fromkeys(config.unread)}
 
 
-def _begins_with_adapters(path: str, value: Any) -> bool:
-    return not path and isinstance(value, CallExpr) and value.name.startswith("_peft_common")
+def _adapter_settings(value: Any) -> dict[str, Any]:
+    """Return the rank and the targets of an adapter; LoRA's defaults of peft/lora.py where a recipe sets none."""
+    keywords = value.keywords if isinstance(value, CallExpr) else {}
+    modules = keywords.get("target_modules", ADAPTED_MODULES)
+    schemes = {value.name} | set(map(str, value.values)) if isinstance(value, CallExpr) else {str(value)}
+    scheme = {"peft.scheme": "dora"} if schemes & {"DoRA", "dora"} else {}
+    return {"peft.dim": keywords.get("dim", 32), "peft.target_modules": modules, **scheme}
 
 
 def _assigned_fields(path: str, value: Any) -> dict[str, Any]:
     """Return the fields that an assignment sets; one that is not understood gets a name that no field has."""
+    if path == "peft" and value is not None:
+        return _adapter_settings(value)
     if not isinstance(value, CallExpr):
         return {path: value}
     match = _HUB_CALL.search(value.name)

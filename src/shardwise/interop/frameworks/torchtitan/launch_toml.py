@@ -156,14 +156,20 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     reader.acknowledge(f"{LINEAR_CONVERTER}.filter_fqns", f"{EXPERTS_CONVERTER}.fqns", FP8_PRECOMPUTED_SCALES)
     if not converters:
         return {"job.precision": precision}
-    precisions = {("tensorwise", True): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise"}
+    precisions = {
+        ("tensorwise", True): "fp8_torchao", ("tensorwise", False): "fp8_torchao", ("rowwise", False): "fp8_torchao_rowwise",
+    }  # fmt: skip
+    if (recipe, gathered) == ("tensorwise", False):
+        reader.notes.append(
+            f"{FP8_ALL_GATHER} is false: FSDP gathers bf16 weights, which are priced as gathered in fp8"
+        )
     has_experts = "model.num_experts" in read_flavor(MODELS_FILE, reader).fields
     required = {LINEAR_CONVERTER, EXPERTS_CONVERTER} if has_experts else {LINEAR_CONVERTER}
     if set(converters) != required or (recipe, gathered) not in precisions:
         raise InputError(
             f"{CONVERTERS}: found {', '.join(converters)} (recipe {recipe}, {FP8_ALL_GATHER} {str(gathered).lower()}), "
-            f"which no recipe here is; {LINEAR_CONVERTER} (with {EXPERTS_CONVERTER} where there are experts), tensorwise "
-            "with gathers in float8 or rowwise without, is what can be read"
+            f"which no recipe here is; {LINEAR_CONVERTER} (with {EXPERTS_CONVERTER} where there are experts), tensorwise, or "
+            "rowwise without gathers in float8, is what can be read"
         )
     return {"job.precision": precisions[recipe, gathered]}
 

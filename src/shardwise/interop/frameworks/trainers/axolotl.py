@@ -131,9 +131,8 @@ def _read_layout(reader: OptionReader) -> Mapping[str, Any]:
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     micro_batch = reader.get_count("micro_batch_size", 1) or 1
-    batch, steps = reader.get_count("batch_size"), reader.get_count("gradient_accumulation_steps")
-    if steps is None and batch is not None:
-        steps = max(batch // micro_batch, 1)
+    steps = reader.get_count("gradient_accumulation_steps", 1)
+    reader.acknowledge("batch_size")  # is replaced by the product of the others, one of which is always set
     if not is_true(reader.get("sample_packing", False)) and not is_true(reader.get("pad_to_sequence_len", False)):
         reader.notes.append("sequences are priced as full; without sample_packing they are as long as the data's")
     return batch_fields(
