@@ -15,7 +15,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := test
-.PHONY: setup demo test quick accuracy check docs matrix mutants export-check weights-check clean
+.PHONY: setup demo test quick accuracy check docs matrix mutants export-check weights-check gpu-check clean
 
 # Creates the virtual environment and installs the package with the extras $(1); prints each package as pip begins with it.
 define install
@@ -92,6 +92,10 @@ export-check: setup
 # Random small models, loaded, computed and saved by torchtitan and Megatron-LM in environments of their own. Gigabytes, ten minutes.
 weights-check: setup
 	$(BIN)/python benchmarks/weights_check/run.py
+
+# Everything that only a GPU can show, with the PyTorch that `python3` has: see the script.
+gpu-check:
+	python3 benchmarks/gpu_check.py --out benchmarks/gpu/$$(date +%Y-%m-%d).json
 
 clean:
 	rm -rf $(VENV) build dist out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

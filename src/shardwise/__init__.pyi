@@ -35,6 +35,7 @@ from .present.verbs.explanation import explain as explain
 from .present.verbs.interop import convert as convert
 from .present.verbs.interop import export_plan as export_plan
 from .present.verbs.interop import read_launch as read_launch
+from .present.verbs.kernels import kernels as kernels
 from .present.verbs.many_plans import plan_clusters as plan_clusters
 from .present.verbs.many_plans import plan_to_loss as plan_to_loss
 from .present.verbs.many_plans import sweep as sweep

@@ -141,6 +141,7 @@ FLAGS = {
         "--tokenizer",
         "--vocab-size",
     ],
+    "kernels": ["--chip", "--compile-for", "--device", "--help", "--json"],
     "verify": ["--help", "--json", "--seed", "--set", "--steps"],
     "train": [
         "--batch-lr",

@@ -32,8 +32,11 @@ FP32 = 1e-6
 ROUNDING = {torch.float32: FP32, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-11}
 
 
+DEVICE = os.environ.get("SHARDWISE_TEST_DEVICE", "cpu")  # `make gpu-check` runs the kernels where they belong
+
+
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(DEVICE, dtype)
 
 
 def assert_near(computed: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -50,7 +53,7 @@ def expected_loss(logits: Tensor, targets: Tensor, scale: float, cap: float | No
 @pytest.fixture
 def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dispatch tensors of the CPU to Triton's kernels too."""
-    monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu"})
+    monkeypatch.setattr(device_dispatch, "TRITON_DEVICES", {"cpu", "cuda"})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -60,7 +63,7 @@ def on_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_logits_become_their_gradient(num_words: int, cap: float | None, dtype: torch.dtype) -> None:
     """Rows of odd lengths, ignored targets, logits between 0.05 and 12; logits stay where no backward pass follows."""
     logits = (4.0 * random(2, 3, num_words)).to(dtype)
-    targets = torch.randint(num_words, (2, 3), generator=torch.Generator().manual_seed(1))
+    targets = torch.randint(num_words, (2, 3), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     targets[0, 1] = IGNORE_INDEX
     leaf = logits.double().requires_grad_()
     loss = expected_loss(leaf, targets, 0.25, cap)
@@ -68,7 +71,9 @@ def test_logits_become_their_gradient(num_words: int, cap: float | None, dtype: 
     unchanged = logits.clone()
     assert_near(dispatched_cross_entropy(unchanged, targets, 0.25, cap, replace=False), loss, FP32)
     assert torch.equal(unchanged, logits)
-    assert_near(dispatched_cross_entropy(logits, targets, torch.tensor(0.25), cap, replace=True), loss, FP32)
+    assert_near(
+        dispatched_cross_entropy(logits, targets, torch.tensor(0.25, device=DEVICE), cap, replace=True), loss, FP32
+    )
     assert_near(logits, gradient, ROUNDING[dtype])
     assert not logits[0, 1].any()
 
@@ -78,7 +83,7 @@ def test_logits_become_their_gradient(num_words: int, cap: float | None, dtype: 
 def test_parts_of_the_vocabulary_give_the_loss_of_the_whole(cap: float | None) -> None:
     """Two ranks, of which the second has padding after its last word."""
     num_words, width = 1001, 512
-    logits, targets = 4.0 * random(2, 5, num_words), torch.randint(num_words, (2, 5))
+    logits, targets = 4.0 * random(2, 5, num_words), torch.randint(num_words, (2, 5)).to(DEVICE)
     targets[1, 2] = IGNORE_INDEX
     leaf = logits.double().requires_grad_()
     loss = expected_loss(leaf, targets, 1.0, cap)
@@ -162,21 +167,21 @@ def test_norms_with_the_residual_sum(width: int, is_layer: bool, dtype: torch.dt
 def test_casts_to_fp8_recover_numbers_of_the_format(dtype: torch.dtype, transposed: bool) -> None:
     """Each row has numbers of the format times a power of two, the largest among them, so that no element is rounded:
     the rounding of Triton's interpreter is not that of a GPU."""
-    codes = torch.randint(0, 256, (33, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    codes = torch.randint(0, 256, (33, 200), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     numbers = codes.view(dtype).float()
     numbers = numbers.where(numbers.isfinite(), 0.0)
     numbers[:, 7] = torch.finfo(dtype).max
-    exponents = torch.randint(-9, 9, (33, 1), generator=torch.Generator().manual_seed(1))
+    exponents = torch.randint(-9, 9, (33, 1), generator=torch.Generator().manual_seed(1)).to(DEVICE)
     matrix = torch.ldexp(numbers, exponents)
     matrix = matrix.t().contiguous().t() if transposed else matrix
     for power_of_two in (False, True):
         elements, scales = casts.cast_rows(matrix, dtype, power_of_two=power_of_two)
         assert elements.is_contiguous()
         assert torch.equal(elements.float(), numbers)
-        assert torch.equal(scales, torch.ldexp(torch.ones(33, 1), exponents))
+        assert torch.equal(scales, torch.ldexp(torch.ones(33, 1, device=DEVICE), exponents))
     elements, scale = casts.cast_matrix(8.0 * numbers, dtype)
     assert (torch.equal(elements.float(), numbers), float(scale)) == (True, 8.0)
-    elements, scale = casts.cast_matrix(4.0 * numbers, dtype, torch.tensor(0.5))
+    elements, scale = casts.cast_matrix(4.0 * numbers, dtype, torch.tensor(0.5, device=DEVICE))
     assert (torch.equal(elements.float(), (2.0 * numbers).clamp(-numbers.max(), numbers.max())), float(scale)) == (
         True,
         2.0,
@@ -204,7 +209,7 @@ def test_products_of_cast_operands(scaling: str, dtype: torch.dtype) -> None:
     weight = torch.randint(-2, 3, (48, 32), generator=torch.Generator().manual_seed(0))
     for matrix in (x, dy, weight):
         matrix.view(-1)[0] = 448  # the format's largest number: scales are powers of two
-    x, dy, weight = (tensor.to(dtype) for tensor in (x, dy, weight))
+    x, dy, weight = (tensor.to(DEVICE, dtype) for tensor in (x, dy, weight))
     cast = OperandCast(NUMBER_FORMATS["e4m3"], SCALINGS[scaling].block)
     products = [
         (QuantizedMatmul(("B", "T", "D"), ("F", "D"), ("B", "T", "F"), (cast, cast), SCALINGS[scaling]), x, weight),

@@ -15,6 +15,8 @@ from .calibrate.validation import RowSelection as RowSelection
 from .calibrate.validation import evaluate_folds as evaluate_folds
 from .calibrate.validation import evaluate_runs as evaluate_runs
 from .calibrate.validation import rank_published_layouts as rank_published_layouts
+from .kernel_ladders.workbench import KernelLadders as KernelLadders
+from .kernel_ladders.workbench import run_workbench as run_workbench
 from .microbenchmarks.benchmark_lines import BenchmarkResult as BenchmarkResult
 from .microbenchmarks.benchmark_runs import BenchmarkSettings as BenchmarkSettings
 from .microbenchmarks.benchmark_runs import run_benchmarks as run_benchmarks

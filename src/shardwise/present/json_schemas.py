@@ -84,6 +84,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
     "bench": (
         "measure.microbenchmarks.benchmark_lines:BenchmarkResult", "measure.microbenchmarks.machine_benchmark:MachineRecord",
     ),
+    "kernels": ("measure.kernel_ladders.workbench:KernelLadders",),
     "calibrate": ("measure.calibrate.payloads:CalibrationRecord",),
     "tokenize": ("run.data.shard_index:CorpusPayload",),
     "verify": ("verify.training.plan_verification:VerificationRecord",),

@@ -120,6 +120,7 @@ RESULTS: Mapping[str, ResultFunctions] = {
     ),
     "SweepFit": ResultFunctions("present.reports.batch_size:fit_report", "batch_size.payloads:SweepFitRecord.of"),
     "BenchmarkResult": ResultFunctions("present.reports.calibration:bench_report"),
+    "KernelLadders": ResultFunctions("present.reports.kernels:kernels_report"),
     "MachineResult": ResultFunctions(
         "present.reports.calibration:machine_report", "measure.microbenchmarks.machine_benchmark:MachineRecord.of"
     ),

@@ -64,6 +64,7 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("trace", "compare a measured step with the plan, find bottlenecks", "measurement:trace"),
         VerbEntry("mfu", "MFU of a measured run, and where the rest of its time goes", "measurement:mfu"),
         VerbEntry("bench", "measure what this machine reaches", "calibration:bench"),
+        VerbEntry("kernels", "kernels in several ways, up to the roofline", "kernels:kernels"),
         VerbEntry("calibrate", "fit predictions to runs and micro-benchmarks of your own", "calibration:calibrate"),
         VerbEntry("validate", "compare predictions with published training runs", "calibration:validate"),
     ),

@@ -8,3 +8,8 @@ compute in float32 and write in the dtype of their operands. Triton's interprete
 Modules import Triton, an extra, and are loaded only where it is used. May import `run.data.batches` (one constant),
 `model` and `values`.
 """
+
+import os
+
+# Products and sums in one rounding, which is Triton's default up to 3.9; it warns where nothing is chosen.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

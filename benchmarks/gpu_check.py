@@ -1,0 +1,385 @@
+"""Everything that only a GPU can show, in one script: kernels, losses, training beside plain PyTorch, ladders,
+benchmarks.
+
+    make gpu-check                                   # all parts, on the first GPU; each part at most 3 minutes
+    python benchmarks/gpu_check.py --part train-1b --part ladder --out check.json
+    python benchmarks/gpu_check.py --tiny            # the same script at sizes of a CPU, where its tests run it
+
+It needs PyTorch from 2.9 on with its Triton and the package's own dependencies, and downloads nothing. Each part is a
+process of its own: one that fails or takes too long is recorded, and the others go on. The results are one JSON file,
+which `benchmarks/gpu/` keeps with date, card, versions and command.
+
+kernels: the tests of Triton's kernels on the GPU. losses: three steps of a small model on GPU and CPU. train-*: the
+engine's steps beside plain PyTorch (SDPA, fused AdamW, torch.compile of each block and of the loss; fp32 weights
+under autocast, and bf16 weights), one after the other in one process: seconds, tokens/s, MFU with causal attention
+counted half, peak memory, and the prediction. ladder: `shardwise kernels`. bench: `shardwise bench all`, lines for
+`calibrate --bench`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PART_LIMIT_S = 180
+SCHEMA = "shardwise.gpu_check/1"
+WARM_UPS, STEPS = 3, 8  # steps of each side before it is timed, and timed
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPart:
+    """A model to train, its micro-batches and precision, and whether plain PyTorch trains it beside."""
+
+    model: str
+    micro_batch_seqs: int
+    precision: str = "bf16"
+    recompute: str = "none"
+    beside_plain: bool = True
+    num_micro_batches: int = 4
+    seq_len: int = 4096
+
+
+TRAINING: Mapping[str, TrainingPart] = {
+    "train-1b": TrainingPart("llama-3.2-1b", 4),
+    "train-3b": TrainingPart("llama-3.2-3b", 2, num_micro_batches=8),
+    "train-3b-fp8": TrainingPart("llama-3.2-3b", 2, "fp8_torchao_rowwise", beside_plain=False, num_micro_batches=8),
+    "train-moe": TrainingPart("olmoe-1b-7b", 8, recompute="full", beside_plain=False, num_micro_batches=2),
+}
+
+
+def device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def small(architecture: Any) -> Any:
+    """A model with the structure of another at sizes of a CPU."""
+    heads = min(architecture.num_heads, 4)
+    return replace(
+        architecture, num_layers=2, d_model=64, d_ff=96, num_heads=heads, num_kv_heads=min(architecture.num_kv_heads, heads),
+        head_dim=16, vocab_size=384, num_experts=min(architecture.num_experts, 8),
+        experts_per_token=min(architecture.experts_per_token, 2),
+    )  # fmt: skip
+
+
+def engine_step(architecture: Any, part: TrainingPart, where: str) -> Callable[[], float]:
+    """Return a step of the engine on one device."""
+    from shardwise.layout.layout import Layout
+    from shardwise.run.engine.micro_batch import MicroBatch
+    from shardwise.run.parallel.world import World
+    from shardwise.run.recipe import TrainingRecipe
+    from shardwise.run.trainer.engine_prediction import issue_policy
+    from shardwise.run.trainer.training_engine import TrainingEngine
+    from shardwise.step.rank_program import RankProgram
+    from shardwise.values.precision import get_precision
+
+    recipe = TrainingRecipe(steps=10**6, schedule="constant", learning_rate=1e-4)
+    layout = Layout(micro_batch_seqs=part.micro_batch_seqs, recompute=part.recompute)
+    instance = RankProgram(
+        architecture=architecture, layout=layout, precision=get_precision(part.precision),
+        policy=issue_policy(recipe, routed=architecture.num_experts > 0),
+    )  # fmt: skip
+    engine = TrainingEngine(instance, recipe, World(instance.mesh, where))
+    engine.initialize(0)
+    batches = [
+        MicroBatch(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in token_ids(architecture, part, where)
+    ]
+    targets = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
+    return lambda: float(engine.step(batches, targets, part.num_micro_batches, 0).loss)
+
+
+def token_ids(architecture: Any, part: TrainingPart, where: str) -> Any:
+    import torch
+
+    shape = (part.num_micro_batches, part.micro_batch_seqs, part.seq_len + 1)
+    return torch.randint(architecture.vocab_size, shape, generator=torch.Generator().manual_seed(0)).to(where)
+
+
+def plain_step(architecture: Any, part: TrainingPart, where: str, *, autocast: bool) -> Callable[[], float]:
+    """Return a step of a decoder as one writes it in PyTorch, its blocks and its loss compiled."""
+    import torch
+    import torch.nn.functional as functional
+    from torch import Tensor, nn
+
+    a, weights = architecture, torch.float32 if autocast else torch.bfloat16
+    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
+
+    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention_norm, self.mlp_norm = (nn.RMSNorm(a.d_model, eps=a.numerics.norm_epsilon) for _ in range(2))
+            self.qkv = nn.Linear(a.d_model, queries + 2 * keys, bias=False)
+            self.out = nn.Linear(queries, a.d_model, bias=False)
+            self.gate_up = nn.Linear(a.d_model, 2 * a.d_ff, bias=False)
+            self.down = nn.Linear(a.d_ff, a.d_model, bias=False)
+
+        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            q, k, v = self.qkv(self.attention_norm(x)).split((queries, keys, keys), dim=-1)
+            q, k, v = (part.unflatten(-1, (-1, a.head_dim)).transpose(1, 2) for part in (q, k, v))
+            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+            x = x + self.out(attended.transpose(1, 2).flatten(2))
+            gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+            return x + self.down(functional.silu(gate) * up)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(a.vocab_size, a.d_model)
+            self.blocks = nn.ModuleList(Block() for _ in range(a.num_layers))
+            self.norm = nn.RMSNorm(a.d_model, eps=a.numerics.norm_epsilon)
+            self.head = nn.Linear(a.d_model, a.vocab_size, bias=False)
+            if a.tied_embeddings:
+                self.head.weight = self.embedding.weight
+
+        def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            x = self.embedding(ids)
+            for block in self.blocks:
+                x = block(x, cos, sin)
+            logits: Tensor = self.head(self.norm(x))
+            return logits
+
+    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+
+    model = Model().to(where, weights)
+    for matrix in model.parameters():
+        if matrix.dim() > 1:
+            nn.init.normal_(matrix, std=0.02)
+    if where == "cuda":
+        for block in model.blocks:
+            block.compile()
+        loss_of = torch.compile(loss_of)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    half = a.head_dim // 2
+    frequency = 500_000.0 ** (-torch.arange(half, device=where) / half)
+    angles = torch.arange(part.seq_len, device=where)[:, None] * frequency
+    cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
+    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in token_ids(a, part, where)]
+    targets = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        total = torch.zeros((), device=where)
+        for ids, labels in batches:
+            with torch.autocast(where, torch.bfloat16, enabled=autocast):
+                logits = model(ids, cos, sin)
+            loss = loss_of(logits, labels) / targets
+            loss.backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(total)
+
+    return step
+
+
+def run_training(name: str, *, tiny: bool) -> dict[str, Any]:
+    """Train by the engine and by plain PyTorch; return seconds, rates and memory of each, and the prediction."""
+    from shardwise.model import load_model, model_flops_per_token
+
+    part, where = TRAINING[name], device()
+    architecture = load_model(part.model)
+    if tiny:
+        architecture, part = small(architecture), replace(part, seq_len=32, micro_batch_seqs=1, num_micro_batches=2)
+    makers: dict[str, Callable[[], Callable[[], float]]] = {"shardwise": lambda: engine_step(architecture, part, where)}
+    if part.beside_plain:
+        makers |= {
+            "plain, fp32 weights under autocast": lambda: plain_step(architecture, part, where, autocast=True),
+            "plain, bf16 weights": lambda: plain_step(architecture, part, where, autocast=False),
+        }
+    # One after the other, since a GPU does not hold them side by side; the first again shows a drift of the clock.
+    runs = [(side, measure_steps(make, where, tiny=tiny)) for side, make in makers.items()]
+    runs += [("shardwise, again", measure_steps(makers["shardwise"], where, tiny=tiny))] if part.beside_plain else []
+    tokens = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
+    peak_flops = peak_flops_per_s()
+    flops = model_flops_per_token(architecture, part.seq_len) * tokens
+    sides = {
+        side: {
+            **run, "tokens_per_s": tokens / run["seconds"],
+            "mfu": flops / run["seconds"] / peak_flops if peak_flops else None,
+        }
+        for side, run in runs
+    }  # fmt: skip
+    return {"part": asdict(part), "predicted_s": None if tiny else predicted(part), "sides": sides}
+
+
+def measure_steps(make: Callable[[], Callable[[], float]], where: str, *, tiny: bool) -> dict[str, Any]:
+    """Build a step, warm it up and time it; return seconds, losses and the peak memory of its process since it was built."""
+    import torch
+
+    if where == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    step = make()
+    losses = [step() for _ in range(WARM_UPS)]
+    times = [timed(step) for _ in range(1 if tiny else STEPS)]
+    peak = torch.cuda.max_memory_allocated() if where == "cuda" else None
+    return {"seconds": statistics.median(times), "all_seconds": times, "losses": losses, "peak_bytes": peak}
+
+
+def timed(step: Callable[[], float]) -> float:
+    started = time.perf_counter()
+    step()  # it returns the loss as a number, which waits for the device
+    return time.perf_counter() - started
+
+
+def chip_name() -> str | None:
+    """Return the catalogue's name of this GPU, or None for one that it lacks."""
+    import torch
+
+    if device() == "cpu":
+        return None
+    name = torch.cuda.get_device_name()
+    return next(
+        (chip for marker, chip in (("H200", "h200"), ("H100", "h100"), ("B200", "b200")) if marker in name), None
+    )
+
+
+def peak_flops_per_s() -> float | None:
+    from shardwise.hardware import load_chip
+
+    chip = chip_name()
+    return load_chip(chip).peak("bf16") if chip else None
+
+
+def predicted(part: TrainingPart) -> float | None:
+    """Return the planner's step time for this chip and the engine."""
+    import shardwise as sw
+
+    chip = chip_name()
+    if chip is None:
+        return None
+    batch = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
+    job = sw.Job(global_batch_tokens=batch, seq_len=part.seq_len, precision=part.precision)
+    layout = sw.Layout(micro_batch_seqs=part.micro_batch_seqs, recompute=part.recompute)
+    return float(sw.estimate(part.model, sw.load_cluster(f"{chip}:1", stack="shardwise"), job, layout).step_time_s)
+
+
+def run_losses(*, tiny: bool) -> dict[str, Any]:
+    """Return losses of three steps of a small model in bf16 on this device, and on the CPU."""
+    from shardwise.model import load_model
+
+    part = TrainingPart("llama-3.2-1b", 2, seq_len=32 if tiny else 256, num_micro_batches=2)
+    architecture = small(load_model(part.model))
+    losses = {}
+    for where in {device(), "cpu"}:
+        step = engine_step(architecture, part, where)
+        losses[where] = [step() for _ in range(3)]
+    difference = max(abs(ours - cpu) for ours, cpu in zip(losses[device()], losses["cpu"], strict=True))
+    if difference > 0.02:
+        raise SystemExit(f"losses differ by {difference:.4f}: {losses}")
+    return {"losses": losses, "largest_difference": difference}
+
+
+def run_tests(*, tiny: bool) -> dict[str, Any]:
+    """Run the tests of Triton's kernels on the GPU; those that need the interpreter are left out."""
+    environment = os.environ | {"TRITON_INTERPRET": "1" if tiny else "0", "SHARDWISE_TEST_DEVICE": device()}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(ROOT / "tests/train/test_triton_kernels.py"),
+    ]
+    command += ["-k", "scales or rotation"] if tiny else ["-k", "not traffic and not compile"]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    if finished.returncode:
+        raise SystemExit(finished.stdout[-4000:] + finished.stderr[-1000:])
+    return {"outcome": finished.stdout.strip().splitlines()[-1]}
+
+
+def run_verb(*arguments: str) -> dict[str, Any]:
+    """Return the payload of a verb."""
+    command = [sys.executable, "-m", "shardwise", *arguments, "--json"]
+    finished = subprocess.run(command, capture_output=True, text=True)
+    if finished.returncode:
+        raise SystemExit(finished.stderr[-2000:])
+    payload: dict[str, Any] = json.loads(finished.stdout)
+    return payload
+
+
+PARTS: Mapping[str, Callable[[bool], dict[str, Any]]] = {
+    "kernels": lambda tiny: run_tests(tiny=tiny),
+    "losses": lambda tiny: run_losses(tiny=tiny),
+    **{name: lambda tiny, name=name: run_training(name, tiny=tiny) for name in TRAINING},  # type: ignore[misc]
+    "ladder": lambda tiny: run_verb("kernels", "--device", "none" if tiny else "cuda", "--chip", chip_name() or "h100"),
+    "bench": lambda tiny: run_verb("bench", "memory" if tiny else "all", "--device", "cpu" if tiny else "cuda"),
+}
+
+
+def run_part(name: str, *, tiny: bool) -> dict[str, Any]:
+    """Run a part in a process of its own, and return its state, seconds and result."""
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.json"
+        command = [sys.executable, __file__, "--result", str(result), "--part", name, *(["--tiny"] if tiny else [])]
+        try:
+            finished = subprocess.run(command, capture_output=True, text=True, timeout=PART_LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return {"state": "timeout", "seconds": time.perf_counter() - started}
+        seconds = time.perf_counter() - started
+        if finished.returncode:
+            return {"state": "failed", "seconds": seconds, "error": (finished.stdout + finished.stderr)[-4000:]}
+        return {"state": "ok", "seconds": seconds, "result": json.loads(result.read_text())}
+
+
+def versions() -> dict[str, str]:
+    names = ("torch", "triton", "shardwise")
+    found = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except ImportError:  # a checkout on the path, or a CPU without Triton
+            found[name] = "not installed"
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", action="append", choices=PARTS, help="may be repeated (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="at sizes of a CPU")
+    parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "src"))
+    if arguments.result:
+        arguments.result.write_text(json.dumps(PARTS[arguments.part[0]](arguments.tiny)))
+        return 0
+    import torch
+
+    if device() == "cpu" and not arguments.tiny:
+        parser.error("PyTorch finds no GPU; --tiny runs the script on a CPU")
+    card = torch.cuda.get_device_name() if device() == "cuda" else "CPU"
+    record: dict[str, Any] = {
+        "schema": SCHEMA, "date": time.strftime("%Y-%m-%d"), "card": card, "versions": versions(),
+        "command": " ".join(["python", "benchmarks/gpu_check.py", *sys.argv[1:]]), "parts": {},
+    }  # fmt: skip
+    for name in arguments.part or PARTS:
+        record["parts"][name] = outcome = run_part(name, tiny=arguments.tiny)
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{name:<14} {outcome['state']:<8} {outcome['seconds']:6.1f} s", flush=True)
+    return int(any(outcome["state"] != "ok" for outcome in record["parts"].values()))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
