@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from pathlib import Path
@@ -12,13 +13,15 @@ import yaml
 from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.export_launch import export
-from shardwise.interop.launches.launch import Machines
+from shardwise.interop.launches.launch import COSTLESS_FIELDS, Machines
 from shardwise.interop.read_launch import parse_launch, price_launch
+from shardwise.interop.text_formats.option_tables import option_table
 from shardwise.layout.layout import Layout
+from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
 from shardwise.model.load import load_model
 from shardwise.search.plan import Plan, plan_layout
-from shardwise.search.plan_file import plan_payload
+from shardwise.search.plan_file import parse_plan, plan_payload
 from shardwise.values.errors import InputError
 
 JOB = Job(global_batch_tokens=2**20, seq_len=8192)
@@ -118,3 +121,22 @@ def test_a_task_of_skypilot_has_all_that_it_needs_in_a_clean_folder(tmp_path: Pa
     assert all("--rdzv-endpoint 10.0.0.1:29500" in line and "--steps 10" in line for line in started)
     assert all("--data /shardwise/data" in line and "--out /shardwise/out/task-7" in line for line in started)
     assert "plan.json" in text
+
+
+def test_a_plan_with_a_pattern_of_layers_is_its_own_launch_and_no_other_framework_says_it() -> None:
+    """What a framework has no option for is refused with its value."""
+    kinds = {"window": {"sliding_window": 512, "num_kv_heads": 4}}
+    model = dataclasses.replace(load_model("llama-3-8b"), layer_kinds=kinds, layer_pattern=("window*3", "block"))
+    patterned = plan_layout(model, load_cluster("h100:16"), JOB, Layout.parse("fsdp=8 tp=2 zero_stage=1"))
+    files = export(patterned, get_target("slurm")).files
+    assert parse_plan(json.loads(files["plan.json"])).model == model
+    with pytest.raises(
+        InputError, match=r"model\.layer_pattern is window\*3,block, which Megatron-LM has no option for"
+    ):
+        export(patterned, get_target("megatron"))
+
+
+def test_every_field_of_a_model_is_an_option_of_our_own_engine() -> None:
+    """A field without one would refuse every launch."""
+    missing = {field.name for field in dataclasses.fields(Architecture)} - {*COSTLESS_FIELDS}
+    assert {f"model.{name}" for name in missing} <= {*option_table("own")}
