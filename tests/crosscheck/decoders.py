@@ -94,14 +94,18 @@ def classify(model_type: str) -> tuple[str, int | None, str]:
 
 
 def code_year(model_type: str) -> int:
-    """Return the last year in the copyright lines of a family's code; `FIRST_YEAR` where it has none, as some new ones."""
+    """Return the last year in the copyright lines of a family's modelling code, or of its other code where that has none;
+    `FIRST_YEAR` for one that has none at all, as some new ones."""
     import transformers
     from transformers.models.auto.configuration_auto import model_type_to_module_name
 
     folder = Path(transformers.__file__).parent / "models" / model_type_to_module_name(model_type)
-    heads = (file.read_text(encoding="utf-8")[:1500] for file in folder.glob("*.py"))
-    years = (int(year) for head in heads for year in re.findall(r"Copyright.{0,6}(20\d\d)", head))
-    return max(years, default=FIRST_YEAR)
+    for pattern in ("modeling_*.py", "*.py"):
+        heads = (file.read_text(encoding="utf-8")[:1500] for file in folder.glob(pattern))
+        years = [int(year) for head in heads for year in re.findall(r"Copyright.{0,6}(20\d\d)", head)]
+        if years:
+            return max(years)
+    return FIRST_YEAR
 
 
 def list_decoders() -> Iterator[Decoder]:

@@ -1,4 +1,5 @@
 from .catalogue_values import CatalogueEntries as CatalogueEntries
+from .catalogue_values import compare_entry as compare_entry
 from .catalogue_values import find_entries as find_entries
 from .diagnosis import Diagnosis as Diagnosis
 from .diagnosis import diagnose as diagnose

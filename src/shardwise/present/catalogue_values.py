@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
+from shardwise import verify
 from shardwise.book_formulas import get_rule
 from shardwise.book_formulas.named_rules import rule_values
 from shardwise.hardware import (
@@ -228,7 +229,9 @@ def model_values(name: str) -> list[SourcedValue]:
     values = {name: value for name, value in asdict(model).items() if name in to_json(model)}
     source = values.pop("source")
     values.pop("name")
-    values |= _flatten("numerics", values.pop("numerics"))
+    for composite in ("numerics", "layer_kinds", "recurrence"):
+        if isinstance(values.get(composite), Mapping):
+            values |= _flatten(composite, values.pop(composite))
     parts = {f"omitted_parts.{part.name}": part.num_params or "size not known" for part in model.omitted_parts}
     values = {key: value for key, value in values.items() if key != "omitted_parts"} | parts
     counts = {"num_params": num_params(model), "num_active_params": num_active_params(model)}
@@ -236,6 +239,21 @@ def model_values(name: str) -> list[SourcedValue]:
         counts["num_predict_params"] = num_mtp_params(model)
     counted = [(name, count, "counted from the program") for name, count in counts.items()]
     return [*counted, *((k, v, source) for k, v in values.items())]
+
+
+def compare_entry(path: str) -> CatalogueEntries:
+    """Return the model of a config.json with the model that `transformers` builds of it beside it. Raises `InputError`."""
+    comparison = verify.compare_with_transformers(path)
+    source = f"transformers {comparison.version}, {comparison.model_class}"
+    values: list[SourcedValue] = [
+        ("transformers.num_params", comparison.num_params, source),
+        (
+            "transformers.first_difference",
+            comparison.first_difference or "none: all parameters are accounted for",
+            source,
+        ),
+    ]
+    return CatalogueEntries(kind="models", entries={path: [*model_values(path), *values]}, is_listing=False)
 
 
 def plain_values() -> dict[str, Any]:

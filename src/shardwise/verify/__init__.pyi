@@ -9,4 +9,5 @@ from .training.plan_verification import PlanVerification as PlanVerification
 from .training.plan_verification import verify_plan as verify_plan
 from .training.rounding_errors import ROUNDING_LIMITS as ROUNDING_LIMITS
 from .training.training_case import small_recipe as small_recipe
+from .transformers_judge import compare_with_transformers as compare_with_transformers
 from .xla_compile import compile_product as compile_product

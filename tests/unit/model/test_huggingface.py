@@ -290,8 +290,7 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({**QWEN, "decoder_sparse_step": 2}, ["a qwen2_moe with decoder_sparse_step = 2 (known: 1)"]),
-        ({**QWEN, "mlp_only_layers": [0, 1]}, ["mlp_only_layers = [0, 1] (known: [])"]),
+        ({**QWEN, "decoder_sparse_step": 0}, ["decoder_sparse_step is 0; an interval of layers is required"]),
         ({**QWEN, "use_sliding_window": True}, ["use_sliding_window = True (known: False)"]),
         ({**EXPERTS, "model_type": "qwen2_moe"}, ["the config lacks shared_expert_intermediate_size"]),
         ({**EXPERTS, "model_type": "qwen3_moe", "n_shared_experts": 1}, ["n_shared_experts = 1"]),
@@ -302,20 +301,16 @@ def test_what_a_family_reads(config: dict[str, Any], fields: dict[str, Any]) -> 
         ({**LLAMA, "layer_types": ["linear_attention"] * 3}, ["layer_types = ['linear_attention'"]),
         (
             {**LLAMA, "model_type": "gemma2", "sliding_window": 8, "layer_types": ["sliding_attention", "chunked"] * 2},
-            ["global_every cannot be read", "full_attention and sliding_attention for each layer"],
-        ),
-        (
-            {
-                **LLAMA, "model_type": "gemma2", "num_hidden_layers": 4, "sliding_window": 8,
-                "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
-            },
-            ["3 full layers of 4"],
+            ["its layers cannot be read", "layer_types is not a list of a value for each of 3 layers"],
         ),
         ({**LATENT, "moe_layer_freq": 2}, ["moe_layer_freq = 2 (known: 1)"]),
         ({**LATENT, "attention_bias": True}, ["attention_bias = True (known: False)"]),
         ({**LATENT, "index_topk": 2048}, ["index_topk = 2048"]),
         ({k: v for k, v in LATENT.items() if k != "q_lora_rank"}, ["the config lacks q_lora_rank"]),
-        ({**LATENT, "first_k_dense_replace": 3}, ["num_dense_layers = 3 of num_layers = 3"]),
+        ({**LATENT, "first_k_dense_replace": 4}, ["first_k_dense_replace is 4; a number of the 3 layers"]),
+        ({**LATENT, "mlp_layer_types": ["sparse"] * 3}, ["mlp_layer_types and first_k_dense_replace say different layers"]),
+        ({**LATENT, "mlp_layer_types": ["dense", "hash", "sparse"]}, ["mlp_layer_types has 'hash'; of dense, sparse some"]),
+        ({**LLAMA, "model_type": "cwm", "layer_types": ["full_attention"] * 2 + ["chunked"]}, ["'chunked'; of full_attention"]),
         ({**OPT, "word_embed_proj_dim": 32}, ["word_embed_proj_dim is 32"]),
         ({**OPT, "do_layer_norm_before": False}, ["do_layer_norm_before = False (known: True)"]),
         ({**OPT, "activation_function": "silu"}, ["activation_function is 'silu'; one of relu, gelu is known here"]),
@@ -335,6 +330,42 @@ def test_what_a_family_does_not_know(config: dict[str, Any], words: list[str]) -
         parse_config(config)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern", "kinds"),
+    [
+        (
+            {
+                **LLAMA, "model_type": "gemma2", "num_hidden_layers": 4, "sliding_window": 8,
+                "layer_types": ["full_attention"] * 3 + ["sliding_attention"],
+            },
+            ("block*3", "sliding_attention"), {"sliding_attention": {"sliding_window": 8}},
+        ),
+        (
+            {**QWEN, "num_hidden_layers": 4, "decoder_sparse_step": 2},
+            ("dense", "block"),
+            {"dense": {"d_ff": 96, "num_experts": 0, "experts_per_token": 0, "shared_expert_width": 0, "shared_gate": False}},
+        ),
+        (
+            {**LLAMA, "model_type": "cwm", "num_hidden_layers": 8, "sliding_window": 8},
+            ("full_attention", "block*3"), {"full_attention": {"sliding_window": None}},
+        ),
+    ],
+)  # fmt: skip
+def test_layers_that_differ_are_kinds(
+    config: dict[str, Any], pattern: tuple[str, ...], kinds: dict[str, dict[str, Any]]
+) -> None:
+    model = parse_config(config)
+    assert model.layer_pattern == pattern
+    assert {name: dict(fields) for name, fields in model.layer_kinds.items()} == kinds
+
+
+def test_a_listed_first_dense_layer_needs_no_pattern() -> None:
+    listed = {**LATENT, "mlp_layer_types": ["dense", "sparse", "sparse"]}
+    assert parse_config(listed) == parse_config(LATENT)
+    all_dense = parse_config({**LATENT, "first_k_dense_replace": 3})
+    assert (all_dense.num_experts, all_dense.d_ff, all_dense.layer_pattern) == (0, 96, ())
 
 
 def test_files_and_folders(tmp_path: Path) -> None:

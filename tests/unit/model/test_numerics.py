@@ -33,7 +33,8 @@ LLAMA_3_1: dict[str, Any] = {
 
 # What a family's class leaves open and its models need.
 REQUIRED_KEYS: dict[str, dict[str, Any]] = {
-    "deepseek_v2": {"num_experts_per_tok": 6}, "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "deepseek_v2": {"num_experts_per_tok": 6}, "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
 }  # fmt: skip
 
 

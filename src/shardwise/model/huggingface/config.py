@@ -22,6 +22,7 @@ from shardwise.model.huggingface.field_readers import (
     read_boolean,
     shorten,
 )
+from shardwise.model.huggingface.layer_lists import arrange_layers
 from shardwise.model.huggingface.numerics_reader import read_numerics
 from shardwise.model.huggingface.towers import find_omitted_parts
 from shardwise.values import FileMessages, InputError, did_you_mean, read_json, require_number
@@ -49,7 +50,7 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     config = TrackedConfig({**rule.defaults, **values}, rule.names)
     if kind not in FAMILIES:
         raise InputError(_describe_unknown(config, kind))
-    fields = {**read_fields(config, rule), **rule.fixed}
+    fields = _arrange_layers(config, rule, {**read_fields(config, rule), **rule.fixed})
     unknown = list(unsupported_settings(config, rule))
     if unknown:
         raise InputError(f"model: a {kind} with {', '.join(unknown)}: this family is not known with that")
@@ -156,11 +157,23 @@ def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[st
         yield f"layer_types = {shorten(kinds)}"
 
 
+def _arrange_layers(config: TrackedConfig, rule: FamilyRule, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with what the config says of layers that differ. Raises `InputError`."""
+    try:
+        return arrange_layers(config, rule.layers, fields)
+    except MissingKey as missing_key:
+        raise InputError(f"model: the config lacks {missing_key}") from None
+    except (TypeError, ValueError, OverflowError, AttributeError) as error:
+        raise InputError(f"model: the config's values for its layers cannot be read: {error}") from None
+
+
 def read_fields(config: TrackedConfig, rule: FamilyRule) -> dict[str, Any]:
     """Return the architecture's fields that a config gives. Raises `InputError` with every key that is missing."""
     fields: dict[str, Any] = {}
     missing: list[str] = []
     for name, read in {**SIZE_READERS, **rule.read}.items():
+        if name in rule.fixed:
+            continue
         try:
             fields[name] = read(config)
         except MissingKey as missing_key:

@@ -9,7 +9,7 @@ the modelling code of `transformers` for each family; a test compares the parame
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
@@ -26,16 +26,23 @@ from shardwise.model.huggingface.field_readers import (
     read_default_mlp_ratio,
     read_first,
     read_flag,
-    read_global_every,
-    read_leading_dense_layers,
     read_optional,
     read_or_zero,
     read_positive,
     read_product,
-    read_window,
+)
+from shardwise.model.huggingface.layer_lists import (
+    DENSE,
+    SPARSE,
+    LayerList,
+    ListReader,
+    dense_list,
+    every_nth,
+    read_listed,
+    window_list,
 )
 from shardwise.model.huggingface.numerics_reader import ROUTERS, NumericsRule, RotaryRule
-from shardwise.model.huggingface.uncommon_readers import UNCOMMON_READERS
+from shardwise.model.huggingface.uncommon_readers import UNCOMMON_LISTS, UNCOMMON_READERS
 from shardwise.model.structure import BIAS_PROJECTIONS
 
 EXPERTS_PER_TOKEN_KEYS = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token")
@@ -57,10 +64,19 @@ class FamilyRule:
     names: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     tied: bool = False
+    layers: tuple[LayerList, ...] = ()
     numerics: NumericsRule = field(default_factory=NumericsRule)
 
 
-RULE_PARTS = ("only", "names", "defaults", "tied", "numerics")  # names in a family's table that are no field
+RULE_PARTS = (
+    "only",
+    "names",
+    "defaults",
+    "tied",
+    "numerics",
+    "window",
+    "layer_types",
+)  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
 
@@ -91,11 +107,19 @@ def parse_rule(table: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]
     return FamilyRule(
         fixed=fixed, read={name: reader for name, reader in readers.items() if name not in fixed},
         only={key: tuple(values) for key, values in table.get("only", {}).items()}, names=table.get("names", {}),
-        defaults=table.get("defaults", {}), tied=table.get("tied", False), numerics=_parse_numerics(table.get("numerics", {})),
+        defaults=table.get("defaults", {}), layers=tuple(_parse_lists(table)), tied=table.get("tied", False),
+        numerics=_parse_numerics(table.get("numerics", {})),
     )  # fmt: skip
 
 
-MERGED = ("only", "names", "defaults", "numerics", "experts")  # tables that add to those of the family that one is like
+MERGED = (
+    "only",
+    "names",
+    "defaults",
+    "numerics",
+    "experts",
+    "layer_types",
+)  # tables that add to those of the family that one is like
 
 
 def _with_base(table: Mapping[str, Any], tables: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -117,7 +141,7 @@ def _parse_reader(table: Mapping[str, Any]) -> FieldReader:
         return read_flag(table["flag"], table.get("default", False))
     keys = table.get("keys") or (table["key"],)
     if "words" in table:
-        return read_choice(table["words"], *keys)
+        return read_choice(table["words"], *keys, default=table.get("default"))
     return read_optional(table["default"], *keys) if "default" in table else read_first(*keys)
 
 
@@ -128,14 +152,98 @@ def _parse_biases(table: Mapping[str, Any]) -> dict[str, FieldReader]:
     return {"bias": read_biases(default=table.get("default", False), **flags)}
 
 
-def _parse_window(every: int) -> dict[str, FieldReader]:
-    """Return readers of a sliding window on all layers but every n-th (0: on all), where the config does not list the layers."""
-    return {"sliding_window": read_window, "global_every": read_global_every(every)}
+def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
+    """Yield the lists of what differs between a family's layers: windows, its own types of layers, experts."""
+    if "window" in table:
+        yield window_list(table["window"])
+    if "layer_types" in table:
+        yield _parse_layer_types(table["layer_types"])
+    if "experts" in table:
+        experts = table["experts"]
+        width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))
+        yield dense_list(_parse_dense_layers(experts), width)
+
+
+LAYER_LIST_PARTS = (
+    "key",
+    "list",
+    "every",
+    "at",
+    "other",
+    "last",
+    "names",
+)  # names in a table of layer_types that are no type
+
+
+def _parse_layer_types(table: Mapping[str, Any]) -> LayerList:
+    """Return the list of a family's types of layers, each a table of fields beside those that all layers have.
+
+    `key` is that of the list, `list` the reader of one that the config does not spell out, `every` the interval of the layers of
+    the type `at` where there is no list, whose others are of the type `other`; `last` is the type of the last layer, whatever the
+    list says, `names` are other spellings of types.
+    """
+    types = {name: layer_fields for name, layer_fields in table.items() if name not in LAYER_LIST_PARTS}
+    first = next(iter(types))
+    if "list" in table:
+        default: ListReader = UNCOMMON_LISTS[table["list"]]
+    else:
+        default = every_nth(table.get("at", first), table.get("other", first), _parse_interval(table.get("every", 0)))
+
+    def read_fields(config: TrackedConfig, value: str) -> Mapping[str, Any]:
+        return {
+            name: _parse_reader(reader)(config) if isinstance(reader, dict) else reader
+            for name, reader in types[value].items()
+        }
+
+    listed = read_listed(table.get("key", "layer_types"), default, frozenset(types), table.get("names", {}))
+    interval = _parse_interval(table.get("every", 0))
+
+    def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
+        interval(config)  # a list goes before it
+        values = listed(config, num_layers)
+        return [*values[:-1], table["last"]] if "last" in table else values
+
+    return LayerList(read, read_fields)
+
+
+def _parse_interval(interval: Any) -> FieldReader:
+    return _parse_reader(interval) if isinstance(interval, dict) else read_optional(interval)
+
+
+def _parse_dense_layers(experts: Mapping[str, Any]) -> ListReader:
+    """Return the reader of which layers have experts: from a list of each, a family's own keys, or a number of leading ones."""
+    if "list" in experts:
+        default = UNCOMMON_LISTS[experts["list"]]
+    elif "dense_layers" in experts:
+        default = _leading_dense(*_as_keys(experts["dense_layers"]))
+    else:
+        default = every_nth(SPARSE, SPARSE, read_optional(0))
+    listed = read_listed("mlp_layer_types", default, frozenset({DENSE, SPARSE}), experts.get("names", {}))
+
+    def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
+        values = listed(config, num_layers)
+        keys = _as_keys(experts.get("dense_layers", ()))
+        if config.first(*keys) is not None and list(default(config, num_layers)) != list(values):
+            raise ValueError(f"mlp_layer_types and {keys[0]} say different layers; the same are required")
+        return values
+
+    return read
+
+
+def _leading_dense(*keys: str) -> ListReader:
+    def read(config: TrackedConfig, num_layers: int) -> list[str]:
+        stated = config.first(*keys)
+        count = read_or_zero(keys[0])(config) if stated is None else stated
+        if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= num_layers:
+            raise ValueError(f"{keys[0]} is {count!r}; a number of the {num_layers} layers is required")
+        return [DENSE] * count + [SPARSE] * (num_layers - count)
+
+    return read
 
 
 def _parse_experts(table: Mapping[str, Any]) -> dict[str, FieldReader]:
     """Return readers of the number of experts, those of a token, and their width; `shared_count` shared experts of that width
-    are one of their joint width, `dense_layers` without experts come first."""
+    are one of their joint width."""
     width = read_first(*_as_keys(table.get("width", "moe_intermediate_size")))
     readers: dict[str, FieldReader] = {
         "num_experts": read_positive(*_as_keys(table["count"])),
@@ -145,10 +253,6 @@ def _parse_experts(table: Mapping[str, Any]) -> dict[str, FieldReader]:
         readers["shared_expert_width"] = read_product(width, read_or_zero(table["shared_count"]))
     if "shared_width" in table:
         readers["shared_expert_width"] = read_or_zero(table["shared_width"])
-    if "dense_layers" in table:
-        count = read_leading_dense_layers(*_as_keys(table["dense_layers"]))
-        dense_width = read_first(*_as_keys(table.get("dense_width", ("intermediate_size",))))
-        readers |= {"num_dense_layers": count, "dense_d_ff": lambda config: dense_width(config) if count(config) else 0}
     return readers
 
 
@@ -176,7 +280,7 @@ def _parse_ratio(key: str) -> dict[str, FieldReader]:
 
 # Names in a family's table that stand for several fields, and for those that are no constant.
 GROUPS: Mapping[str, Callable[[Any], dict[str, FieldReader]]] = {
-    "bias": _parse_biases, "window": _parse_window, "experts": _parse_experts, "latent": _parse_latent,
+    "bias": _parse_biases, "experts": _parse_experts, "latent": _parse_latent,
     "wide_mlp": _parse_ratio,
 }  # fmt: skip
 

@@ -134,11 +134,11 @@ def read_default_mlp_ratio(config: TrackedConfig) -> int:
     return 4
 
 
-def read_choice(value_by_word: Mapping[str, str], *keys: str) -> FieldReader:
+def read_choice(value_by_word: Mapping[str, str], *keys: str, default: str | None = None) -> FieldReader:
     """Read a word and return what it maps to."""
 
     def read(config: TrackedConfig) -> str:
-        word = read_first(*keys)(config)
+        word = (read_first(*keys) if default is None else read_optional(default, *keys))(config)
         if word not in value_by_word:
             raise ValueError(f"{keys[0]} is {word!r}; one of {', '.join(value_by_word)} is known here")
         return value_by_word[word]
@@ -153,26 +153,6 @@ def read_window(config: TrackedConfig) -> int | None:
     return int(size) if size and used else None
 
 
-def read_global_every(default: int) -> FieldReader:
-    """Read the interval of the layers with global attention."""
-
-    def read(config: TrackedConfig) -> int:
-        kinds = config.get("layer_types")
-        if not kinds:
-            return int(config.get("sliding_window_pattern") or default)
-        full, num_layers = kinds.count("full_attention"), read_first(*NUM_LAYERS_KEYS)(config)
-        # the first full layer says it; of a list in another order the count does
-        intervals = (kinds.index("full_attention") + 1, round(len(kinds) / full)) if full else (0,)
-        interval = next((n for n in intervals if n and len(kinds) // n == full), intervals[-1])
-        if set(kinds) - {"full_attention", "sliding_attention"} or len(kinds) != num_layers:
-            raise ValueError("layer_types is not a list of full_attention and sliding_attention for each layer")
-        if full and len(kinds) // interval != full:
-            raise ValueError(f"layer_types has {full} full layers of {len(kinds)}; every n-th layer is known here")
-        return interval
-
-    return read
-
-
 def read_or_zero(key: str) -> FieldReader:
     """Read a size that is 0 where the config has null. A config without the key is refused, since families differ then."""
 
@@ -180,27 +160,6 @@ def read_or_zero(key: str) -> FieldReader:
         if key not in config:
             raise MissingKey(key)
         return config[key] or 0
-
-    return read
-
-
-DENSE_LAYER, SPARSE_LAYER = "dense", "sparse"  # of the list `mlp_layer_types`
-
-
-def read_leading_dense_layers(*keys: str) -> FieldReader:
-    """Read the number of leading layers without experts: from the list of each layer's kind where there is one, or from a key."""
-
-    def read(config: TrackedConfig) -> Any:
-        kinds = config.first("mlp_layer_types")
-        stated = config.first(*keys)
-        if kinds is None:
-            return read_or_zero(keys[0])(config) if stated is None else stated
-        num_dense = kinds.index(SPARSE_LAYER) if SPARSE_LAYER in kinds else len(kinds)
-        if kinds != [DENSE_LAYER] * num_dense + [SPARSE_LAYER] * (len(kinds) - num_dense):
-            raise ValueError("mlp_layer_types has dense layers behind sparse ones; leading dense layers are known here")
-        if len(kinds) != read_first(*NUM_LAYERS_KEYS)(config):
-            raise ValueError("mlp_layer_types does not list each layer")
-        return num_dense
 
     return read
 

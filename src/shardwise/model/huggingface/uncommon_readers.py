@@ -13,6 +13,8 @@ from shardwise.model.huggingface.field_readers import (
     read_first,
     read_flag,
 )
+from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
+from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
 
 
 def _read_opt_width(config: TrackedConfig) -> Any:
@@ -79,9 +81,145 @@ def _read_whole_head_dim(config: TrackedConfig) -> Any:
     return width  # not a number: the architecture refuses it
 
 
+def _read_lfm2_width(config: TrackedConfig) -> Any:
+    """Return the width of LFM2's MLP: two thirds of what the config says, rounded up to a multiple, unless it says otherwise."""
+    width = read_first("intermediate_size")(config)
+    if not read_flag("block_auto_adjust_ff_dim", False)(config) or not isinstance(width, int):
+        return width
+    multiple = read_first("block_multiple_of")(config)
+    factor = config.first("block_ffn_dim_multiplier")
+    width = int(2 * width / 3)
+    width = width if factor is None else int(factor * width)
+    return -(-width // multiple) * multiple
+
+
+def _read_head_gate(config: TrackedConfig) -> str:
+    return "head" if read_flag("use_attention_gate", True)(config) else "none"
+
+
+def _read_multiple_width(config: TrackedConfig) -> Any:
+    return read_first("intermediate_multiple_size")(config) * read_d_model(config)
+
+
+def _read_nemotron_shared_width(config: TrackedConfig) -> Any:
+    return (config.first("n_shared_experts") or 0) * (config.first("moe_shared_expert_intermediate_size") or 0)
+
+
+NEMOTRON_MARKS = {"M": "linear_attention", "E": "moe", "*": "full_attention", "-": "mlp"}
+
+
+def _read_listed_layers(config: TrackedConfig) -> Any:
+    """Return the number of layers of a config that lists them: the list goes before a number."""
+    listed = config.first("layers_block_type", "hybrid_override_pattern", "layer_types")
+    return read_first("num_hidden_layers")(config) if listed is None else len(listed)
+
+
+def _read_gemma4_global_width(config: TrackedConfig) -> Any:
+    """Return the width of heads of Gemma 4's layers without a window: its own key's, or that of each layer in a table."""
+    by_layer = config.get("per_layer_config") or {}
+    widths = {fields.get("head_dim") for fields in by_layer.values()} - {None}
+    if len(widths) > 1:
+        raise ValueError(
+            "per_layer_config has heads of several widths; one for all layers without a window is known here"
+        )
+    return next(iter(widths), config.first("global_head_dim") or 512)
+
+
+INDEXED_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention"})
+
+
+def _read_indexed_topk(config: TrackedConfig) -> Any:
+    """Return how many keys an indexer selects. Checks that all layers attend to selected keys."""
+    kinds = config.get("layer_types") or []
+    if not all(kind in INDEXED_TYPES for kind in kinds):
+        raise ValueError(f"layer_types has other types than {' and '.join(sorted(INDEXED_TYPES))}")
+    return read_first("index_topk")(config)
+
+
 UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "opt_width": _read_opt_width, "offset_positions": _read_offset_positions, "falcon_kv_heads": _read_falcon_kv_heads,
     "falcon_parallel": _is_falcon_parallel, "falcon_separate_norms": _has_falcon_separate_norms,
     "falcon_positions": _read_falcon_positions, "mpt_width": _read_mpt_width, "bigcode_kv_heads": _read_bigcode_kv_heads,
-    "whole_head_dim": _read_whole_head_dim,
+    "whole_head_dim": _read_whole_head_dim, "lfm2_width": _read_lfm2_width, "head_gate": _read_head_gate,
+    "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
+    "listed_layers": _read_listed_layers, "gemma4_global_width": _read_gemma4_global_width, "indexed_topk": _read_indexed_topk,
+    **RECURRENCE_READERS,
+}  # fmt: skip
+
+
+def _first_of_four(config: TrackedConfig, num_layers: int) -> list[str]:
+    return [FULL if layer % 4 == 0 else SLIDING for layer in range(num_layers)]
+
+
+def _last_layer(config: TrackedConfig, num_layers: int) -> list[str]:
+    return ["plain"] * (num_layers - 1) + ["final"]
+
+
+def _flint_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    full = {0, num_layers - 1}
+    return [FULL if layer in full or layer % 4 == 1 else SLIDING for layer in range(num_layers)]
+
+
+def _sparse_step(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers have experts: every n-th, but for those that a list leaves out (Qwen)."""
+    step, dense = config.first("decoder_sparse_step"), config.first("mlp_only_layers") or []
+    step = 1 if step is None else step
+    if not isinstance(step, int) or step < 1:
+        raise ValueError(f"decoder_sparse_step is {step!r}; an interval of layers is required")
+    return [SPARSE if layer not in dense and (layer + 1) % step == 0 else DENSE for layer in range(num_layers)]
+
+
+def _nemotron_pattern(config: TrackedConfig, num_layers: int) -> list[str]:
+    pattern = read_first("hybrid_override_pattern")(config)
+    return [NEMOTRON_MARKS.get(mark, mark) for mark in pattern]
+
+
+def _bamba_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    attention = config.first("attn_layer_indices") or []
+    return [FULL if layer in attention else "linear_attention" for layer in range(num_layers)]
+
+
+def _at_offset(config: TrackedConfig, num_layers: int, name: str) -> list[bool]:
+    period, offset = read_first(f"{name}_period")(config), read_first(f"{name}_offset")(config)
+    return [layer % period == offset for layer in range(num_layers)]
+
+
+def _jamba_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    return [FULL if is_at else "linear_attention" for is_at in _at_offset(config, num_layers, "attn_layer")]
+
+
+def _jamba_experts(config: TrackedConfig, num_layers: int) -> list[str]:
+    return [SPARSE if is_at else DENSE for is_at in _at_offset(config, num_layers, "expert_layer")]
+
+
+def _lfm2_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    attention = config.first("full_attn_idxs")
+    attention = range(num_layers) if attention is None else attention
+    return [FULL if layer in attention else "conv" for layer in range(num_layers)]
+
+
+def _llama4_layers(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers attend in chunks, and which to all tokens without positions: every n-th, or those of a list."""
+    listed, interval = config.first("no_rope_layers"), config.first("no_rope_layer_interval") or 4
+    rotary = listed if listed else [(layer + 1) % interval != 0 for layer in range(num_layers)]
+    if len(rotary) != num_layers:
+        raise ValueError("no_rope_layers is not a list of a value for each layer")
+    return ["chunked_attention" if value else FULL for value in rotary]
+
+
+def _llama4_experts(config: TrackedConfig, num_layers: int) -> list[str]:
+    listed, step = config.first("moe_layers"), config.first("interleave_moe_layer_step") or 1
+    sparse = range(step - 1, num_layers, step) if listed is None else listed
+    return [SPARSE if layer in sparse else DENSE for layer in range(num_layers)]
+
+
+def _step_experts(config: TrackedConfig, num_layers: int) -> list[str]:
+    return [DENSE if layer < 3 else SPARSE for layer in range(num_layers)]
+
+
+UNCOMMON_LISTS: Mapping[str, ListReader] = {
+    "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
+    "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
+    "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
+    "llama4_experts": _llama4_experts, "step_experts": _step_experts,
 }  # fmt: skip

@@ -29,6 +29,7 @@ def _names_of_kind(command_words: Sequence[str]) -> tuple[str, ...]:
         'shardwise show clusters "tpu-v5e:16x16*4" --json',
         "shardwise show stacks nemo-25 --chip h100",
         "shardwise show optimizers muon --precision bf16_bf16_moments",
+        "shardwise show models --against-transformers config.json",
     ),
     group_order=("catalogue", "output"),
 )
@@ -55,10 +56,18 @@ def show(
             help="of optimizers: the recipe of their state (default: bf16)",
         ),
     ] = None,
+    against_transformers: Annotated[
+        str | None,
+        Argument(
+            flag="--against-transformers", group="catalogue", metavar="CONFIG",
+            help="of models: compare a config.json's parameters with those of its model in transformers, if installed",
+        ),
+    ] = None,
 ) -> CatalogueEntries:  # fmt: skip
     """Return entries of a catalogue, each value with its source: one by name, those whose names contain a text, or all.
 
-    Raises `InputError` for an unknown name, and for a chip or a precision beside another catalogue than theirs.
+    With `against_transformers` it is the model of that config.json, with what `transformers` builds of it and the first
+    parameter that differs. Raises `InputError` for an unknown name, and for an option beside another catalogue than its own.
     """
 
     if chip and kind != "stacks":
@@ -70,6 +79,11 @@ def show(
             f"{argument_label('precision')}: found with {kind}; it goes with optimizers, such as show optimizers muon "
             "--precision fp32"
         )
+    if against_transformers is not None:
+        label = argument_label("against_transformers", "--against-transformers")
+        if kind != "models" or name is not None:
+            raise InputError(f"{label}: found with {name or kind}; it goes with models, and its config is the model")
+        return present.compare_entry(against_transformers)
     return present.find_entries(kind, name, chip, precision)
 
 

@@ -1,0 +1,104 @@
+"""Readers of recurrent mixers and short convolutions from a config, by the names that families' tables give them.
+
+Each returns the fields of a `RecurrentMixer`. Sources: the configuration and modelling code of each family in transformers 5.23.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from shardwise.model.huggingface.field_readers import (
+    FieldReader,
+    TrackedConfig,
+    read_d_model,
+    read_first,
+    read_flag,
+    read_optional,
+)
+
+MixerFields = dict[str, Any]
+
+
+def _read_gated_delta(config: TrackedConfig) -> MixerFields:
+    return {
+        "kind": "gated_delta", "num_heads": read_first("linear_num_value_heads")(config),
+        "num_groups": read_first("linear_num_key_heads")(config), "key_dim": read_first("linear_key_head_dim")(config),
+        "head_dim": read_first("linear_value_head_dim")(config), "conv_width": read_first("linear_conv_kernel_dim")(config),
+    }  # fmt: skip
+
+
+def _read_kimi_delta(config: TrackedConfig) -> MixerFields:
+    heads, width = read_first("linear_num_heads")(config), read_first("linear_head_dim")(config)
+    return {
+        "kind": "kimi_delta", "num_heads": heads, "num_groups": heads, "key_dim": width, "head_dim": width, "gate_rank": width,
+        "conv_width": read_first("linear_conv_kernel_dim")(config),
+    }  # fmt: skip
+
+
+# Keys of Mamba-2's sizes: those of Bamba and Granite 4, of Nemotron-H, of Mamba-2's own models.
+MAMBA2_KEYS: Mapping[str, tuple[str, ...]] = {
+    "num_heads": ("mamba_n_heads", "mamba_num_heads", "num_heads"), "head_dim": ("mamba_d_head", "mamba_head_dim", "head_dim"),
+    "num_groups": ("mamba_n_groups", "n_groups"), "key_dim": ("mamba_d_state", "ssm_state_size", "state_size"),
+    "conv_width": ("mamba_d_conv", "conv_kernel"), "chunk": ("mamba_chunk_size", "chunk_size"),
+}  # fmt: skip
+
+
+def _read_mamba2(config: TrackedConfig) -> MixerFields:
+    sizes = {name: read_first(*keys)(config) for name, keys in MAMBA2_KEYS.items()}
+    has_bias = read_flag("mamba_conv_bias", True)(config) and read_flag("use_conv_bias", True)(config)
+    in_projections = read_flag("mamba_proj_bias", False)(config) or read_flag("use_bias", False)(config)
+    return {"kind": "mamba2", **sizes, "norm": "after_gate", "conv_bias": has_bias, "projection_bias": in_projections}
+
+
+def _read_expanded_mamba2(config: TrackedConfig) -> MixerFields:
+    """Return Mamba-2's sizes, whose heads make up a stated multiple of the model's width."""
+    mixer = _read_mamba2(config)
+    width, expand = read_d_model(config), read_optional(2, "mamba_expand", "expand")(config)
+    if mixer["num_heads"] * mixer["head_dim"] != int(expand * width):
+        raise ValueError(
+            f"{mixer['num_heads']} heads of width {mixer['head_dim']} are not {expand} times a width of {width}"
+        )
+    return mixer
+
+
+def _read_falcon_mamba2(config: TrackedConfig) -> MixerFields:
+    mixer = _read_mamba2(config)
+    width = config.first("mamba_d_ssm")
+    if width is not None and mixer["num_heads"] * mixer["head_dim"] != width:
+        raise ValueError(
+            f"mamba_d_ssm is {width}; {mixer['num_heads']} heads of width {mixer['head_dim']} are known here"
+        )
+    order = "before_gate" if read_flag("mamba_norm_before_gate", True)(config) else "after_gate"
+    return {**mixer, "norm": order if read_flag("mamba_rms_norm", False)(config) else "none"}
+
+
+def _read_mamba1(config: TrackedConfig) -> MixerFields:
+    expand = read_optional(2, "mamba_expand", "expand")(config)
+    rank = config.first("mamba_dt_rank", "time_step_rank")
+    width = read_d_model(config)
+    return {
+        "kind": "mamba1", "num_heads": int(expand * width), "key_dim": read_first("mamba_d_state", "state_size")(config),
+        "gate_rank": -(-width // 16) if rank in (None, "auto") else rank,
+        "conv_width": read_first("mamba_d_conv", "conv_kernel")(config),
+        "conv_bias": read_flag("mamba_conv_bias", True)(config) and read_flag("use_conv_bias", True)(config),
+        "projection_bias": read_flag("mamba_proj_bias", False)(config) or read_flag("use_bias", False)(config), "norm": "none",
+    }  # fmt: skip
+
+
+def _read_jamba(config: TrackedConfig) -> MixerFields:
+    return {**_read_mamba1(config), "step_norms": True}
+
+
+def _read_short_conv(config: TrackedConfig) -> MixerFields:
+    return {
+        "kind": "short_conv", "num_heads": read_d_model(config), "conv_width": read_first("conv_L_cache")(config), "norm": "none",
+        "conv_bias": read_flag("conv_bias", False)(config), "projection_bias": read_flag("conv_bias", False)(config),
+    }  # fmt: skip
+
+
+RECURRENCE_READERS: Mapping[str, FieldReader] = {
+    "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "mamba2": _read_mamba2,
+    "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
+    "jamba": _read_jamba, "short_conv": _read_short_conv,
+}  # fmt: skip

@@ -1,0 +1,168 @@
+"""Parameters of a model compared with those of the model that `transformers` builds of the same config, without memory for them.
+
+Names differ between the two, and so do shapes where one matrix is kept as several or several as one. So each tensor of
+`transformers` is accounted for by a weight of the same layer with as many elements, or by several that add up to it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from shardwise.model import Architecture, num_params, unit_program
+from shardwise.model.huggingface.config import parse_config
+from shardwise.values import FileMessages, InputError, read_json_object
+
+INSTALL = "pip install transformers torch"
+ENDS = "outside the layers"
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+# Names of what a plan leaves out: towers of images and sound, and what projects their states.
+_TOWERS = re.compile(r"vision|visual|image|audio|multi_modal|mm_projector")
+# Keys of a file that say nothing of the architecture, and that `transformers` may act on.
+_IGNORED_KEYS = ("model_type", "quantization_config", "auto_map")
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters of one layer, or of all that is outside the layers: elements by name, and shapes for messages."""
+
+    elements: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransformersComparison:
+    """A model beside that of `transformers`; `first_difference` is empty where all parameters are accounted for."""
+
+    version: str
+    model_class: str
+    num_params: int
+    our_num_params: int
+    first_difference: str
+
+
+def compare_with_transformers(path: str | Path) -> TransformersComparison:
+    """Compare a config.json's parameters with those of its model in `transformers`.
+
+    Raises `InputError` where `transformers` is not installed, does not know the model or cannot build it, and for a config that
+    is not planned for.
+    """
+    if find_spec("transformers") is None or find_spec("torch") is None:
+        raise InputError(f"--against-transformers: found no transformers with torch; they are required: {INSTALL}")
+    source = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    config = read_json_object(source, FileMessages("model: ", "a config.json is required"))
+    architecture = parse_config(config, name=source.stem)
+    version, model = _build_meta_model(config)
+    theirs = {name: tuple(p.shape) for name, p in model.named_parameters() if not _TOWERS.search(name)}
+    return TransformersComparison(
+        version=version, model_class=type(model).__name__, num_params=sum(map(_elements, theirs.values())),
+        our_num_params=num_params(architecture),
+        first_difference=next(_differences(_group_by_layer(theirs), _own_groups(architecture)), ""),
+    )  # fmt: skip
+
+
+def _build_meta_model(config: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the version of `transformers` and the model of a config on the meta device. Raises `InputError`."""
+    import torch
+
+    transformers: Any = import_module("transformers")  # its annotations are incomplete
+    transformers.logging.set_verbosity_error()
+    keys = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
+    try:
+        with warnings.catch_warnings(), torch.device("meta"):
+            warnings.simplefilter("ignore")
+            described = transformers.AutoConfig.for_model(str(config.get("model_type")), **keys)
+            for auto_class in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+                if type(described) in auto_class._model_mapping:
+                    return transformers.__version__, auto_class.from_config(described)
+    except Exception as error:  # whatever its code raises for a config that it cannot use
+        raise InputError(
+            f"--against-transformers: transformers {transformers.__version__} cannot build the model of this config: {error}"
+        ) from None
+    raise InputError(
+        f"--against-transformers: transformers {transformers.__version__} has no model that generates text of model_type "
+        f"{config.get('model_type')!r}; another config is required, or another version"
+    )
+
+
+def _elements(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, ParameterGroup]:
+    groups: dict[str, dict[str, tuple[int, ...]]] = {ENDS: {}}
+    for name, shape in shapes.items():
+        match = _LAYER.search(name)
+        groups.setdefault(f"layer {match[1]}" if match else ENDS, {})[name] = shape
+    return {
+        group: ParameterGroup({n: _elements(s) for n, s in members.items()}, members)
+        for group, members in groups.items()
+    }
+
+
+def _own_groups(architecture: Architecture) -> dict[str, ParameterGroup]:
+    """Return the weights of our program by layer; a tied head has none of its own."""
+    ends = {**_unit_shapes(architecture, "embedding"), **_unit_shapes(architecture, "head")}
+    if architecture.tied_embeddings:
+        ends = {name: shape for name, shape in ends.items() if name != "head"}
+    groups = {ENDS: ends}
+    groups |= {f"layer {i}": _unit_shapes(architecture, unit) for i, unit in enumerate(architecture.layer_units)}
+    return {
+        group: ParameterGroup({n: _elements(s) for n, s in members.items()}, members)
+        for group, members in groups.items()
+    }
+
+
+def _unit_shapes(architecture: Architecture, unit: str) -> dict[str, tuple[int, ...]]:
+    program, sizes = unit_program(architecture.structure, unit), architecture.unit_architecture(unit).dims
+    return {name: tuple(sizes[dim] for dim in program.dims(name)) for name in program.weights}
+
+
+def _differences(theirs: Mapping[str, ParameterGroup], ours: Mapping[str, ParameterGroup]) -> Iterator[str]:
+    """Yield what differs, in the order of the model: a tensor that nothing here accounts for, or a weight that it lacks."""
+    for group in dict.fromkeys((*theirs, *ours)):
+        left, right = theirs.get(group, ParameterGroup({}, {})), ours.get(group, ParameterGroup({}, {}))
+        missing, spare = _match(left.elements, right.elements)
+        found = ", ".join(f"{name} {list(right.shapes[name])}" for name in spare) or "nothing"
+        if missing:
+            yield f"{group}: transformers has {missing[0]} {list(left.shapes[missing[0]])}; left for it here: {found}"
+        elif spare:
+            yield f"{group}: transformers has nothing for {found}"
+
+
+def _match(theirs: Mapping[str, int], ours: Mapping[str, int]) -> tuple[list[str], list[str]]:
+    """Return the names that are not accounted for on either side: of the same size first, then sums of several."""
+    spare, missing = dict(ours), []
+    for name, size in theirs.items():
+        equal = next((weight for weight, elements in spare.items() if elements == size), None)
+        if equal is None:
+            missing.append(name)
+        else:
+            del spare[equal]
+    left: list[str] = []
+    for name in sorted(missing, key=lambda name: theirs[name]):
+        parts = _parts_of(theirs[name], sorted(spare.items(), key=lambda item: -item[1]))
+        if parts is None:
+            left.append(name)
+        for part in parts or ():
+            del spare[part]
+    return left, list(spare)
+
+
+def _parts_of(total: int, weights: Sequence[tuple[str, int]]) -> tuple[str, ...] | None:
+    """Return weights that add up to a number of elements, the largest first; None if there are none."""
+    if total == 0:
+        return ()
+    for index, (name, size) in enumerate(weights):
+        if size <= total and (rest := _parts_of(total - size, weights[index + 1 :])) is not None:
+            return (name, *rest)
+    return None
