@@ -69,9 +69,7 @@ def compare_with_transformers(path: str | Path) -> TransformersComparison:
 
 def _build_meta_model(config: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the version of `transformers` and the model of a config on the meta device. Raises `InputError`."""
-    import torch
-
-    transformers: Any = import_module("transformers")  # its annotations are incomplete
+    torch, transformers = import_module("torch"), import_module("transformers")  # planning does without either
     transformers.logging.set_verbosity_error()
     keys = {key: value for key, value in config.items() if key not in _IGNORED_KEYS}
     try:
