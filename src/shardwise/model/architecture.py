@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from shardwise.model.adapters import LORA_TARGETS, absent_modules, expand_lora_targets
+from shardwise.model.adapters import absent_modules, expand_lora_targets
 from shardwise.model.layer_pattern import (
     BASE_LAYER,
     DENSE_LAYER,
@@ -20,9 +20,12 @@ from shardwise.model.layer_pattern import (
 )
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart
+from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence, placeholder_mixer
+from shardwise.model.size_rules import combination_problems
 from shardwise.model.structure import (
     IS_GATED,
     IS_LEARNED,
+    AttentionGate,
     FeedForwardKind,
     MixerKind,
     MlpKind,
@@ -36,6 +39,7 @@ from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, ma
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
+    "index_heads", "index_head_dim", "index_topk", "expert_latent_dim",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -57,6 +61,9 @@ class Architecture:
     `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
     `omitted_parts` are what a config has beside this decoder, `stored_format` is the one that its weights are quantised to in
     their files: neither is planned for.
+    With `index_topk` each query attends to that many keys, which an indexer of `index_heads` heads of width `index_head_dim`
+    selects (DeepSeek-AI 2025, DeepSeek-V3.2). Experts with an `expert_latent_dim` read and write a latent of that width. A
+    `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
     A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the two. Layers that differ are kinds:
     `layer_kinds` gives by name the fields in which a kind differs from all the others here, those of the base layer, and
     `layer_pattern` says which kind each layer is, "block" for the base layer (`model.layer_pattern`); modules of multi-token
@@ -123,12 +130,20 @@ class Architecture:
     stored_format: str = field(default="", metadata=OMIT_DEFAULT)
     mixer: MixerKind = field(default="attention", metadata=OMIT_DEFAULT)
     feed_forward: FeedForwardKind = field(default="mlp", metadata=OMIT_DEFAULT)
+    attention_gate: AttentionGate = field(default="none", metadata=OMIT_DEFAULT)
+    index_heads: int = field(default=0, metadata=OMIT_DEFAULT)
+    index_head_dim: int = field(default=0, metadata=OMIT_DEFAULT)
+    index_topk: int = field(default=0, metadata=OMIT_DEFAULT)
+    expert_latent_dim: int = field(default=0, metadata=OMIT_DEFAULT)
+    recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
 
     def __post_init__(self) -> None:
         if not isinstance(self.layer_kinds, FrozenFields):
             object.__setattr__(self, "layer_kinds", FrozenFields(self.layer_kinds))
+        if isinstance(self.recurrence, Mapping):  # as it is in kinds of layers and in files
+            object.__setattr__(self, "recurrence", parse_recurrence(self.recurrence))
         problems = [
             f"model {self.name}: {name} is {value!r}; a whole number of at least 1 is required"
             for name, value in self._counts().items()
@@ -156,7 +171,7 @@ class Architecture:
             )
         if IS_LEARNED.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
-        problems += [f"model {self.name}: {problem}" for problem in ([] if problems else self._combination_problems())]
+        problems += [f"model {self.name}: {problem}" for problem in ([] if problems else combination_problems(self))]
         problems += [] if problems else self._kind_problems()
         try:
             self.structure.__post_init__() if not problems else self._base_structure().__post_init__()
@@ -190,45 +205,9 @@ class Architecture:
                 )
         return problems
 
-    def _combination_problems(self) -> Iterator[str]:
-        """Yield what is wrong with sizes that depend on one another."""
-        if self.num_dense_layers and not (self.num_experts and self.dense_d_ff):
-            yield "num_dense_layers lead a model with experts and have a width: num_experts and dense_d_ff are required"
-        if self.num_dense_layers >= self.num_layers:
-            yield f"num_dense_layers = {self.num_dense_layers} of num_layers = {self.num_layers}; fewer are required"
-        latent = (self.kv_lora_rank, self.rope_head_dim, self.v_head_dim)
-        if any((*latent, self.q_lora_rank)) and not all(latent):
-            yield "latent attention has kv_lora_rank, rope_head_dim and v_head_dim; all three are required"
-        elif self.kv_lora_rank and not (self.num_heads == self.num_kv_heads and self.rope_head_dim < self.head_dim):
-            yield (
-                f"latent attention makes a key for each of num_heads = {self.num_heads} heads, of which rope_head_dim = "
-                f"{self.rope_head_dim} is a part; num_kv_heads = {self.num_heads} and a larger head_dim are required"
-            )
-        elif self.kv_lora_rank and self.qk_norm:
-            yield "latent attention with qk_norm is not known here; qk_norm = false is required"
-        if self.embedding_norm and self.num_predict_layers:
-            yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
-        if bool(self.lora_rank) != bool(self.lora_targets):
-            yield (
-                f"adapters have a rank and matrices, found lora_rank = {self.lora_rank} and lora_targets = "
-                f"{', '.join(self.lora_targets) or 'none'}; both are required, of {', '.join(LORA_TARGETS)} one or more, "
-                "or neither"
-            )
-        elif {*self.lora_targets} <= {*LORA_TARGETS} and self._lacks_lora_targets():
-            yield f"found no matrix of lora_targets = {', '.join(self.lora_targets)}; all-linear is required, or others"
-        if self.mixer == "none" and self.feed_forward == "none":
-            yield "a layer without mixer and without feed_forward does nothing; one of the two is required"
-        if "none" in (self.mixer, self.feed_forward) and self.parallel:
-            yield "parallel blocks have a mixer and a feed_forward; parallel = false is required"
-        if self.feed_forward == "none" and (self.num_experts or self.shared_expert_width):
-            yield "experts are a feed_forward, found none; num_experts = 0 and shared_expert_width = 0 are required"
-
-    def _lacks_lora_targets(self) -> bool:
-        """Return whether there is no matrix that adapters are for. Leading dense layers have none of those for experts."""
-        plain = [target for target in self.lora_targets if not target.startswith("experts")]
-        return bool(plain) and not expand_lora_targets(plain, self._absent_modules())
-
-    def _absent_modules(self) -> frozenset[str]:
+    @property
+    def absent_modules(self) -> frozenset[str]:
+        """Modules for adapters that the base layer lacks (`model.adapters`)."""
         return absent_modules(
             latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=IS_GATED.get(self.mlp, True),
             experts=bool(self.num_experts),
@@ -260,13 +239,20 @@ class Architecture:
         return ModelStructure(
             **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
-            latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers),
-            lora_targets=expand_lora_targets(self.lora_targets, self._absent_modules()),
+            latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
+            latent_experts=bool(self.expert_latent_dim),
+            recurrence=None if self.recurrence is None else self.recurrence.structure,
+            lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
         )  # fmt: skip
 
     def _base_architecture(self) -> Architecture:
         """Return the same model with base layers alone."""
         return replace(self, layer_kinds=NO_KINDS, layer_pattern=()) if self.layer_pattern else self
+
+    @property
+    def has_mixer(self) -> bool:
+        """True if the base layer mixes tokens, by attention, a recurrence or both."""
+        return self.mixer != "none" or self.recurrence is not None
 
     @property
     def layer_units(self) -> tuple[str, ...]:
@@ -341,6 +327,9 @@ class Architecture:
             "J": 2 * self.d_model,
             "r": self.lora_rank or 1,
             "y": 2 * self.lora_rank or 1,
+            **({"e": self.expert_latent_dim} if self.expert_latent_dim else {}),
+            **({"A": self.index_heads, "Y": self.index_head_dim, "s": self.index_topk} if self.index_topk else {}),
+            **(self.recurrence.dims if self.recurrence else {}),
         }
 
     @property
@@ -385,7 +374,7 @@ class Architecture:
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
-        have it. Causal attention sees half of the square; a window of w sees w T - w^2/2 of T^2."""
+        have it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2."""
         full = _attended_share(1.0, last_of)
         if self.layer_pattern:
             layers = self.layer_architectures
@@ -393,10 +382,11 @@ class Architecture:
                 (layers[unit].mean_attended_share(seq_len, last_of=last_of), count)
                 for unit, count in self.layer_counts.items()
             )
-        if self.sliding_window is None or self.sliding_window >= seq_len:
+        most_keys = self.index_topk or self.sliding_window
+        if most_keys is None or most_keys >= seq_len:
             return ((full, self.num_layers),)
-        windowed = self.num_windowed_layers
-        return ((full, self.num_layers - windowed), (_attended_share(self.sliding_window / seq_len, last_of), windowed))
+        limited = self.num_layers if self.index_topk else self.num_windowed_layers
+        return ((full, self.num_layers - limited), (_attended_share(most_keys / seq_len, last_of), limited))
 
 
 def placeholder_architecture(structure: ModelStructure) -> Architecture:
@@ -408,7 +398,10 @@ def placeholder_architecture(structure: ModelStructure) -> Architecture:
         num_experts=1 if structure.experts else 0, experts_per_token=1 if structure.experts else 0,
         shared_expert_width=int(structure.shared_experts), kv_lora_rank=int(structure.latent),
         rope_head_dim=int(structure.latent), v_head_dim=int(structure.latent), q_lora_rank=int(structure.latent_queries),
-        num_predict_layers=int(structure.predict), lora_rank=int(bool(structure.lora_targets)),
+        num_predict_layers=int(structure.predict), index_heads=int(structure.indexer), index_head_dim=int(structure.indexer),
+        index_topk=int(structure.indexer), expert_latent_dim=int(structure.latent_experts),
+        recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
+        lora_rank=int(bool(structure.lora_targets)),
         lora_targets=tuple(sorted(structure.lora_targets)),
     )  # fmt: skip
 
@@ -438,10 +431,11 @@ LABEL_FIELDS = (
     "stored_format",
 )  # what says nothing of the decoder
 SHARED_FIELDS = tuple(
-    {f.name for f in fields(ModelStructure)} & {f.name for f in fields(Architecture)} - {"bias", "lora_targets"}
+    {f.name for f in fields(ModelStructure)}
+    & {f.name for f in fields(Architecture)} - {"bias", "lora_targets", "recurrence"}
 )
 
 
 def _shared_fields(source: ModelStructure | Architecture) -> dict[str, Any]:
-    """Return the fields that a structure and an architecture have in common, but for those that are sets."""
+    """Return the fields that a structure and an architecture have in common, but for those that each has in a form of its own."""
     return {name: getattr(source, name) for name in SHARED_FIELDS}

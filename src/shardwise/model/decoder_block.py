@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 from shardwise.model.adapters import EXPERT_MODULES, MODULES_BY_WEIGHT
 from shardwise.model.architecture import Architecture
+from shardwise.model.indexer import IndexerBuilder
 from shardwise.model.operations import Concatenate, Route, Scan
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
+from shardwise.model.recurrent_mixers import add_recurrent_mixer
 from shardwise.values import lookup
 
 TOKENS = ("B", "T")
@@ -75,7 +77,7 @@ class BlockBuilder:
         if self.architecture.parallel:
             return self.parallel_branches(x)
         has_feed_forward = self.architecture.feed_forward != "none"
-        if self.architecture.mixer != "none":
+        if self.architecture.has_mixer:
             mixed = self.post_norm(self.mixer(self.pre_norm(x, "attention_norm")), "attention_post_norm")
             x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
         if not has_feed_forward:
@@ -92,9 +94,14 @@ class BlockBuilder:
         return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
 
     def mixer(self, y: str) -> str:
-        """Add what mixes the tokens of the layer."""
-        with self.builder.in_part(ModelPart.ATTENTION):
-            return lookup({"attention": self.attention}, self.architecture.mixer, "mixer")(y)
+        """Add what mixes the tokens of the layer: attention, a recurrence, or the sum of both."""
+        recurrence = self.architecture.structure.recurrence
+        if recurrence is None:
+            return self.attention(y)
+        recurrent = add_recurrent_mixer(self.builder, recurrence, y, f"{self.prefix}mixer.")
+        if self.architecture.mixer == "none":
+            return recurrent
+        return self.elementwise("add", [self.attention(y), recurrent], "both_mixers", HIDDEN)
 
     def sum_parallel_branches(self, attended: str, mlp_out: str) -> str:
         """Add the results of a parallel block's branches, and then their biases, so that one sum is reduced and not two.
@@ -109,34 +116,58 @@ class BlockBuilder:
         return branches
 
     def attention(self, y: str) -> str:
-        latent = self.architecture.structure.latent
-        q, k, v = (self.latent_queries(y), *self.latent_keys(y)) if latent else self.queries_and_keys(y)
+        with self.builder.in_part(ModelPart.ATTENTION):
+            return self.project_out(self.attended_values(y), "wo", (*self.value_dims, "D"), "attention_out")
+
+    @property
+    def value_dims(self) -> tuple[str, ...]:
+        """Dims of a token's attended values."""
+        return ("K", "G", "U" if self.architecture.structure.latent else "H")
+
+    def attended_values(self, y: str) -> str:
+        """Add attention up to what its last product reads."""
+        q, k, v, *selected = self.latent_heads(y) if self.architecture.structure.latent else self.queries_and_keys(y)
         positions = self.builder.input("positions", "T", Role.CONSTANT)
-        query_dims = (*TOKENS, "K", "G", "U" if latent else "H")
+        query_dims = (*TOKENS, *self.value_dims)
         outputs = (
             self.builder.tensor(f"{self.prefix}attended", query_dims, Role.ACTIVATION),
             self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
-        attended = self.builder.add(Scan((q, k, v, positions, positions, *self.sinks()), outputs))
-        attended = self.inner_norm(attended, "attention_inner_norm", query_dims)
-        return self.project_out(attended, "wo", (*query_dims[2:], "D"), "attention_out")
+        operands = (q, k, v, positions, positions, *self.sinks(), *selected)
+        attended = self.builder.add(Scan(operands, outputs, is_sparse=bool(selected)))
+        return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
+
+    def gate_attention(self, attended: str, y: str) -> str:
+        """Add the sigmoid gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
+        kind = self.architecture.attention_gate
+        if kind == "none":
+            return attended
+        dims = self.value_dims if kind == "element" else self.value_dims[:-1]
+        logits = self.contract(y, "w_attention_gate", (*dims, "D"), "attention_gate", (*TOKENS, *dims))
+        return self.elementwise("sigmoid_gate", [attended, logits], "attended_gated", (*TOKENS, *self.value_dims))
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
 
-    def queries_and_keys(self, y: str) -> tuple[str, str, str]:
+    def queries_and_keys(self, y: str) -> tuple[str, ...]:
         """Add queries, keys and values, each from the hidden state."""
         query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
         q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
         k = self.rotary(self.qk_norm(self.project_heads(y, "k", key_dims), "k", key_dims), "k", key_dims)
         return q, k, self.project_heads(y, "v", key_dims)
 
-    def latent_queries(self, y: str) -> str:
-        """Add queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
+    def latent_heads(self, y: str) -> tuple[str, ...]:
+        """Add queries, keys and values of latent attention, and the positions that an indexer selects, where there is one."""
         source, width = y, "D"
         if self.architecture.structure.latent_queries:
             down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
             source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        heads = (self.latent_queries(source, width), *self.latent_keys(y))
+        has_indexer = self.architecture.structure.indexer
+        return (*heads, IndexerBuilder(self.builder, self.prefix).build(y, source)) if has_indexer else heads
+
+    def latent_queries(self, source: str, width: str) -> str:
+        """Add queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
         head_dims = (*TOKENS, "K", "G")
         plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*head_dims, "I"))
         rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*head_dims, "R"))
@@ -193,24 +224,30 @@ class BlockBuilder:
 
     def experts(self, y: str) -> str:
         """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows."""
-        dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *HIDDEN), ("E", *TOKENS, "M")
+        width = "e" if self.architecture.structure.latent_experts else "D"
+        dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *TOKENS, width), ("E", *TOKENS, "M")
         logits = self.contract(y, "router", ("D", "E"), "router_logits", dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", dims)
         gates = self.builder.add(Route((logits,), (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
-        dispatched = self.elementwise("dispatch", [y, gates], "dispatched", rows, Role.ROUTED)
+        x = self.contract(y, "expert_latent_down", ("e", "D"), "expert_latent", (*TOKENS, "e")) if width == "e" else y
+        dispatched = self.elementwise("dispatch", [x, gates], "dispatched", rows, Role.ROUTED)
         dispatched = self.elementwise("handover", [dispatched], RECEIVED, rows, Role.ROUTED)
         inputs = [self.expert_product(dispatched, "up", hidden_dims)]
         if self.architecture.structure.has_gated_mlp:
             inputs.insert(0, self.expert_product(dispatched, "gate", hidden_dims))
         act = self.elementwise(self.architecture.mlp, inputs, "experts_act", hidden_dims, Role.ROUTED)
         returned = self.elementwise("handover", [self.expert_product(act, "down", rows)], RETURNED, rows, Role.ROUTED)
-        return self.elementwise("combine", [gates, returned], "combined", HIDDEN)
+        combined = self.elementwise("combine", [gates, returned], "combined", (*TOKENS, width))
+        if width == "D":
+            return combined
+        return self.contract(combined, "expert_latent_up", ("D", "e"), "experts_out", HIDDEN)
 
     def expert_product(self, x: str, projection: str, dims: tuple[str, ...]) -> str:
         """Add a product of every expert, and its bias; sums that a bias is added to are reduced where the experts are."""
-        bias_follows = "experts" in self.architecture.bias and dims[-1] == "D"
+        width = "e" if self.architecture.structure.latent_experts else "D"
+        bias_follows = "experts" in self.architecture.bias and dims[-1] == width
         name = f"experts_{projection}_{RECEIVED}" if bias_follows else f"experts_{projection}_out"
-        out = self.contract(x, f"experts_{projection}", ("E", "M", "D"), name, dims, Role.ROUTED)
+        out = self.contract(x, f"experts_{projection}", ("E", "M", width), name, dims, Role.ROUTED)
         return self.add_bias(out, "experts", f"experts_{projection}", ("E", dims[-1]), dims, Role.ROUTED)
 
     def shared_expert(self, y: str) -> str:

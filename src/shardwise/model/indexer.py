@@ -1,8 +1,9 @@
 """The indexer of sparse attention, which chooses the keys that each query attends to.
 
 Its heads A of width Y score keys of one head for all; queries come from the latent of attention's queries. Of the scores the s
-largest of each query are kept. Nothing here is reduced or split over tensor parallelism: queries are independent, so that they
-may be split over all axes that split the sequence. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1; GLM-5).
+largest of each query are kept. Nothing here is split over tensor parallelism: queries are independent, so that they may be split
+over all axes that split the sequence. A choice has no gradient, so the loss of the tokens does not train an indexer: its weights
+are frozen. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1). Differs: the indexer's own loss is not planned.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ class IndexerBuilder:
         total = self.elementwise("sum", [x], "index_norm.sum", (), Role.STATISTIC)
         squares = self.elementwise("sum_square", [x], "index_norm.squares", (), Role.STATISTIC)
         weight, bias = (
-            self.builder.weight(f"{self.prefix}index_norm.{name}", "Y", part=ModelPart.NORM)
+            self.builder.weight(f"{self.prefix}index_norm.{name}", "Y", part=ModelPart.NORM, frozen=True)
             for name in ("weight", "bias")
         )
         scaled = self.elementwise("layer_norm", [x, total, squares, weight], "index_norm.scaled", ("Y",), over=("Y",))
         return self.elementwise("add_vector", [scaled, bias], "index_norm.out", ("Y",))
 
     def contract(self, x: str, weight: str, weight_dims: Dims, name: str, dims: Dims) -> str:
-        matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims)
+        matrix = self.builder.weight(f"{self.prefix}{weight}", weight_dims, frozen=True)
         return self.builder.contract(x, matrix, f"{self.prefix}{name}", (*TOKENS, *dims))
 
     def elementwise(

@@ -28,6 +28,7 @@ KIND_FIELDS = (
     "qk_norm_over", "inner_norms", "sinks", "pre_norms", "post_norms", "parallel", "separate_norms", "shared_gate",
     "sliding_window", "num_experts", "experts_per_token", "shared_expert_width", "q_lora_rank", "kv_lora_rank",
     "rope_head_dim", "v_head_dim",
+    "attention_gate", "index_heads", "index_head_dim", "index_topk", "expert_latent_dim", "recurrence",
 )  # fmt: skip
 
 

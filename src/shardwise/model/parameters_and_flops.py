@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS, build_unit_program, unit_counts
-from shardwise.model.operations import ATTENTION_OPERATIONS, RECURRENCE_OPERATIONS, Contract, Operation
+from shardwise.model.operations import ATTENTION_OPERATIONS, RECURRENCE_OPERATIONS, Contract, Operation, SelectKeys
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
@@ -194,7 +194,7 @@ def program_flops(program: Program) -> Polynomial:
 
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
-    if not isinstance(operation, (Contract, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+    if not isinstance(operation, (Contract, SelectKeys, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -222,16 +222,31 @@ def unit_training_flops(architecture: Architecture, name: str, seq_len: int) -> 
     program = build_unit_program(architecture, name)
     span = architecture.unit_architecture(name).mean_attended_share(seq_len)
     sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
+    reached = _names_with_gradient(program)
     backward = sum_polynomials(
-        _operation_flops(program, operation) * _num_backward_products(program, operation)
+        _operation_flops(program, operation) * _num_backward_products(program, operation, reached)
         for operation in program.operations
     )
     return float(program_flops(program).evaluate(sizes)), float(backward.evaluate(sizes))
 
 
-def _num_backward_products(program: Program, operation: Operation) -> int:
-    """Return the number of products in the backward pass of a product: one for each operand that is not a frozen weight."""
+def _num_backward_products(program: Program, operation: Operation, reached: Container[str]) -> int:
+    """Return the number of products in the backward pass of a product: one for each operand that is not a frozen weight, and
+    none where no gradient reaches its result."""
+    if operation.outputs[0] not in reached:
+        return 0
     return 1 if any(program.tensors[operand].frozen for operand in operation.operands) else 2
+
+
+def _names_with_gradient(program: Program) -> frozenset[str]:
+    """Return the tensors that a gradient of the program's outputs reaches: all but those that only a choice reads."""
+    reached = set(program.outputs)
+    for operation in reversed(program.operations):
+        if isinstance(operation, SelectKeys):
+            reached.difference_update(operation.outputs)
+        elif not reached.isdisjoint(operation.outputs):
+            reached.update(operation.inputs)
+    return frozenset(reached)
 
 
 def layer_training_flops(
@@ -248,11 +263,12 @@ def layer_training_flops(
         program, share = build_unit_program(architecture, name), count / architecture.num_layers
         span = architecture.unit_architecture(name).mean_attended_share(seq_len) if causal else 1.0
         sizes = _unit_sizes(architecture, name, B=1, T=seq_len, span=span)
+        reached = _names_with_gradient(program)
         for operation in program.operations:
             flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
-            flops *= 1 + _num_backward_products(program, operation)
+            flops *= 1 + _num_backward_products(program, operation, reached)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
-            if isinstance(operation, (*ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+            if isinstance(operation, (SelectKeys, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
                 scores += flops
             elif flops:
                 products[_part_of_weight(program, weights[0])] += flops

@@ -120,9 +120,11 @@ class ProgramBuilder:
             self.inputs.append(self.tensor(name, dims, role))
         return name
 
-    def weight(self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False) -> str:
+    def weight(
+        self, name: str, dims: Iterable[str], *, part: ModelPart | None = None, adapter: bool = False, frozen: bool = False
+    ) -> str:  # fmt: skip
         self.input(name, dims, Role.WEIGHT)
-        frozen = self.adapters_only and not adapter
+        frozen = frozen or (self.adapters_only and not adapter)
         self.tensors[name] = replace(self.tensors[name], frozen=frozen, part=part or self.part)
         return name
 

@@ -17,8 +17,9 @@ before; q the rank of gates and steps; c the tokens of a chunk.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import MISSING, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any, Literal, get_args
 
 from shardwise.model.operations import SEGMENTS, Dims, Recurrence, SegmentEdge, SegmentState, ShortConvolution
 from shardwise.model.operations.recurrences import UpdateRule
@@ -132,6 +133,24 @@ class RecurrentMixer:
             "q": self.gate_rank,
             "c": self.chunk,
         }
+
+
+def parse_recurrence(fields: Mapping[str, Any]) -> RecurrentMixer:
+    """Return the mixer with these fields by name. Raises `InputError` for a field that it lacks, or that is missing.
+
+    >>> parse_recurrence({"kind": "short_conv", "num_heads": 2048, "conv_width": 3}).dims["L"]
+    2048
+    """
+    names = [field.name for field in dataclass_fields(RecurrentMixer)]
+    required = [field.name for field in dataclass_fields(RecurrentMixer) if field.default is MISSING]
+    problems = [
+        f"model: recurrence has {name!r}{did_you_mean(name, names)}; one of {', '.join(names)} is required"
+        for name in fields
+        if name not in names
+    ]
+    problems += [f"model: recurrence has no {name}; it is required" for name in required if name not in fields]
+    raise_problems(problems)
+    return RecurrentMixer(**fields)
 
 
 def placeholder_mixer(structure: RecurrentStructure) -> RecurrentMixer:

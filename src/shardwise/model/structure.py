@@ -8,14 +8,16 @@ from typing import Literal, get_args
 
 from shardwise.model.adapters import LORA_TARGETS
 from shardwise.model.layer_pattern import BASE_LAYER
+from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.values import did_you_mean, raise_problems
 
-MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer
+MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer, beside a recurrence
 FeedForwardKind = Literal["mlp", "none"]  # what follows it: an MLP, or experts where the layer has some
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "each_head", "projection"]
+AttentionGate = Literal["none", "head", "element"]
 IS_GATED: Mapping[str, bool] = {
     "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
     "relu2": False,
@@ -36,10 +38,12 @@ class ModelStructure:
     what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms` what their last products read
     (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
     norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
-    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `predict` layers
-    follow the others and predict further tokens. `lora_targets`: which modules (`model.adapters`) have low-rank adapters; where
-    there are any, nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the names of
-    their units, in the order in which the model first has them.
+    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `predict` layers follow
+    the others and predict further tokens. `recurrence` mixes the tokens in place of attention or beside it, where both results
+    are added. `attention_gate` multiplies what attention gives by a sigmoid of each head or element. `indexer`: a query attends
+    to the keys that an indexer selects. `latent_experts` read and write a latent of each token. `lora_targets`: which modules
+    (`model.adapters`) have low-rank adapters; where there are any, nothing else is trained. `kinds` are the structures of the
+    layers that differ from this one, by the names of their units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -64,6 +68,10 @@ class ModelStructure:
     shared_experts: bool = False
     latent: bool = False
     latent_queries: bool = False
+    indexer: bool = False
+    attention_gate: AttentionGate = "none"
+    latent_experts: bool = False
+    recurrence: RecurrentStructure | None = None
     predict: bool = False
     lora_targets: frozenset[str] = frozenset()
     kinds: tuple[tuple[str, ModelStructure], ...] = ()
@@ -71,7 +79,7 @@ class ModelStructure:
     def __post_init__(self) -> None:
         allowed = {
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
-            "qk_norm_over": NormWidth,
+            "qk_norm_over": NormWidth, "attention_gate": AttentionGate,
         }  # fmt: skip
         problems = [
             f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"

@@ -17,6 +17,7 @@ from shardwise.layout.rules.table import layout_rules, require_legal, violations
 from shardwise.layout.sharding_scheme import layout_degrees, num_micro_batches, seqs_per_replica
 from shardwise.model.architecture import Architecture
 from shardwise.model.job import Job
+from shardwise.model.recurrent_mixers import RecurrentMixer
 from shardwise.pipeline.registry import NATURAL, natural_schedule, schedule_names
 from shardwise.values.errors import InputError
 
@@ -103,6 +104,24 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         ("zb_h2 requires at least 15 micro-batches", "there are 8 for pp = 8", "schedule=1f1b"),
         Layout(pp=8, schedule="zb_h2"),
     ),
+    "recurrence_by_tp": (
+        8,
+        Layout(tp=8),
+        ("tp = 8", "12 channels of short_conv", "tp may be one of 1, 2, 3, 4, 6, 12"),
+        Layout(tp=4, dp=2),
+    ),
+    "recurrence_by_cp": (
+        2,
+        Layout(cp=2),
+        ("all_gather gives each of cp = 2 ranks two pieces", "cp_variant=ring or cp=1 is required"),
+        Layout(cp=2, cp_variant="ring"),
+    ),
+    "convolution_by_cp": (
+        2,
+        Layout(cp=2, cp_variant="ring"),
+        ("768 / cp = 384 tokens", "499 rows before a token", "a smaller cp is required"),
+        Layout(dp=2),
+    ),
     "layers_per_stage": (
         4,
         Layout(pp=4, schedule="1f1b", layers_per_stage=(4, 4, 4)),
@@ -110,10 +129,14 @@ BROKEN: dict[str, tuple[int, Layout, tuple[str, ...], Layout]] = {
         Layout(pp=4, schedule="1f1b", layers_per_stage=(4, 1, 5, 2)),
     ),
 }
+CONVOLUTION = RecurrentMixer(kind="short_conv", num_heads=12, conv_width=3)
 JOBS = {"sequence_by_tp": Job(global_batch_tokens=770 * 16, seq_len=770)}
 MODELS = {
     "d_ff_by_tp": dataclasses.replace(MODEL, num_heads=5, num_kv_heads=5),
     "heads_by_cp": dataclasses.replace(MODEL, num_kv_heads=6),
+    "recurrence_by_tp": dataclasses.replace(MODEL, num_heads=8, num_kv_heads=8, recurrence=CONVOLUTION),
+    "recurrence_by_cp": dataclasses.replace(MODEL, recurrence=CONVOLUTION),
+    "convolution_by_cp": dataclasses.replace(MODEL, recurrence=dataclasses.replace(CONVOLUTION, conv_width=500)),
 }
 
 
@@ -199,7 +222,7 @@ def test_rules_agree_on_numbers_and_arrays() -> None:
                 continue
             chosen = {"cp_variant": number, "schedule": schedule}
             own = {**columns, **chosen}
-            context = RuleContext(MODEL, JOB, 12, own)
+            context = RuleContext(MODELS.get(rule.name, MODEL), JOB, 12, own)
             together = np.broadcast_to(rule.legal(context), len(rows))
             alone = [bool(rule.legal(context.with_degrees(**dict(zip(axes, row, strict=True))))) for row in rows]
             assert together.tolist() == alone, rule.name

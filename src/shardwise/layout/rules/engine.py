@@ -36,6 +36,8 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "LayerNorm of queries and keys": lambda structure: structure.qk_norm and structure.norm == "layer",
     "weights of queries' and keys' norms for each head": lambda s: s.qk_norm and s.qk_norm_over == "each_head",
     "a bias of the head": lambda structure: "head" in structure.bias,
+    "a gate of attention": lambda structure: structure.attention_gate != "none",
+    "experts of a latent": lambda structure: structure.latent_experts,
 }
 
 

@@ -10,6 +10,7 @@ from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.engine import ENGINE_RULES
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import EQUAL_STAGES, EVEN_BATCH, LEGALITY_RULES, tensor_set_problems
+from shardwise.layout.rules.recurrence_rules import RECURRENCE_RULES
 from shardwise.layout.rules.stack_abilities import async_tp_domain_rule, stack_rules
 from shardwise.layout.sharding_scheme import Degrees, ParallelMode
 from shardwise.model import Architecture, Job
@@ -31,6 +32,7 @@ def layout_rules(
     """
     return (
         *LEGALITY_RULES,
+        *RECURRENCE_RULES,
         *(EQUAL_STAGES,) * equal_stages,
         *(EVEN_BATCH,) * divisible,
         *ENGINE_RULES * runnable,

@@ -220,7 +220,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqWD"  # the order in which the operands of a map are aligned
+DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqeWD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:

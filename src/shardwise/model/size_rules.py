@@ -1,0 +1,69 @@
+"""Rules for sizes and parts of an architecture that depend on one another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
+
+Architecture = Any  # `model.architecture` imports this module
+
+
+def combination_problems(model: Architecture) -> Iterator[str]:
+    """Yield what is wrong with sizes that depend on one another."""
+    if model.num_dense_layers and not (model.num_experts and model.dense_d_ff):
+        yield "num_dense_layers lead a model with experts and have a width: num_experts and dense_d_ff are required"
+    if model.num_dense_layers >= model.num_layers:
+        yield f"num_dense_layers = {model.num_dense_layers} of num_layers = {model.num_layers}; fewer are required"
+    latent = (model.kv_lora_rank, model.rope_head_dim, model.v_head_dim)
+    if any((*latent, model.q_lora_rank)) and not all(latent):
+        yield "latent attention has kv_lora_rank, rope_head_dim and v_head_dim; all three are required"
+    elif model.kv_lora_rank and not (model.num_heads == model.num_kv_heads and model.rope_head_dim < model.head_dim):
+        yield (
+            f"latent attention makes a key for each of num_heads = {model.num_heads} heads, of which rope_head_dim = "
+            f"{model.rope_head_dim} is a part; num_kv_heads = {model.num_heads} and a larger head_dim are required"
+        )
+    elif model.kv_lora_rank and model.qk_norm:
+        yield "latent attention with qk_norm is not known here; qk_norm = false is required"
+    if model.embedding_norm and model.num_predict_layers:
+        yield "multi-token prediction behind a normalised embedding is not known here; num_predict_layers = 0 is required"
+    if bool(model.lora_rank) != bool(model.lora_targets):
+        yield (
+            f"adapters have a rank and matrices, found lora_rank = {model.lora_rank} and lora_targets = "
+            f"{', '.join(model.lora_targets) or 'none'}; both are required, of {', '.join(LORA_TARGETS)} one or more, "
+            "or neither"
+        )
+    elif {*model.lora_targets} <= {*LORA_TARGETS} and _lacks_lora_targets(model):
+        yield f"found no matrix of lora_targets = {', '.join(model.lora_targets)}; all-linear is required, or others"
+    if model.lora_rank and (parts := _parts_without_adapters(model)):
+        yield f"adapters of {' and of '.join(parts)} are not known here; lora_rank = 0 is required"
+    if not model.has_mixer and model.feed_forward == "none":
+        yield "a layer without mixer and without feed_forward does nothing; one of the two is required"
+    if not (model.has_mixer and model.feed_forward != "none") and model.parallel:
+        yield "parallel blocks have a mixer and a feed_forward; parallel = false is required"
+    if model.feed_forward == "none" and (model.num_experts or model.shared_expert_width):
+        yield "experts are a feed_forward, found none; num_experts = 0 and shared_expert_width = 0 are required"
+    if model.expert_latent_dim and not model.num_experts:
+        yield "expert_latent_dim is a width of experts, and there are none; expert_latent_dim = 0 is required"
+    indexer = (model.index_heads, model.index_head_dim, model.index_topk)
+    if any(indexer) and not (all(indexer) and model.q_lora_rank and model.mixer == "attention"):
+        yield (
+            "an indexer has index_heads, index_head_dim and index_topk and reads the latent of queries; all three and a "
+            "q_lora_rank are required"
+        )
+
+
+def _lacks_lora_targets(model: Architecture) -> bool:
+    """Return whether there is no matrix that adapters are for. Leading dense layers have none of those for experts."""
+    plain = [target for target in model.lora_targets if not target.startswith("experts")]
+    return bool(plain) and not expand_lora_targets(plain, model.absent_modules)
+
+
+def _parts_without_adapters(model: Architecture) -> list[str]:
+    """Return the parts with matrices that adapters could be for and that have none here."""
+    parts = {
+        "a recurrence": model.recurrence is not None, "an indexer": bool(model.index_topk),
+        "a gate of attention": model.attention_gate != "none", "a latent of experts": bool(model.expert_latent_dim),
+    }  # fmt: skip
+    return [name for name, is_present in parts.items() if is_present]
