@@ -42,7 +42,10 @@ OURS = ("lazy_loader", "numpy", "safetensors")  # what building a model here nee
 MEGATRON_LM = "NVIDIA/Megatron-LM@d98e8a64ddf34856e74b24714e3bedb2f5a39553"
 MAXTEXT = "AI-Hypercomputer/maxtext@e591f30cbbf217ed67ef71263ec0538239f9c3b8"
 _TITAN = (TORCH, "tyro", "torchdata", "datasets", "tokenizers", "einops", "tensorboard", "pillow", "triton")
-_MAXTEXT = ("jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2")
+_MAXTEXT = (
+    TORCH, "jax==0.10.2", "pydantic", "omegaconf", "pyyaml", "packaging", "jinja2", "flax", "optax", "orbax-checkpoint", "aqtp",
+    "qwix", "grain", "absl-py", "jaxtyping", "psutil", "transformers==5.23.0", *OURS,
+)  # fmt: skip
 JUDGES: Mapping[str, Judge] = {
     "megatron": Judge(
         "megatron.py", (TORCH, "packaging", *OURS), "megatron_models.py", source=MEGATRON_LM, option="--megatron"
@@ -65,7 +68,7 @@ JUDGES: Mapping[str, Judge] = {
     ),
     "deepspeed": Judge("deepspeed.py", (TORCH, "deepspeed==0.19.8")),
     "accelerate": Judge("accelerate.py", (TORCH, "accelerate==1.15.0", "transformers", "torchao")),
-    "maxtext": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
+    "maxtext": Judge("maxtext.py", _MAXTEXT, "maxtext_models.py", source=MAXTEXT, option="--maxtext"),
     "maxtext-gpu": Judge("maxtext.py", _MAXTEXT, source=MAXTEXT, option="--maxtext"),
     "transformers": Judge("", (TORCH, "transformers==5.23.0", *OURS), "transformers_models.py", ("--count", "{count}")),
     "nanotron": Judge("nanotron.py", (TORCH, "dacite", "pyyaml", "numpy", "packaging", "tqdm"), alone=("nanotron==0.4",)),

@@ -90,6 +90,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Nothing: every name is there already."""
 
 
+def stub_module(name: str) -> types.ModuleType:
+    """Return a module that has every name."""
+    return _Module(name)
+
+
 def stub(versions: Mapping[str, str]) -> None:
     """Let packages of these names be imported, at these versions."""
     sys.meta_path.append(_Finder(versions))

@@ -10,12 +10,16 @@ import shardwise as sw
 from shardwise.interop.frameworks.maxtext import launch_config
 from shardwise.interop.frameworks.maxtext.model_options import expand_name, known_models, shorten_to_name
 from shardwise.interop.launches.export_launch import build_files, export
-from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
-from shardwise.interop.launches.translate_launch import refusals, to_options
+from shardwise.interop.launches.launch import Launch, Machines, cluster_machines, launch_from_fields
+from shardwise.interop.launches.target import OptionReader
+from shardwise.interop.launches.translate_launch import from_options, refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
 from shardwise.interop.text_formats.config_trees import parse_yaml
 from shardwise.layout.layout import Layout
 from shardwise.measure.calibrate.published_runs.run_table import published_rows
+from shardwise.model.architecture import Architecture
+from shardwise.model.job import Job
+from shardwise.model.load import load_model
 from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -317,3 +321,58 @@ def test_a_chunked_loss_is_written_and_frees_logits() -> None:
         assert ("num_vocab_tiling: 4" in text) == (loss == "chunked")
     assert logits["streamed"] == 4 * 8192 * model.vocab_size
     assert logits["chunked"] < logits["streamed"] / 3
+
+
+TPU = launch_config.TPU
+
+
+def launch_of(name: str) -> Launch:
+    """A launch of a model of the catalogue on one chip."""
+    job = Job(global_batch_tokens=8 * 1024, seq_len=1024, precision="bf16")
+    machines = Machines(num_devices=1, devices_per_node=1, chip="tpu-v5p")
+    return Launch(model=load_model(name), job=job, layout=Layout(recompute="full"), machines=machines)
+
+
+def restored(name: str) -> tuple[Architecture, dict[str, object]]:
+    """A model of the catalogue as its options say it, and the options that are written."""
+    launch = launch_of(name)
+    options = to_options(TPU, launch)
+    read = launch_from_fields(from_options(TPU, OptionReader(options, launch.machines)), launch.machines)
+    return read.model, dict(shorten_to_name(options))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("llama-3.1-8b", {"model_name": "llama3.1-8b"}), ("llama-3-8b", {"model_name": "llama3-8b"}),
+     ("llama-3.3-70b", {"model_name": "llama3.1-70b"}), ("gpt-oss-20b", {"model_name": "gpt-oss-20b"}),
+     ("deepseek-v3", {"model_name": "deepseek3-671b", "mtp_num_layers": 1}), ("kimi-k2", {"model_name": "kimi-k2-1t"}),
+     ("deepseek-v2-lite", {"model_name": "deepseek2-16b"}), ("moonlight-16b-a3b", {"max_position_embeddings": 4096})],
+)  # fmt: skip
+def test_angles_and_scales_are_written_and_read_back(name: str, expected: dict[str, object]) -> None:
+    """MaxText scales the scores of latent attention wherever max_position_embeddings is above the original ones."""
+    read, options = restored(name)
+    assert {option: options.get(option) for option in expected} == expected
+    assert read.numerics == load_model(name).numerics
+
+
+def test_llama_3_3_has_no_scaled_angles_by_its_name() -> None:
+    """MaxText scales those of names that begin with llama3.1 (layers/attentions.py)."""
+    assert "rope_type" not in known_models()["llama3.3-70b"]
+    assert restored("llama-3.3-70b")[1]["model_name"] == "llama3.1-70b"
+
+
+def test_groups_of_experts_count_for_models_named_deepseek3_alone() -> None:
+    """layers/moe.py, get_topk and expert_group_mask: by the sum of the two best scores."""
+    assert restored("deepseek-v3")[0].numerics.gating.votes == 2
+    assert restored("deepseek-v2")[0].numerics.gating.groups == 1
+    narrower = {**to_options(TPU, launch_of("deepseek-v3")), "vocab_size": 1024}
+    machines = Machines(num_devices=1, devices_per_node=1, chip="tpu-v5p")
+    assert (
+        launch_from_fields(from_options(TPU, OptionReader(narrower, machines)), machines).model.numerics.gating.groups
+        == 1
+    )
+
+
+@pytest.mark.parametrize(("name", "is_noted"), [("kimi-k2", True), ("deepseek-v3", False), ("mixtral-8x7b", False)])
+def test_gates_with_the_balance_bias_are_named(name: str, is_noted: bool) -> None:
+    assert any("balance bias" in note for note in TPU.notes(launch_of(name))) is is_noted

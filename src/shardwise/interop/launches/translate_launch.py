@@ -21,6 +21,7 @@ from shardwise.model.optimizer_program import precision_distance
 from shardwise.values import PRECISIONS, InputError, get_precision, raise_problems
 
 # Fields that every run has, even if the target has no option for them: listed as not expressible, but no reason to refuse.
+UNREAD_FIELD = "numerics.unread"  # settings of a model's config that no field here has
 LISTED_FIELDS = ("job.loss", "job.tokens", "job.document_tokens", "numerics.")
 
 
@@ -73,7 +74,9 @@ def lost_fields(target: Target, launch: Launch, options: Options) -> Iterator[tu
     restored_fields = launch_from_fields(from_options(target, reader), launch.machines, model).fields()
     for field, original in launch.fields().items():
         restored = restored_fields.get(field)
-        if restored != original:
+        if field == UNREAD_FIELD and original:
+            yield field, f"the model's config sets {', '.join(original)}, which is not known here and not written"
+        elif restored != original:
             text = f"{field} is {_format_value(original)}, which {target.title} has no option for"
             yield field, f"{text}; there it is {_format_value(restored)}"
 

@@ -17,6 +17,7 @@ from shardwise.interop.frameworks.maxtext.model_options import (
     MODEL_MAPPINGS,
     decoder_block,
     expand_name,
+    is_named_deepseek_v3,
     num_blocks,
     shorten_to_name,
 )
@@ -44,6 +45,7 @@ from shardwise.interop.text_formats.command_flags import parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
 from shardwise.layout import get_cp_variant
+from shardwise.model import SIGMOID
 from shardwise.values import InputError
 
 NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not update
@@ -249,6 +251,12 @@ def _notes(launch: Launch) -> Iterator[str]:
     yield f"dataset_type is synthetic: name your data, tokenizer and learning rate in {CONFIG}, and set OUTPUT"
     if not launch.job.tokens:
         yield f"steps is that of base.yml, {DEFAULT_STEPS:,}: the plan says no length of the run"
+    if launch.model.num_predict_layers:
+        yield "modules of multi-token prediction have no final norm of their own: MaxText reads the model's"
+    if launch.model.numerics.gating.scores == SIGMOID and launch.model.num_experts and not is_named_deepseek_v3(launch):
+        yield (
+            "gates include the balance bias: MaxText takes it out for models named deepseek3 alone (layers/moe.py, get_topk)"
+        )
 
 
 def _build_target(name: str, hardware: str) -> Target:

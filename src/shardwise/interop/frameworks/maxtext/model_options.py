@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from shardwise.interop.frameworks.maxtext.rotary_options import ROTARY_DEFAULTS, read_rotary, write_rotary
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.target import OptionMapping, OptionReader
 from shardwise.interop.text_formats.option_tables import Options, option_table, read_option_file
@@ -25,6 +26,7 @@ ACTIVATIONS: Mapping[str, list[str]] = {
 }  # fmt: skip
 MLPS = {tuple(theirs): ours for ours, theirs in ACTIVATIONS.items()}
 GPT3_BIASES, OSS_BIASES = ("qkv", "attention_out", "mlp"), ("qkv", "attention_out", "router", "experts")
+DEEPSEEK_V3 = "deepseek3"  # begin of names of models (layers/moe.py)
 PAIRED_BLOCK = "gemma2"  # its decoder layer is two of the model's: one with a window, one with global attention
 BLOCKS = (
     "llama2", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma", PAIRED_BLOCK, "gpt3", "gpt_oss", "deepseek",
@@ -40,7 +42,7 @@ BASE_OPTIONS: Mapping[str, Any] = {
     "decoder_block": "llama2", "base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 16, "base_mlp_dim": 7168,
     "base_num_decoder_layers": 16, "head_dim": 128, "vocab_size": 32000, "mlp_activations": ["silu", "linear"],
     "mlp_activations_limit": -1.0, "logits_via_embedding": False, "normalization_layer_epsilon": 1e-5,
-    "rope_max_timescale": 10_000, "use_qk_norm": False, "attention_bias": False, "mlp_bias": False,
+    **ROTARY_DEFAULTS, "use_qk_norm": False, "attention_bias": False, "mlp_bias": False,
     "attention_sink": False, "sliding_window_size": 0, "use_post_attn_norm": False, "use_post_ffw_norm": False,
     "trainable_position_size": -1, "num_experts": 1,
     "num_experts_per_tok": 1, "base_moe_mlp_dim": -1, "norm_topk_prob": False, "first_num_dense_layers": 0, "shared_experts": 0,
@@ -82,7 +84,7 @@ def _model_options(launch: Launch) -> Options:
         "head_dim": BASE_OPTIONS["head_dim"] if model.kv_lora_rank else model.head_dim,
         "vocab_size": model.vocab_size, "mlp_activations": ACTIVATIONS[model.mlp],
         "logits_via_embedding": model.tied_embeddings, "normalization_layer_epsilon": numerics.norm_epsilon,
-        "rope_max_timescale": round(numerics.rotary.base), "mtp_num_layers": model.num_predict_layers,
+        **write_rotary(model), "mtp_num_layers": model.num_predict_layers,
         "attn_logits_soft_cap": numerics.attention_cap or 0.0, "final_logits_soft_cap": numerics.logit_cap or 0.0,
         **_expert_options(model, block), **_block_options(model, block),
     }  # fmt: skip
@@ -140,10 +142,10 @@ def _read_model(reader: OptionReader) -> Mapping[str, Any]:
         "model.vocab_size": options["vocab_size"], "model.mlp": MLPS[tuple(options["mlp_activations"])],
         "model.tied_embeddings": options["logits_via_embedding"], "model.num_predict_layers": options["mtp_num_layers"],
         "numerics.norm_epsilon": options["normalization_layer_epsilon"],
-        "numerics.rotary.base": float(options["rope_max_timescale"]),
+        **read_rotary(options, options["qk_nope_head_dim"] + options["qk_rope_head_dim"] if latent else 0),
         "numerics.attention_cap": options["attn_logits_soft_cap"] or None,
         "numerics.logit_cap": options["final_logits_soft_cap"] or None, "model.head_dim": options["head_dim"],
-        **_read_experts(options, block), **_read_block(options, block),
+        **_read_experts(options, block, _routes_by_groups(reader)), **_read_block(options, block),
     }  # fmt: skip
 
 
@@ -171,23 +173,40 @@ def _read_model_options(reader: OptionReader) -> Options:
     return {**options, "decoder_block": block}
 
 
-def _read_experts(options: Options, block: str) -> Mapping[str, Any]:
+def _routes_by_groups(reader: OptionReader) -> bool:
+    """Return whether the router limits groups of experts: it does for models of certain names (layers/moe.py, get_topk)."""
+    name = str(reader.get("model_name", "default"))
+    return _is_deepseek_v3(reader.options) if name == "default" else name.startswith(DEEPSEEK_V3)
+
+
+def is_named_deepseek_v3(launch: Launch) -> bool:
+    """Return whether a launch names a model whose routers limit groups, and leave the balance bias out of the gates."""
+    return _is_deepseek_v3(_model_options(launch))
+
+
+def _is_deepseek_v3(options: Options) -> bool:
+    return str(shorten_to_name(options).get("model_name", "")).startswith(DEEPSEEK_V3)
+
+
+def _read_experts(options: Options, block: str, routes_by_groups: bool) -> Mapping[str, Any]:
     if options["num_experts"] <= 1:
         return {"model.d_ff": options["base_mlp_dim"]}
     dense, width = options["first_num_dense_layers"] if block == "deepseek" else 0, options["base_moe_mlp_dim"]
     grouped = {
         "numerics.gating.groups": options["n_routing_groups"],
         "numerics.gating.chosen_groups": options["topk_routing_group"],
+        "numerics.gating.votes": 2,  # the best scores of a group (expert_group_mask)
     }
+    scores = options["routed_score_func"] or "softmax"
     return {
         "model.num_experts": options["num_experts"], "model.experts_per_token": options["num_experts_per_tok"],
         "model.d_ff": width if width > 0 else options["base_mlp_dim"], "model.num_dense_layers": dense,
         "model.dense_d_ff": options["base_mlp_dim"] if dense else 0,
         "model.shared_expert_width": options["shared_experts"] * width if block == "deepseek" else 0,
-        "numerics.normalised_gates": options["norm_topk_prob"] or block != "qwen3_moe",
-        "numerics.gating.scores": options["routed_score_func"] or "softmax",
+        "numerics.normalised_gates": block != "deepseek" or scores == "sigmoid",  # others take the softmax of those chosen
+        "numerics.gating.scores": scores,
         "numerics.gating.scale": options["routed_scaling_factor"],
-        **(grouped if options["n_routing_groups"] > 1 else {}),
+        **(grouped if options["n_routing_groups"] > 1 and routes_by_groups else {}),
     }  # fmt: skip
 
 
@@ -226,17 +245,27 @@ def known_models() -> Mapping[str, Options]:
     return {row["name"]: json.loads(row["options"]) for row in rows}
 
 
+# Options that may stand beside the name of a model that does not set them.
+BESIDE_NAMES = ("mtp_num_layers", "n_routing_groups", "topk_routing_group")
+
+
 def shorten_to_name(options: Options) -> Options:
-    """Return options with the name of one of MaxText's models in place of its sizes, if one has the same; else unchanged."""
+    """Return options with the name of one of MaxText's models in place of its sizes, if one has the same; else unchanged.
+
+    Of several the shortest name is taken: longer ones are of variants, with meshes or schedules of their own.
+    """
     model_options = {name: options.get(name, default) for name, default in BASE_OPTIONS.items()}
     accepted_names = option_table("maxtext")["model_name"].choices
-    for name, named_options in known_models().items():
-        matches = {
-            **BASE_OPTIONS,
-            **{key: value for key, value in named_options.items() if key in BASE_OPTIONS},
-        } == model_options and not _unpriced_options(named_options)
-        if matches and name in accepted_names:
-            return {"model_name": name, **{key: value for key, value in options.items() if key not in BASE_OPTIONS}}
+    for name, named_options in sorted(known_models().items(), key=lambda model: len(model[0])):
+        unset_options = {key: model_options[key] for key in BESIDE_NAMES if key not in named_options}
+        sizes = {key: value for key, value in named_options.items() if key in BASE_OPTIONS}
+        if (
+            name in accepted_names
+            and {**BASE_OPTIONS, **sizes, **unset_options} == model_options
+            and not _unpriced_options(named_options)
+        ):
+            rest = {key: value for key, value in options.items() if key not in BASE_OPTIONS or key in unset_options}
+            return {"model_name": name, **rest}
     return options
 
 
