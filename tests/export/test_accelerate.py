@@ -168,7 +168,7 @@ def test_what_is_written_says_every_size_and_starts_every_node() -> None:
         ("a: " + "[" * 5000 + "]" * 5000, ""),
         ("a: 1\n" + "# " + "x" * 300_000, "characters"),
         ("num_processes: 8\n", "distributed_type"),
-        ("distributed_type: DEEPSPEED\n", "ds_config.json"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: ds.json}\n", "deepspeed_config_file"),
         (fsdp2(False, "1 4 1 1"), "product"),
         (fsdp2(False, "0 8 1 1"), "whole number from 1"),
         (fsdp2(False, "x 8 1 1"), "a value of type int"),

@@ -301,3 +301,41 @@ def test_forms_of_megatron_deepspeed() -> None:
     script = f"deepspeed --num_gpus 8 pretrain_gpt.py {flags} --num-experts 1 --normalization rmsnorm --deepspeed"
     model = parse_launch({"run.sh": script}, EIGHT, target="megatron").launch.model
     assert (model.num_experts, model.norm) == (0, "rms")
+
+
+TRL = (
+    "accelerate launch --config_file config.yaml trl/scripts/sft.py --model_name_or_path Qwen/Qwen2.5-7B "
+    "--per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 2048 --gradient_checkpointing "
+    "--use_peft --lora_r 32 --lora_target_modules q_proj v_proj"
+)
+RESHARDING = "fsdp_reshard_after_forward"
+
+
+@pytest.mark.parametrize(
+    ("config", "layout", "stack"),
+    [
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 1, offload_optimizer_device: cpu}",
+         "fsdp=8 zero_stage=1 offload=optimizer", "deepspeed"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3, zero3_init_flag: true}", "fsdp=8 zero_stage=3",
+         "deepspeed"),
+        ("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nparallelism_config: {parallelism_config_sp_size: 2}",
+         "fsdp=4 cp=2 cp_variant=ulysses zero_stage=3", "deepspeed"),
+        (f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: 1, {RESHARDING}: FULL_SHARD}}", "fsdp=8 zero_stage=3",
+         "accelerate"),
+        (f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: 1, {RESHARDING}: SHARD_GRAD_OP}}", "fsdp=8 zero_stage=2",
+         "accelerate"),
+        (f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: 2, {RESHARDING}: false}}", "fsdp=8 zero_stage=2", "accelerate"),
+    ],
+)  # fmt: skip
+def test_a_script_of_trl_with_files_of_accelerate(config: str, layout: str, stack: str) -> None:
+    """Forms of trl/examples/accelerate_configs: DeepSpeed within the file, FSDP1 with the names of FSDP2."""
+    files = {"config.yaml": f"{config}\nmixed_precision: bf16\nnum_processes: 8\n", "sft.sh": TRL}
+    parsed = parse_launch(files, EIGHT)
+    launch = parsed.launch
+    assert (parsed.target.name, parsed.target.stack, launch.model.name) == ("accelerate", stack, "qwen2.5-7b")
+    assert (launch.model.lora_rank, launch.model.lora_targets) == (32, ("q_proj", "v_proj"))
+    expected = Layout.parse(f"{layout} sequence_parallel=false micro_batch_seqs=2 recompute=full")
+    assert launch.layout == expected
+    assert launch.job.num_seqs == 16 * expected.num_replicas
+    quantized = {**files, "sft.sh": f"{TRL} --load_in_4bit --use_bnb_nested_quant"}
+    assert parse_launch(quantized, EIGHT).launch.job.precision == "qlora_nf4"

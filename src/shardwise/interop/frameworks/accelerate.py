@@ -86,14 +86,15 @@ def read_replicas(reader: OptionReader) -> int:
         raise InputError(
             f"{NUM_PROCESSES}: found {processes!r} on a cluster of {devices} devices; give the cluster of the launch"
         )
-    if _get_degree(reader, "sp") > 1:
+    ulysses = _get_degree(reader, "sp")
+    if ulysses > 1 and reader.get(DISTRIBUTED_TYPE) != "DEEPSPEED":
         raise InputError(
             "parallelism_config_sp_size: Ulysses is DeepSpeed's; a launch with FSDP, or a ds_config.json, is required"
         )
     sizes = {axis: _get_degree(reader, axis) for axis in AXES}
-    model_parallel = sizes["tp"] * sizes["cp"]
+    model_parallel = sizes["tp"] * sizes["cp"] * ulysses
     product = model_parallel * sizes["dp_replicate"] * sizes["dp_shard"]
-    if product not in (1, devices):
+    if product not in (1, ulysses, devices):
         listed = " × ".join(f"{axis} {size}" for axis, size in sizes.items())
         raise InputError(
             f"parallelism_config: found {listed} = {product} on {devices} devices; their product is required to be that"
@@ -103,11 +104,12 @@ def read_replicas(reader: OptionReader) -> int:
 
 def _read_parallelism(reader: OptionReader) -> Mapping[str, Any]:
     replicas, distributed_type = read_replicas(reader), reader.get(DISTRIBUTED_TYPE)
-    if distributed_type not in ("FSDP", "MULTI_GPU", "NO"):
+    if distributed_type not in ("FSDP", "MULTI_GPU", "NO", "DEEPSPEED"):
         raise InputError(
-            f"{DISTRIBUTED_TYPE}: found {distributed_type!r}; FSDP or MULTI_GPU is what can be read (of DEEPSPEED its "
-            "ds_config.json)"
+            f"{DISTRIBUTED_TYPE}: found {distributed_type!r}; FSDP, DEEPSPEED or MULTI_GPU is what can be read"
         )
+    if distributed_type == "DEEPSPEED":
+        return _read_deepspeed(reader, replicas)
     tp, cp = _get_degree(reader, "tp"), _get_degree(reader, "cp")
     rotated = reader.get(CP_STRATEGY, CP_VARIANTS["all_gather"])
     variants = {theirs: ours for ours, theirs in CP_VARIANTS.items()}
@@ -126,6 +128,23 @@ def _read_parallelism(reader: OptionReader) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+def _read_deepspeed(reader: OptionReader, replicas: int) -> Mapping[str, Any]:
+    """Return the sharding of a DeepSpeed configuration within the file. Raises `InputError` for one in another file."""
+    file = reader.get("deepspeed_config.deepspeed_config_file")
+    if file not in (None, "none"):
+        raise InputError(
+            f"deepspeed_config_file: found {str(file)[:80]!r}; give this file, and the script that starts it, alone"
+        )
+    if str(reader.get("deepspeed_config.offload_param_device", "none")) != "none":
+        raise InputError("offload_param_device: weights that rest on the host are not priced; set it to none")
+    ulysses = _get_degree(reader, "sp")
+    stage = reader.get("deepspeed_config.zero_stage", 2) if replicas * ulysses > 1 else 0
+    reader.acknowledge("deepspeed_config.zero3_init_flag", "deepspeed_config.zero3_save_16bit_model")
+    shards = {"layout.dp": 1, "layout.fsdp": replicas} if stage else {"layout.dp": replicas}
+    sequences = {"layout.cp": ulysses, "layout.cp_variant": "ulysses"} if ulysses > 1 else {}
+    return {**shards, **sequences, "layout.zero_stage": stage, "layout.sequence_parallel": False}
+
+
 def _num_shard_copies(reader: OptionReader, replicas: int, whole_nodes: bool) -> int:
     """Return how many copies of the shards there are: one per node, or ParallelismConfig's dp_replicate."""
     return reader.machines.num_nodes if whole_nodes else min(_get_degree(reader, "dp_replicate"), replicas)
@@ -134,7 +153,9 @@ def _num_shard_copies(reader: OptionReader, replicas: int, whole_nodes: bool) ->
 def _read_strategy(reader: OptionReader) -> tuple[int, bool]:
     """Return the ZeRO stage, and whether each node has a replica."""
     version, reshard = reader.get(FSDP_VERSION, 1), reader.get(RESHARD_AFTER_FORWARD, True)
-    strategy = reader.get(SHARDING_STRATEGY, "FULL_SHARD")
+    strategy = reader.get(SHARDING_STRATEGY)
+    if strategy is None:  # of FSDP1, the newer name of the option may have the strategy as its value
+        strategy = reshard if str(reshard).upper() in STRATEGIES else "FULL_SHARD"
     if str(version) == "2":
         return (3 if is_true(reshard) else 2), False
     names = list(STRATEGIES)
@@ -181,7 +202,7 @@ def _read_precision(reader: OptionReader) -> Mapping[str, Any]:
     if mixed_precision == "fp8":
         settings[f"{FP8_PREFIX}backend"] = reader.get(f"{FP8_PREFIX}backend")
         settings[FP8_ALL_GATHER] = is_true(reader.get(FP8_ALL_GATHER, True))
-    table = _known_precisions(reader.get(DISTRIBUTED_TYPE) == "FSDP")
+    table = _known_precisions(reader.get(DISTRIBUTED_TYPE) in ("FSDP", "DEEPSPEED"))
     name = next((name for name, options in table.items() if options == settings), None)
     if name is None:
         listed = ", ".join(f"{option.rpartition('.')[2]} {setting}" for option, setting in settings.items())
@@ -207,7 +228,8 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
     micro_batch = reader.get_count(MICRO_BATCH, reader.user_fields.get("layout.micro_batch_seqs"))
     if micro_batch is None:
         return {}
-    steps = reader.get_count(ACCUMULATION, reader.get_count(CONFIG_ACCUMULATION))
+    in_file = reader.get_count(CONFIG_ACCUMULATION, reader.get_count("deepspeed_config.gradient_accumulation_steps"))
+    steps = reader.get_count(ACCUMULATION, in_file)
     user_batch = reader.user_fields.get("job.global_batch_seqs")
     if steps is None and (user_batch or MICRO_BATCH not in reader):
         return {"layout.micro_batch_seqs": micro_batch}  # the user gives the batch, or has to
@@ -230,7 +252,10 @@ def _read_recompute(reader: OptionReader) -> Mapping[str, Any]:
     host = is_true(reader.get(f"{RECOMPUTE}_offload", False))
     if is_true(reader.get("fsdp_config.fsdp_offload_params", False)):
         raise InputError("fsdp_offload_params: weights that rest on the host are not priced; set it to false")
-    return {"layout.recompute": "full" if full else "none", "layout.offload": "activations" if host else "none"}
+    offload = "activations" if host else "none"
+    if str(reader.get("deepspeed_config.offload_optimizer_device", "none")) == "cpu":
+        offload = "both" if host else "optimizer"
+    return {"layout.recompute": "full" if full else "none", "layout.offload": offload}
 
 
 def _wrapping_options(launch: Launch) -> Options:
@@ -326,5 +351,6 @@ TARGET = Target(
     name="accelerate", title="Accelerate", version="1.15.0", source="https://github.com/huggingface/accelerate",
     stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=REQUIREMENTS,
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
+    choose_stack=lambda options: "deepspeed" if options.get(DISTRIBUTED_TYPE) == "DEEPSPEED" else "accelerate",
     model_name=script_model_name, find_model=find_script_model, includes_model=False,
 )  # fmt: skip
