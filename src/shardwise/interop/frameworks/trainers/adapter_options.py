@@ -51,8 +51,8 @@ def read_targets(names: Any, label: str, reader: OptionReader) -> tuple[str, ...
     """
     if isinstance(names, str) and not re.fullmatch(r"[\w.,* -]+", names):
         return expand_expression(names, label)
-    words = re.split(r"[\s,]+", names.strip(" ,")) if isinstance(names, str) else [str(name) for name in names]
-    modules = [word.rpartition(".")[2] if word not in LORA_TARGETS else word for word in words if word]
+    paths = re.split(r"[\s,]+", names.strip(" ,")) if isinstance(names, str) else [str(name) for name in names]
+    modules = [word.rpartition(".")[2] if word not in LORA_TARGETS else word for word in paths if word]
     skipped = [module for module in modules if module in VOCABULARY_MODULES]
     if skipped:
         reader.notes.append(f"{label}: adapters of {', '.join(skipped)} are left out of the price")
@@ -86,12 +86,12 @@ def expand_expression(expression: str, label: str) -> tuple[str, ...]:
 
 def expand_patterns(patterns: Any, label: str) -> tuple[str, ...]:
     """Return the modules of a decoder layer whose names, or their ends, match one of some patterns with `*`."""
-    words = [str(pattern) for pattern in (patterns if isinstance(patterns, list) else [patterns])]
-    wrong = [word for word in words if not re.fullmatch(r"[\w.*-]{1,200}", word) or word.count("*") > MAX_REPETITIONS]
+    texts = [str(pattern) for pattern in (patterns if isinstance(patterns, list) else [patterns])]
+    wrong = [word for word in texts if not re.fullmatch(r"[\w.*-]{1,200}", word) or word.count("*") > MAX_REPETITIONS]
     if wrong:
         raise InputError(f"{label}: found {wrong[0][:80]!r}; names of modules, with * for any text, are required")
     return matching_modules(
-        lambda name: any(fnmatchcase(name, word) or name.rpartition(".")[2] == word for word in words)
+        lambda name: any(fnmatchcase(name, word) or name.rpartition(".")[2] == word for word in texts)
     )
 
 

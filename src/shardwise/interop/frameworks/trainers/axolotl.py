@@ -153,9 +153,9 @@ def _read_adapters(reader: OptionReader) -> Mapping[str, Any]:
     if names:
         targets += read_targets(names, "lora_target_modules", reader)
     if parameters:
-        words = parameters if isinstance(parameters, list) else [parameters]
+        paths = parameters if isinstance(parameters, list) else [parameters]
         targets += read_targets(
-            [str(word).replace("mlp.experts.", "experts.") for word in words], "lora_target_parameters", reader
+            [str(word).replace("mlp.experts.", "experts.") for word in paths], "lora_target_parameters", reader
         )
     return adapter_fields(rank or 8, dict.fromkeys(targets or default_targets(reader.model)))  # 8: PEFT's LoraConfig.r
 

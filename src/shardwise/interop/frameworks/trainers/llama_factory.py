@@ -1,7 +1,7 @@
 """LLaMA-Factory: a YAML of arguments, read as its dataclasses read it.
 
-Source: LLaMA-Factory at ff6d4d12 (2026-08-18): hparams (names, types, defaults), model/adapter.py (dtypes of trained weights),
-model/model_utils (quantization, checkpointing).
+Source: LLaMA-Factory at ff6d4d12 (2026-08-18): hparams (names, types, defaults), its model's adapter.py
+(dtypes of trained weights) and model_utils (quantization, checkpointing).
 """
 
 from __future__ import annotations
@@ -57,10 +57,12 @@ def _read_files(files: LaunchFiles) -> Options:
             raise InputError(f"{switch}: {engine}, is not priced; a launch with transformers' Trainer is required")
     deepspeed = tree.pop("deepspeed", None)
     table = option_table("llama_factory")
-    others = [tree for tree in trees.values() if tree is not launches[0] and "distributed_type" in tree]
-    for other in others:  # of Accelerate, which starts it
+    accelerate_files = [tree for tree in trees.values() if tree is not launches[0] and "distributed_type" in tree]
+    for accelerate_file in accelerate_files:  # of Accelerate, which starts it
         tree |= (
-            {"fsdp_config": other.get("fsdp_config"), "fsdp": True} if other.get("distributed_type") == "FSDP" else {}
+            {"fsdp_config": accelerate_file.get("fsdp_config"), "fsdp": True}
+            if accelerate_file.get("distributed_type") == "FSDP"
+            else {}
         )
     options = {name: value for name, value in flatten(tree, table).items() if value is not None}
     options = {name.replace("fsdp_config.fsdp_", "fsdp_config."): value for name, value in options.items()}
@@ -71,10 +73,10 @@ def _read_files(files: LaunchFiles) -> Options:
 def _sharding(reader: OptionReader) -> Sharding:
     if any(name.startswith("deepspeed_config.") for name in reader.options):
         return Sharding(zero_stage=deepspeed_fields(reader)[0], software="deepspeed")
-    words = reader.get("fsdp", False)
-    if not words and not any(name.startswith("fsdp_config.") for name in reader.options):
+    strategy_words = reader.get("fsdp", False)
+    if not strategy_words and not any(name.startswith("fsdp_config.") for name in reader.options):
         return Sharding(zero_stage=0, software="ddp")
-    text = " ".join(words) if isinstance(words, list) else str(words)
+    text = " ".join(strategy_words) if isinstance(strategy_words, list) else str(strategy_words)
     strategy = str(reader.get("fsdp_config.sharding_strategy", "FULL_SHARD")).upper()
     reshards = is_true(reader.get("fsdp_config.reshard_after_forward", True))
     keeps = "shard_grad_op" in text or strategy == "SHARD_GRAD_OP" or not reshards
@@ -86,12 +88,12 @@ def _read_layout(reader: OptionReader) -> Mapping[str, Any]:
     sharding = _sharding(reader)
     fields = dict(sharding_fields(reader, sharding))
     fields |= deepspeed_fields(reader)[1] if sharding.software == "deepspeed" else {}
-    kept = is_true(reader.get("disable_gradient_checkpointing", False))
+    keeps_activations = is_true(reader.get("disable_gradient_checkpointing", False))
     reader.acknowledge("gradient_checkpointing", "fsdp_config.activation_checkpointing")
-    offloads = is_true(reader.get("use_unsloth_gc", False)) and not kept
+    offloads = is_true(reader.get("use_unsloth_gc", False)) and not keeps_activations
     if offloads:
         fields["layout.offload"] = "both" if fields.get("layout.offload") == "optimizer" else "activations"
-    return {**fields, "layout.recompute": "none" if kept else "full"}
+    return {**fields, "layout.recompute": "none" if keeps_activations else "full"}
 
 
 def _read_batch(reader: OptionReader) -> Mapping[str, Any]:

@@ -36,18 +36,18 @@ _COMMENT_LINE = re.compile(r"^\s*#[^\n]*\n", re.MULTILINE)
 
 def _find_script(files: LaunchFiles, program: str) -> tuple[str, str]:
     """Return name and text of the script that starts a program. Raises `InputError` if there is none."""
-    found = next(((name, text) for name, text in files.items() if program in text), None)
-    if found is None:
+    script = next(((name, text) for name, text in files.items() if program in text), None)
+    if script is None:
         raise InputError(f"read: no script in {', '.join(files)} starts {program}; one that does is required")
-    return found
+    return script
 
 
 def _words_behind(text: str, program: str, source: str) -> list[str]:
     """Return the words behind a program, in a command or a text that a command takes in."""
     require_length(text, source, "a launch script")
-    words = _COMMENT_LINE.sub("", text).replace("\\\n", " ").partition(program)[2].partition("\n")[0]
+    command = _COMMENT_LINE.sub("", text).replace("\\\n", " ").partition(program)[2].partition("\n")[0]
     try:
-        return shlex.split(words)
+        return shlex.split(command)
     except ValueError as error:
         raise InputError(f"{source}: not a shell command: {error}") from None
 

@@ -112,9 +112,9 @@ def deepspeed_fields(reader: OptionReader) -> tuple[int, Mapping[str, Any]]:
     return stage, {"layout.offload": "optimizer"} if on_host else {}
 
 
-def optimizer_field(name: Any, label: str, others: Mapping[str, str], reader: OptionReader) -> Mapping[str, Any]:
-    """Return the optimizer by transformers' name or one of `others`. Raises `InputError` for an unknown one."""
-    names = {alias: optimizer for optimizer, aliases in OPTIMIZERS.items() for alias in aliases} | dict(others)
+def optimizer_field(name: Any, label: str, more_names: Mapping[str, str], reader: OptionReader) -> Mapping[str, Any]:
+    """Return the optimizer by transformers' name or one of `more_names`. Raises `InputError` for an unknown one."""
+    names = {alias: optimizer for optimizer, aliases in OPTIMIZERS.items() for alias in aliases} | dict(more_names)
     text = str(name)
     if text not in names:
         raise InputError(f"{label}: {describe_unknown(text, names)}")
