@@ -288,3 +288,22 @@ def test_a_config_that_one_call_makes_is_read() -> None:
         "model.name": "qwen3",
         "compile.enable": True,
     }
+
+
+# softmax_scale of an attention layer times the square of the magnitude of cos and sin, of models that 0.3.0 built.
+BUILT_SCALES = {
+    ("deepseek_v3", "16B"): 0.1142519530894877,
+    ("deepseek_v3", "671B"): 0.1352337790634655,
+    ("gpt_oss", "20b"): 0.2266575548981272,
+    ("llama3", "8B"): 128**-0.5,
+}
+
+
+@pytest.mark.parametrize("release", ["torchtitan_models", "torchtitan_toml_models"])
+@pytest.mark.parametrize("flavor", BUILT_SCALES, ids=" ".join)
+def test_flavors_scale_scores_as_they_are_built(flavor: tuple[str, str], release: str) -> None:
+    fields = next(entry.fields for entry in list_flavors(release) if (entry.name, entry.flavor) == flavor)
+    scale = fields.get("numerics.attention_scale") or fields["model.head_dim"] ** -0.5
+    magnitude = fields.get("numerics.rotary.amplitude", 1.0)
+    assert scale * magnitude**2 == pytest.approx(BUILT_SCALES[flavor], rel=1e-6)
+    assert "numerics.unread" not in fields

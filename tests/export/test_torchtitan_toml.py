@@ -184,3 +184,14 @@ def test_options_that_the_release_lacks_are_named() -> None:
 def test_toml_is_read_as_it_is_written() -> None:
     options = {"a.b": True, "a.c": 'a "text"', "d.e.f": [["x"], ["y"]], "d.e.g": 1e-5}
     assert parse_toml_options(format_toml_options(options), "x") == options
+
+
+@pytest.mark.parametrize(("seq_len", "factor"), [(4096, 1.0), (8192, 40.0)])
+def test_deepseek_scales_angles_for_long_sequences_alone(seq_len: int, factor: float) -> None:
+    """deepseek_v3/model/model.py of 0.2.2, precompute_freqs_cis: beyond original_seq_len."""
+    text = f'[model]\nname = "deepseek_v3"\nflavor = "671B"\n[training]\nseq_len = {seq_len}\nlocal_batch_size = 1\n'
+    launch = parse_launch(
+        {"a.toml": text}, Machines(num_devices=8, devices_per_node=8), target="torchtitan-toml"
+    ).launch
+    assert launch.model.numerics.rotary.factor == factor
+    assert (launch.model.numerics.attention_scale is None) is (factor == 1.0)
