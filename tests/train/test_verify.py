@@ -81,6 +81,29 @@ def test_windows_and_leading_layers_stay() -> None:
     assert (leading.architecture.num_dense_layers, leading.architecture.num_predict_layers) == (1, 1)
 
 
+def test_a_model_in_small_keeps_its_kinds_of_layers() -> None:
+    """Sizes that differ still do; what a kind lacks it lacks in small."""
+    none = {"num_experts": 0, "experts_per_token": 0}
+    kinds = {
+        "window": {"sliding_window": 1024, "num_kv_heads": 8}, "dense": {**none, "d_ff": 6144},
+        "attention": {**none, "feed_forward": "none"}, "mlp": {**none, "mixer": "none"},
+    }  # fmt: skip
+    model = replace(
+        load_model("qwen3-30b-a3b"), layer_kinds=kinds, layer_pattern=("window*2", "dense", "block", "attention", "mlp")
+    )
+    for mesh in shrink_plan(model, Layout.parse("fsdp=8 tp=2 pp=4 ep=8 num_virtual_stages=2 zero_stage=1")):
+        small = mesh.architecture
+        assert set(small.layer_counts) == {*kinds, "block"}
+        layers = small.layer_architectures
+        assert layers["window"].num_kv_heads == 2 * small.num_kv_heads
+        assert layers["window"].sliding_window == 3
+        assert layers["dense"].d_ff == 2 * small.d_ff
+        assert [bool(layers[kind].num_experts) for kind in ("block", "window", "dense", "attention", "mlp")] == [
+            True, True, False, False, False,
+        ]  # fmt: skip
+        require_legal(small, _job(mesh.layout), mesh.layout.num_devices, mesh.layout)
+
+
 def test_heads_split_as_planned() -> None:
     """More ranks than key-value heads stay so; an uneven vocabulary stays uneven."""
     (small,) = shrink_plan(load_model("qwen2.5-0.5b"), Layout.parse("tp=2"))
