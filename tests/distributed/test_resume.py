@@ -16,7 +16,7 @@ from shardwise.hardware.cluster_loading import load_cluster
 from shardwise.interop.frameworks.huggingface_families import require_same_model
 from shardwise.interop.weights import checkpoint_to_hf, load_hf, save_hf
 from shardwise.interop.weights.convert import WEIGHT_FORMATS, ConvertOptions, open_stored_model
-from shardwise.interop.weights.huggingface_folder import SafetensorsFolder
+from shardwise.interop.weights.huggingface_folder import SafetensorsFolder, open_hf
 from shardwise.interop.weights.megatron_rank_files import RankDegrees
 from shardwise.interop.weights.stored_model import boxes_of_weights
 from shardwise.interop.weights.stored_slices import WeightSource
@@ -263,12 +263,11 @@ def test_a_run_begins_with_the_weights_of_a_model_of_transformers(
     logits, targets = initial.logits(torch.tensor(batch.inputs_BT)), torch.tensor(batch.targets_BT)
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten().long())
     assert record.loss == pytest.approx(wanted.item(), rel=1e-5)
+    stored = open_hf(tmp_path / "hf").architecture
     with pytest.raises(InputError, match="num_layers = 3; the plan's model has 2, which is required"):
-        require_same_model(tmp_path / "hf", replace(plan.model, num_layers=2))
+        require_same_model(tmp_path / "hf", stored, replace(plan.model, num_layers=2))
     with pytest.raises(InputError, match=r"numerics = .*base=500.0.*; the plan's model has .*base=10000.0"):
-        require_same_model(tmp_path / "hf", replace(plan.model, numerics=Numerics()))
-    with pytest.raises(InputError, match="a folder of a Hugging Face model is required"):
-        require_same_model(tmp_path, plan.model)
+        require_same_model(tmp_path / "hf", stored, replace(plan.model, numerics=Numerics()))
 
 
 @pytest.mark.thinned(2)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 
 from shardwise.hardware.cluster_loading import load_cluster
-from shardwise.interop.frameworks.huggingface_families import FAMILIES, read_config, write_config
+from shardwise.interop.frameworks.huggingface_families import FAMILIES, read_config, require_same_model, write_config
 from shardwise.interop.weights import load_hf, save_hf
 from shardwise.interop.weights.huggingface_folder import SafetensorsFolder, open_hf
 from shardwise.layout.layout import Layout
@@ -90,6 +90,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
                           "final_logit_softcapping": 3.0}),
     "gemma3": ("gemma3_text", {"num_hidden_layers": 7, "sliding_window": 5, "query_pre_attn_scalar": 5}),
     "olmo2": ("olmo2", {}),
+    "phi3": ("phi3", {"sliding_window": 5, "head_dim": 4}),
+    "phi3 that turns half of a head": ("phi3", {"head_dim": 4, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.5}}),
+    "gpt_oss": ("gpt_oss", {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 5,
+                            "rope_parameters": YARN | {"truncate": False}}),
 }  # fmt: skip
 TOLERANCES = {torch.float32: 2e-5, torch.float64: 1e-13}  # of the largest logit
 
@@ -146,6 +151,24 @@ def test_logits_are_equal(name: str, dtype: torch.dtype, tmp_path: Path) -> None
     found = ours.logits(ids())
     assert found.dtype == wanted.dtype == dtype
     torch.testing.assert_close(found, wanted, rtol=0, atol=TOLERANCES[dtype] * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_modules_of_prediction_that_transformers_leaves_out_are_left_out(name: str, tmp_path: Path) -> None:
+    """The config that `save_pretrained` writes has one, and the files no weights of it."""
+    model = theirs(name, torch.float64)
+    model.config.num_nextn_predict_layers = 1
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["num_nextn_predict_layers"] == 1
+    stored = open_hf(tmp_path)
+    assert stored.architecture.num_predict_layers == 0
+    require_same_model(tmp_path, stored.architecture, stored.architecture)
+    planned = dataclasses.replace(stored.architecture, num_predict_layers=1)
+    with pytest.raises(InputError, match=r"num_predict_layers = 0.*--set model\.num_predict_layers=0"):
+        require_same_model(tmp_path, stored.architecture, planned)
+    with torch.no_grad(), fine(torch.float64):
+        wanted = model(ids()).logits
+    torch.testing.assert_close(load_hf(tmp_path).logits(ids()), wanted, rtol=0, atol=1e-13 * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -351,7 +374,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         "rotary embeddings have factor = None; a number above 0 is required",
     ),
     "another activation": ({"hidden_act": "gelu"}, r"sets the activation 'gelu' \(modelled: silu or swish\)"),
-    "quantised": ({"quantization_config": {"bits": 4}}, "sets quantization_config"),
+    "quantised": ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantised .*mxfp4.*dequantize=True"),
     "more layers": ({"num_hidden_layers": 4}, r"lacks 9 tensors: .*layers.3"),
     "fewer layers": ({"num_hidden_layers": 2}, r"has, besides what its config says, 9 tensors"),
     "another width": ({"intermediate_size": 32}, r"has shape \(24, 16\); its config says \(32, 16\)"),

@@ -7,7 +7,7 @@ writes; a test reads and writes them). A config that is written is read back as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from shardwise.model.huggingface.numerics_reader import (
     SLIDING_ATTENTION,
     RotaryRule,
 )
-from shardwise.model.numerics import RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX
-from shardwise.values import FileMessages, InputError, raise_problems, read_json_object
+from shardwise.model.numerics import CLAMPED_SWIGLU_SLOPE, RAMP_OVER_FREQUENCY, RAMP_OVER_INDEX, SWIGLU_CLAMP
+from shardwise.values import InputError, raise_problems
 
 LAYER_PREFIX = TensorPattern("model.layers.{layer}.")  # multi-token prediction modules are numbered after the layers
 _ATTENTION = {
@@ -100,6 +100,25 @@ _LATENT = {
     "w_v_up": TensorPattern("self_attn.kv_b_proj.weight", "K I+[U], C"),
     "wo": TensorPattern("self_attn.o_proj.weight", "D, K G U"),
 }
+_FUSED = {
+    "wq": TensorPattern("self_attn.qkv_proj.weight", "[KGH]+KH+KH, D"),
+    "wk": TensorPattern("self_attn.qkv_proj.weight", "KGH+[KH]+KH, D"),
+    "wv": TensorPattern("self_attn.qkv_proj.weight", "KGH+KH+[KH], D"),
+    "w_gate": TensorPattern("mlp.gate_up_proj.weight", "[F]+F, D"),
+    "w_up": TensorPattern("mlp.gate_up_proj.weight", "F+[F], D"),
+}
+# One tensor has all experts, in which columns of gate and up take turns, and products take rows: GptOssExperts.
+_STACKED_EXPERTS = {
+    "sinks": TensorPattern("self_attn.sinks"),
+    "router": TensorPattern("mlp.router.weight", "E, D"),
+    "router_logits.bias": TensorPattern("mlp.router.bias"),
+    "experts_gate": TensorPattern("mlp.experts.gate_up_proj", "E, D, M [1]+1"),
+    "experts_up": TensorPattern("mlp.experts.gate_up_proj", "E, D, M 1+[1]"),
+    "experts_gate.bias": TensorPattern("mlp.experts.gate_up_proj_bias", "E, M [1]+1"),
+    "experts_up.bias": TensorPattern("mlp.experts.gate_up_proj_bias", "E, M 1+[1]"),
+    "experts_down": TensorPattern("mlp.experts.down_proj", "E, M, D"),
+    "experts_down.bias": TensorPattern("mlp.experts.down_proj_bias", "E, D"),
+}
 _DIRECT = {
     "w_q_plain": TensorPattern("self_attn.q_proj.weight", "K G [I]+R, D"),
     "w_q_rotary": TensorPattern("self_attn.q_proj.weight", "K G I+[R], D"),
@@ -118,9 +137,10 @@ class HuggingFaceFamily:
     `block_overrides` are names in a block that the other families do not have. `layer_types`: the config lists each layer's
     kind. `experts` are the config's keys of their number and width, `balance_bias` the tensor of a router's balance bias ("":
     none). `config_defaults` are values that a config without these keys means, `required_values` constants of its code
-    whatever the config says. `adjacent_pairs`: the two dims that rotary embeddings rotate together (of R, in latent attention)
-    are neighbours, rather than one in each half. `whole_heads`: transformers refuses a width that is not a multiple of the
-    number of heads (`validate_architecture`, 5.23). Constants of its arithmetic are in `FamilyRule.numerics`.
+    whatever the config says, `written_values` what a config says against its class's defaults. `adjacent_pairs`: the two dims
+    that rotary embeddings rotate together (of R, in latent attention) are neighbours, rather than one in each half.
+    `whole_heads`: transformers refuses a width that is not a multiple of the number of heads (`validate_architecture`, 5.23).
+    Constants of its arithmetic are in `FamilyRule.numerics`.
     """
 
     model_class: str
@@ -131,6 +151,7 @@ class HuggingFaceFamily:
     balance_bias: str = ""
     config_defaults: Mapping[str, Any] = field(default_factory=dict)
     required_values: Mapping[str, Any] = field(default_factory=dict)
+    written_values: Mapping[str, Any] = field(default_factory=dict)
     adjacent_pairs: bool = False
     whole_heads: bool = False
 
@@ -184,6 +205,14 @@ FAMILIES: Mapping[str, HuggingFaceFamily] = {
         whole_heads=True,
     ),
     "olmo2": HuggingFaceFamily(model_class="Olmo2ForCausalLM", block_overrides=_POST_NORMS),
+    # Phi3Config's padding token, 32000, is in no smaller vocabulary.
+    "phi3": HuggingFaceFamily(
+        model_class="Phi3ForCausalLM", block_overrides=_FUSED, written_values={"pad_token_id": None}
+    ),
+    "gpt_oss": HuggingFaceFamily(
+        model_class="GptOssForCausalLM", block_overrides=_STACKED_EXPERTS, experts=("num_local_experts", "intermediate_size"),
+        layer_types=True, required_values={"swiglu_alpha": CLAMPED_SWIGLU_SLOPE, "swiglu_limit": SWIGLU_CLAMP},
+    ),
 }  # fmt: skip
 
 MSCALE_DIGITS = 9  # decimals: more than any config has
@@ -245,8 +274,12 @@ def read_config(config: Mapping[str, Any], *, name: str = "model") -> tuple[Arch
 
 
 def _problems(config: Mapping[str, Any], architecture: Architecture, family: HuggingFaceFamily) -> Iterator[str]:
+    quantised = config.get("quantization_config") is not None
+    if quantised:
+        yield _quantised_problem(config["quantization_config"])
     for setting in architecture.numerics.unread:
-        yield f"model: the config sets {setting}, which is not known here"
+        if not (quantised and setting.startswith("quantization_config")):
+            yield f"model: the config sets {setting}, which is not known here"
     yield from (f"model: {problem}" for problem in filter(None, [rotary_problem(architecture)]))
     for key, value in family.required_values.items():
         if config.get(key, value) != value:
@@ -261,6 +294,16 @@ def _problems(config: Mapping[str, Any], architecture: Architecture, family: Hug
         yield "model: layers with and without a sliding window; this family has one kind of layer"
     elif mixed and kinds and kinds != _layer_types(architecture):
         yield f"model: layer_types is {kinds}; full_attention on every {architecture.global_every}-th layer is required"
+
+
+def _quantised_problem(quantisation: object) -> str:
+    """Return that weights are stored with scales, and how transformers writes them without."""
+    method = quantisation.get("quant_method") if isinstance(quantisation, Mapping) else None
+    return (
+        f"model: the weights are quantised (quantization_config of {method or 'no method'}); weights of 16, 32 or 64 bits are "
+        "required: from_pretrained(FOLDER, quantization_config=...) with the method's own config and dequantize=True, then "
+        "save_pretrained(NEW_FOLDER), writes them"
+    )
 
 
 def _layer_types(architecture: Architecture) -> list[str]:
@@ -319,6 +362,7 @@ def _config_of_family(architecture: Architecture, seq_len: int, model_type: str)
         }  # fmt: skip
     if architecture.kv_lora_rank:
         config |= _latent_fields(architecture)
+    config |= family.written_values
     if family.experts[0]:
         config |= _expert_fields(architecture, family)
         config |= _router_fields(architecture) if rule.router else _experts_on_all_layers(architecture)
@@ -368,19 +412,36 @@ DESCRIPTIVE_FIELDS = tuple(
 )  # may differ between the same models
 
 
-def require_same_model(folder: str | Path, architecture: Architecture) -> None:
-    """Raise `InputError` if the folder's model differs from the plan's, in its weights or its numerics."""
+def require_same_model(folder: str | Path, stored: Architecture, architecture: Architecture) -> None:
+    """Raise `InputError` if a folder's model (`stored`) differs from the plan's, in its weights or its numerics."""
     path = Path(folder) / CONFIG_FILE
-    config = read_json_object(path, FileMessages("--from: ", "a folder of a Hugging Face model is required"))
-    stored, _ = read_config(config, name=architecture.name)
     raise_problems(
         [
             f"--from: {path} has {field.name} = {getattr(stored, field.name)!r}; the plan's model has "
-            f"{getattr(architecture, field.name)!r}, which is required: plan for {path}"
+            f"{getattr(architecture, field.name)!r}, which is required: plan for {path}{_planned_fix(field.name, stored)}"
             for field in fields(Architecture)
             if field.name not in DESCRIPTIVE_FIELDS and getattr(stored, field.name) != getattr(architecture, field.name)
         ]
     )
+
+
+def _planned_fix(name: str, stored: Architecture) -> str:
+    """Return the flag that plans for a folder whose config has modules of multi-token prediction and whose weights do not."""
+    return " --set model.num_predict_layers=0" if name == "num_predict_layers" and not stored.num_predict_layers else ""
+
+
+def without_missing_modules(architecture: Architecture, tensor_names: Iterable[str]) -> Architecture:
+    """Return the model whose weights a folder has: transformers leaves out modules of multi-token prediction when it saves.
+
+    Source: `_keys_to_ignore_on_load_unexpected` of Glm4MoeModel and DeepseekV3Model; their configs have
+    `num_nextn_predict_layers` all the same.
+    """
+    prefixes = tuple(
+        LAYER_PREFIX.name.format(layer=architecture.num_layers + module)
+        for module in range(architecture.num_predict_layers)
+    )
+    has_modules = any(name.startswith(prefixes) for name in tensor_names) if prefixes else True
+    return architecture if has_modules else replace(architecture, num_predict_layers=0)
 
 
 CONFIG_FILE, WEIGHTS_FILE, WEIGHTS_INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"

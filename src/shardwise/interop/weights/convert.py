@@ -67,9 +67,10 @@ def _write_huggingface(folder: Path, source: WeightSource, options: ConvertOptio
 
 
 def _read_huggingface(folder: Path, architecture: Architecture | None) -> StoredModel:
+    stored = open_hf(folder)
     if architecture is not None:
-        require_same_model(folder, architecture)
-    return open_hf(folder)
+        require_same_model(folder, stored.architecture, architecture)
+    return stored
 
 
 def _write_ranks(folder: Path, source: WeightSource, options: ConvertOptions) -> None:

@@ -24,6 +24,7 @@ from shardwise.interop.frameworks.huggingface_families import (
     WEIGHTS_FILE,
     WEIGHTS_INDEX_FILE,
     read_config,
+    without_missing_modules,
     write_config,
 )
 from shardwise.interop.weights.replace_model_folder import ModelFiles, replace_model
@@ -133,12 +134,16 @@ COMPUTED_SUFFIX = "rotary_emb.inv_freq"  # buffers that a model computes itself
 
 
 def open_hf(folder: str | Path) -> StoredModel:
-    """Open the model of a folder. Raises `InputError` for an unsupported config, and for tensors that do not match it."""
+    """Open the model of a folder, without modules of multi-token prediction if it has no weights of them.
+
+    Raises `InputError` for an unsupported config, and for tensors that do not match it.
+    """
     folder = Path(folder)
     architecture, family = read_config(read_json(folder / CONFIG_FILE), name=folder.resolve().name)
     tied = {TIED_HEAD} if architecture.tied_embeddings else set()
-    slices = list_slices(architecture, family.weight_table)
-    return StoredModel(architecture, slices, SafetensorsFolder(folder, tied), "its config")
+    tensors = SafetensorsFolder(folder, tied)
+    architecture = without_missing_modules(architecture, tensors.files)
+    return StoredModel(architecture, list_slices(architecture, family.weight_table), tensors, "its config")
 
 
 def load_hf(folder: str | Path, dtype: torch.dtype | None = None) -> ModelWeights:
