@@ -36,6 +36,35 @@ def payload(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, ob
     return found
 
 
+# Source: torchtitan 0.2.2, train.py, Trainer.__init__.
+TITAN_HEADER = (
+    "[titan] 2026-01-01 00:00:00,000 - root - INFO - Trainer is initialized with local batch size 2, global batch size 128, "
+    "gradient accumulation steps 1, sequence length 8192, total steps 1000 (warmup 200)"
+)
+
+
+def test_batch_and_sequence_of_a_header_of_torchtitan_are_read(tmp_path: Path) -> None:
+    path = Path(titan_log(tmp_path))
+    path.write_text(TITAN_HEADER + "\n" + path.read_text())
+    report = sw.mfu([str(path)], model="llama-3-8b", cluster="h100:64", stack="torchtitan")
+    assert (report.setup.job.seq_len, report.setup.batch_tokens) == (8192, 128 * 8192)
+    assert report.warnings == ()
+    with pytest.raises(sw.InputError, match="--seq-len: found 4,096, and the log says 8,192"):
+        sw.mfu([str(path)], model="llama-3-8b", cluster="h100:64", seq_len=4096)
+
+
+@pytest.mark.parametrize(
+    ("model", "tps", "words"),
+    [
+        ("llama-3-8b", 45_000.0, "is above the peak of a device, which no run reaches"),
+        ("llama-3.2-1b", 6500.0, "times those of the log's own count"),
+    ],
+)
+def test_a_measurement_that_cannot_be_of_the_run_is_said(tmp_path: Path, model: str, tps: float, words: str) -> None:
+    report = sw.mfu([titan_log(tmp_path, tps)], model=model, cluster="h100:64", seq_len=8192, global_batch_tokens="1Mi")
+    assert any(words in warning for warning in report.warnings)
+
+
 def titan_log(folder: Path, tps: float = 6500.0) -> str:
     path = folder / "titan.log"
     path.write_text("\n".join(torchtitan(max(step, 1), tps, 10 - step / 100) for step in range(0, 310, 10)) + "\n")

@@ -26,6 +26,7 @@ from shardwise.measure.utilisation import (
 )
 from shardwise.model import load_model
 from shardwise.price import Problem, resolve_problem, with_problem_defaults
+from shardwise.records.logs.training_log import read_run_header
 from shardwise.search import Plan, is_plan_file, load_plan, make_plan, plan_layout
 from shardwise.values import InputError, Progress, argument_label, ignore_progress, parse_duration, parse_quantity
 
@@ -174,6 +175,7 @@ def analyse_run(
     """
     description, source = _take_plan_from_logs(description, source)
     _require_single_source(source)
+    description = _take_sequence_from_logs(description, source)
     setup, measured = read_measurement(source, identify_run(description, source.logs))
     return _compare_with_prediction(setup, measured, progress)
 
@@ -192,6 +194,14 @@ def _take_plan_from_logs(
         )
     logs = [path for path in source.logs if path not in plans]
     return replace(description, plan=plans[0]), replace(source, logs=logs)
+
+
+def _take_sequence_from_logs(description: RunDescription, source: MeasurementSource) -> RunDescription:
+    """Fill in a sequence's length that the logs say before the first step, where nothing else says what ran."""
+    if description.seq_len or description.plan or description.launch or not (description.model and description.cluster):
+        return description
+    header = read_run_header([Path(path) for path in source.logs])
+    return replace(description, seq_len=header.seq_len) if header.seq_len else description
 
 
 def _require_single_source(source: MeasurementSource) -> None:

@@ -229,6 +229,29 @@ class UtilisationReport:
     breakdown: StepBreakdown | None = None
     row: RecordedRow | None = None
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Reasons to doubt that the measurement is of the run as it is described."""
+        return tuple(_doubts(self.utilisation, self.measured.steady))
+
+
+# Frameworks count FLOPs by formulas of their own: with masked scores, recomputation or the embedding they differ by less.
+OWN_COUNT_FACTOR = 1.5
+
+
+def _doubts(utilisation: Utilisation, steady: SteadyState | None) -> Iterator[str]:
+    fix = "check the model, the devices, the batch and the sequence that were given"
+    if utilisation.mfu > 1.0:
+        yield f"an MFU of {utilisation.mfu:.0%} is above the peak of a device, which no run reaches: {fix}"
+    if steady is None:
+        return
+    # Of two counts the MFU: a rate may be of operations in other formats too.
+    flops_per_s = utilisation.flops_per_token * utilisation.tokens_per_s_per_device
+    logged, counted = (steady.mfu, utilisation.mfu) if steady.mfu else ((steady.tflops or 0.0) * 1e12, flops_per_s)
+    masked = utilisation.mfu_full / utilisation.mfu
+    if logged and not counted / OWN_COUNT_FACTOR <= logged <= counted * masked * OWN_COUNT_FACTOR:
+        yield f"the FLOPs here are {counted / logged:.2g} times those of the log's own count: {fix}"
+
 
 def read_measured_log(paths: list[Path], setup: RunSetup) -> tuple[RunSetup, MeasuredStep]:
     """Read a run from the files of its log; the setup gets its batch from the log if it has none. Raises `InputError`
@@ -317,5 +340,6 @@ class UtilisationRecord(Payload):
             log=LogRecord.of(log, steady) if log and steady else None,
             plan=None if plan is None or report.breakdown
             else BestPlanRecord.from_attributes(plan.estimate, layout=layout_of_plan(plan)),
-            notes=plan.estimate.notes if plan else (), row=report.row and RecordedRowRecord(otherwise=report.row.lost_fields),
+            notes=(*report.warnings, *(plan.estimate.notes if plan else ())),
+            row=report.row and RecordedRowRecord(otherwise=report.row.lost_fields),
         )  # fmt: skip

@@ -42,7 +42,8 @@ LEAST_OVERHEAD = 0.0005  # of a step: less is printed as 0.0%
 def mfu_report(report: UtilisationReport) -> Report:
     """Report what was measured, its utilisation, the prediction beside it, where the time goes, and the recorded row."""
     plan, breakdown = report.plan, report.breakdown
-    sections = [Section([*_headline(report), *_utilisation(report)]), Section(list(_log(report.measured)))]
+    doubts = [f"  note: {warning}" for warning in report.warnings]
+    sections = [Section([*_headline(report), *_utilisation(report), *doubts]), Section(list(_log(report.measured)))]
     if plan is not None and breakdown is not None:
         prediction = list(_prediction(report, plan, breakdown))
         sections += [Section(prediction, title=f"against {plan.layout}"), _parts(breakdown)]

@@ -19,6 +19,7 @@ from shardwise.records.logs.logged_steps import (
     MIB,
     LogFormat,
     LoggedStep,
+    RunHeader,
     Tag,
     TaggedValues,
     parse_finite,
@@ -59,6 +60,21 @@ def _parse_torchtitan_step(text: str) -> LoggedStep | None:
     )  # fmt: skip
 
 
+_TORCHTITAN_HEADER = {
+    name: re.compile(pattern)
+    for name, pattern in {
+        "batch_seqs": r"\bglobal batch size (\d{1,12}),", "seq_len": r"\bsequence length (\d{1,12}),",
+        "batch_tokens": r"\b(\d{1,15}) tokens per train step,",
+    }.items()
+}  # fmt: skip
+
+
+def _parse_torchtitan_header(text: str) -> RunHeader | None:
+    """Return batch and sequence of trainer.py's line; a torn one has not all of it. Later commits log tokens in place of both."""
+    fields = {name: int(match[1]) for name, pattern in _TORCHTITAN_HEADER.items() if (match := pattern.search(text))}
+    return RunHeader(**fields) if fields and all(fields.values()) else None
+
+
 TORCHTITAN_TAGS = {
     "throughput(tps)": Tag("tokens_per_s"), "time_metrics/end_to_end(s)": Tag("step_time_s"), "tflops": Tag("tflops"),
     "mfu(%)": Tag("mfu", 0.01), "memory/max_reserved(GiB)": Tag("memory_bytes", GIB), "loss_metrics/global_avg_loss": Tag("loss"),
@@ -66,6 +82,7 @@ TORCHTITAN_TAGS = {
 TORCHTITAN = LogFormat(
     name="torchtitan", title="torchtitan", source="torchtitan 0.2.2 and 0.3.0, components/metrics.py, MetricsProcessor.log",
     markers=(b"tps:",), excluded_markers=(b"validate step:",), step=_parse_torchtitan_step, tags=TORCHTITAN_TAGS,
+    header_marker=b"Trainer is initialized with", header=_parse_torchtitan_header,
 )  # fmt: skip
 
 # A field without a closing bar was cut off.

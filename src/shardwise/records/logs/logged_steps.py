@@ -60,12 +60,26 @@ class Tag(NamedTuple):
     unit: float = 1.0
 
 
+class RunHeader(NamedTuple):
+    """What a framework logs of a run before its first step: the global batch in sequences or tokens, and a sequence's tokens."""
+
+    seq_len: int | None = None
+    batch_seqs: int | None = None
+    batch_tokens: int | None = None
+
+    @property
+    def tokens(self) -> int | None:
+        """Tokens of the global batch, or None."""
+        return self.batch_tokens or (self.batch_seqs * self.seq_len if self.batch_seqs and self.seq_len else None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
     """Log format of a framework. `source`: where its lines and tags are made, at a release.
 
     `markers`: a line of a step has one of them, and none of `excluded_markers`. `step` parses such a line; None: it is torn.
     `memory` parses the peak of one device, in bytes, from a line with `memory_marker`; `memory_kind` is the instrument.
+    `header` parses what is logged of a run before its steps, from a line with `header_marker`.
 
     `tags`: its names of numbers in TensorBoard, in W&B and in lines of JSON; `identifying_tag` identifies the framework if
     the other tags are common. A step with a number other than 0 for `untimed` was slowed down by a profiler or the like.
@@ -83,6 +97,8 @@ class LogFormat:
     memory_marker: bytes | None = None
     memory: Callable[[str], float | None] = lambda text: None
     memory_kind: str = "reserved"
+    header_marker: bytes | None = None
+    header: Callable[[str], RunHeader | None] = lambda text: None
 
     def has_step(self, line: bytes) -> bool:
         """Return True if a line has the words of a step; it may be torn."""

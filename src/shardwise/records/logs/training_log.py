@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -19,6 +20,7 @@ from shardwise.records.logs.frameworks import FORMATS
 from shardwise.records.logs.logged_steps import (
     LogFormat,
     LoggedStep,
+    RunHeader,
     TaggedValues,
     detect_format,
     fill_clock_times,
@@ -94,6 +96,8 @@ def find_tracker_files(folder: Path) -> list[Path]:
     return tracker_files
 
 
+NO_HEADER = RunHeader()
+HEADER_LINES = 10_000  # lines before which the header of a run is looked for
 MOST_STEPS = 200_000  # steps kept of a log, the last ones
 ALL_TAGS = frozenset(
     tag
@@ -115,7 +119,7 @@ class TrainingLog:
 
     `medium`: kind of log. `first`: the first step that was logged. `memory_bytes`: the largest peak of a device. `torn`:
     lines of steps that could not be read. `by_clock`: no step had a time or a rate, and each time is the one since the
-    previous step.
+    previous step. `header`: what was logged of the run before its steps.
     """
 
     format: LogFormat
@@ -125,6 +129,7 @@ class TrainingLog:
     memory_bytes: float | None
     torn: int
     by_clock: bool
+    header: RunHeader = NO_HEADER
 
 
 @dataclass(slots=True)
@@ -136,6 +141,7 @@ class _LogReader:
     memory_bytes: float | None = None
     torn: int = 0
     num_taken: int = 0
+    header: RunHeader = NO_HEADER
 
     def add_file(self, path: Path) -> int:
         """Read a file and return the number of its steps."""
@@ -171,6 +177,8 @@ class _LogReader:
                 self.torn += self.format is not None
             elif log_format.memory_marker is not None and log_format.memory_marker in line:
                 self._add_peak(log_format.memory(decode_line(line)))
+            elif log_format.header_marker is not None and log_format.header_marker in line:
+                self.header = log_format.header(decode_line(line)) or self.header
 
     def _add_values(self, points: Iterable[TaggedValues | None], medium: str) -> None:
         """Add points, if they are those of a framework."""
@@ -224,8 +232,20 @@ def read_training_log(paths: Sequence[Path]) -> TrainingLog:
     steps = fill_clock_times(reader.steps.values()) if by_clock else reader.steps.values()
     return TrainingLog(
         format=reader.format, medium=reader.medium, first=reader.first, steps=tuple(steps),
-        memory_bytes=reader.memory_bytes, torn=reader.torn, by_clock=by_clock,
+        memory_bytes=reader.memory_bytes, torn=reader.torn, by_clock=by_clock, header=reader.header,
     )  # fmt: skip
+
+
+def read_run_header(paths: Sequence[Path]) -> RunHeader:
+    """Return what files of logs say of a run before its steps; nothing of folders, pipes and files that cannot be read."""
+    reader = _LogReader()
+    for path in filter(Path.is_file, paths):
+        with suppress(OSError):
+            for number, line in enumerate(read_lines(path)):
+                if reader.header.seq_len or number > HEADER_LINES:
+                    break
+                reader._add_line(line)
+    return reader.header
 
 
 def _find_files(path: Path) -> list[Path]:
@@ -292,14 +312,19 @@ def measure_steady_state(
     timed = [(step, _batch_tokens(step, seq_len)) for step in log.steps if step.is_timed]
     if not timed:
         raise InputError(f"log: no step of {log.format.title} in it has a time or a rate; a log with one is required")
-    logged_batch = timed[-1][1]
+    if log.header.seq_len and log.header.seq_len != seq_len:
+        raise InputError(
+            f"--seq-len: found {seq_len:,}, and the log says {log.header.seq_len:,}; the sequence of the run is required"
+        )
+    step_batch = timed[-1][1]
+    logged_batch = step_batch or log.header.tokens
     if logged_batch and batch_tokens and logged_batch != batch_tokens:
         raise InputError(
             f"--batch-tokens: found {batch_tokens:,}, and the log says {logged_batch:,} (sequences of {seq_len:,}); the batch "
             "of the run is required, or none: the log has it"
         )
     batch = logged_batch or batch_tokens
-    same_batch = [step for step, step_tokens in timed if step_tokens == logged_batch]
+    same_batch = [step for step, step_tokens in timed if step_tokens == step_batch]
     warm_up = num_warm_up(len(same_batch))
     counted = same_batch[warm_up:]
     _require_consistent_batch(counted, num_devices, batch)
