@@ -9,7 +9,9 @@ from crosscheck.one_key_changes import OneKeyChange, draw_changes, judge
 FORMER_FAULTS = [
     OneKeyChange("youtu", "q_lora_rank", 0, False), OneKeyChange("aria_text", "mlp_bias", True, True),
     OneKeyChange("mpt", "d_model", 2049, True), OneKeyChange("bitnet", "hidden_size", 2561, False),
-    OneKeyChange("minicpm3", "attention_bias", True, False),
+    OneKeyChange("minicpm3", "attention_bias", True, False), OneKeyChange("mamba", "intermediate_size", 1537, False),
+    OneKeyChange("mamba", "expand", 1, False), OneKeyChange("qwen3_5_text", "attention_bias", True, True),
+    OneKeyChange("lfm3", "conv_L_cache", 2, False), OneKeyChange("emu3", "tie_word_embeddings", True, False),
 ]  # fmt: skip
 
 

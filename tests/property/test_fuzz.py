@@ -216,7 +216,12 @@ CHANGED = st.dictionaries(
     VALUES, max_size=3,
 )  # fmt: skip
 KIND_NAMES = sorted(
-    {kind for kind, table in family_tables().items() if not table.keys() & {"experts", "latent", "like"}} | {*OWN}
+    {
+        kind
+        for kind, table in family_tables().items()
+        if not table.keys() & {"experts", "latent", "like", "layer_types", "recurrence"}
+    }
+    | {*OWN}
 )
 KINDS = st.sampled_from(KIND_NAMES)
 

@@ -86,6 +86,16 @@ def _read_mamba1(config: TrackedConfig) -> MixerFields:
     }  # fmt: skip
 
 
+def _read_pure_mamba(config: TrackedConfig) -> MixerFields:
+    """Return the sizes of Mamba's own models, whose config has the number of channels in a key beside its factor."""
+    mixer, stated = _read_mamba1(config), config.first("intermediate_size")
+    if stated not in (None, mixer["num_heads"]):
+        raise ValueError(
+            f"intermediate_size is {stated!r}; {mixer['num_heads']}, its factor times the width, is required"
+        )
+    return mixer
+
+
 def _read_jamba(config: TrackedConfig) -> MixerFields:
     return {**_read_mamba1(config), "step_norms": True}
 
@@ -100,5 +110,5 @@ def _read_short_conv(config: TrackedConfig) -> MixerFields:
 RECURRENCE_READERS: Mapping[str, FieldReader] = {
     "gated_delta": _read_gated_delta, "kimi_delta": _read_kimi_delta, "mamba2": _read_mamba2,
     "expanded_mamba2": _read_expanded_mamba2, "falcon_mamba2": _read_falcon_mamba2, "mamba1": _read_mamba1,
-    "jamba": _read_jamba, "short_conv": _read_short_conv,
+    "pure_mamba": _read_pure_mamba, "jamba": _read_jamba, "short_conv": _read_short_conv,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 from shardwise.model.huggingface.field_readers import (
     NUM_HEADS_KEYS,
     FieldReader,
+    MissingKey,
     TrackedConfig,
     read_d_model,
     read_first,
@@ -147,6 +148,10 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
 }  # fmt: skip
 
 
+def _require_list(config: TrackedConfig, num_layers: int) -> list[str]:
+    raise MissingKey("layer_types")
+
+
 def _first_of_four(config: TrackedConfig, num_layers: int) -> list[str]:
     return [FULL if layer % 4 == 0 else SLIDING for layer in range(num_layers)]
 
@@ -218,6 +223,7 @@ def _step_experts(config: TrackedConfig, num_layers: int) -> list[str]:
 
 
 UNCOMMON_LISTS: Mapping[str, ListReader] = {
+    "required": _require_list,
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
