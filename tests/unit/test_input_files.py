@@ -30,7 +30,7 @@ from shardwise.values import (
     require_number,
     require_regular,
 )
-from shardwise.values.input_texts import MAX_DEPTH, MAX_DIGITS
+from shardwise.values.input_texts import MAX_DEPTH, MAX_DIGITS, parse_integer, parse_number
 
 SOURCE = Path(shardwise.__file__).parent
 READER = {"values/input_files.py", "values/input_texts.py"}
@@ -114,6 +114,109 @@ def test_nothing_else_reads_or_parses_what_is_not_ours() -> None:
     }
     assert sorted(calls - EXCEPTIONS.keys()) == [], "use shardwise.values.input_files and input_texts"
     assert sorted(EXCEPTIONS.keys() - calls) == [], "no longer needed"
+
+
+# Who may parse numbers of texts by `int` and `float`, and which.
+NUMBER_EXCEPTIONS = {
+    "values/units.py": "quantities with a unit, whose digits its pattern bounds or a caller's text of an argument",
+    "present/charts/palette.py": "colours of our own",
+    "present/charts/draw_marks.py": "colours of our own",
+}  # fmt: skip
+TEXT_METHODS = {
+    "strip", "lstrip", "rstrip", "split", "rsplit", "partition", "rpartition", "removeprefix", "removesuffix", "replace",
+    "decode", "group", "groups", "findall",
+}  # fmt: skip
+MATCHERS = {"match", "search", "fullmatch", "finditer", "findall"}
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _names_of_texts(function: Function) -> set[str]:
+    """Return the parameters that are texts, and the names that hold matches of a pattern."""
+    arguments = (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs)
+    names = {
+        a.arg for a in arguments if a.annotation is not None and ast.unparse(a.annotation) in ("str", "str | None")
+    }
+    for node in ast.walk(function):
+        target, value = None, None
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target, value = node.targets[0], node.value
+        elif isinstance(node, ast.NamedExpr):
+            target, value = node.target, node.value
+        elif isinstance(node, (ast.For, ast.comprehension)):
+            target, value = node.target, node.iter
+        if isinstance(target, ast.Name) and value is not None and _attributes(value) & MATCHERS:
+            names.add(target.id)
+    return names
+
+
+def _attributes(expression: ast.expr) -> set[str]:
+    return {node.attr for node in ast.walk(expression) if isinstance(node, ast.Attribute)}
+
+
+def _parses_text(call: ast.Call, names: set[str]) -> bool:
+    """Return whether a call is `int` or `float` of a text, or maps one over texts."""
+    function, arguments = ast.unparse(call.func), call.args
+    if function == "map" and arguments and ast.unparse(arguments[0]) in ("int", "float"):
+        arguments = arguments[1:]
+    elif function not in ("int", "float"):
+        return False
+    if not arguments or any(ast.unparse(n.func) in ("len", "sum") for n in ast.walk(call) if isinstance(n, ast.Call)):
+        return False
+    value = arguments[0].values[0] if isinstance(arguments[0], ast.BoolOp) else arguments[0]
+    while isinstance(value, ast.Subscript):
+        value = value.value
+    methods = {
+        n.func.attr for n in ast.walk(arguments[0]) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+    }
+    return bool(methods & (TEXT_METHODS | MATCHERS)) or (isinstance(value, ast.Name) and value.id in names)
+
+
+def _number_parsers(source: str) -> list[int]:
+    """Return the lines on which numbers of texts are parsed by `int` or `float`."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, Function)]
+    return sorted(
+        {
+            call.lineno
+            for function in functions
+            for call in ast.walk(function)
+            if isinstance(call, ast.Call) and _parses_text(call, _names_of_texts(function))
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("expression", "is_parsed"),
+    [
+        ("int(text)", True), ("float(text.strip())", True), ("int(re.search(r'x', text)[1])", True),
+        ("[int(m[1]) for m in re.finditer(r'x', text)]", True), ("list(map(int, text.split('x')))", True),
+        ("int(size)", False), ("int(len(text.split()))", False), ("parse_integer(text)", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_parsing_a_number(expression: str, is_parsed: bool) -> None:
+    assert _number_parsers(f"def read(text: str, size: float):\n    return {expression}") == [2] * is_parsed
+
+
+def test_numbers_of_texts_are_parsed_by_the_reader_alone() -> None:
+    """Its `parse_integer` and `parse_number` bound the digits: `int` takes time that grows with their square."""
+    lines = {
+        path.relative_to(SOURCE).as_posix(): found
+        for path in SOURCE.rglob("*.py")
+        if path.relative_to(SOURCE).as_posix() not in READER
+        and (found := _number_parsers(path.read_text(encoding="utf-8")))
+    }
+    unlisted = {name: found for name, found in lines.items() if name not in NUMBER_EXCEPTIONS}
+    assert unlisted == {}, "use parse_integer and parse_number of shardwise.values.input_texts"
+    assert sorted(NUMBER_EXCEPTIONS.keys() - lines.keys()) == [], "no longer needed"
+
+
+@pytest.mark.parametrize("parse", [parse_integer, parse_number])
+def test_numbers_of_texts_have_bounded_digits(parse: Callable[[str], float]) -> None:
+    assert parse("1" * MAX_DIGITS) == pytest.approx(float("1" * MAX_DIGITS))
+    for text in ("1" * 401, "1" * 5_000):
+        with pytest.raises(InputError, match=r"a number of [0-9,]+ characters; one of at most [0-9]+ is required"):
+            parse(text)
+    with pytest.raises(ValueError, match="x"):
+        parse("x")
 
 
 def test_no_first_line_of_an_error_that_may_have_no_text() -> None:

@@ -8,6 +8,7 @@ import re
 
 from shardwise.hardware.chips import chip_names, get_catalog_entry
 from shardwise.values import find_nearest_names
+from shardwise.values.input_texts import parse_integer
 
 _SEPARATED = re.compile(r"^(?P<chip>[a-z][a-z0-9.\-]*?)[\s:_x*-]+(?P<count>[0-9]+)(?:\s*gpus?)?$")
 _COUNT_FIRST = re.compile(r"^(?P<count>[0-9]+)\s*[x*-]?\s*(?P<chip>[a-z][a-z0-9.\-]*)$")
@@ -37,7 +38,7 @@ def nearest_shorthand(text: str) -> str | None:
         return None
     # The name of a slice (v5p-512) counts cores; a number behind a colon or before the chip counts chips.
     is_slice_name = lower.startswith(match["chip"] + "-") and match.re is _SEPARATED
-    count = int(match["count"])
+    count = parse_integer(match["count"])
     return _shorthand(name, count // SLICE_NAMES.get(name, ("", 1))[1] if is_slice_name else count)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwise.layout.choices import NAMED_CHOICES, NUMERIC_CHOICES, PINNABLE_CHOICES, example_value
 from shardwise.values import InputError, describe_unknown, parse_count, parse_like, raise_problems, run_all
+from shardwise.values.input_texts import parse_integer
 from shardwise.values.units import read_as_binary
 
 SweepValue = int | bool | str
@@ -38,7 +39,9 @@ class Sweep:
         if self.name not in COUNT_NAMES:
             return False
         # Devices of a torus's shape, such as 4x4x8, or of pods of it, 4x4x8*2.
-        counts = [v if isinstance(v, int) else math.prod(map(int, re.findall(r"\d+", v))) for v in self.values]
+        counts = [
+            v if isinstance(v, int) else math.prod(map(parse_integer, re.findall(r"\d+", v))) for v in self.values
+        ]
         return counts in (sorted(counts), sorted(counts, reverse=True))
 
 

@@ -25,6 +25,7 @@ from shardwise.sharding.spec import Axes, Spec
 from shardwise.values import InputError, ShardingError
 from shardwise.values.dtypes import BYTES_PER_ELEMENT
 from shardwise.values.errors import NotationError, join_words
+from shardwise.values.input_texts import parse_integer
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9']*")
 _NUMBER = re.compile(r"\d+")
@@ -111,7 +112,7 @@ class _Cursor:
         if match is None:
             raise self.error_at(f"expected a whole number, {label}")
         self.position = match.end()
-        return int(match.group())
+        return parse_integer(match.group())
 
     def subscript(self) -> Axes:
         """Parse the axes of a subscript; capital letters are an axis each (`_XY`), a lower-case name is one axis (`_fsdp`)."""
@@ -178,7 +179,7 @@ def _parse_dims(cursor: _Cursor, name: str) -> tuple[list[str], list[Axes], dict
         if number is not None:
             cursor.position = number.end()
             dim = _LETTERS[len(dims)]
-            sizes[dim] = int(number.group())
+            sizes[dim] = parse_integer(number.group())
         else:
             dim = cursor.name("the name of a dim")
         if dim in dims:

@@ -21,6 +21,7 @@ from shardwise.values.input_files import MAX_TEXT_BYTES, PLAIN, FileMessages, de
 
 MAX_DEPTH = 64  # arrays and objects within one another: a config.json has 4, a plan 6
 MAX_DIGITS = 40  # of an integer: 128 bits have 39
+MAX_NUMBER_CHARACTERS = 400  # of a decimal number: the longest double has 309 digits before its point
 MAX_VALUES = 4_000_000  # of a text: as empty lists they take 0.3 GB. A tokenizer.json has up to 1,500,000
 
 _LONG_INTEGER = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
@@ -277,6 +278,32 @@ def parse_digits(text: str, max_digits: int = MAX_DIGITS) -> int | None:
     (42, None, None, None)
     """
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= max_digits else None
+
+
+def parse_integer(text: str) -> int:
+    """Return the integer that a text spells, as `int` does. Raises `InputError` for more than `MAX_DIGITS` digits, and
+    `ValueError` for what is no integer.
+
+    >>> parse_integer(" 1_024 ")
+    1024
+    """
+    return int(_require_short(text))
+
+
+def parse_number(text: str) -> float:
+    """Return the number that a text spells, as `float` does. Raises `InputError` for more than `MAX_NUMBER_CHARACTERS`, and
+    `ValueError` for what is no number.
+
+    >>> parse_number("2.5e3")
+    2500.0
+    """
+    return float(_require_short(text, MAX_NUMBER_CHARACTERS))
+
+
+def _require_short(text: str, max_characters: int = MAX_DIGITS + 1) -> str:
+    if len(text.strip()) > max_characters:
+        raise InputError(f"found a number of {len(text):,} characters; one of at most {max_characters} is required")
+    return text
 
 
 def require_number(

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardwise.values.input_texts import parse_integer
+
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -143,7 +145,7 @@ class _Inliner:
 def tuple_index(attributes: str) -> int:
     """Return which element of a tuple a get-tuple-element selects."""
     match = re.search(r"index=(\d+)", attributes)
-    return int(match.group(1)) if match else 0
+    return parse_integer(match.group(1)) if match else 0
 
 
 # Groups of devices
@@ -153,7 +155,7 @@ def replica_groups(attributes: str, num_devices: int) -> Groups:
     """Return device groups in any of the forms in which HLO writes them: lists, an iota, or axes of a mesh."""
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", attributes)
     if iota is not None:
-        return _chunks(_iota(iota.group(3)), int(iota.group(2)))
+        return _chunks(_iota(iota.group(3)), parse_integer(iota.group(2)))
     mesh = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\((.*?\]\S*)\))? \{([^}]*)\}", attributes)
     if mesh is not None:
         return _mesh_groups(*mesh.groups())

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from shardwise.sharding import CollectiveKind
 from shardwise.values import InputError
+from shardwise.values.input_texts import parse_integer
 from shardwise.verify.hlo_graph import Groups, HloNode, inline_computations, permute_pairs, replica_groups, tuple_index
 
 
@@ -42,7 +43,7 @@ class HloProgram:
 
     def __init__(self, text: str) -> None:
         partitions = re.search(r"num_partitions=(\d+)", text)
-        self.num_devices = int(partitions.group(1)) if partitions else 1
+        self.num_devices = parse_integer(partitions.group(1)) if partitions else 1
         self.nodes = inline_computations(text)
 
     def collectives(self) -> tuple[HloCollective, ...]:
@@ -209,7 +210,7 @@ def _integers(literal: str) -> list[int] | None:
             f"hlo: found constant({literal}), whose values the text leaves out; without them a ReduceScatter looks like an "
             "AllReduce: print the module with large constants (`verify.xla_worker.module_text`)"
         )
-    return [int(i) for i in re.findall(r"-?\d+", literal)] or None
+    return [parse_integer(i) for i in re.findall(r"-?\d+", literal)] or None
 
 
 def _align(operands: Sequence[list[int]]) -> Iterable[tuple[int, ...]]:

@@ -52,6 +52,7 @@ from shardwise.values import (
     raise_problems,
     write_synced,
 )
+from shardwise.values.input_texts import parse_integer
 
 SPLIT_DIMS = "KFMS"  # dims that tp splits: query groups with their keys; widths of MLPs, experts and shared experts
 VOCAB_MULTIPLE = 128  # default of --make-vocab-size-divisible-by (training/arguments.py)
@@ -257,7 +258,7 @@ def _read_degrees(tensors: RankFilesFolder) -> tuple[RankDegrees, int]:
     matches = [match for file in files if (match := RANK_FOLDER.fullmatch(file))]
     if len(matches) < len(files) or not files:
         raise InputError(f"model: {tensors.folder} has no files mp_rank_00/{RANK_FILE} of ranks, which are required")
-    tp, second, third = (1 + max(int(match[group] or 0) for match in matches) for group in (1, 2, 3))
+    tp, second, third = (1 + max(parse_integer(match[group] or "0") for match in matches) for group in (1, 2, 3))
     all_embed = all(weight_names.EMBEDDING in tensors.models.get(file, ()) for file in files)
     # A name has pp before ep, each only if above 1. A single second number is ep if every file has an embedding, as only the
     # first stage of a pipeline has one.

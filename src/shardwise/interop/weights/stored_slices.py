@@ -21,6 +21,7 @@ from shardwise.step.parameters import PlacedUnit
 from shardwise.step.rank_program import single_device_instance
 from shardwise.values import Box, InputError, Shape
 from shardwise.values.durable_files import READ_BYTES
+from shardwise.values.input_texts import parse_integer
 
 ReadBox = Callable[[str, Box], Tensor]  # (name of a parameter or balance bias, box) → values
 BIAS_DIMS = ("E",)  # dims of a balance bias
@@ -111,7 +112,7 @@ def _units_of_shard(
     """Yield the units of a shard; with each, (number, count) of its layer and prediction module in the file."""
     num_layers, num_modules = architecture.num_layers, architecture.num_predict_layers
     for unit in unit_paths(architecture):
-        number = int(unit.path.rpartition(".")[2]) if "." in unit.path else 0
+        number = parse_integer(unit.path.rpartition(".")[2]) if "." in unit.path else 0
         if is_layer(unit.kind) and number in shard.layers:
             yield unit, {"layer": (number - shard.layers.start, num_layers)}
         elif unit.kind in MTP_UNITS and "head" in shard.end_units:

@@ -29,6 +29,7 @@ from shardwise.records.logs.logged_steps import (
     to_step,
 )
 from shardwise.records.step_log import INSPECTED
+from shardwise.values.input_texts import parse_integer, parse_number
 
 # Every field must be followed by a blank, and the last by its closing character, so that a truncated number is not read as a
 # complete one. Bounded repeats keep a search short on any line.
@@ -53,7 +54,7 @@ def _parse_torchtitan_step(text: str) -> LoggedStep | None:
     if tokens_per_s is None:
         return None
     return LoggedStep(
-        step=int(header[1]), tokens_per_s=tokens_per_s, tflops=parse_positive(fields.get("tflops")),
+        step=parse_integer(header[1]), tokens_per_s=tokens_per_s, tflops=parse_positive(fields.get("tflops")),
         mfu=parse_percent(fields.get("mfu")),
         loss=loss if loss is None or loss >= 0 else None,  # ranks in front of a pipeline's last stage print -1
         memory_bytes=parse_scaled(fields.get("memory"), GIB),
@@ -107,7 +108,7 @@ def _parse_megatron_step(text: str) -> LoggedStep | None:
         return None
     batch = parse_positive(fields.get("batch"))
     return LoggedStep(
-        step=int(header[1]), step_time_s=seconds, tflops=parse_positive(fields.get("tflops")),
+        step=parse_integer(header[1]), step_time_s=seconds, tflops=parse_positive(fields.get("tflops")),
         loss=parse_finite(fields.get("loss")), batch_seqs=None if batch is None else int(batch),
     )  # fmt: skip
 
@@ -136,10 +137,11 @@ _NEMO_FIELD = re.compile(r"\| ([\w ]{1,64}): ([\d.]{1,32}(?:e[+-]?\d{1,3})?)(?= 
 
 
 def _parse_nemo_step(text: str) -> LoggedStep | None:
-    fields = {match[1]: float(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
+    fields = {match[1]: parse_number(match[2]) for match in _NEMO_FIELD.finditer(text) if match[2].count(".") < 2}
     if "global_step" not in fields or "train_step_timing in s" not in fields:
         return None
-    return to_step(TaggedValues(int(fields["global_step"]), fields), NEMO)
+    step = fields["global_step"]
+    return to_step(TaggedValues(int(step), fields), NEMO)
 
 
 NEMO = LogFormat(
@@ -175,7 +177,7 @@ NANOTRON_TIMES = ("elapsed_time_per_iteration_ms", "time_per_iteration_ms")  # o
 def _parse_nanotron_step(text: str) -> LoggedStep | None:
     header = _NANOTRON_ITERATION.search(text)
     fields = {
-        match[1]: str(float(match[2]) * _NANOTRON_PREFIXES[match[3]])
+        match[1]: str(parse_number(match[2]) * _NANOTRON_PREFIXES[match[3]])
         for match in _NANOTRON_FIELD.finditer(text)
         if parse_finite(match[2])
     }
@@ -183,7 +185,7 @@ def _parse_nanotron_step(text: str) -> LoggedStep | None:
     if not header or seconds is None or "tokens_per_sec_per_gpu" not in fields:
         return None
     return LoggedStep(
-        step=int(header[1]), step_time_s=seconds, tokens_per_s=parse_positive(fields["tokens_per_sec_per_gpu"]),
+        step=parse_integer(header[1]), step_time_s=seconds, tokens_per_s=parse_positive(fields["tokens_per_sec_per_gpu"]),
         loss=parse_finite(fields.get("lm_loss")), tflops=parse_positive(fields.get("model_tflops_per_gpu")),
         memory_bytes=parse_positive(fields.get("cuda_max_memory_reserved")),
     )  # fmt: skip

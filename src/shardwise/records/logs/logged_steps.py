@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
+from shardwise.values.input_texts import parse_number
+
 MIB, GIB = 2.0**20, 2.0**30
 
 
@@ -116,7 +118,7 @@ class LogFormat:
 def parse_finite(text: str | None) -> float | None:
     """Parse a finite number; None for a missing text or one such as `nan`."""
     try:
-        number = float(text.replace(",", "")) if text is not None else math.nan
+        number = parse_number(text.replace(",", "")) if text is not None else math.nan
     except ValueError:
         return None
     return number if math.isfinite(number) else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from shardwise.run.checkpoints.manifest import MANIFEST
+from shardwise.values.input_texts import parse_integer
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})|\.step-(\d{8,})\.replaced")
 HIDDEN_FOLDER = re.compile(r"\.step-\d{8,}\.(writing|replaced|removed)")
@@ -32,7 +33,7 @@ def list_newest_first(folder: Path) -> list[tuple[int, Path]]:
     for path in folder.iterdir() if folder.is_dir() else ():
         match = STEP_FOLDER.fullmatch(path.name)
         if match and match[1] and path.is_dir():
-            checkpoints.setdefault(int(match[1]), path)
+            checkpoints.setdefault(parse_integer(match[1]), path)
     return sorted(checkpoints.items(), reverse=True)
 
 

@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary
+from shardwise.values.input_texts import parse_integer
 
 POINTER_TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64",
@@ -173,7 +174,7 @@ def _resource_usage(cubin: bytes) -> dict[str, int]:
         file.flush()
         command = [str(tool), "--dump-resource-usage", file.name]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return {name: int(re.findall(rf"\b{field}:(\d+)", text)[-1]) for name, field in DUMP_FIELDS.items()}
+    return {name: parse_integer(re.findall(rf"\b{field}:(\d+)", text)[-1]) for name, field in DUMP_FIELDS.items()}
 
 
 def main(arguments: list[str]) -> None:

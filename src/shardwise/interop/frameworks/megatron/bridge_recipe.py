@@ -35,6 +35,7 @@ from shardwise.interop.text_formats.python_config import CallExpr, NameExpr, par
 from shardwise.layout import Layout
 from shardwise.model import Architecture, Job
 from shardwise.values import InputError
+from shardwise.values.input_texts import parse_integer
 
 OPTIONS_FILE = "megatron_bridge"
 SECTIONS = ("model", "train", "ddp", "optimizer", "checkpoint")
@@ -105,7 +106,7 @@ def _format_layer_freq(freq: Any) -> str:
 
 
 def _parse_layer_freq(text: str) -> Any:
-    dense, experts = (int(part.split("*")[1]) for part in text.strip("()").split("+"))
+    dense, experts = (parse_integer(part.split("*")[1]) for part in text.strip("()").split("+"))
     return [0] * dense + [1] * experts
 
 

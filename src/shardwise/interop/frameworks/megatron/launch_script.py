@@ -33,6 +33,7 @@ from shardwise.interop.text_formats.option_tables import Options, option_table
 from shardwise.interop.text_formats.shell_script import training_command
 from shardwise.model.recompute_policies import MODULES, parse_modules
 from shardwise.values import InputError, describe_unknown
+from shardwise.values.input_texts import parse_integer
 
 SCRIPT = "launch.sh"
 PRECISIONS: Mapping[str, Options] = {
@@ -118,7 +119,7 @@ def _read_batch(reader: OptionReader) -> Mapping[str, Any]:
             raise InputError(
                 f"step-batch-size-schedule: found {str(schedule)[:80]!r}; steps such as 0:384 200B:768 are required"
             )
-        seqs = int(match[1])
+        seqs = parse_integer(match[1])
     if schedule or ramp:
         reader.notes.append("the batch grows during the run: this is its last size")
     return {"job.global_batch_seqs": seqs or reader.require("micro-batch-size") * read_num_replicas(reader)}

@@ -14,6 +14,7 @@ from shardwise.interop.launches.target import OptionMapping, OptionReader, map_f
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.model import SIGMOID, SWIGLU_CLAMP, Architecture
 from shardwise.values import InputError
+from shardwise.values.input_texts import parse_integer
 
 # The options of each MLP. The clamp and the sigmoid's slope of 1.702 are those of gpt-oss (model/numerics.py).
 ACTIVATIONS: Mapping[str, Options] = {
@@ -106,7 +107,7 @@ def _read_mlp(reader: OptionReader) -> Mapping[str, Any]:
     launch_fields["model.d_ff"] = reader.get("moe-ffn-hidden-size", width)
     match = _DENSE_FIRST.match(frequency)
     if match:
-        return {**launch_fields, "model.num_dense_layers": int(match[1]), "model.dense_d_ff": width}
+        return {**launch_fields, "model.num_dense_layers": parse_integer(match[1]), "model.dense_d_ff": width}
     if frequency != "1":
         raise InputError(
             f"moe-layer-freq: found {frequency!r}; 1 or ([0]*M+[1]*N), dense layers first, is what can be read"
@@ -173,7 +174,7 @@ def _read_window(reader: OptionReader) -> Mapping[str, Any]:
     window, every = reader.get("window-size"), reader.get("window-attn-skip-freq")
     if window is None:
         return {}
-    size = int(str(window).strip("()").split(",")[0]) + 1
+    size = parse_integer(str(window).strip("()").split(",")[0]) + 1
     return {"model.sliding_window": size, "model.global_every": int(every) if every is not None else 0}
 
 

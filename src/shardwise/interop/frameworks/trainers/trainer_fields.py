@@ -17,6 +17,7 @@ from shardwise.interop.launches.target import LaunchFiles, OptionMapping, Option
 from shardwise.interop.text_formats.config_trees import flatten, parse_json
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.values import InputError, describe_unknown
+from shardwise.values.input_texts import parse_integer
 
 # Prefix of options that a referred DeepSpeed configuration has: its file, if it is given, else what its name says.
 DEEPSPEED = "deepspeed_config."
@@ -97,7 +98,7 @@ def read_deepspeed(reference: Any, files: LaunchFiles) -> dict[str, Any]:
     offloads = "offload" in name.lower()
     weights_only = "offload_params" in name.lower()
     return {
-        STAGE: int(match[1]),
+        STAGE: parse_integer(match[1]),
         **({OPTIMIZER_DEVICE: "cpu"} if offloads and not weights_only else {}),
         **({WEIGHT_DEVICE: "cpu"} if offloads and match[1] == "3" else {}),
     }

@@ -33,6 +33,7 @@ from shardwise.model.recompute_policies import MODULES
 from shardwise.pipeline import get_schedule, natural_schedule
 from shardwise.pipeline.registry import schedule_names_by_alias
 from shardwise.values import PRECISIONS
+from shardwise.values.input_texts import parse_integer
 
 # Above this part of the memory a recompute is refuted; below, the memory model may be wrong by that much.
 REFUTED = 1.1
@@ -208,7 +209,7 @@ def _zero(cells: RowCells, degrees: RowDegrees, chips_per_node: int, num_slices:
     shard_group = re.search(r"\b(?:zero1? |shard )group:? (\d{1,6})\b", texts[1])
     fsdp = degrees.replicas
     if shard_group:
-        fsdp = int(shard_group[1])
+        fsdp = parse_integer(shard_group[1])
     elif any(re.match(r"HSDP\b", text) for text in texts):
         fsdp = chips_per_node // (degrees.tp * degrees.cp)
     elif num_slices > 1 and "dcn_fsdp_parallelism" not in texts[1]:

@@ -38,6 +38,7 @@ from shardwise.hardware.cluster import Shorthand, build_shorthand_topology, resi
 from shardwise.measure.calibrate.published_runs.run_table import RowCells, SkippedRow
 from shardwise.model import Architecture
 from shardwise.model.structure import IS_GATED
+from shardwise.values.input_texts import parse_integer, parse_number
 
 MOST_LAYERS = 10_000  # far above any model; stages are counted one by one
 MOST_WIDTH = 10**6  # likewise; numbers of heads are tried one by one
@@ -108,7 +109,7 @@ def _layers_by_name(cells: RowCells, d_model: int, vocab: int) -> int:
     num_matrices = 3 if cells.flag("gated_mlp") else 2
     layer_params = 4 * d_model**2 + num_matrices * d_model * cells.require_size("d_ff", "architecture")
     end_params = (1 if cells.flag("tied_embeddings") else 2) * vocab * d_model
-    return max(round((float(match[1]) * 1e9 - end_params) / layer_params), 1)
+    return max(round((parse_number(match[1]) * 1e9 - end_params) / layer_params), 1)
 
 
 def _structure(cells: RowCells) -> dict[str, Any]:
@@ -228,7 +229,7 @@ def catalogue_name(text: str) -> str:
 
 def _count_in_name(text: str, name: str) -> int | None:
     match = re.fullmatch(r"(?:tpu-)?v\d+[a-z]?-(\d+)", text)
-    return max(int(match[1]) // (2 if name in TWO_CORES else 1), 1) if match and len(match[1]) < 8 else None
+    return max(parse_integer(match[1]) // (2 if name in TWO_CORES else 1), 1) if match and len(match[1]) < 8 else None
 
 
 def _read_chip(chip: Chip, cells: RowCells, text: str) -> Chip:
@@ -240,8 +241,8 @@ def _read_chip(chip: Chip, cells: RowCells, text: str) -> Chip:
         if chip.name == name and kind in text:
             chip = replace(chip, memory_bytes_per_s=bytes_per_s)
     limit = re.search(r"\b(\d{2,4})w\b", text)
-    if limit and chip.power_w and float(limit[1]) < chip.power_w:
-        power = float(limit[1])
+    if limit and chip.power_w and parse_number(limit[1]) < chip.power_w:
+        power = parse_number(limit[1])
         chip = replace(chip, power_w=power)
         chip = replace(chip, matmul_fraction=chip.matmul_fraction * relative_clock(chip))
     return chip
@@ -260,7 +261,7 @@ def _read_network(cells: RowCells, network: Switched) -> Switched:
         return network
     text = cells.text("inter_node_link").lower()
     chips_per_node = cells.size("chips_per_node") or network.tiers[0].size
-    node_bytes_per_s = int(stated[1] or 1) * int(stated[2]) * 1e9 / 8
+    node_bytes_per_s = parse_integer(stated[1] or "1") * parse_integer(stated[2]) * 1e9 / 8
     is_per_chip = re.search(r"per (gpu|device|chip)|/(gpu|device|chip)", text)
     bytes_per_s = node_bytes_per_s if is_per_chip else node_bytes_per_s / chips_per_node
     if re.search(rf"{stated[2]}\s*GB/s", cells.text("inter_node_link")):  # bytes, not bits
@@ -273,12 +274,12 @@ def _read_network(cells: RowCells, network: Switched) -> Switched:
 def _read_slices(cells: RowCells, name: str, chip: Chip, num_chips: int) -> tuple[int, Topology]:
     """Return number and network of TPU slices: their shape as stated, or the vendor's for that many chips."""
     match = re.search(r"between (\d{1,6}) slices", cells.text("inter_node_link").lower())
-    num_slices = int(match[1]) if match else 1
+    num_slices = parse_integer(match[1]) if match else 1
     if num_slices < 1 or num_chips % num_slices:
         raise SkippedRow("devices do not divide into slices", f"{num_chips} in {num_slices}")
     chips_per_slice = num_chips // num_slices
     stated = re.search(r"\b(\d{1,4}(?:x\d{1,4}){1,2})\b", cells.text("intra_node_link").lower())
-    shape = tuple(map(int, stated[1].split("x"))) if stated else ()
+    shape = tuple(map(parse_integer, stated[1].split("x"))) if stated else ()
     if math.prod(shape) != chips_per_slice:
         shape = slice_shape(chips_per_slice, get_catalog_entry(name)["torus"]["num_axes"])
     return num_slices, build_shorthand_topology(

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from shardwise.model.architecture import MAX_SIZE
 from shardwise.values import FileMessages, InputError, get_loss_kernel, parse_csv_records, read_text
+from shardwise.values.input_texts import parse_number
 
 # Columns that a prediction may read. What was measured is not among them.
 INPUT_COLUMNS = (
@@ -158,7 +159,7 @@ def unreadable_cells(rows: Iterable[RunRow]) -> tuple[tuple[str, str, str], ...]
 
 def _parse_positive(text: str) -> float | None:
     try:
-        value = float(text)
+        value = parse_number(text)
     except ValueError:
         return None
     return value if 0 < value < math.inf else None
