@@ -72,7 +72,9 @@ _TORCHTITAN_HEADER = {
 
 def _parse_torchtitan_header(text: str) -> RunHeader | None:
     """Return batch and sequence of trainer.py's line; a torn one has not all of it. Later commits log tokens in place of both."""
-    fields = {name: parse_integer(match[1]) for name, pattern in _TORCHTITAN_HEADER.items() if (match := pattern.search(text))}
+    fields = {
+        name: parse_integer(match[1]) for name, pattern in _TORCHTITAN_HEADER.items() if (match := pattern.search(text))
+    }
     return RunHeader(**fields) if fields and all(fields.values()) else None
 
 
