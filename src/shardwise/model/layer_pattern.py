@@ -94,15 +94,15 @@ def pattern_problems(kinds: Mapping[str, Mapping[str, Any]], pattern: Sequence[s
         layers = expand_pattern(tuple(pattern), num_layers)
     except InputError as error:
         return [*problems, *error.problems]
-    known = (BASE_LAYER, *kinds)
+    kind_names = (BASE_LAYER, *kinds)
     problems += [
-        f"layer_pattern has {name!r}{did_you_mean(name, known)}; one of {', '.join(known)} is required"
+        f"layer_pattern has {name!r}{did_you_mean(name, kind_names)}; one of {', '.join(kind_names)} is required"
         for name in dict.fromkeys(layers)
-        if name not in known
+        if name not in kind_names
     ]
     problems += [
         f"layer_pattern has no {name!r} among its {num_layers} layers; each kind of layer is required there"
-        for name in known
+        for name in kind_names
         if name not in layers
     ]
     return problems
@@ -113,7 +113,7 @@ _RESERVED = (BASE_LAYER, DENSE_LAYER, *OTHER_UNITS)
 
 @lru_cache(maxsize=256)
 def expand_pattern(pattern: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
-    """Return the kind of each layer. Raises `InputError` for a pattern without kinds or with a repeat that is no number.
+    """Return the kind of each layer. Raises `InputError` for a pattern without kinds or with a repeat that is not a number.
 
     >>> expand_pattern(("sliding*2", "block"), 7)
     ('sliding', 'sliding', 'block', 'sliding', 'sliding', 'block', 'sliding')

@@ -220,11 +220,15 @@ class Pricing:
 
     def counts_with(self, rank: int, layers: Iterable[range]) -> StageCounts:
         """Return its contents with these layers on its stages."""
-        stages, held, num_recomputed = self.placement.stages_of_rank(rank), [*layers], self.layout.recompute_layers
+        stages, layer_ranges, num_recomputed = (
+            self.placement.stages_of_rank(rank),
+            [*layers],
+            self.layout.recompute_layers,
+        )
         return stage_counts(
-            count_kinds(self.architecture, held), ModelEnds.of(self.architecture),
+            count_kinds(self.architecture, layer_ranges), ModelEnds.of(self.architecture),
             first=0 in stages, last=len(self.layers) - 1 in stages, carries=len(stages) if self.layout.pp > 1 else 0,
-            recomputed=None if num_recomputed is None else count_kinds(self.architecture, held, num_recomputed),
+            recomputed=None if num_recomputed is None else count_kinds(self.architecture, layer_ranges, num_recomputed),
         )  # fmt: skip
 
 

@@ -151,20 +151,20 @@ class _LayerSplitter:
 
         At most `max_layers`, and none that does not fit or makes the device slower than the layout is."""
         for count in range(self.min_layers[device], max_layers + 1):
-            layers = self._held_layers(count, assigned, leading)
+            layers = self._stage_layers(count, assigned, leading)
             seconds = self._seconds(device, layers)
             if seconds > self.bound_s or not self._fits(device, layers):
                 return  # more layers only take longer, and more memory
             yield count, seconds
 
-    def _held_layers(self, count: int, assigned: int, leading: int) -> tuple[range, ...]:
+    def _stage_layers(self, count: int, assigned: int, leading: int) -> tuple[range, ...]:
         """Return the layers of a device's stages: of the next one from the beginning, and with both ends of one from the end."""
         first = self._layers_of_first(count)
-        held = (range(leading, leading + first),)
+        first_stage = range(leading, leading + first)
         if not self.both_ends:
-            return held
+            return (first_stage,)
         end = self.architecture.num_layers - (assigned - leading)
-        return *held, range(end - (count - first), end)
+        return first_stage, range(end - (count - first), end)
 
     def _drop_unreachable(
         self, splits: dict[tuple[int, int], LayerSplit], num_later_devices: int

@@ -85,7 +85,7 @@ class _Book:
         self.d_ff = architecture.d_ff
         # With experts FSDP gathers all E of them for the k that a token takes; the rules for TP are about one dense MLP.
         self.sparse = bool(architecture.num_experts)
-        self.has_one_mlp = not self.sparse and not architecture.layer_pattern  # of one width, on all layers
+        self.has_uniform_mlp = not self.sparse and not architecture.layer_pattern  # of one width, on all layers
         self.sparsity = architecture.num_experts / architecture.experts_per_token if self.sparse else 1.0
         self.tokens = tokens_per_chip(job.global_batch_tokens, self.num_chips)
         nominal = None if self.sparse else architecture.nominal_num_params  # of experts a token meets a few
@@ -113,8 +113,8 @@ class _Book:
         return (
             *self.batch_rules(),
             *self.pod_rules(),
-            *(self.tp_rules() if self.has_one_mlp else ()),
-            *(self.mixed_rules() if self.has_one_mlp and not self.switched else ()),
+            *(self.tp_rules() if self.has_uniform_mlp else ()),
+            *(self.mixed_rules() if self.has_uniform_mlp and not self.switched else ()),
             *self.time_rules(),
         )
 

@@ -249,6 +249,6 @@ def segments_on_device(sharding: OperationSharding) -> Polynomial:
     return multiply_symbols([LocalDim(SEGMENTS, spec.axes_of(SEGMENTS))])
 
 
-def summed_axes(whole: Spec, part: Spec) -> Axes:
-    """Return the axes that split dims of `whole` and no dim of `part`: over these a gradient like `part` is a partial sum."""
-    return tuple(axis for dim in whole.dims for axis in whole.axes_of(dim) if axis not in part.sharded_axes)
+def summed_axes(gradient: Spec, operand: Spec) -> Axes:
+    """Return the axes that split dims of `gradient` and no dim of `operand`, whose own gradient is a partial sum over them."""
+    return tuple(axis for dim in gradient.dims for axis in gradient.axes_of(dim) if axis not in operand.sharded_axes)

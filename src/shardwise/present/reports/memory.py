@@ -201,10 +201,10 @@ def _cached_per_token(architecture: Architecture) -> str:
 def _windows_text(sizes: KvCacheSizes) -> str:
     architecture = sizes.cache.architecture
     windows = {layer.sliding_window for layer, _ in sizes.cache.layers if layer.num_windowed_layers}
-    kept = sorted(window for window in windows if window and window < sizes.context)
-    if not kept:
+    shorter = sorted(window for window in windows if window and window < sizes.context)
+    if not shorter:
         return ""
-    windowed, window = architecture.num_windowed_layers, " or ".join(f"{window:,}" for window in kept)
+    windowed, window = architecture.num_windowed_layers, " or ".join(f"{window:,}" for window in shorter)
     unwindowed = format_bytes(sizes.bytes_per_token * sizes.context)
     return f"; {windowed} of {architecture.num_layers} layers keep the last {window}, {unwindowed} if they kept all"
 

@@ -212,13 +212,15 @@ def _scores(q: Array, k: Array, queries: Array, keys: Array, selected: Array | N
     return np.where(visible, scores, MASKED)
 
 
-def select_keys(queries: Array, keys: Array, weights: Array, at: Array, key_at: Array, num_selected: int) -> Array:
+def select_keys(
+    queries: Array, keys: Array, weights: Array, positions: Array, key_positions: Array, num_selected: int
+) -> Array:
     """Return the positions [B,T,s] of the keys with the largest scores, of those at a query's position and before."""
     scores = np.einsum("bta,btas->bts", weights, np.maximum(np.einsum("btay,bsy->btas", queries, keys), 0.0))
-    visible = at[:, None] >= key_at[None, :]
+    visible = positions[:, None] >= key_positions[None, :]
     best = np.argsort(-np.where(visible, scores, -np.inf), axis=-1, kind="stable")[..., :num_selected]
-    chosen = key_at[best]
-    return np.where(chosen <= at[:, None], chosen, at[:, None])
+    chosen = key_positions[best]
+    return np.where(chosen <= positions[:, None], chosen, positions[:, None])
 
 
 def attention(

@@ -24,7 +24,7 @@ from shardwise.search.vectorised.table_columns import Floats, Ints
 from shardwise.values import Value
 
 PipelineSizes = tuple[int, int]  # pp, virtual stages of a rank
-HeldLayers = tuple[range, ...]  # layers of each virtual stage of a device
+DeviceLayers = tuple[range, ...]  # layers of each virtual stage of a device
 
 
 class WorstStage(NamedTuple):
@@ -127,8 +127,8 @@ def _worst_stages_of(
     longest = max(map(len, rows))
     for row in rows:
         row[1:1] = row[:1] * (longest - len(row))
-    held = [
-        [_held_layers(architecture, schedule, *pipeline_sizes)[stage] for stage in row]
+    device_layers = [
+        [_device_layers(architecture, schedule, *pipeline_sizes)[stage] for stage in row]
         for pipeline_sizes, row in zip(sizes, rows, strict=True)
     ]
     numbers, holding = np.array(rows, dtype=np.int64), np.ones((len(rows), longest))
@@ -137,28 +137,31 @@ def _worst_stages_of(
     last = 0 if _has_both_ends(schedule) else longest - 1
     return tuple(
         WorstStage(
-            i == 0, i == last, numbers[:, i], _layers_by_kind(architecture, [row[i] for row in held]),
+            i == 0, i == last, numbers[:, i], _layers_by_kind(architecture, [row[i] for row in device_layers]),
             holding[:, i] if uneven else None,
-            _among_first(architecture, [row[i] for row in held]) if partly and architecture.layer_pattern else None,
+            _among_first(architecture, [row[i] for row in device_layers]) if partly and architecture.layer_pattern else None,
         )
         for i in range(longest)
     )  # fmt: skip
 
 
-def _layers_by_kind(architecture: Architecture, held: Sequence[HeldLayers]) -> dict[str, Ints]:
+def _layers_by_kind(architecture: Architecture, device_layers: Sequence[DeviceLayers]) -> dict[str, Ints]:
     """Return the layers of some devices by kind."""
-    counts = [count_kinds(architecture, layers) for layers in held]
+    counts = [count_kinds(architecture, layers) for layers in device_layers]
     return {kind: np.array([row[kind] for row in counts], dtype=np.int64) for kind in architecture.layer_counts}
 
 
-def _among_first(architecture: Architecture, held: Sequence[HeldLayers]) -> dict[str, Ints]:
+def _among_first(architecture: Architecture, device_layers: Sequence[DeviceLayers]) -> dict[str, Ints]:
     """Return how many of the first n layers of some devices each kind is, by [device, n]."""
-    most = max(sum(map(len, layers)) for layers in held)
-    by_number = [_layers_by_kind(architecture, [_first_layers(layers, n) for layers in held]) for n in range(most + 1)]
+    max_layers = max(sum(map(len, layers)) for layers in device_layers)
+    by_number = [
+        _layers_by_kind(architecture, [_first_layers(layers, n) for layers in device_layers])
+        for n in range(max_layers + 1)
+    ]
     return {kind: np.stack([counts[kind] for counts in by_number], axis=1) for kind in architecture.layer_counts}
 
 
-def _first_layers(stages: HeldLayers, num_layers: int) -> HeldLayers:
+def _first_layers(stages: DeviceLayers, num_layers: int) -> DeviceLayers:
     first = []
     for layers in stages:
         first.append(layers[:num_layers])
@@ -174,10 +177,10 @@ class _StageContents(NamedTuple):
     order: tuple[str, ...]
     holding: float
 
-    def covers(self, other: _StageContents) -> bool:
+    def covers(self, stage: _StageContents) -> bool:
         """Return whether a stage with these contents takes at least as long and holds at least as much as another."""
-        at_least = all(mine >= its for mine, its in zip(self.counts, other.counts, strict=True))
-        return at_least and self.order == other.order and self.holding >= other.holding
+        at_least = all(mine >= its for mine, its in zip(self.counts, stage.counts, strict=True))
+        return at_least and self.order == stage.order and self.holding >= stage.holding
 
 
 def _differing_stages(
@@ -187,14 +190,14 @@ def _differing_stages(
     each that no earlier one covers; if the backward pass is split, also each that no later one covers."""
     pp, both_ends = sizes[0], _has_both_ends(schedule)
     end = max(pp // 2, 1) if get_schedule(schedule).bidirectional else pp
-    held, units = _held_layers(architecture, schedule, *sizes), architecture.layer_units
+    device_layers, units = _device_layers(architecture, schedule, *sizes), architecture.layer_units
     contents = [
         _StageContents(
             tuple(count_kinds(architecture, layers).values()),
             tuple(units[layer] for stage in layers for layer in stage) if ordered else (),
             ratios[number] if ratios else 1.0,
         )
-        for number, layers in enumerate(held)
+        for number, layers in enumerate(device_layers)
     ]
     inner = range(1, end if both_ends else end - 1)
     numbers = [0, *_uncovered(inner, contents)]
@@ -220,8 +223,8 @@ def _fullest_stages(
     With few micro-batches a later stage may hold more."""
     pp, count = sizes
     inner = range(1, pp // 2 if get_schedule(schedule).bidirectional else pp - 1) or range(1)
-    held = _held_layers(architecture, schedule, pp, count)
-    layers = [sum(map(len, held[stage])) for stage in inner]
+    device_layers = _device_layers(architecture, schedule, pp, count)
+    layers = [sum(map(len, device_layers[stage])) for stage in inner]
     resolved_schedule = get_schedule(_resolve_natural(schedule, pp, count))
 
     def layers_in_flight(stage: int, num_micro_batches: int) -> float:
@@ -247,8 +250,8 @@ def _worst_stage_numbers(architecture: Architecture, schedule: str, pp: int, num
     numbers = [min(stage, end - 1) for stage in early]
     if get_schedule(schedule).splits_backward:
         inner = range(early.stop, end if _has_both_ends(schedule) else end - 1) or range(end - 1, end)
-        held = _held_layers(architecture, schedule, pp, num_virtual_stages)
-        layers = [sum(map(len, held[stage])) for stage in inner]
+        device_layers = _device_layers(architecture, schedule, pp, num_virtual_stages)
+        layers = [sum(map(len, device_layers[stage])) for stage in inner]
         numbers += [max(zip(layers, inner, strict=True))[1], inner[-1]]
     return numbers if _has_both_ends(schedule) else [*numbers, pp - 1]
 
@@ -264,7 +267,9 @@ def _has_both_ends(schedule: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _held_layers(architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int) -> tuple[HeldLayers, ...]:
+def _device_layers(
+    architecture: Architecture, schedule: str, pp: int, num_virtual_stages: int
+) -> tuple[DeviceLayers, ...]:
     """Return the layers of each device; none if the model has too few for so many stages."""
     placement = get_schedule(schedule).placement(pp, num_virtual_stages)
     if len(placement.ranks) > architecture.num_layers + MAX_EMPTY_STAGES:  # not legal
