@@ -100,10 +100,12 @@ FORMULAS: dict[str, tuple[tuple[str, ...], Formula]] = {
     "clamped_swiglu": (("gate", "up"), clamped_swiglu),
     "gelu": (("x",), gelu),
     "relu": (("x",), torch.relu),
+    "relu2": (("x",), lambda x: torch.relu(x) ** 2),
+    "gated_relu2": (("gate", "up"), lambda gate, up: torch.relu(gate) ** 2 * up),
     "sigmoid_gate": (("x", "logit"), lambda x, logit: x / (1.0 + torch.exp(-logit))),
 }
 # What a gradient reads beside dy, where it is not all operands.
-READS = {"swiglu_dup": ("gate",), "geglu_dup": ("gate",), "sigmoid_gate_dx": ("logit",)}
+READS = {"swiglu_dup": ("gate",), "geglu_dup": ("gate",), "gated_relu2_dup": ("gate",), "sigmoid_gate_dx": ("logit",)}
 
 
 def test_every_function_with_a_gradient_has_a_formula() -> None:

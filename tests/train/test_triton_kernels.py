@@ -103,6 +103,7 @@ def test_parts_of_the_vocabulary_give_the_loss_of_the_whole(cap: float | None) -
 REFERENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "swiglu": lambda gate, up: F.silu(gate) * up,
     "geglu": lambda gate, up: F.gelu(gate, approximate="tanh") * up,
+    "gated_relu2": lambda gate, up: F.relu(gate).square() * up,
     "clamped_swiglu": lambda gate, up: (
         gate.clamp(max=7.0) * torch.sigmoid(1.702 * gate.clamp(max=7.0)) * (up.clamp(-7.0, 7.0) + 1.0)
     ),

@@ -60,4 +60,6 @@ from .recompute_policies import POLICIES as POLICIES
 from .recompute_policies import POLICY_FORMS as POLICY_FORMS
 from .recompute_policies import is_byte_budget as is_byte_budget
 from .recompute_policies import policy_names as policy_names
+from .structure import HAS_WEIGHT_PER_HEAD as HAS_WEIGHT_PER_HEAD
+from .structure import IS_LAYER_NORM as IS_LAYER_NORM
 from .structure import ModelStructure as ModelStructure

@@ -209,7 +209,7 @@ class Architecture:
     def absent_modules(self) -> frozenset[str]:
         """Modules for adapters that the base layer lacks (`model.adapters`)."""
         return absent_modules(
-            latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=IS_GATED.get(self.mlp, True),
+            latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=bool(IS_GATED.get(self.mlp)),
             experts=bool(self.num_experts),
         )  # fmt: skip
 

@@ -28,6 +28,8 @@ from shardwise.values import did_you_mean, raise_problems
 
 RecurrentKind = Literal["gated_delta", "kimi_delta", "mamba2", "mamba1", "short_conv"]
 OutputNorm = Literal["none", "before_gate", "after_gate"]
+IS_BEFORE_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": True, "after_gate": False}
+IS_AFTER_GATE: Mapping[OutputNorm, bool] = {"none": False, "before_gate": False, "after_gate": True}
 TOKENS = ("B", "T")
 HIDDEN = (*TOKENS, "D")
 
@@ -229,10 +231,10 @@ class _MixerBuilder:
     def gated_norm(self, out: str, gate: str, values: Dims) -> str:
         """Add the gate of the outputs, and their norm over each group of heads before or after it, where there is one."""
         over = values[len(values) - 2 :]
-        if self.structure.norm == "before_gate":
+        if IS_BEFORE_GATE[self.structure.norm]:
             out = self.norm(out, over, values)
         out = self.elementwise("swiglu", [gate, out], "gated", values)
-        return self.norm(out, over, values) if self.structure.norm == "after_gate" else out
+        return self.norm(out, over, values) if IS_AFTER_GATE[self.structure.norm] else out
 
     def mamba1(self, y: str) -> str:
         channels = ("L",)

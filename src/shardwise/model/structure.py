@@ -24,6 +24,12 @@ IS_GATED: Mapping[str, bool] = {
 }  # fmt: skip
 # How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
 IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
+IS_LAYER_NORM: Mapping[str, bool] = {"rms": False, "layer": True}
+HAS_WEIGHT_PER_HEAD: Mapping[str, bool] = {
+    "head": False,
+    "each_head": True,
+    "projection": False,
+}  # norms of queries and keys
 IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
 BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head")  # projections that may have a bias
 

@@ -12,6 +12,8 @@ from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.sharding_scheme import layout_degrees
 from shardwise.model import (
     DEFAULT_OPTIMIZER,
+    HAS_WEIGHT_PER_HEAD,
+    IS_LAYER_NORM,
     Architecture,
     Job,
     ModelStructure,
@@ -33,8 +35,8 @@ ENGINE_PINS: Mapping[str, Any] = {"offload": "none"}
 # Structures that the engine does not run, besides those with an operation that it has no kernel for.
 UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "norms of what the products back to the residual stream read": lambda structure: structure.inner_norms,
-    "LayerNorm of queries and keys": lambda structure: structure.qk_norm and structure.norm == "layer",
-    "weights of queries' and keys' norms for each head": lambda s: s.qk_norm and s.qk_norm_over == "each_head",
+    "LayerNorm of queries and keys": lambda structure: structure.qk_norm and IS_LAYER_NORM[structure.norm],
+    "weights of queries' and keys' norms for each head": lambda s: s.qk_norm and HAS_WEIGHT_PER_HEAD[s.qk_norm_over],
     "a bias of the head": lambda structure: "head" in structure.bias,
     "a gate of attention": lambda structure: structure.attention_gate != "none",
     "experts of a latent": lambda structure: structure.latent_experts,

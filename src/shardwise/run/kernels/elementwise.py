@@ -92,7 +92,7 @@ FUNCTIONS: Mapping[str, ElementwiseFunction] = {
     "relu_dx": lambda dy, x: dy * (x > 0),
     "relu2": lambda x: F.relu(x).square_(),
     "relu2_dx": lambda dy, x: F.relu(x).mul_(2.0).mul_(dy),
-    "gated_relu2": lambda gate, up: F.relu(gate).square_().mul_(up),
+    "gated_relu2": _gated("gated_relu2", lambda gate, up: F.relu(gate).square_().mul_(up)),
     "gated_relu2_dgate": lambda dy, gate, up: F.relu(gate).mul_(2.0).mul_(up).mul_(dy),
     "gated_relu2_dup": lambda dy, gate: F.relu(gate).square_().mul_(dy),
 }

@@ -2,7 +2,7 @@
 
 swiglu: gate · sigmoid(gate) · up (Shazeer 2020). geglu: GELU(gate) · up with the tanh form of GELU (Hendrycks and
 Gimpel 2016). clamped_swiglu: g · sigmoid(1.702 g) · (u + 1) with g = min(gate, 7) and u = up clamped to ±7 (OpenAI
-2025, gpt-oss).
+2025, gpt-oss). gated_relu2: max(gate, 0)² · up.
 
 Bytes of N elements of b bytes: 3 N b forward (two reads, one write), 5 N b for both gradients (dy, gate, up; two
 writes), where separate functions read and write 7 N b or more. FLOPs: about 5 N and 12 N. References:
@@ -24,8 +24,8 @@ BLOCK, NUM_WARPS = 2048, 8  # 8 elements a thread: loads of 16 bytes
 CLAMP, SLOPE = tl.constexpr(SWIGLU_CLAMP), tl.constexpr(CLAMPED_SWIGLU_SLOPE)
 GELU_FACTOR = tl.constexpr(0.7978845608028654)  # sqrt(2 / pi)
 GELU_CUBIC = tl.constexpr(0.044715)  # Hendrycks and Gimpel 2016, section 2
-SWIGLU, GEGLU, CLAMPED_SWIGLU = (tl.constexpr(number) for number in range(3))
-KINDS = {"swiglu": SWIGLU, "geglu": GEGLU, "clamped_swiglu": CLAMPED_SWIGLU}
+SWIGLU, GEGLU, CLAMPED_SWIGLU, GATED_RELU2 = (tl.constexpr(number) for number in range(4))
+KINDS = {"swiglu": SWIGLU, "geglu": GEGLU, "clamped_swiglu": CLAMPED_SWIGLU, "gated_relu2": GATED_RELU2}
 
 
 @triton.jit
@@ -42,6 +42,10 @@ def _activation(gate, KIND: tl.constexpr):
         share = tl.sigmoid(low * SLOPE)
         value = low * share
         derivative = tl.where(gate <= CLAMP, share * (1.0 + low * SLOPE * (1.0 - share)), 0.0)
+    elif KIND == GATED_RELU2:
+        positive = tl.maximum(gate, 0.0)
+        value = positive * positive
+        derivative = 2.0 * positive
     else:
         share = tl.sigmoid(gate)
         value = gate * share
