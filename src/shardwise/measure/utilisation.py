@@ -235,8 +235,8 @@ class UtilisationReport:
         return tuple(_doubts(self.utilisation, self.measured.steady))
 
 
-# Frameworks count FLOPs by formulas of their own: with masked scores, recomputation or the embedding they differ by less.
-OWN_COUNT_FACTOR = 1.5
+# Frameworks count FLOPs by other formulas: with masked scores, recomputation or the embedding they differ by less.
+MAX_COUNT_RATIO = 1.5
 
 
 def _doubts(utilisation: Utilisation, steady: SteadyState | None) -> Iterator[str]:
@@ -249,7 +249,7 @@ def _doubts(utilisation: Utilisation, steady: SteadyState | None) -> Iterator[st
     flops_per_s = utilisation.flops_per_token * utilisation.tokens_per_s_per_device
     logged, counted = (steady.mfu, utilisation.mfu) if steady.mfu else ((steady.tflops or 0.0) * 1e12, flops_per_s)
     masked = utilisation.mfu_full / utilisation.mfu
-    if logged and not counted / OWN_COUNT_FACTOR <= logged <= counted * masked * OWN_COUNT_FACTOR:
+    if logged and not counted / MAX_COUNT_RATIO <= logged <= counted * masked * MAX_COUNT_RATIO:
         yield f"the FLOPs here are {counted / logged:.2g} times those of the log's own count: {fix}"
 
 

@@ -282,7 +282,7 @@ def parse_digits(text: str, max_digits: int = MAX_DIGITS) -> int | None:
 
 def parse_integer(text: str) -> int:
     """Return the integer that a text spells, as `int` does. Raises `InputError` for more than `MAX_DIGITS` digits, and
-    `ValueError` for what is no integer.
+    `ValueError` for what is not an integer.
 
     >>> parse_integer(" 1_024 ")
     1024
@@ -292,7 +292,7 @@ def parse_integer(text: str) -> int:
 
 def parse_number(text: str) -> float:
     """Return the number that a text spells, as `float` does. Raises `InputError` for more than `MAX_NUMBER_CHARACTERS`, and
-    `ValueError` for what is no number.
+    `ValueError` for what is not a number.
 
     >>> parse_number("2.5e3")
     2500.0

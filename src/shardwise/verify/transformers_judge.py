@@ -63,7 +63,7 @@ def compare_with_transformers(path: str | Path) -> TransformersComparison:
     return TransformersComparison(
         version=version, model_class=type(model).__name__, num_params=sum(map(_elements, theirs.values())),
         our_num_params=num_params(architecture),
-        first_difference=next(_differences(_group_by_layer(theirs), _own_groups(architecture)), ""),
+        first_difference=next(_differences(_group_by_layer(theirs), _group_program_weights(architecture)), ""),
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _group_by_layer(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Paramete
     }
 
 
-def _own_groups(architecture: Architecture) -> dict[str, ParameterGroup]:
+def _group_program_weights(architecture: Architecture) -> dict[str, ParameterGroup]:
     """Return the weights of our program by layer; a tied head has none of its own."""
     ends = {**_unit_shapes(architecture, "embedding"), **_unit_shapes(architecture, "head")}
     if architecture.tied_embeddings:
@@ -130,11 +130,11 @@ def _differences(theirs: Mapping[str, ParameterGroup], ours: Mapping[str, Parame
     for group in dict.fromkeys((*theirs, *ours)):
         left, right = theirs.get(group, ParameterGroup({}, {})), ours.get(group, ParameterGroup({}, {}))
         missing, spare = _match(left.elements, right.elements)
-        found = ", ".join(f"{name} {list(right.shapes[name])}" for name in spare) or "nothing"
+        unmatched = ", ".join(f"{name} {list(right.shapes[name])}" for name in spare) or "nothing"
         if missing:
-            yield f"{group}: transformers has {missing[0]} {list(left.shapes[missing[0]])}; left for it here: {found}"
+            yield f"{group}: transformers has {missing[0]} {list(left.shapes[missing[0]])}; left for it here: {unmatched}"
         elif spare:
-            yield f"{group}: transformers has nothing for {found}"
+            yield f"{group}: transformers has nothing for {unmatched}"
 
 
 def _match(theirs: Mapping[str, int], ours: Mapping[str, int]) -> tuple[list[str], list[str]]:

@@ -158,7 +158,7 @@ def unsupported_settings(config: TrackedConfig, rule: FamilyRule) -> Iterator[st
 
 
 def _arrange_layers(config: TrackedConfig, rule: FamilyRule, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields with what the config says of layers that differ. Raises `InputError`."""
+    """Return the fields with those of layers that differ. Raises `InputError`."""
     try:
         return arrange_layers(config, rule.layers, fields)
     except MissingKey as missing_key:

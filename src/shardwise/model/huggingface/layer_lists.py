@@ -1,4 +1,4 @@
-"""Layers that differ in a config: what each of its lists says of each layer, as kinds of layers and their pattern.
+"""Layers that differ in a config, read from its lists as kinds of layers and their pattern.
 
 A `LayerList` gives a value for each layer ("sliding_attention", "dense") and the fields that each value stands for. Layers that
 agree in the values of all lists are of one kind. Two lists need no pattern where they are regular: a window on all layers but
@@ -31,7 +31,7 @@ class LayerList:
     without_pattern: Callable[[TrackedConfig, Sequence[str]], FieldValues | None] = lambda config, values: None
 
 
-def read_listed(key: str, default: ListReader, known: frozenset[str], names: Mapping[str, str]) -> ListReader:
+def read_listed(key: str, default: ListReader, allowed: frozenset[str], names: Mapping[str, str]) -> ListReader:
     """Read a list of each layer's value, or what the family has without it. `names` are other spellings of values."""
 
     def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
@@ -40,22 +40,22 @@ def read_listed(key: str, default: ListReader, known: frozenset[str], names: Map
         if not isinstance(values, (list, tuple)) or len(values) != num_layers:
             raise ValueError(f"{key} is not a list of a value for each of {num_layers} layers")
         values = [names.get(value, value) if isinstance(value, str) else value for value in values]
-        unknown = next((value for value in values if not isinstance(value, str) or value not in known), None)
+        unknown = next((value for value in values if not isinstance(value, str) or value not in allowed), None)
         if unknown is not None:
-            raise ValueError(f"{key} has {unknown!r}; of {', '.join(sorted(known))} some are known here")
+            raise ValueError(f"{key} has {unknown!r}; of {', '.join(sorted(allowed))} some are known here")
         return values
 
     return read
 
 
-def every_nth(value: str, other: str, interval: FieldReader) -> ListReader:
+def every_nth(value: str, default: str, interval: FieldReader) -> ListReader:
     """Return the list in which every n-th layer has a value; none has it where n is 0."""
 
     def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
         n = interval(config)
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
             raise ValueError(f"{n!r} is no interval of layers")
-        return [value if n and (layer + 1) % n == 0 else other for layer in range(num_layers)]
+        return [value if n and (layer + 1) % n == 0 else default for layer in range(num_layers)]
 
     return read
 
@@ -112,7 +112,7 @@ def dense_list(read: ListReader, dense_width: FieldReader) -> LayerList:
 def arrange_layers(
     config: TrackedConfig, lists: Sequence[LayerList], fields: Mapping[str, Any], fixed: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
-    """Return the fields of an architecture with what some lists say of its layers, as a pattern where it takes one."""
+    """Return the fields of an architecture whose layers some lists describe, with a pattern where they differ."""
     num_layers = fields.get("num_layers")
     if not lists or not isinstance(num_layers, int) or not 1 <= num_layers <= MAX_LISTED_LAYERS:
         return dict(fields)  # the architecture names what is wrong with the number
@@ -125,10 +125,11 @@ def arrange_layers(
             arranged |= layer_list.fields(config, listed[0]) if form is None else form
         return arranged
     layers = list(zip(*values, strict=True))
-    settings = {
-        kind: {**fields, **{k: v for each, value in zip(lists, kind, strict=True) for k, v in each.fields(config, value).items()}}
-        for kind in dict.fromkeys(layers)
-    }  # fmt: skip
+    settings = {}
+    for kind in dict.fromkeys(layers):
+        settings[kind] = dict(fields)
+        for layer_list, value in zip(lists, kind, strict=True):
+            settings[kind] |= layer_list.fields(config, value)
     return {**fields, **_name_kinds(layers, settings)}
 
 

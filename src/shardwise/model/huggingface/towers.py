@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.model.omitted_parts import OmittedPart
 
-Config = Mapping[str, Any]  # sizes; a wrong one is noticed where the count is no number
+Config = Mapping[str, Any]  # sizes; a wrong one is noticed where the count is not a number
 
 
 def _linear(inputs: Any, outputs: Any, *, bias: bool = True) -> Any:

@@ -237,7 +237,7 @@ def read_training_log(paths: Sequence[Path]) -> TrainingLog:
 
 
 def read_run_header(paths: Sequence[Path]) -> RunHeader:
-    """Return what files of logs say of a run before its steps; nothing of folders, pipes and files that cannot be read."""
+    """Return the batch and sequence that log files give before their steps; nothing from folders, pipes and unreadable files."""
     reader = _LogReader()
     for path in filter(Path.is_file, paths):
         with suppress(OSError):
