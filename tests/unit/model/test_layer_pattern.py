@@ -29,6 +29,7 @@ from shardwise.model.parameters_and_flops import (
     params_by_part,
     unit_training_flops,
 )
+from shardwise.present.reports.catalogue import _pattern_text
 from shardwise.price.problem import resolve_problem
 from shardwise.values import to_json
 from shardwise.values.errors import InputError
@@ -220,3 +221,10 @@ def test_adapters_freeze_kinds_that_have_none() -> None:
         for program in [unit_program(model.structure, unit)]
     }
     assert trained == {"mlp": [], "block": ["wq.lora_a", "wq.lora_b"]}
+
+
+def test_a_long_pattern_is_shown_as_its_layers_of_each_kind() -> None:
+    assert _pattern_text(("window*2", "block"), 6) == "window*2, block"
+    pattern = tuple(f"window*{count}" if count % 2 else "block" for count in range(1, 19))
+    text = _pattern_text(pattern, 90)
+    assert text == "81 window, 9 block; --json has their order"

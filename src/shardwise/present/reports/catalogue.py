@@ -20,6 +20,7 @@ from shardwise.model import (
     num_params,
     state_formats,
 )
+from shardwise.model.layer_pattern import count_layers, expand_pattern
 from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.present import reports
 from shardwise.present.catalogue_values import CatalogueEntries, StackConstant, plain_values, stack_constants
@@ -244,6 +245,9 @@ def _fields_table(optimizer: Optimizer) -> Table:
     return Table(rows=tuple(rows), right=(1,), indent=4)
 
 
+PATTERN_WIDTH = 60  # columns of a pattern of layers that is written out
+
+
 def catalogue_report(entries: CatalogueEntries) -> Report:
     """Report entries as a table, or one entry with all of its values. Raises `InputError` for a chip beside several stacks."""
     if not entries.is_listing:
@@ -283,7 +287,22 @@ def _model_entry(entries: CatalogueEntries) -> Report:
     ((name, values),) = entries.entries.items()
     plain = plain_values()
     special = [value for value in values if value[0] not in plain or value[1] != plain[value[0]]]
+    num_layers = next((value for key, value, _ in values if key == "num_layers"), 0)
+    special = [
+        (key, _pattern_text(value, int(num_layers)) if key == "layer_pattern" else value, source)
+        for key, value, source in special
+    ]
     return _values_report(name, special, "the other fields are as in a plain block; --json prints them")
+
+
+def _pattern_text(pattern: object, num_layers: int) -> str:
+    """Return a pattern of layers as text: as it is written, or where that is long as the layers of each kind."""
+    assert isinstance(pattern, (list, tuple))
+    text = ", ".join(pattern)
+    if len(text) <= PATTERN_WIDTH:
+        return text
+    counts = count_layers(expand_pattern(tuple(pattern), num_layers))
+    return ", ".join(f"{count} {kind}" for kind, count in counts.items()) + "; --json has their order"
 
 
 def _models_table(entries: CatalogueEntries) -> Report:
