@@ -12,6 +12,7 @@ from shardwise.hardware.stacks import Abilities, get_stack
 from shardwise.interop.frameworks.targets import get_target
 from shardwise.interop.launches.launch import Launch, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals, use_target_stages
+from shardwise.layout.layers_per_stage import STAGES
 from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.table import violations
 from shardwise.model.job import Job
@@ -54,7 +55,7 @@ ANY = Abilities(
     schedules=schedule_names(), cp_variants=cp_variant_names(), recompute=policy_names(), losses=("fused",), products=("fp8",),
     precisions=tuple(ALL_PRECISIONS), replica_precisions=tuple(ALL_PRECISIONS),
     offload=("none", "none", "optimizer"), sequence_parallel=True, async_tp=True, uneven_stages=True, uneven_batches=True,
-    whole_experts=True, source="every choice",
+    whole_experts=True, stages=STAGES, rules=(), source="every choice",
 )  # fmt: skip
 
 

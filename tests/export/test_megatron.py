@@ -128,7 +128,7 @@ def test_an_offloaded_optimizer_is_a_precision_aware_one() -> None:
             "llama-3-8b",
             "nothing for recompute=mla_up_proj",
         ),  # TransformerConfig
-        ("dp=8 offload=optimizer", "llama-3-8b", "distributed one"),  # OptimizerConfig
+        ("dp=8 offload=optimizer", "llama-3-8b", "a sharded one"),  # OptimizerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=true", "gpt-oss-20b", "have biases"),  # TransformerConfig
         ("fsdp=4 tp=2 zero_stage=1 sequence_parallel=false", "mixtral-8x7b", "sequence parallelism"),  # validate_args
     ],

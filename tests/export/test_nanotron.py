@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 import shardwise as sw
-from shardwise.interop.frameworks.nanotron import TARGET, split_layers_by_cost
+from shardwise.interop.frameworks.nanotron import TARGET
 from shardwise.interop.launches.export_launch import export
 from shardwise.interop.launches.launch import Launch, Machines, cluster_machines
 from shardwise.interop.launches.translate_launch import refusals, to_options
 from shardwise.interop.read_launch import ParsedLaunch, parse_launch
+from shardwise.layout.layers_per_stage import layers_by_products
 from shardwise.search.plan import plan_layout
 from shardwise.values.errors import InputError
 
@@ -92,7 +93,7 @@ def test_the_7b_of_the_examples_is_llama_2() -> None:
 )
 def test_layers_are_dealt_out_as_build_model_does(model: str, pp: int, stages: tuple[int, ...]) -> None:
     """The head of 128,256 words counts as 2.2 layers of Llama 3 8B: stages pass 34.2 / 4 layers after the ninth."""
-    assert split_layers_by_cost(sw.load_model(model), pp) == stages
+    assert layers_by_products(sw.load_model(model), pp) == stages
 
 
 def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
@@ -108,9 +109,9 @@ def test_other_stages_are_refused_and_the_nearest_has_nanotrons() -> None:
     ("text", "words"),
     [
         ("fsdp=2 tp=16 zero_stage=1", "does not divide the 8 key-value heads"),
-        ("dp=2 fsdp=4 zero_stage=1", "ZeRO-1 shards over all replicas"),
+        ("dp=2 fsdp=4 zero_stage=1", "ZeRO shards over all replicas"),
         ("dp=1 pp=8 layers_per_stage=5,5,4,5,4,5,4,0 micro_batch_seqs=8", "at least 7 micro-batches"),
-        ("dp=8 micro_batch_seqs=3", "not a multiple of micro_batch_size"),
+        ("dp=8 micro_batch_seqs=3", "dp·fsdp·micro_batch_seqs = 24 does not divide"),
         ("fsdp=8 zero_stage=3", "no ZeRO-3"),
         ("dp=8 recompute=full", "recompute=none is what it runs"),
         ("fsdp=4 cp=2 zero_stage=1", "has no cp"),

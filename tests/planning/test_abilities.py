@@ -9,8 +9,9 @@ import pytest
 
 import shardwise as sw
 from shardwise.hardware.stacks import STACK_KINDS, Abilities, get_stack, stack_names
-from shardwise.layout.choices import Choices
+from shardwise.layout.choices import STAGES, Choices
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, Layout
+from shardwise.layout.rules.framework_rules import FRAMEWORK_RULES, POLICY_RULES
 from shardwise.layout.rules.stack_abilities import layout_as_run, stack_of, unsupported_choices
 from shardwise.measure.calibrate.prediction_errors import predict_rows
 from shardwise.measure.calibrate.published_runs.prediction_from_row import RunCase
@@ -38,7 +39,7 @@ TABLES: dict[str, Any] = {
     "zero_with_cp": range(4), "zero_with_ep": range(4), "schedules": SCHEDULES,
     "cp_variants": CP_VARIANTS, "recompute": policy_names(), "losses": LOSS_KERNELS, "offload": OFFLOADS,
     "products": [one.matmul_format for one in PRECISIONS.values()] + ["int8"],
-    "precisions": PRECISIONS, "replica_precisions": PRECISIONS,
+    "precisions": PRECISIONS, "replica_precisions": PRECISIONS, "stages": STAGES, "rules": (*FRAMEWORK_RULES, *POLICY_RULES),
 }  # fmt: skip
 NAMED = tuple(name for name in stack_names() if name not in STACK_KINDS)
 
@@ -71,6 +72,8 @@ def test_every_stack_says_all_of_what_it_runs_in_names_that_there_are(name: str)
 def test_a_kind_runs_what_any_of_its_stacks_does(name: str) -> None:
     runs = dict(get_stack(name).abilities.items())
     own = [dict(get_stack(one).abilities.items()) for one in NAMED if get_stack(one).kind == name]
+    rules = [set(one.pop("rules")) for one in own]
+    assert set(runs.pop("rules")) == set.intersection(*rules)
     for ability, values in runs.items():
         several = [one[ability] for one in own]
         assert values == any(several) if isinstance(values, bool) else set(values) == set().union(*several)
@@ -112,8 +115,16 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, .
         ("accelerate", "fsdp=16 recompute=full offload=activations", ""),
         ("accelerate", "fsdp=8 cp=2 cp_variant=ulysses", "accelerate has no cp_variant=ulysses"),
         ("accelerate", "fsdp=8 ep=2", "accelerate has no ep"),
-        ("deepspeed", "fsdp=4 pp=4 zero_stage=3", "deepspeed has no ZeRO-3 in a pipeline"),
-        ("deepspeed", "fsdp=4 pp=4 zero_stage=1", ""),
+        ("megatron", "fsdp=4 pp=4 zero_stage=3", "megatron has no ZeRO-3 in a pipeline"),
+        ("megatron", "fsdp=4 pp=4 zero_stage=1", ""),
+        ("deepspeed", "fsdp=4 pp=4 zero_stage=1", "deepspeed has no pp, found pp = 4"),
+        ("deepspeed", "dp=2 fsdp=8", "deepspeed: ZeRO shards over all replicas, found dp = 2 beside fsdp = 8; set dp=1"),
+        ("deepspeed", "fsdp=16 offload=activations", "activations on the host are checkpoints of layers; set recompute=full"),
+        ("deepspeed", "dp=16 offload=optimizer", "an optimizer on the host is a sharded one"),
+        ("megatron", "fsdp=16 recompute=core_attn recompute_layers=2", "recompute_layers goes with whole layers"),
+        ("nanotron", "dp=2 pp=8 layers_per_stage=4,4,4,4,4,4,4,4 micro_batch_seqs=32", "1f1b takes at least 7 micro-batches"),
+        ("torchtitan", "fsdp=2 tp=8 sequence_parallel=true", ""),
+        ("torchtitan", "fsdp=1 dp=1 tp=16", "tp = 16 for 8 key-value heads, which are not copied"),
         ("deepspeed", "fsdp=4 cp=4 cp_variant=zigzag", "deepspeed has no cp_variant=zigzag"),
         ("deepspeed", "fsdp=4 cp=4 cp_variant=ulysses", ""),
         ("megatron-deepspeed", "fsdp=2 pp=8 zero_stage=1 num_virtual_stages=2", "no schedule=interleaved"),
@@ -128,7 +139,7 @@ def test_every_published_run_is_one_that_its_stack_can_run(rows: tuple[RunRow, .
         ("torchtitan", "fsdp=16 offload=optimizer", "no offload=optimizer"),
         ("maxtext", "fsdp=16 zero_stage=1 recompute=none", "no recompute=none; recompute=selective or full"),
         ("maxtext", "fsdp=8 cp=2 zero_stage=1 recompute=full", "no ZeRO-1 with context parallelism; a zero_stage of 3"),
-        ("automodel", "dp=8 cp=2", "no plain replicas with context parallelism; a zero_stage of 2, 3 is required, or cp=1"),
+        ("automodel", "dp=8 tp=2", "plain replicas are DDP's, which splits nothing else; set a zero_stage of 2 or 3"),
         ("automodel", "fsdp=8 cp=2 zero_stage=1", "no ZeRO-1; a zero_stage of 0, 2, 3"),
     ],
 )  # fmt: skip
@@ -166,9 +177,10 @@ def test_only_what_a_stack_has_is_searched() -> None:
     assert {"megatron", "nemo-25", "torchtitan", "maxtext", "fused", "compiled"} <= in_pieces
     assert not {"megatron-2022", "deepspeed", "torch-fsdp", "internevo", "shardwise"} & in_pieces
     assert has["torchtitan"].schedule == ("natural", "interleaved_zb", "zb_v", "dualpipe_v")
-    assert has["deepspeed"].schedule == ("none", "1f1b")
+    assert has["deepspeed"].schedule == ("none",)
     assert has["maxtext"].schedule == ("none", "afab", "looped_bfs")
-    assert has["maxtext"].stages == ("even",)
+    assert has["maxtext"].stages == ("equal",)
+    assert has["nanotron"].stages == ("by_products",)
     assert has["maxtext"].recompute == ("selective", "full")  # its blocks are checkpoints, whatever these keep
     recompute = ("none", "mlp", "full")
     assert has["fused"] == replace(Choices(), stack=get_stack("fused"), async_tp=(0, 1), recompute=recompute)
@@ -274,7 +286,7 @@ def test_a_pinned_value_stays_where_the_stack_would_search_more() -> None:
 
 def test_an_estimate_of_what_a_stack_does_not_run_is_made_and_says_so() -> None:
     model, layout = sw.load_model("llama-3-8b"), Layout.parse("fsdp=4 pp=4 zero_stage=3")
-    words = "deepspeed has no ZeRO-3 in a pipeline; a zero_stage of 0, 1 is required, or pp=1"
+    words = "deepspeed has no pp, found pp = 4; it has data parallelism, tp, cp, ep; set pp=1"
     cluster = sw.load_cluster("h100:16", stack="deepspeed")
     assert stack_of(cluster) == get_stack("deepspeed")
     found = plan_layout(model, cluster, JOB, layout).estimate

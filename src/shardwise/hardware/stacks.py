@@ -30,9 +30,10 @@ class Abilities:
     weights; they contain 0 if plain replicas do. `schedules` of pipelines, `cp_variants`, policies of `recompute`, kinds of
     loss (`losses`), formats of matmuls (`products`) beside those of 16 and 32 bits, and what it can `offload`, are names of
     their tables. `precisions`: recipes that it has with ZeRO; `replica_precisions`: those with plain replicas.
-    `uneven_stages`: a pipeline's stages may have different numbers of layers;
+    `uneven_stages`: a pipeline's stages may have different numbers of layers; `stages`: how it deals layers out to them;
     `uneven_batches`: replicas may have different numbers of sequences; `whole_experts`: experts may be whole where tp
-    splits layers (`etp=1`). `source`: where that is written.
+    splits layers (`etp=1`). `rules`: combinations that it requires (`layout.rules.framework_rules`). `source`: where that is
+    written.
     """
 
     axes: tuple[str, ...]
@@ -48,6 +49,8 @@ class Abilities:
     precisions: tuple[str, ...]
     replica_precisions: tuple[str, ...]
     offload: tuple[str, ...]
+    stages: tuple[str, ...]
+    rules: tuple[str, ...]
     sequence_parallel: bool
     async_tp: bool
     uneven_stages: bool
@@ -63,8 +66,8 @@ class Abilities:
 def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abilities:
     """Return the abilities of a stack: its own lines, and for the rest those of the stack that it is `as`.
 
-    Without a statement a stack combines all its stages of ZeRO with any axis, supports whole experts, and has the same recipes
-    with and without ZeRO.
+    Without a statement a stack combines all its stages of ZeRO with any axis, supports whole experts, has no rules, deals layers
+    out by their cost unless its stages are alike, and has the same recipes with and without ZeRO.
     """
     runs: Any = {}
     ancestor: str | None = name
@@ -72,14 +75,21 @@ def read_abilities(table: Mapping[str, Mapping[str, Any]], name: str) -> Abiliti
         runs = {**table[ancestor].get("runs", {}), **runs}
         ancestor = table[ancestor].get("as")
     all_stages = sorted({0, *runs["zero"]})
-    usual = {"zero_with_cp": all_stages, "zero_with_ep": all_stages, "whole_experts": True, "uneven_batches": True}
+    usual = {
+        "zero_with_cp": all_stages,
+        "zero_with_ep": all_stages,
+        "whole_experts": True,
+        "uneven_batches": True,
+        "rules": [],
+    }
+    usual["stages"] = ["balanced", "even", "equal"] if runs["uneven_stages"] else ["equal"]
     runs = {**usual, "replica_precisions": runs["precisions"], **runs}
     values: Any = {key: tuple(value) if isinstance(value, list) else value for key, value in runs.items()}
     return Abilities(**values)
 
 
 def union_abilities(stacks: Iterable[Abilities], source: str) -> Abilities:
-    """Return what at least one of several stacks supports."""
+    """Return what at least one of several stacks supports; of their rules those that all have."""
     all_stacks = list(stacks)
     union: dict[str, Any] = {}
     for name, first in all_stacks[0].items():
@@ -89,6 +99,7 @@ def union_abilities(stacks: Iterable[Abilities], source: str) -> Abilities:
             if isinstance(first, bool)
             else tuple(dict.fromkeys(ability for supported in values for ability in supported))
         )
+    union["rules"] = tuple(rule for rule in union["rules"] if all(rule in abilities.rules for abilities in all_stacks))
     return Abilities(**union, source=source)
 
 

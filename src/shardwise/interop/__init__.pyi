@@ -2,6 +2,8 @@ from .frameworks.targets import TARGETS as TARGETS
 from .frameworks.targets import export_for_stack as export_for_stack
 from .frameworks.targets import find_target as find_target
 from .frameworks.targets import get_target as get_target
+from .frameworks.targets import require_launchable as require_launchable
+from .frameworks.targets import require_stack_model as require_stack_model
 from .launches.export_launch import ExportedLaunch as ExportedLaunch
 from .launches.export_launch import export as export
 from .launches.export_launch import write_launch as write_launch

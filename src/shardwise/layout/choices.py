@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardwise.hardware import Stack
+from shardwise.layout.layers_per_stage import BALANCED, STAGES
 from shardwise.layout.layout import CP_VARIANTS, OFFLOADS, cp_variant_names, get_offload_targets
 from shardwise.layout.rules.engine import add_engine_pins
+from shardwise.layout.rules.framework_rules import policy_problems
 from shardwise.layout.rules.layout_rule import LayoutRule
 from shardwise.layout.rules.stack_abilities import ENGINE_STACK, forbids_recompute, supported_values, unsupported_pins
 from shardwise.layout.rules.table import layout_rules
@@ -33,7 +35,6 @@ FACTORISED_AXES = ("dp", "fsdp", "tp", "cp", "pp")  # their product is the numbe
 DEGREE_AXES = (*FACTORISED_AXES, "ep")  # ep is borrowed from fsdp
 GRID_CHOICES = ("sequence_parallel", "micro_batch_seqs", "num_virtual_stages", "zero_stage")
 NUMERIC_CHOICES = (*DEGREE_AXES, "num_virtual_stages", "zero_stage", "micro_batch_seqs")  # what can have a maximum
-BALANCED, EVEN = STAGES = ("balanced", "even")  # how layers are dealt out to pipeline stages
 FLAG_CHOICES = ("sequence_parallel", "async_tp")
 NAMED_CHOICES: Mapping[str, Collection[str]] = {  # choices by name
     "recompute": policy_names(),
@@ -42,7 +43,7 @@ NAMED_CHOICES: Mapping[str, Collection[str]] = {  # choices by name
     "schedule": SCHEDULES,
     "stages": STAGES,
 }
-PINNABLE_CHOICES = (*NUMERIC_CHOICES, *FLAG_CHOICES, *NAMED_CHOICES, "recompute_layers")
+PINNABLE_CHOICES = (*NUMERIC_CHOICES, *FLAG_CHOICES, *NAMED_CHOICES, "recompute_layers", "etp")
 LAYER_FRACTIONS = (0.25, 0.5, 0.75)  # of a stage's layers
 MAX_NUMBER = 10**7  # of any number of a layout, as of devices
 
@@ -78,10 +79,13 @@ class DegreeLimits:
     def filter_factorisations(self, rows: Ints) -> Ints:
         """Return the factorisations (one per row, a column for each axis) within the limits."""
         for axis, degree in self.pins.items():
-            rows = rows[rows[:, DEGREE_AXES.index(axis)] == degree]
+            rows = rows[self._axis_degrees(rows, axis) == degree]
         for axis, degree in self.maxima.items():
-            rows = rows[rows[:, DEGREE_AXES.index(axis)] <= degree]
+            rows = rows[self._axis_degrees(rows, axis) <= degree]
         return rows
+
+    def _axis_degrees(self, rows: Ints, axis: str) -> Ints:
+        return rows[:, DEGREE_AXES.index(axis)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +99,9 @@ class Choices(DegreeLimits):
     Layouts are compared with even stages; the pipelines near the best then get layers per stage by cost
     (`search.balance_stages`), unless `stages` says even. Where a schedule allows several numbers of virtual stages, only those
     with equal stages are searched. `divisible` refuses layouts with idle replicas or partly filled micro-batches, `runnable`
-    those that `train` does not run. `stack` is the one whose abilities limit the layouts (`limit_to_stack`), `domain` the
-    number of devices among which it overlaps tensor parallelism (None: any), and `asked` the names of what was pinned.
+    those that `train` does not run. `etp`: 1 for whole experts, or tp for those that it splits; None: either. `stack` is the
+    one whose abilities limit the layouts (`limit_to_stack`), `domain` the number of devices among which it overlaps tensor
+    parallelism (None: any), and `asked` the names of what was pinned.
 
     >>> choices = Choices(zero_stage=(1, 3)).with_pins({"tp": 8}, {"pp": 4})
     >>> choices.pins, choices.maxima, choices.zero_stage
@@ -114,6 +119,7 @@ class Choices(DegreeLimits):
     async_tp: tuple[int, ...] = (0,)
     schedule: tuple[str, ...] = field(default_factory=default_searched_schedules)
     stages: tuple[str, ...] = (BALANCED,)
+    etp: int | None = None
     divisible: bool = False
     runnable: bool = False
     stack: Stack | None = None
@@ -123,15 +129,21 @@ class Choices(DegreeLimits):
     def modes(self, architecture: Architecture) -> tuple[ParallelMode, ...]:
         """Return the modes in which the same degrees can run; the search takes the fastest, and of equals the first.
 
-        With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep.
+        With a limit on `ep` the degree is the one requested: experts are then split by tp, and not by a larger ep, unless
+        `etp` asks for whole ones.
         """
         abilities = self.stack.abilities if self.stack else None
         has_whole_experts = abilities is None or ("ep" in abilities.axes and abilities.whole_experts)
         is_free = architecture.num_experts and has_whole_experts and "ep" not in {**self.pins, **self.maxima}
-        whole_experts = (False, True) if is_free else (False,)
+        whole_experts = (False, True) if is_free or (self.etp == 1 and architecture.num_experts) else (False,)
         return tuple(
             ParallelMode(v, bool(a), w) for v, a, w in itertools.product(self.cp_variant, self.async_tp, whole_experts)
         )
+
+    def _axis_degrees(self, rows: Ints, axis: str) -> Ints:
+        """Return the degrees of an axis in rows of factorisations; whole experts are over ep of them times tp."""
+        degrees = rows[:, DEGREE_AXES.index(axis)]
+        return degrees * rows[:, DEGREE_AXES.index("tp")] if axis == "ep" and self.etp == 1 else degrees
 
     @property
     def rules(self) -> tuple[LayoutRule, ...]:
@@ -142,7 +154,8 @@ class Choices(DegreeLimits):
     @property
     def mode_rules(self) -> tuple[LayoutRule, ...]:
         """Legality rules that the modes of the same degrees must keep."""
-        return tuple(rule for rule in self._all_rules if rule.reads_mode)
+        pinned_etp = () if self.etp is None else (_pinned_etp_rule(self.etp),)
+        return (*pinned_etp, *(rule for rule in self._all_rules if rule.reads_mode))
 
     @property
     def _all_rules(self) -> Iterator[LayoutRule]:
@@ -150,7 +163,7 @@ class Choices(DegreeLimits):
             sum(bool(get_schedule(schedule).supports(2, virtual)) for virtual in self.num_virtual_stages) > 1
             for schedule in self.schedule
         )
-        pinned = {*self.asked, *self.pins}
+        pinned = {*self.asked, *self.pins, *(("etp",) if self.etp else ())}
         rules = layout_rules(
             self.stack, equal_stages=has_choice, divisible=self.divisible, runnable=self.runnable,
             domain=None if "async_tp" in pinned else self.domain,
@@ -161,13 +174,15 @@ class Choices(DegreeLimits):
 
     @property
     def policies(self) -> tuple[RecomputeOffload, ...]:
-        """Every sensible combination of recomputation and offload."""
+        """Every sensible combination of recomputation and offload that the stack runs."""
+        rules = self.stack.abilities.rules if self.stack else ()
         return tuple(
             RecomputeOffload(number, layers, offload)
             for number, recompute in enumerate(self.recompute)
             for layers in self.recompute_layers
             if layers is None or (recompute != "none" and (isinstance(layers, int) or recompute == "full"))
             for offload in self.offload
+            if not any(policy_problems("", rules, recompute, layers, offload))
         )
 
     @property
@@ -195,7 +210,13 @@ class Choices(DegreeLimits):
             for name, values in stack_search_values(stack, architecture, job).items()
             if name not in self.asked and getattr(self, name) == getattr(defaults, name)
         }
-        return replace(self, stack=stack, domain=domain, **stack_values)
+        limited = replace(self, stack=stack, domain=domain, **stack_values)
+        if not limited.policies:
+            combinations = itertools.product(limited.recompute, limited.recompute_layers, limited.offload)
+            rules = stack.abilities.rules
+            problems = [text for policy in combinations for text in policy_problems(stack.name, rules, *policy)]
+            raise_problems(list(dict.fromkeys(problems)))
+        return limited
 
     def with_pins(self, pins: Mapping[str, Any], maxima: Mapping[str, int]) -> Choices:
         """Return the choices with some values pinned and some limited. A pinned value is searched whether or not it is listed
@@ -204,6 +225,9 @@ class Choices(DegreeLimits):
         Raises `InputError` with every pin and maximum that is unknown or out of range.
         """
         raise_problems(_pin_problems(pins, maxima))
+        etp = pins.get("etp", self.etp)
+        tied = {"tp": etp} if etp and etp > 1 else {}  # experts that are split are split as layers are
+        pins = {name: value for name, value in {**tied, **pins}.items() if name != "etp"}
         searched: dict[str, Any] = {
             name: tuple(v for v in getattr(self, name) if v <= maximum)
             for name, maximum in maxima.items()
@@ -213,10 +237,21 @@ class Choices(DegreeLimits):
             name: (v if name in NAMED_CHOICES else int(v),) for name, v in pins.items() if name not in DEGREE_AXES
         }
         return replace(
-            self, **searched, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
+            self, **searched, etp=etp, pins={**self.pins, **{axis: v for axis, v in pins.items() if axis in DEGREE_AXES}},
             maxima={**self.maxima, **{axis: maximum for axis, maximum in maxima.items() if axis in DEGREE_AXES}},
             asked=tuple(dict.fromkeys((*self.asked, *(name for name in pins if name not in DEGREE_AXES)))),
         )  # fmt: skip
+
+
+def _pinned_etp_rule(etp: int) -> LayoutRule:
+    return LayoutRule(
+        "etp",
+        "layout",
+        ("etp",),
+        lambda c: c["etp"] == etp,
+        lambda c: f"etp = {c['etp']}, found a pin of {etp}",
+        reads_mode=True,
+    )
 
 
 def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[str]:
@@ -231,6 +266,8 @@ def _pin_problems(pins: Mapping[str, Any], maxima: Mapping[str, int]) -> list[st
     ]
     if problems:
         return problems
+    if pins.get("etp", 1) > 1 and pins.get("tp", pins["etp"]) != pins["etp"]:
+        problems.append(f"pin: etp = {pins['etp']} beside tp = {pins['tp']}; 1 for whole experts, or tp, is required")
     if pins.get("recompute") == "none" and "recompute_layers" in pins:
         problems.append("pin: recompute_layers needs another recompute, such as full; drop one of the two")
     return problems + [
@@ -277,7 +314,7 @@ def parse_pins(assignments: Iterable[str], argument: str) -> dict[str, Any]:
 
 def example_value(name: str) -> Any:
     """Return a value of the kind that a pin of this name has: a count, a flag, or else a name."""
-    return 1 if name in (*NUMERIC_CHOICES, "recompute_layers") else True if name in FLAG_CHOICES else ""
+    return 1 if name in (*NUMERIC_CHOICES, "recompute_layers", "etp") else True if name in FLAG_CHOICES else ""
 
 
 def choices_from_pins(
@@ -305,7 +342,8 @@ def stack_search_values(stack: Stack, architecture: Architecture, job: Job) -> d
         "zero_stage": supported["zero_stage"],
         "sequence_parallel": tuple(map(int, supported["sequence_parallel"])),
         "recompute": stack_recompute_policies(stack, architecture, job),
-        "cp_variant": tuple(name for name in CP_VARIANTS if name in abilities.cp_variants) or cp_variant_names()[:1],
+        # The first is what layouts without context parallelism have; `cp_by_stack` keeps it from the others.
+        "cp_variant": tuple(name for name in CP_VARIANTS if name in (cp_variant_names()[0], *abilities.cp_variants)),
         "async_tp": tuple(map(int, async_tp)),
         "schedule": _stack_search_schedules(stack),
         "stages": supported["stages"][:1],

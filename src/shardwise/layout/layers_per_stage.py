@@ -19,6 +19,8 @@ from shardwise.pipeline import get_schedule
 from shardwise.pipeline.actions import StagePlacement
 from shardwise.values import Value, minimum
 
+# How layers are dealt out to stages: by cost; alike, with embedding and head as layers, or without; by their products.
+BALANCED, EVEN, EQUAL, BY_PRODUCTS = STAGES = ("balanced", "even", "equal", "by_products")
 NO_END_WEIGHTS = (0, 0)  # ends that count their layers alone
 MAX_EMPTY_STAGES = 2  # virtual stages without a layer: the first and the last of all
 
@@ -82,6 +84,39 @@ def even_layers_by_virtual_stage(architecture: Architecture, pp: int, num_virtua
         if min(layers) >= 1:
             return layers
     return _spread_evenly(num_layers, num_stages, *NO_END_WEIGHTS)
+
+
+def equal_layers_by_stage(architecture: Architecture, pp: int) -> tuple[int, ...]:
+    """Return as many layers on each stage, whatever else the ends have; the first stages get the remainder.
+
+    >>> from shardwise.model.load import load_model
+    >>> equal_layers_by_stage(load_model("llama-3-8b"), 4)
+    (8, 8, 8, 8)
+    """
+    layers, remainder = divmod(architecture.num_layers, pp)
+    return tuple(layers + (stage < remainder) for stage in range(pp))
+
+
+def layers_by_products(architecture: Architecture, pp: int) -> tuple[int, ...]:
+    """Return the layers of each stage where a stage takes layers until their matrix products pass its share.
+
+    The head counts with its product, and the embedding has none. Source: nanotron 0.4, models/base.py, build_model, and
+    get_block_compute_costs of the models: of attention that of as many key-value heads as query heads.
+
+    >>> from shardwise.model.load import load_model
+    >>> layers_by_products(load_model("llama-3-8b"), 4)
+    (9, 9, 8, 6)
+    """
+    num_matrices = 3 if architecture.structure.has_gated_mlp else 2
+    attention = 4 * architecture.num_heads * architecture.head_dim
+    layer = (attention + num_matrices * architecture.d_ff) * architecture.d_model
+    total = layer * architecture.num_layers + architecture.vocab_size * architecture.d_model
+    stages, cost_so_far, stage = [0] * pp, 0, 0
+    for _ in range(architecture.num_layers):
+        stages[stage] += 1
+        cost_so_far += layer
+        stage += cost_so_far > total * ((stage + 1) / pp)
+    return tuple(stages)
 
 
 def has_equal_stages(architecture: Architecture, pp: Value, num_virtual_stages: Value) -> Value:

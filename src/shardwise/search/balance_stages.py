@@ -14,7 +14,16 @@ from typing import NamedTuple
 
 from shardwise.hardware import Cluster
 from shardwise.layout import Layout, stage_placement
-from shardwise.layout.layers_per_stage import count_kinds, min_layers_per_stage, natural_layers_by_stage
+from shardwise.layout.layers_per_stage import (
+    BALANCED,
+    BY_PRODUCTS,
+    EVEN,
+    count_kinds,
+    equal_layers_by_stage,
+    layers_by_products,
+    min_layers_per_stage,
+    natural_layers_by_stage,
+)
 from shardwise.model import Architecture, Job
 from shardwise.price import MEMORY, Pricing, Problem
 from shardwise.price.estimate import estimate
@@ -50,15 +59,21 @@ def balance_stages(pricing: Pricing, capacity_bytes: float) -> Layout:
 
 @dataclass(frozen=True)
 class StageBalancer:
-    """Balances the stages of layouts of one job, within `capacity_bytes` per device."""
+    """Deals layers out to the stages of layouts of one job, within `capacity_bytes` per device.
+
+    `stages`: by cost ("balanced"), as many to each stage ("equal"), by matrix products ("by_products"), or as they are ("even").
+    """
 
     architecture: Architecture
     cluster: Cluster
     job: Job
     capacity_bytes: float
+    stages: str = BALANCED
 
     def balance_result(self, result: SearchResult) -> SearchResult:
-        """Return a search result in which the fastest pipelines have balanced stages."""
+        """Return a search result in which the fastest pipelines have stages as they are dealt out, without what does not fit."""
+        if self.stages == EVEN:
+            return result
         priced_layouts = (*result.best, *result.even, *result.by_factorisation)
         limit_s = result.best[0].step_time_s * NEAR_BEST
         near_best = (row for row in priced_layouts if row.layout.pp > 1 and row.step_time_s <= limit_s)
@@ -66,28 +81,41 @@ class StageBalancer:
         balanced = {row.layout: self.best(row) for row in rebalanced}
 
         def with_balanced(rows: Sequence[PricedLayout]) -> tuple[PricedLayout, ...]:
-            return tuple(balanced.get(row.layout, row) for row in rows)
+            dealt = (balanced.get(row.layout, row) for row in rows)
+            if self.stages == BALANCED:  # splits within the memory
+                return tuple(dealt)
+            return tuple(row for row in dealt if row.memory_bytes <= self.capacity_bytes)
 
         best = sorted(
-            {*balanced.values(), *with_balanced(result.best)}, key=lambda row: (row.step_time_s, str(row.layout))
+            {*with_balanced(rebalanced), *with_balanced(result.best)},
+            key=lambda row: (row.step_time_s, str(row.layout)),
         )
         return replace(
-            result, best=tuple(best), even=with_balanced(result.even),
+            result, best=tuple(best) or result.best, even=with_balanced(result.even),
             by_factorisation=with_balanced(result.by_factorisation),
         )  # fmt: skip
 
     def balance_layout(self, layout: Layout) -> Layout:
-        """Return a layout with balanced stages."""
-        return self.best(self._price(layout)).layout if layout.pp > 1 else layout
+        """Return a layout with its stages as they are dealt out."""
+        return self.best(self._price(layout)).layout if layout.pp > 1 and self.stages != EVEN else layout
 
     def best(self, natural: PricedLayout) -> PricedLayout:
-        """Return the faster of a priced layout with its natural and with balanced stages."""
+        """Return a priced layout with its stages as they are dealt out: balanced ones where they are faster than natural ones."""
+        if self.stages != BALANCED:
+            dealt = self._dealt(natural.layout)
+            return natural if dealt == natural.layout else self._price(dealt)
         layout = balance_stages(
             Pricing(Problem(self.architecture, self.cluster, self.job), natural.layout), self.capacity_bytes
         )
         return (
             natural if layout == natural.layout else min(natural, self._price(layout), key=lambda row: row.step_time_s)
         )
+
+    def _dealt(self, layout: Layout) -> Layout:
+        if layout.num_virtual_stages > 1:
+            return layout
+        deal = layers_by_products if self.stages == BY_PRODUCTS else equal_layers_by_stage
+        return _with_layers(self.architecture, layout, deal(self.architecture, layout.pp))
 
     def _price(self, layout: Layout) -> PricedLayout:
         priced = estimate(Problem(self.architecture, self.cluster, self.job), layout)

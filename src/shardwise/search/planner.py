@@ -22,13 +22,13 @@ from shardwise.layout import (
     stack_of,
     unsupported_choices,
 )
-from shardwise.layout.choices import BALANCED
 from shardwise.layout.rules.model_and_cluster_rules import has_even_batch
 from shardwise.model import POLICIES, Job, is_byte_budget
 from shardwise.pipeline import NATURAL, SCHEDULES
 from shardwise.price import Estimate, Problem, ProblemInputs, Reliability
 from shardwise.price.estimate import estimate
 from shardwise.search.balance_stages import StageBalancer
+from shardwise.search.nearest_to_pins import naming_nearest
 from shardwise.search.plan import Alternative, Plan, SearchSummary, assemble_plan
 from shardwise.search.recompute_budget import fit_recompute_budget
 from shardwise.search.vectorised.search_layouts import PricedLayout, SearchResult, search_layouts
@@ -80,15 +80,17 @@ def make_plan(
         remedies += describe_offload(_price_offloads(problem, least_memory)) or _unpriced_offload(problem, least_memory)
         raise NothingFitsError(describe_excess(least_memory, priced, narrowed=requested is not None, remedies=remedies))
     balancer = StageBalancer(
-        problem.architecture, problem.cluster, problem.job, problem.cluster.chip.capacity_bytes * (1 - reserve)
+        problem.architecture,
+        problem.cluster,
+        problem.job,
+        problem.cluster.chip.capacity_bytes * (1 - reserve),
+        choices.stages[0],
     )
-    balances = BALANCED in choices.stages
-    if balances:
-        progress("layers of each stage")
-        result = balancer.balance_result(result)
+    progress("layers of each stage")
+    result = balancer.balance_result(result)
     progress("runners-up")
     layout = choose_simplest(problem, result, choices, reserve)
-    layout = layout_as_run(stack_of(problem.cluster), balancer.balance_layout(layout) if balances else layout)
+    layout = layout_as_run(stack_of(problem.cluster), balancer.balance_layout(layout))
     if budget:
         progress("tensors to keep")
         layout = _fit_activation_budget(problem, budget, [layout, *(row.layout for row in result.best)], reserve)
@@ -282,11 +284,12 @@ def plan_inputs(
     """
     problem = replace(inputs.problem, job=job_for_engine(inputs.job)) if runnable else inputs.problem
     reliability = reliability or inputs.reliability
-    if "global_batch_tokens" in inputs.defaults:
-        plan = _plan_usual_batch(problem, choices, reliability, progress)
-        plan = add_other_stack_gain(plan, choices, progress)
-    else:
-        plan = make_plan(problem, choices=choices, reliability=reliability, progress=progress)
+    with naming_nearest(problem, choices):
+        if "global_batch_tokens" in inputs.defaults:
+            plan = _plan_usual_batch(problem, choices, reliability, progress)
+            plan = add_other_stack_gain(plan, choices, progress)
+        else:
+            plan = make_plan(problem, choices=choices, reliability=reliability, progress=progress)
     return replace(plan, defaults=inputs.default_names)
 
 

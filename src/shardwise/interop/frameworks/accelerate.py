@@ -39,10 +39,8 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Requirement,
     Target,
     add_options,
-    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_yaml, normalize_values, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
@@ -339,17 +337,9 @@ def _notes(launch: Launch) -> Iterator[str]:
         yield "the script's step runs in Accelerator.maybe_context_parallel, which transformers' Trainer does by itself"
 
 
-REQUIREMENTS = (
-    require_whole_micro_batches("a batch of {} sequences", "micro-batch × replicas"),
-    Requirement(lambda launch: launch.layout.dp == 1 or launch.layout.fsdp > 1 or launch.layout.tp * launch.layout.cp == 1,
-         lambda launch: "tensor and context parallelism go with shards, not with replicas alone; set fsdp > 1, or dp=1"),
-    Requirement(lambda launch: not launch.layout.offloads_activations
-         or (launch.layout.recompute == "full" and launch.layout.zero_stage > 0),
-         lambda launch: "fsdp_activation_checkpointing_offload moves checkpoints of FSDP; set recompute=full and a zero_stage"),
-)  # fmt: skip
 TARGET = Target(
     name="accelerate", title="Accelerate", version="1.15.0", source="https://github.com/huggingface/accelerate",
-    stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=REQUIREMENTS,
+    stack="accelerate", options_file="accelerate", mappings=MAPPINGS, requirements=(),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
     choose_stack=lambda options: "deepspeed" if options.get(DISTRIBUTED_TYPE) == "DEEPSPEED" else "accelerate",
     model_name=script_model_name, find_model=find_script_model, includes_model=False,

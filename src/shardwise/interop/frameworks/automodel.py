@@ -369,19 +369,6 @@ def _notes(launch: Launch) -> Iterator[str]:
     yield "data is mock, and the learning rate one of many: set dataset, optimizer and checkpoint in the recipe"
 
 
-def _is_ddp(launch: Launch) -> bool:
-    layout = launch.layout
-    return layout.zero_stage == 0 and layout.num_replicas > 1
-
-
-def _has_whole_experts(launch: Launch) -> bool:
-    """Return whether the custom expert models support the launch's tensor parallelism (components/moe/parallelizer.py)."""
-    layout = launch.layout
-    if not launch.model.num_experts or layout.tp == 1:
-        return True
-    return layout.ep > 1 and layout.expert_tp == 1 and not layout.sequence_parallel and not layout.async_tp
-
-
 TARGET = Target(
     name="automodel", title="NeMo Automodel", version="0.7.0",
     source="https://github.com/NVIDIA-NeMo/Automodel, nemo_automodel/components/distributed/config.py", stack="automodel",
@@ -390,36 +377,12 @@ TARGET = Target(
         Requirement(
             lambda launch: hub_name(launch.model) is not None,
             lambda launch: f"{launch.model.name} has no name on the Hugging Face hub, by which models are built; take another",
-        ),
-        Requirement(
-            lambda launch: not _is_ddp(launch) or launch.layout.num_devices == launch.layout.dp,
-            lambda launch: "plain replicas are DDP's, which splits nothing else; set a zero_stage of 2 or 3",
-        ),
-        Requirement(
-            lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1 or launch.layout.fsdp > 1,
-            lambda launch: f"dp_replicate_size = {launch.layout.dp} has to be less than dp_size; set fsdp > 1",
+            reads_model=True,
         ),
         Requirement(
             lambda launch: not launch.model.structure.lora_targets & {*EXPERT_MODULES, "router"},
             lambda launch: "adapters of experts have other ranks, and routers none; lora_targets without them are required",
-        ),
-        Requirement(
-            _has_whole_experts,
-            lambda launch: "experts beside tensor parallelism are whole, without sequence_parallel and async_tp; set tp=1, or "
-            "ep > 1 etp=1 sequence_parallel=false",
-        ),
-        Requirement(
-            lambda launch: not launch.layout.async_tp or launch.layout.sequence_parallel,
-            lambda launch: "enable_async_tensor_parallel requires sequence_parallel; set sequence_parallel=true",
-        ),
-        Requirement(
-            lambda launch: launch.job.num_seqs % launch.seqs_at_once == 0,
-            lambda launch: f"global_batch_size = {launch.job.num_seqs} is not a multiple of "
-            f"{launch.seqs_at_once} for a micro-batch",
-        ),
-        Requirement(
-            lambda launch: launch.layout.pp == 1 or launch.job.num_seqs >= launch.seqs_at_once * launch.layout.pp,
-            lambda launch: f"fewer micro-batches than the {launch.layout.pp} ranks of the pipeline; take a larger batch or fewer",
+            reads_model=True,
         ),
     ),
     write=_write_files, read=_read_files,

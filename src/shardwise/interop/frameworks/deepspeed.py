@@ -37,10 +37,8 @@ from shardwise.interop.launches.target import (
     LaunchFiles,
     OptionMapping,
     OptionReader,
-    Requirement,
     Target,
     add_options,
-    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import flatten, format_json, normalize_values, parse_json
 from shardwise.interop.text_formats.option_tables import Options, option_table
@@ -129,12 +127,6 @@ def _precision_options(launch: Launch) -> Options:
 
 def _keeps_both_gradients(stage: int, offloaded: bool) -> bool:
     return stage == 1 and not offloaded
-
-
-def accumulates_in_weight_dtype(precision: str) -> bool:
-    """Return whether gradients accumulate in the dtype of the weights. True for a precision that DeepSpeed does not have."""
-    dtypes = PRECISIONS.get(precision)
-    return dtypes is None or dtypes.accumulated == dtypes.weights
 
 
 def is_enabled(reader: OptionReader, name: str) -> bool:
@@ -406,35 +398,9 @@ def _notes(launch: Launch) -> Iterator[str]:
         yield "activations rest on the host where the model runs its layers by deepspeed.checkpointing.checkpoint"
 
 
-def _divides_heads(launch: Launch) -> bool:
-    model, tp = launch.model, launch.layout.tp
-    return bool(model.kv_lora_rank) or model.num_kv_heads % tp == 0
-
-
-REQUIREMENTS = (
-    Requirement(lambda launch: launch.layout.pp == 1,
-         lambda launch: f"pp = {launch.layout.pp}: a pipeline of DeepSpeed is code (PipelineModule) and no option; set pp=1"),
-    Requirement(lambda launch: not launch.layout.zero_stage or launch.layout.dp == 1,
-         lambda launch: f"dp = {launch.layout.dp}: ZeRO shards over all replicas, as 0.19 has no MiCS any more; set dp=1 and "
-         "fsdp to all of them"),
-    Requirement(lambda launch: launch.layout.tp == 1 or launch.layout.cp == 1,
-         lambda launch: "tensor parallelism (AutoTP) and Ulysses exclude each other; set tp=1 or cp=1"),
-    Requirement(_divides_heads,
-         lambda launch: f"tp = {launch.layout.tp} for {launch.model.num_kv_heads} key-value heads: AutoTP leaves devices without "
-         "heads; a tp that divides them is required"),
-    require_whole_micro_batches(f"{BATCH} = {{}}", "micro-batch × replicas"),
-    Requirement(lambda launch: not launch.layout.offloads_optimizer or launch.layout.zero_stage > 0,
-         lambda launch: "offload_optimizer is a part of ZeRO; set a zero_stage of 1 to 3, or offload=none"),
-    Requirement(lambda launch: not launch.layout.offloads_activations or launch.layout.recompute == "full",
-         lambda launch: "cpu_checkpointing moves checkpoints; set recompute=full, or leave activations where they are"),
-    Requirement(lambda launch: launch.layout.zero_stage > 0 or accumulates_in_weight_dtype(launch.job.precision),
-         lambda launch: "without ZeRO gradients add up in the format of the weights; set precision=bf16, or a zero_stage"),
-    Requirement(lambda launch: launch.layout.ep == 1 or launch.layout.cp == 1 or launch.layout.zero_stage < 3,
-         lambda launch: "expert parallelism (AutoEP) with ZeRO-3 excludes Ulysses; set cp=1 or zero_stage=2"),
-)  # fmt: skip
 TARGET = Target(
     name="deepspeed", title="DeepSpeed", version="0.19.8", source="https://github.com/deepspeedai/DeepSpeed, deepspeed/runtime",
-    stack="deepspeed", options_file="deepspeed", mappings=MAPPINGS, requirements=REQUIREMENTS,
+    stack="deepspeed", options_file="deepspeed", mappings=MAPPINGS, requirements=(),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
     model_name=script_model_name, find_model=find_script_model, includes_model=False,
 )  # fmt: skip

@@ -21,10 +21,10 @@ from shardwise.interop.launches.target import (
     Target,
     add_options,
     map_value,
-    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
+from shardwise.layout.layers_per_stage import layers_by_products
 from shardwise.model import Architecture, get_optimizer
 from shardwise.values import InputError
 
@@ -167,24 +167,6 @@ MODEL_MAPPINGS: tuple[OptionMapping, ...] = (
 )
 
 
-def split_layers_by_cost(model: Architecture, pp: int) -> tuple[int, ...]:
-    """Return the layers of each stage, which nanotron splits by the cost of layers and head.
-
-    Source: models/base.py, build_model, and get_block_compute_costs of the models: a stage takes blocks until one passes its
-    share.
-    """
-    num_matrices = 2 if is_starcoder2(model) else 3
-    layer = 4 * model.num_heads * model.head_dim * model.d_model + num_matrices * model.d_ff * model.d_model
-    total = layer * model.num_layers + model.vocab_size * model.d_model
-    stages, cost_so_far = [0] * pp, 0
-    stage = 0
-    for _ in range(model.num_layers):
-        stages[stage] += 1
-        cost_so_far += layer
-        stage += cost_so_far > total * ((stage + 1) / pp)
-    return tuple(stages)
-
-
 BATCH_OPTIONS = (
     "tokens.micro_batch_size", "tokens.batch_accumulation_per_replica", "parallelism.dp", "tokens.sequence_length",
 )  # fmt: skip
@@ -230,7 +212,7 @@ def _read_stages(reader: OptionReader) -> Mapping[str, Any]:
         return {"layout.schedule": "none"}
     fields = {name: value for mapping in MODEL_MAPPINGS for name, value in mapping.from_options(reader).items()}
     sizes = {name.removeprefix("model."): value for name, value in fields.items() if name.startswith("model.")}
-    stages = split_layers_by_cost(Architecture(**{"name": "model", **sizes}), pp)
+    stages = layers_by_products(Architecture(**{"name": "model", **sizes}), pp)
     return {"layout.schedule": schedule, "layout.stages": stages}
 
 
@@ -294,7 +276,6 @@ LAYOUT_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {}, lambda reader: {"job.loss": "unfused"}),
 )
 
-FILLED_SCHEDULES = ("1f1b",)  # need at least pp - 1 micro-batches (engine.py)
 CONFIG, SCRIPT = "config.yaml", "launch.sh"
 # Options that a configuration must have and no plan has. Source of the values: examples/config_tiny_llama.yaml of the repository.
 USER_ARGUMENTS: Options = {
@@ -373,22 +354,11 @@ TARGET = Target(
         ),
     ),
     requirements=(
-        require_whole_micro_batches("a batch of {} sequences", "micro_batch_size × dp"),
         Requirement(
             lambda launch: launch.model.num_kv_heads % launch.layout.tp == 0
             or (is_starcoder2(launch.model) and launch.model.num_kv_heads == 1),
             lambda launch: f"tp = {launch.layout.tp} does not divide the {launch.model.num_kv_heads} key-value heads, and "
             "nanotron does not replicate them",
-        ),
-        Requirement(
-            lambda launch: launch.layout.schedule not in FILLED_SCHEDULES or launch.num_micro_batches >= launch.layout.pp - 1,
-            lambda launch: f"1f1b takes at least {launch.layout.pp - 1} micro-batches of pp = {launch.layout.pp}; there are "
-            f"{launch.num_micro_batches}",
-        ),
-        Requirement(
-            lambda launch: launch.layout.zero_stage == 0 or launch.layout.dp == 1,
-            lambda launch: f"ZeRO-1 shards over all replicas, found dp = {launch.layout.dp} beside fsdp = "
-            f"{launch.layout.fsdp}; set dp=1",
         ),
     ),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from shardwise.hardware import get_stack
 from shardwise.interop.frameworks import accelerate, automodel, deepspeed, nanotron, shardwise_engine
@@ -11,10 +12,11 @@ from shardwise.interop.frameworks.megatron import bridge_recipe, launch_script
 from shardwise.interop.frameworks.torchtitan import launch_flags, launch_toml
 from shardwise.interop.frameworks.trainers import axolotl, llama_factory, sft_scripts
 from shardwise.interop.launches.export_launch import ExportedLaunch, export
-from shardwise.interop.launches.launch import launch_from_plan
+from shardwise.interop.launches.launch import Launch, Machines, launch_from_plan
 from shardwise.interop.launches.target import Target
-from shardwise.interop.launches.translate_launch import choose_precision, refusals
-from shardwise.layout import stack_of
+from shardwise.interop.launches.translate_launch import choose_precision, model_refusals, refusals
+from shardwise.layout import Layout, stack_of
+from shardwise.price import Problem
 from shardwise.search import Plan
 from shardwise.values import InputError, lookup
 
@@ -62,6 +64,46 @@ def export_for_stack(plan: Plan) -> ExportedLaunch:
             f"{', '.join(TARGETS)} says why"
         )
     return export(plan, target)
+
+
+def require_stack_model(problem: Problem) -> None:
+    """Raise `InputError` if no framework of a problem's stack has its model, with the reasons and the stacks that have it.
+
+    A stack without a framework here, and one that is known only by its kind, passes.
+    """
+    stack = stack_of(problem.cluster)
+    targets = [target for target in TARGETS.values() if stack is not None and target.stack == stack.name]
+    launch = _smallest_launch(problem)
+    reasons = {target: model_refusals(launch, target) for target in targets}
+    if not targets or not all(reasons.values()):
+        return
+    target, problems = min(reasons.items(), key=lambda item: len(item[1]))
+    others = [other.stack for other in TARGETS.values() if other not in reasons and not model_refusals(launch, other)]
+    platform = problem.cluster.chip.platform
+    names = ", ".join(dict.fromkeys(name for name in others if platform in get_stack(name).platforms))
+    raise InputError(
+        f"{target.title} {target.version} cannot run {problem.architecture.name}", *problems,
+        f"the nearest that can be run: the same plan with a stack that has the model ({names}), or without one",
+    )  # fmt: skip
+
+
+def require_launchable(plan: Plan) -> Plan:
+    """Return a plan that a framework of its stack runs.
+
+    Raises `InputError` for another, with the reasons and the nearest layout.
+    """
+    stack, launch = stack_of(plan.cluster), launch_from_plan(plan)
+    targets = [target for target in TARGETS.values() if stack is not None and target.stack == stack.name]
+    if targets and all(refusals(choose_precision(launch, target), target) for target in targets):
+        export(plan, targets[0])
+    return plan
+
+
+def _smallest_launch(problem: Problem) -> Launch:
+    """Return a launch of a problem's model on one device, in the precision of its stack."""
+    job = replace(problem.job, global_batch_tokens=problem.job.seq_len)
+    machines = Machines(num_devices=1, devices_per_node=1, chip=problem.cluster.chip.name)
+    return Launch(model=problem.architecture, job=job, layout=Layout(), machines=machines)
 
 
 def _stack_kind(target: Target, plan: Plan) -> str | None:

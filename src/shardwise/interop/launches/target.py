@@ -157,21 +157,14 @@ LaunchFiles = Mapping[str, str]  # texts by file name
 
 
 class Requirement(NamedTuple):
-    """A condition that a target sets for a launch beyond its stack's abilities (`layout.rules.stack_abilities`)."""
+    """A condition that a target sets for a launch beyond its stack's abilities (`layout.rules.stack_abilities`).
+
+    `reads_model`: it is about the model alone, whatever the layout.
+    """
 
     holds: Callable[[Launch], bool]
     message: Callable[[Launch], str]
-
-
-def require_whole_micro_batches(batch: str, product: str) -> Requirement:
-    """Require a batch that is a multiple of micro-batch × replicas.
-
-    `batch` and `product` are the framework's words for the message; {} in `batch` stands for the sequences.
-    """
-    return Requirement(
-        lambda launch: launch.job.num_seqs % launch.seqs_at_once == 0,
-        lambda launch: f"{batch.format(launch.job.num_seqs)} is not a multiple of {product} = {launch.seqs_at_once}",
-    )
+    reads_model: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,6 +67,18 @@ def refusals(launch: Launch, target: Target) -> list[str]:
         return list(error.problems)
 
 
+def model_refusals(launch: Launch, target: Target) -> list[str]:
+    """List why a target cannot run the model of a launch, whatever its layout."""
+    reasons = [need.message(launch) for need in target.requirements if need.reads_model and not need.holds(launch)]
+    if reasons:
+        return reasons
+    try:
+        lost = lost_fields(target, launch, to_options(target, launch))
+        return [text for field, text in lost if field.startswith("model.")]
+    except InputError as error:
+        return list(error.problems)
+
+
 def lost_fields(target: Target, launch: Launch, options: Options) -> Iterator[tuple[str, str]]:
     """Yield each field that writing and reading back does not restore, with a sentence about it."""
     model = None if target.includes_model else launch.model

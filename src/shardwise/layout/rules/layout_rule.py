@@ -19,8 +19,8 @@ RuleSource = Literal["layout", "model", "job", "cluster", "stack", "engine"]
 class RuleContext:
     """Context of rules: a model, a job, a number of devices, and the degrees of one layout (numbers) or of many (arrays).
 
-    `degrees` has the names of `layout_degrees`. `recipe` is the precision if it is not the job's, since a plan's may have no
-    name.
+    `degrees` has the names of `layout_degrees`, and "offload" where all have the same. `recipe` is the precision if it is not
+    the job's, since a plan's may have no name.
     """
 
     model: Architecture
@@ -32,7 +32,7 @@ class RuleContext:
     @classmethod
     def from_layout(cls, model: Architecture, job: Job, num_devices: int, layout: Layout) -> RuleContext:
         """Return the context of one layout."""
-        return cls(model, job, num_devices, layout_degrees(layout))
+        return cls(model, job, num_devices, {**layout_degrees(layout), "offload": layout.offload})
 
     def __getitem__(self, name: str) -> Value:
         return self.degrees[name]

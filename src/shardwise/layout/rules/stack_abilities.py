@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from shardwise.hardware import Cluster, Stack, get_stack
+from shardwise.layout.layers_per_stage import STAGES
 from shardwise.layout.layout import Layout, cp_variant_names
 from shardwise.layout.rules.engine import ENGINE_RULES
+from shardwise.layout.rules.framework_rules import framework_rules, policy_problems
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import LEGALITY_RULES, has_even_batch
 from shardwise.model import Architecture, Job, get_optimizer, is_byte_budget
@@ -62,7 +64,7 @@ def supported_values(stack: Stack) -> Mapping[str, tuple[Any, ...]]:
         "schedule": ("none", *(abilities.schedules or SCHEDULES)), "recompute": abilities.recompute,
         "offload": abilities.offload, "zero_stage": _with_replicas(abilities.zero),
         "cp_variant": abilities.cp_variants or cp_variant_names(), "async_tp": (False, True)[: 1 + abilities.async_tp],
-        "stages": ("balanced", "even")[not abilities.uneven_stages :],
+        "stages": tuple(name for name in STAGES if name in abilities.stages),
         "sequence_parallel": (False, True)[: 1 + abilities.sequence_parallel],
         **{axis: (1,) for axis in SPLITTING_AXES if axis not in abilities.axes},
     }  # fmt: skip
@@ -122,6 +124,7 @@ def stack_rules(stack: Stack) -> tuple[LayoutRule, ...]:
             lambda c: f"none of {', '.join(abilities.cp_variants)}, which {name} has, splits over cp = {c['cp']}",
         ),
         *(ENGINE_RULES if name == ENGINE_STACK else ()),
+        *framework_rules(name, abilities.rules),
         LayoutRule(
             "cp_by_stack", "stack", ("cp_variant",),
             lambda c: (c["cp"] == 1) | (cp_variant_names()[c["cp_variant"]] in cp_variants),
@@ -237,6 +240,9 @@ def choice_problems(stack: Stack, layout: Layout, job: Job) -> Iterator[str]:
         yield f"{stack.name} has as many layers on each stage, found {','.join(map(str, layers))}"
     names = ("schedule", "recompute", "offload", "async_tp")
     yield from _value_problems(stack, job, {name: getattr(layout, name) for name in names})
+    yield from policy_problems(
+        stack.name, stack.abilities.rules, layout.recompute, layout.recompute_layers, layout.offload
+    )
     yield from _job_problems(stack, job)
 
 

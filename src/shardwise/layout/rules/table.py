@@ -47,20 +47,25 @@ def legal_modes(
     """Return for each mode which rows of degrees can run in it; `ep` of `degrees` is the one without whole experts."""
     legal_by_mode = []
     for mode in modes:
-        expert_degrees: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
-        mode_degrees = {
-            **degrees,
-            "etp": degrees["tp"],
-            **expert_degrees,
-            "cp_variant": cp_variant_names().index(mode.cp_variant),
-            "async_tp": mode.async_tp,
-        }
-        context = RuleContext(architecture, job, 0, mode_degrees)  # no rule of modes reads the number of devices
+        context = mode_context(architecture, job, degrees, mode)
         legal: Value = degrees["tp"] > 1 if mode.whole_experts else True
         for rule in rules:
             legal = legal & rule.legal(context)
         legal_by_mode.append(legal)
     return legal_by_mode
+
+
+def mode_context(architecture: Architecture, job: Job, degrees: Degrees, mode: ParallelMode) -> RuleContext:
+    """Return the context of degrees in a mode; `ep` of `degrees` is the one without whole experts."""
+    expert_degrees: dict[str, Value] = {"ep": degrees["ep"] * degrees["tp"], "etp": 1} if mode.whole_experts else {}
+    mode_degrees = {
+        **degrees,
+        "etp": degrees["tp"],
+        **expert_degrees,
+        "cp_variant": cp_variant_names().index(mode.cp_variant),
+        "async_tp": mode.async_tp,
+    }
+    return RuleContext(architecture, job, 0, mode_degrees)  # no rule of modes reads the number of devices
 
 
 def violations(architecture: Architecture, job: Job, num_devices: int, layout: Layout) -> list[str]:

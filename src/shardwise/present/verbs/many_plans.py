@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from shardwise import price, search
+from shardwise import interop, price, search
 from shardwise.model import Job
 from shardwise.present.arguments import (
     Budget,
@@ -53,6 +53,8 @@ def plan_clusters(
     """
     allowed = read_choices(pins, maxima, choices, runnable=runnable, divisible=divisible)
     inputs = price.resolve_problem(model, clusters, job, fields)
+    if "stack" in fields:
+        interop.require_stack_model(inputs.problem)
     limits = limits or price.parse_limits(deadline, budget, inputs.job.tokens)
     job = search.job_for_clusters(inputs, choices=allowed, runnable=runnable, progress=progress)
     return search.plan_clusters(

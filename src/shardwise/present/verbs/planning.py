@@ -302,9 +302,13 @@ def plan(
     if goal is not None:
         raise InputError("goal: found without a noise scale and a loss; one of the two is required")
     inputs = price.resolve_problem(model, [cluster], job, fields)
+    if "stack" in fields:
+        interop.require_stack_model(inputs.problem)
     limits = price.parse_limits(deadline, budget, inputs.job.tokens)
     reliability = reliability or inputs.reliability
     chosen = search.plan_inputs(inputs, choices=allowed, runnable=runnable, reliability=reliability, progress=progress)
+    if "stack" in fields:
+        interop.require_launchable(chosen)
     chosen = search.with_batch_schedule(replace(chosen, limits=limits), batch_schedule, reliability)
     search.require_within_limits(chosen, limits, allowed, progress)
     return replace(chosen, published=measure.compare_with_published_runs(chosen))

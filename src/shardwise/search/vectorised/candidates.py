@@ -20,6 +20,7 @@ from shardwise.layout.choices import FACTORISED_AXES, GRID_CHOICES
 from shardwise.layout.placement import searched_placements
 from shardwise.layout.rules.layout_rule import LayoutRule, RuleContext
 from shardwise.layout.rules.model_and_cluster_rules import has_even_batch, no_experts_problem
+from shardwise.layout.rules.table import legal_modes, mode_context
 from shardwise.layout.sharding_scheme import ZERO_AXES
 from shardwise.model import Architecture, Job
 from shardwise.values import NothingFitsError, Value, raise_problems
@@ -98,8 +99,10 @@ def _degree_rows(architecture: Architecture, num_devices: int, choices: Choices)
     return choices.filter_factorisations(rows)
 
 
-def _expert_problems(architecture: Architecture, ep: int) -> Iterator[str]:
+def _expert_problems(architecture: Architecture, ep: int, etp: int | None) -> Iterator[str]:
     experts = architecture.num_experts
+    if etp and not experts:
+        yield f"pin: etp = {etp}: {architecture.name} has no experts; leave it out"
     if ep > 1 and not experts:
         yield f"pin: {no_experts_problem(architecture, ep)}"
     elif experts and experts % ep:
@@ -112,7 +115,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
 
     Raises `NothingFitsError` if no factorisation of the devices is within the limits, and `InputError` if ep is pinned to a
     degree that does not divide the model's experts."""
-    raise_problems(list(_expert_problems(architecture, choices.pins.get("ep", 1))))
+    raise_problems(list(_expert_problems(architecture, choices.pins.get("ep", 1), choices.etp)))
     rows = _degree_rows(architecture, num_devices, choices)
     if not len(rows):
         raise NothingFitsError(
@@ -127,6 +130,7 @@ def build_space(architecture: Architecture, job: Job, num_devices: int, choices:
         context = RuleContext(architecture, job, num_devices, {**columns, "schedule": schedule})
         legal, broken = _apply_rules(choices.rules, context, shape)
         illegal.update(broken)
+        illegal.update(_drop_without_mode(legal, context, choices))
         index = np.nonzero(legal)
         indices.append((*index, np.full(len(index[0]), number)))
     index = indices[0] if len(indices) == 1 else tuple(map(np.concatenate, zip(*indices, strict=True)))
@@ -150,6 +154,8 @@ def _grid_columns(rows: Ints, choices: Choices) -> tuple[dict[str, Any], tuple[i
     # The rules judge the mode with the fewest requirements; `legal_modes` says where the others can run
     columns |= {"cp_variant": min(map(cp_variant_names().index, choices.cp_variant)), "async_tp": min(choices.async_tp)}
     columns["etp"] = columns["tp"]
+    if len(choices.offload) == 1:
+        columns["offload"] = choices.offload[0]
     shape = (len(rows), *(len(getattr(choices, name)) for name in GRID_CHOICES))
     return columns, shape
 
@@ -163,6 +169,7 @@ def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: 
     num_broken = np.zeros(shape, dtype=np.int64)
     for rule in choices.rules:
         num_broken += np.logical_not(np.broadcast_to(rule.legal(grid), shape))
+    num_broken += np.logical_not(np.broadcast_to(_has_mode(grid, choices, choices.mode_rules), shape))
     index = np.unravel_index(int(np.argmin(num_broken)), shape)
     candidate = {
         name: int(np.broadcast_to(column, shape)[index]) if np.ndim(column) else column
@@ -171,7 +178,10 @@ def explain_nearest_to_legal(architecture: Architecture, job: Job, num_devices: 
     names = (*choices.pins, *choices.maxima, *(n for n in GRID_CHOICES if getattr(choices, n) != getattr(Choices(), n)))
     fields_text = " ".join(f"{name}={candidate[name]}" for name in dict.fromkeys((*DEGREE_AXES, *names)))
     nearest = replace(grid, degrees=candidate)
-    explanations = [f"  {rule.name}: {rule.explain(nearest)}" for rule in choices.rules if not rule.legal(nearest)]
+    broken_by_rule = {rule.name: rule.explain(nearest) for rule in choices.rules if not rule.legal(nearest)}
+    if not _has_mode(nearest, choices, choices.mode_rules):
+        broken_by_rule |= _explain_modes(nearest, choices)
+    explanations = [f"  {name}: {text}" for name, text in broken_by_rule.items()]
     request_text = f" with {', '.join(dict.fromkeys(names))} as asked for" if names else ""
     return "\n".join([f"the nearest to one{request_text}, {fields_text}, breaks", *explanations])
 
@@ -189,6 +199,39 @@ def _apply_rules(
             num_legal = int(np.count_nonzero(legal))
             illegal[rule.name], num_before = num_before - num_legal, num_legal
     return legal, illegal
+
+
+def _has_mode(context: RuleContext, choices: Choices, rules: Sequence[LayoutRule]) -> Value:
+    """Return for one candidate, or for each of many, whether it can run in one of the modes of the choices."""
+    modes = choices.modes(context.model)
+    has_mode: Value = False
+    for legal in legal_modes(context.model, context.job, context.degrees, modes, rules):
+        has_mode = has_mode | legal
+    return has_mode
+
+
+def _drop_without_mode(legal: NDArray[np.bool_], context: RuleContext, choices: Choices) -> dict[str, int]:
+    """Drop candidates that run in no mode; return how many, under the rule with which none is left."""
+    rules, illegal = choices.mode_rules, dict[str, int]()
+    if np.all(_has_mode(context, choices, rules)):
+        return illegal
+    for number, rule in enumerate(rules, start=1):
+        num_before = int(np.count_nonzero(legal))
+        legal &= _has_mode(context, choices, rules[:number])
+        if num_dropped := num_before - int(np.count_nonzero(legal)):
+            illegal[rule.name] = num_dropped
+    return illegal
+
+
+def _explain_modes(context: RuleContext, choices: Choices) -> dict[str, str]:
+    """Return the explanations of the rules that one candidate breaks in the mode in which it breaks the fewest, by name."""
+    broken_by_mode = []
+    for mode in choices.modes(context.model):
+        in_mode = mode_context(context.model, context.job, context.degrees, mode)
+        broken_by_mode.append(
+            {rule.name: rule.explain(in_mode) for rule in choices.mode_rules if not rule.legal(in_mode)}
+        )
+    return min((broken for broken in broken_by_mode if broken), key=len, default={})
 
 
 # Groups whose links decide between placements: those that a derivation's collectives run over.

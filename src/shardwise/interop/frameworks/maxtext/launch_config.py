@@ -39,45 +39,22 @@ from shardwise.interop.launches.target import (
     Target,
     add_options,
     map_names,
-    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import parse_assignments
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, format_yaml, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table, require_types
-from shardwise.layout import get_cp_variant
 from shardwise.model import SIGMOID
 from shardwise.values import InputError
-
-NO_ACCUMULATION = ("fp8_delayed",)  # precisions whose scales gradient accumulation does not update
-
-
-def _uses_rings(launch: Launch) -> bool:
-    return launch.layout.cp > 1 and get_cp_variant(launch.layout.cp_variant).is_ring
-
-
-def _exchanges_heads(launch: Launch) -> bool:
-    return launch.layout.cp > 1 and get_cp_variant(launch.layout.cp_variant).exchanges_heads
 
 
 def _mesh_devices(launch: Launch) -> int:
     return math.prod(degree for name, degree in mesh_options(launch).items() if name.endswith("_parallelism"))
 
 
-COMMON_REQUIREMENTS = (
+REQUIREMENTS = (
     Requirement(
         lambda launch: spans_slices(launch) and _mesh_devices(launch) == launch.machines.num_devices,
         lambda launch: f"the axes of {launch.layout} do not divide evenly over the {num_slices(launch.machines)} slices",
-    ),
-    require_whole_micro_batches("a batch of {} sequences", "micro_batch_seqs × replicas"),
-    Requirement(
-        lambda launch: launch.layout.zero_stage != 1 or launch.layout.dp == 1,
-        lambda launch: f"shard_optimizer_over_data is of all replicas, found dp = {launch.layout.dp} beside fsdp = "
-        f"{launch.layout.fsdp}; set dp=1",
-    ),
-    Requirement(
-        lambda launch: launch.layout.pp == 1 or launch.num_micro_batches % launch.layout.pp == 0,
-        lambda launch: f"the {launch.num_micro_batches} micro-batches of a pipeline are not a multiple of its "
-        f"{launch.layout.pp} stages",
     ),
     Requirement(
         lambda launch: launch.layout.pp == 1
@@ -85,44 +62,6 @@ COMMON_REQUIREMENTS = (
         lambda launch: f"the {num_blocks(launch.model)} decoder layers of {decoder_block(launch.model)} do not divide "
         f"evenly over {launch.layout.pp * launch.layout.num_virtual_stages} stages; set pp=1, or a divisor of "
         f"{num_blocks(launch.model)}",
-    ),
-    Requirement(
-        lambda launch: launch.layout.pp == 1 or not launch.model.num_dense_layers,
-        lambda launch: f"the {launch.model.num_dense_layers} leading dense layers are outside of the pipeline; set pp=1",
-    ),
-    Requirement(
-        lambda launch: not (launch.model.sinks and (_uses_rings(launch) or _exchanges_heads(launch))),
-        lambda launch: "attention with sinks goes neither in rings nor by exchanging heads; set cp_variant=all_gather",
-    ),
-    Requirement(
-        lambda launch: not _uses_rings(launch) or launch.model.sliding_window is None,
-        lambda launch: "attention with windows does not go in rings; set cp_variant=all_gather",
-    ),
-)  # fmt: skip
-TPU_REQUIREMENTS = (
-    Requirement(
-        lambda launch: not _uses_rings(launch) or launch.job.seq_len % launch.layout.cp**2 == 0,
-        lambda launch: f"a ring asks for sequences that cp² = {launch.layout.cp**2} divides, found {launch.job.seq_len}",
-    ),
-    Requirement(
-        lambda launch: not _uses_rings(launch) or not launch.model.num_predict_layers,
-        lambda launch: "a balanced ring does not go with multi-token prediction; set cp_variant=all_gather",
-    ),
-    Requirement(
-        lambda launch: not _exchanges_heads(launch)
-        or (launch.model.kv_lora_rank == 0 and launch.model.sliding_window is None),
-        lambda launch: "exchanging heads goes with global attention alone; set cp_variant=all_gather",
-    ),
-)  # fmt: skip
-GPU_REQUIREMENTS = (
-    Requirement(
-        lambda launch: not _exchanges_heads(launch),
-        lambda launch: "MaxText exchanges heads on TPUs alone; set cp_variant=all_gather or zigzag",
-    ),
-    Requirement(
-        lambda launch: launch.job.precision not in NO_ACCUMULATION or launch.layout.pp > 1 or launch.num_micro_batches == 1,
-        lambda launch: "fp8 with delayed scaling does not go with gradient accumulation; take a larger micro-batch or "
-        "fp8_current",
     ),
 )  # fmt: skip
 
@@ -264,7 +203,7 @@ def _build_target(name: str, hardware: str) -> Target:
         name=name, title="MaxText" if hardware == "tpu" else "MaxText on GPUs", version="e591f30 (2026-08-22)",
         source="https://github.com/AI-Hypercomputer/maxtext, src/maxtext/configs", stack=name, options_file="maxtext",
         mappings=_mappings(hardware),
-        requirements=(*COMMON_REQUIREMENTS, *(TPU_REQUIREMENTS if hardware == "tpu" else GPU_REQUIREMENTS)),
+        requirements=REQUIREMENTS,
         write=partial(_write_files, hardware), read=partial(_read_files, hardware),
         command=lambda launch: f"bash {SCRIPT}", notes=_notes, slurm=hardware == "gpu",
     )  # fmt: skip

@@ -26,7 +26,6 @@ from shardwise.interop.launches.target import (
     add_options,
     map_names,
     map_required,
-    require_whole_micro_batches,
 )
 from shardwise.interop.text_formats.command_flags import format_flags, parse_flags
 from shardwise.interop.text_formats.option_tables import Options, option_table
@@ -225,28 +224,9 @@ TARGET = Target(
     source="https://github.com/NVIDIA/Megatron-LM, megatron/training/arguments.py", stack="megatron", options_file="megatron",
     model_mappings=MODEL_MAPPINGS, mappings=(*LAYOUT_MAPPINGS, *JOB_MAPPINGS),
     requirements=(
-        require_whole_micro_batches("global-batch-size = {}", "micro-batch-size × replicas"),
-        Requirement(
-            lambda launch: not (launch.model.num_experts and launch.layout.tp > 1) or launch.layout.sequence_parallel,
-            lambda launch: "experts beside tensor parallelism require sequence parallelism; set sequence_parallel=true",
-        ),
-        Requirement(
-            lambda launch: not launch.layout.recompute_layers or launch.layout.recompute == "full",
-            lambda launch: f"recompute_layers of recompute={launch.layout.recompute}: modules are those of every layer; leave "
-            "recompute_layers out, or set recompute=full",
-        ),
         Requirement(
             lambda launch: not _missing_modules(launch),
             lambda launch: f"{launch.model.name} has nothing for recompute={'+'.join(_missing_modules(launch))}; leave it out",
-        ),
-        Requirement(
-            lambda launch: launch.layout.zero_stage > 0
-            or not (launch.layout.offload == "optimizer" or launch.job.precision == "bf16_bf16_moments"),
-            lambda launch: "an optimizer on the host, or with bf16 moments, is a distributed one; set a zero_stage of at least 1",
-        ),
-        Requirement(
-            lambda launch: "experts" not in launch.model.bias or launch.layout.expert_tp == 1,
-            lambda launch: f"experts of {launch.model.name} have biases, found etp = {launch.layout.expert_tp}; set etp=1",
         ),
     ),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,

@@ -23,11 +23,9 @@ from shardwise.interop.frameworks.torchtitan.config_registry import (
 from shardwise.interop.frameworks.torchtitan.models import flavor_facts, map_flavor, read_flavor, require_flavor
 from shardwise.interop.frameworks.torchtitan.parallelism import (
     CP,
-    ENOUGH_MICRO_BATCHES,
     EP,
     LOAD_BALANCER,
     SHARED_MAPPINGS,
-    SHARED_REQUIREMENTS,
     TP,
     dtype_options,
     map_stages,
@@ -216,18 +214,12 @@ TARGET = Target(
     ),
     requirements=(
         require_flavor(MODELS_FILE, TITLE),
-        *SHARED_REQUIREMENTS,
-        ENOUGH_MICRO_BATCHES,
         Requirement(
             lambda launch: launch.job.seq_len <= flavor_facts(MODELS_FILE, launch.model).get(
                 "max_seq_len", launch.job.seq_len
             ),
             lambda launch: f"seq_len = {launch.job.seq_len} is above the "
             f"{flavor_facts(MODELS_FILE, launch.model)['max_seq_len']} positions that {TITLE} has of {launch.model.name}",
-        ),
-        Requirement(
-            lambda launch: not launch.model.num_predict_layers or launch.layout.pp == launch.layout.cp == 1,
-            lambda launch: f"{TITLE} has multi-token prediction without pipeline and context parallelism; pp=1 cp=1 is required",
         ),
     ),
     write=_write_files, read=_read_files, read_recipe=_read_registry, command=lambda launch: f"bash {SCRIPT}", notes=_notes,

@@ -13,12 +13,10 @@ from shardwise.interop.frameworks.primus import framework_options, read_experime
 from shardwise.interop.frameworks.torchtitan.models import flavor_facts, map_flavor, read_flavor, require_flavor
 from shardwise.interop.frameworks.torchtitan.parallelism import (
     CP,
-    ENOUGH_MICRO_BATCHES,
     EP,
     LOAD_BALANCER,
     PP,
     SHARED_MAPPINGS,
-    SHARED_REQUIREMENTS,
     TP,
     dtype_options,
     map_stages,
@@ -249,6 +247,6 @@ def _notes(launch: Launch) -> Iterator[str]:
 TARGET = Target(
     name=NAME, title="torchtitan", version="0.2.2", source="https://pypi.org/project/torchtitan/0.2.2/, config/job_config.py",
     stack="torchtitan", options_file=OPTIONS_FILE, mappings=(map_flavor(MODELS_FILE), *SHARED_MAPPINGS, *TOML_MAPPINGS),
-    requirements=(require_flavor(MODELS_FILE, TITLE), *SHARED_REQUIREMENTS, ENOUGH_MICRO_BATCHES, *TOML_REQUIREMENTS),
+    requirements=(require_flavor(MODELS_FILE, TITLE), *TOML_REQUIREMENTS),
     write=_write_files, read=_read_files, command=lambda launch: f"bash {SCRIPT}", notes=_notes,
 )  # fmt: skip

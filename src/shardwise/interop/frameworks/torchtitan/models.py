@@ -137,7 +137,7 @@ def require_flavor(table: str, title: str) -> Requirement:
         )
         return f"{launch.model.name} has not the sizes of any model in the registries of {title}; it has {names}"
 
-    return Requirement(lambda launch: find_flavor(table, launch.model) is not None, message)
+    return Requirement(lambda launch: find_flavor(table, launch.model) is not None, message, reads_model=True)
 
 
 LAYER_PREFIX, MODULE_PREFIX = TensorPattern("layers.{layer}."), TensorPattern("mtp_layers.{module}.")

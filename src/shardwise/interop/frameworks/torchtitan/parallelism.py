@@ -12,7 +12,7 @@ from typing import Any
 
 from shardwise.interop.frameworks.torchtitan.models import read_flavor
 from shardwise.interop.launches.launch import Launch
-from shardwise.interop.launches.target import OptionMapping, OptionReader, Requirement
+from shardwise.interop.launches.target import OptionMapping, OptionReader
 from shardwise.interop.text_formats.option_tables import Options
 from shardwise.layout import layers_by_virtual_stage
 from shardwise.values import InputError, describe_unknown
@@ -141,12 +141,6 @@ def _refuse_offload(reader: OptionReader) -> Mapping[str, Any]:
     return {}
 
 
-def sequence_divisor(launch: Launch) -> int:
-    """Return the number that must divide the sequence length. Source: trainer.py 0.3.0, seq_len_divisor in 0.2.2."""
-    layout = launch.layout
-    return (layout.tp if layout.sequence_parallel else 1) * (2 * layout.cp if layout.cp > 1 else 1)
-
-
 def _read_compile(reader: OptionReader) -> Mapping[str, Any]:
     """Return no fields; note a model that is not compiled, which is torchtitan's default and not what its stack is fitted to."""
     reader.acknowledge("compile.backend")
@@ -169,40 +163,12 @@ SHARED_MAPPINGS: tuple[OptionMapping, ...] = (
     OptionMapping(lambda launch: {}, _refuse_offload),
     OptionMapping(lambda launch: {"compile.enable": True, "compile.components": ["model", "loss"]}, _read_compile),
 )  # fmt: skip
-SHARED_REQUIREMENTS: tuple[Requirement, ...] = (
-    Requirement(
-        lambda launch: launch.job.precision != "bf16",
-        lambda launch: "precision bf16 reduces gradients in bf16, and torchtitan reduces them in fp32; "
-        f"precision={DEFAULT_PRECISION} is what it runs",
-    ),
-    Requirement(
-        lambda launch: launch.model.num_heads % launch.layout.tp == launch.model.num_kv_heads % launch.layout.tp == 0,
-        lambda launch: f"tp = {launch.layout.tp} must divide num_heads = {launch.model.num_heads} and num_kv_heads = "
-        f"{launch.model.num_kv_heads}",
-    ),
-    Requirement(
-        lambda launch: launch.job.seq_len % sequence_divisor(launch) == 0,
-        lambda launch: f"seq_len = {launch.job.seq_len} is not a multiple of {sequence_divisor(launch)}: of tp with sequence "
-        "parallelism, times 2·cp with context parallelism",
-    ),
-    Requirement(
-        lambda launch: not (launch.model.tied_embeddings and launch.layout.pp > 1),
-        lambda launch: f"{launch.model.name} ties its embeddings, which no pipeline of torchtitan does; pp=1 is required",
-    ),
-    Requirement(
-        lambda launch: launch.layout.fsdp * launch.layout.cp * launch.layout.tp % launch.layout.ep == 0,
-        lambda launch: f"ep = {launch.layout.ep} takes its ranks from shards, context and tensor parallelism, which are "
-        f"{launch.layout.fsdp * launch.layout.cp * launch.layout.tp} together; a divisor is required",
-    ),
-)  # fmt: skip
-
 # Names of torch.distributed.pipelining, schedules.py (get_schedule_class). Schedules with several stages per rank default to two.
 SCHEDULES = {
-    "1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS", "zb_v": "ZBVZeroBubble",
-    "dualpipe_v": "DualPipeV",
+    "1f1b": "1F1B", "afab": "GPipe", "interleaved": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zb": "InterleavedZeroBubble", "zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV",
 }  # fmt: skip
 SINGLE_STAGE_SCHEDULES = ("1f1b", "afab")
-FILLED_SCHEDULES = ("1f1b", "dualpipe_v")  # need at least as many micro-batches as stages: the same file
 MAX_STAGES = 10_000  # far above any pipeline
 FIRST_STAGE_LESS, LAST_STAGE_LESS = (
     f"{SECTION}.pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last")
@@ -226,15 +192,6 @@ def generate_stages(num_layers: int, num_stages: int, first: int, last: int) -> 
 def map_stages(table: str, head: str) -> OptionMapping:
     """Map schedule and stages of the models in a table; `head` is the release's name of the output projection."""
     return OptionMapping(lambda launch: _stage_options(launch, head), lambda reader: _read_stages(reader, table))
-
-
-ENOUGH_MICRO_BATCHES = Requirement(
-    lambda launch: launch.layout.schedule not in FILLED_SCHEDULES
-    or launch.num_micro_batches >= launch.layout.pp * launch.layout.num_virtual_stages,
-    lambda launch: f"{SCHEDULES[launch.layout.schedule]} takes no fewer micro-batches than stages, found "
-    f"{launch.num_micro_batches} for {launch.layout.pp * launch.layout.num_virtual_stages}; a smaller micro-batch or fewer "
-    "stages are required",
-)  # fmt: skip
 
 
 def _stage_options(launch: Launch, head: str) -> Options:
