@@ -87,7 +87,7 @@ FLAGS = {
     ],
     "simulate": ["--contention", "--draw", "--help", "--json", "--overlap", "--trace", "--verbose"],
     "precision": ["--help", "--json", "--plot"],
-    "show": ["--chip", "--help", "--json", "--precision"],
+    "show": ["--against-transformers", "--chip", "--help", "--json", "--precision"],
     "explore": ["--at", "--help", "--host", "--json", "--no-browser", "--port", "--run", "--static"],
     "export": ["--help", "--json", "--out", "--to"],
     "figures": ["--help", "--json", "--out"],

@@ -31,6 +31,8 @@ RUN = f"{SMALL}; {TOKENS}; train plan.json --data data --steps 6 --out run --dev
 
 # Sessions in an empty folder, and the schema of what the last command of each prints with --json.
 SESSIONS = {
+    "kernels softmax":
+        "shardwise.kernels/1",
     f"plan llama-3-8b h100:8 {JOB} --tokens 1T":
         "shardwise.plan/3",
     "plan mixtral-8x7b tpu-v5p:4x4x4 --batch-tokens 1Mi --seq-len 4096":

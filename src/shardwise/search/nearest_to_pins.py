@@ -61,15 +61,15 @@ def nearest_to_pins(
     free = replace(Choices(), divisible=choices.divisible, runnable=choices.runnable)
     searches = 0
     for num_dropped in range(1, len(pins) + 1):
-        found: list[tuple[float, Layout, tuple[str, ...]]] = []
+        candidates: list[tuple[float, Layout, tuple[str, ...]]] = []
         for dropped in itertools.combinations(pins, num_dropped):
             searches += 1
             if searches > MAX_SEARCHES and num_dropped < len(pins):
                 break
-            kept = {name: value for name, value in pins.items() if name not in dropped}
-            found += _fastest(problem, free.with_pins(kept, choices.maxima), dropped)
-        if found:
-            _, layout, dropped = min(found, key=lambda row: row[0])
+            remaining = {name: value for name, value in pins.items() if name not in dropped}
+            candidates += _fastest(problem, free.with_pins(remaining, choices.maxima), dropped)
+        if candidates:
+            _, layout, dropped = min(candidates, key=lambda row: row[0])
             return layout, dropped
     return None
 

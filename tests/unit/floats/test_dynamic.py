@@ -99,10 +99,10 @@ def test_parts_begin_between_blocks() -> None:
         whole[100:]
 
 
-@pytest.mark.parametrize("name", BLOCK_SCALED_DTYPES)
+@pytest.mark.parametrize("name", DYNAMIC_TREE_FORMATS)
 def test_a_format_takes_the_bytes_that_it_counts(name: str) -> None:
     made = BlockwiseMoment.zeros(1024, name, torch.device("cpu"))
     assert made.codes.nbytes + made.scales.nbytes == 1024 * bytes_per_element(name) == 1040
-    assert list(DYNAMIC_TREE_FORMATS) == list(BLOCK_SCALED_DTYPES)
+    assert set(DYNAMIC_TREE_FORMATS) < set(BLOCK_SCALED_DTYPES), "further ones are those of a frozen base"
     with pytest.raises(InputError, match=r"format.*one of dynamic8, unsigned_dynamic8"):
         get_dynamic_tree_format("dynamic4")

@@ -78,9 +78,13 @@ def require_stack_model(problem: Problem) -> None:
     if not targets or not all(reasons.values()):
         return
     target, problems = min(reasons.items(), key=lambda item: len(item[1]))
-    others = [other.stack for other in TARGETS.values() if other not in reasons and not model_refusals(launch, other)]
+    stacks = [
+        candidate.stack
+        for candidate in TARGETS.values()
+        if candidate not in reasons and not model_refusals(launch, candidate)
+    ]
     platform = problem.cluster.chip.platform
-    names = ", ".join(dict.fromkeys(name for name in others if platform in get_stack(name).platforms))
+    names = ", ".join(dict.fromkeys(name for name in stacks if platform in get_stack(name).platforms))
     raise InputError(
         f"{target.title} {target.version} cannot run {problem.architecture.name}", *problems,
         f"the nearest that can be run: the same plan with a stack that has the model ({names}), or without one",

@@ -57,7 +57,7 @@ def supported_values(stack: Stack) -> Mapping[str, tuple[Any, ...]]:
 
     >>> from shardwise.hardware.stacks import get_stack
     >>> {name: supported_values(get_stack("megatron"))[name] for name in ("zero_stage", "sequence_parallel", "stages")}
-    {'zero_stage': (0, 1, 2, 3), 'sequence_parallel': (False, True), 'stages': ('balanced', 'even')}
+    {'zero_stage': (0, 1, 2, 3), 'sequence_parallel': (False, True), 'stages': ('balanced', 'even', 'equal')}
     """
     abilities = stack.abilities
     return {

@@ -29,7 +29,6 @@ def _names_of_kind(command_words: Sequence[str]) -> tuple[str, ...]:
         'shardwise show clusters "tpu-v5e:16x16*4" --json',
         "shardwise show stacks nemo-25 --chip h100",
         "shardwise show optimizers muon --precision bf16_bf16_moments",
-        "shardwise show models --against-transformers config.json",
     ),
     group_order=("catalogue", "output"),
 )
