@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from shardwise.hardware import get_stack
-from shardwise.interop.frameworks.targets import TARGETS, require_stack_model
+from shardwise.interop.frameworks.targets import TARGETS, require_launchable, require_stack_model
 from shardwise.interop.launches.launch import launch_from_plan
 from shardwise.interop.launches.translate_launch import choose_precision, refusals
 from shardwise.layout import choices_from_pins
@@ -79,7 +79,8 @@ def _num_devices(cluster: str) -> int:
 
 
 class Outcome(NamedTuple):
-    """What became of a problem: "exported", or "lost" of a plan that no framework of its stack runs; "refused", "full"."""
+    """What became of a problem: "exported", or "lost" of a plan that no framework of its stack runs; "refused" before the
+    search or "refused after" it, with the nearest that the stack runs; "unnamed" without it; "full" where nothing fits."""
 
     kind: str
     text: str = ""
@@ -103,6 +104,11 @@ def judge_problem(problem: PinnedProblem) -> Outcome:
         return _refused(error)
     except InputError as error:
         return _refused(error)
+    try:
+        require_launchable(plan)
+    except InputError as error:
+        refused = _refused(error)
+        return refused._replace(kind="refused after") if refused.kind == "refused" else refused
     targets = [target for target in TARGETS.values() if target.stack == problem.stack]
     launch, reasons = launch_from_plan(plan), list[str]()
     for target in targets:
