@@ -1,4 +1,4 @@
-"""What the ladders' kernels load, in elements, as closed forms; and the tiles of products. No torch here."""
+"""Loads of the ladders' kernels in elements, as closed forms; and the tiles of products. No torch here."""
 
 from __future__ import annotations
 

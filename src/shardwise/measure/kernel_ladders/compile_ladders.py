@@ -12,26 +12,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from shardwise.measure.kernel_ladders.ladder import Ladder, Rung
 from shardwise.measure.kernel_ladders.ladders import LADDERS
+from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values import ShardwiseError
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledKernel:
-    """What one block of threads of a compiled kernel takes."""
-
-    kernel: str
-    compute_capability: int
-    num_warps: int
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
-
-
-CompiledRungs = tuple[tuple[CompiledKernel, ...], ...]  # the kernels of each rung, none where Triton has no part in it
+CompiledRungs = tuple[tuple[KernelResources, ...], ...]  # the kernels of each rung, none where Triton has no part in it
 
 
 def compile_ladders(names: Sequence[str], compile_for: Sequence[int]) -> Mapping[str, CompiledRungs]:
@@ -45,12 +33,12 @@ def compile_ladders(names: Sequence[str], compile_for: Sequence[int]) -> Mapping
     if finished.returncode:
         raise ShardwiseError(f"kernels: Triton could not compile: {finished.stderr.strip()[-1000:]}")
     return {
-        name: tuple(tuple(CompiledKernel(**kernel) for kernel in rung) for rung in rungs)
+        name: tuple(tuple(KernelResources(**kernel) for kernel in rung) for rung in rungs)
         for name, rungs in json.loads(finished.stdout).items()
     }
 
 
-def compile_rung(ladder: Ladder, rung: Rung, compile_for: Sequence[int]) -> list[CompiledKernel]:
+def compile_rung(ladder: Ladder, rung: Rung, compile_for: Sequence[int]) -> list[KernelResources]:
     """Compile the kernels that a rung launches, on operands without data."""
     from shardwise.run.triton_kernels.ahead_of_time import compile_launch, recorded_launches
 
@@ -58,8 +46,7 @@ def compile_rung(ladder: Ladder, rung: Rung, compile_for: Sequence[int]) -> list
         operands = ladder.make_operands("meta")
         launches.clear()  # what made the operands
         rung.run(*operands)
-    resources = (compile_launch(launch, capability) for capability in compile_for for launch in launches)
-    return [CompiledKernel(**asdict(kernel)) for kernel in resources]
+    return [compile_launch(launch, capability) for capability in compile_for for launch in launches]
 
 
 def main(names: str, capabilities: str) -> None:

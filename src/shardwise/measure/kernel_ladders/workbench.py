@@ -10,9 +10,10 @@ from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
 from shardwise.hardware import Chip, load_chip
-from shardwise.measure.kernel_ladders.compile_ladders import CompiledKernel, compile_ladders
+from shardwise.measure.kernel_ladders.compile_ladders import compile_ladders
 from shardwise.measure.kernel_ladders.ladder import Ladder
 from shardwise.measure.kernel_ladders.ladders import LADDERS
+from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values import (
     InputError,
     OmitEmpty,
@@ -51,7 +52,7 @@ class RungResult(Payload):
     low_s: float | None = None
     high_s: float | None = None
     relative_error: float | None = None
-    compiled: Annotated[tuple[CompiledKernel, ...], OmitEmpty()] = ()
+    compiled: Annotated[tuple[KernelResources, ...], OmitEmpty()] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

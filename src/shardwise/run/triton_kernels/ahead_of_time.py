@@ -28,6 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from shardwise.run.triton_kernels import casts, cross_entropy, gated_activation, norms, rotary
+from shardwise.run.triton_kernels.kernel_resources import KernelResources
 from shardwise.values.input_texts import parse_integer
 
 POINTER_TYPES = {
@@ -48,18 +49,6 @@ class Launch:
     kernel: triton.JITFunction
     arguments: Mapping[str, Any]
     options: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class KernelResources:
-    """What one block of threads of a compiled kernel takes; `spilled_bytes` of each thread are in local memory."""
-
-    kernel: str
-    compute_capability: int
-    num_warps: int
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
 
 
 @contextmanager
@@ -154,8 +143,9 @@ def compile_launch(launch: Launch, compute_capability: int) -> KernelResources:
     )
     usage = _resource_usage(compiled.asm["cubin"])
     return KernelResources(
-        launch.kernel.__name__, compute_capability, compiled.metadata.num_warps, usage["registers"],
-        usage["stack_bytes"] + usage["local_bytes"], compiled.metadata.shared,
+        kernel=launch.kernel.__name__, compute_capability=compute_capability, num_warps=compiled.metadata.num_warps,
+        registers=usage["registers"], spilled_bytes=usage["stack_bytes"] + usage["local_bytes"],
+        shared_bytes=compiled.metadata.shared,
     )  # fmt: skip
 
 

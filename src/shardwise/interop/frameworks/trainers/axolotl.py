@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.trainers.adapter_options import (
     adapter_fields,
     default_targets,
@@ -28,13 +27,12 @@ from shardwise.interop.frameworks.trainers.trainer_fields import (
     read_only,
     require_supervised,
     sharding_fields,
-    trainer_target,
+    yaml_trainer_target,
 )
 from shardwise.interop.launches.launch_scripts import is_true
 from shardwise.interop.launches.target import LaunchFiles, OptionReader
 from shardwise.interop.text_formats.config_trees import find_yaml, flatten, has_sections, normalize_values, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
-from shardwise.model import Architecture
 from shardwise.model.adapters import ALL_LINEAR
 from shardwise.values import InputError
 
@@ -189,24 +187,10 @@ def _read_attention(reader: OptionReader) -> Mapping[str, Any]:
     return {**({"job.attention": "unfused"} if eager else {}), **({"job.loss": "chunked"} if chunked else {})}
 
 
-def _model_name(options: Options) -> str | None:
-    name = options.get("base_model")
-    return name if isinstance(name, str) else None
-
-
-def _find_model(options: Options) -> Architecture | None:
-    name = _model_name(options)
-    return hub_model(name) if name else None
-
-
-def _stack(options: Options) -> str:
-    return "deepspeed" if any(name.startswith("deepspeed_config.") for name in options) else "accelerate"
-
-
-TARGET = trainer_target(
-    name="axolotl", title="Axolotl", version="067b021c", source="https://github.com/axolotl-ai-cloud/axolotl",
-    stack="accelerate", options_file="axolotl", read=_read_files, model_name=_model_name, find_model=_find_model,
-    choose_stack=_stack, recognizes=lambda files: has_sections(files, ["base_model", "micro_batch_size"]),
+TARGET = yaml_trainer_target(
+    model_key="base_model", name="axolotl", title="Axolotl", version="067b021c", source="https://github.com/axolotl-ai-cloud/axolotl",
+    options_file="axolotl", read=_read_files,
+    recognizes=lambda files: has_sections(files, ["base_model", "micro_batch_size"]),
     mappings=(
         read_only(_read_layout), read_only(_read_batch), read_only(_read_adapters), read_only(_read_precision),
         read_only(_read_optimizer), read_only(_read_attention),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.frameworks.trainers.adapter_options import adapter_fields, quantized_precision, read_targets
 from shardwise.interop.frameworks.trainers.trainer_fields import (
     Sharding,
@@ -22,13 +21,12 @@ from shardwise.interop.frameworks.trainers.trainer_fields import (
     read_only,
     require_supervised,
     sharding_fields,
-    trainer_target,
+    yaml_trainer_target,
 )
 from shardwise.interop.launches.launch_scripts import is_true
 from shardwise.interop.launches.target import LaunchFiles, OptionReader
 from shardwise.interop.text_formats.config_trees import flatten, has_sections, normalize_values, parse_yaml
 from shardwise.interop.text_formats.option_tables import Options, option_table
-from shardwise.model import Architecture
 from shardwise.values import InputError
 
 OBJECTIVES: Mapping[str, tuple[str, ...]] = {"stage": ("sft", "pt"), "do_predict": ()}
@@ -155,24 +153,10 @@ def _read_kernels(reader: OptionReader) -> Mapping[str, Any]:
     return {**({"job.attention": "unfused"} if unfused else {}), **({"job.loss": "chunked"} if liger else {})}
 
 
-def _model_name(options: Options) -> str | None:
-    name = options.get("model_name_or_path")
-    return name if isinstance(name, str) else None
-
-
-def _find_model(options: Options) -> Architecture | None:
-    name = _model_name(options)
-    return hub_model(name) if name else None
-
-
-def _stack(options: Options) -> str:
-    return "deepspeed" if any(name.startswith("deepspeed_config.") for name in options) else "accelerate"
-
-
-TARGET = trainer_target(
-    name="llama-factory", title="LLaMA-Factory", version="ff6d4d12", source="https://github.com/hiyouga/LLaMA-Factory",
-    stack="accelerate", options_file="llama_factory", read=_read_files, model_name=_model_name, find_model=_find_model,
-    choose_stack=_stack, recognizes=lambda files: has_sections(files, ["model_name_or_path", "stage", "finetuning_type"]),
+TARGET = yaml_trainer_target(
+    model_key="model_name_or_path", name="llama-factory", title="LLaMA-Factory", version="ff6d4d12", source="https://github.com/hiyouga/LLaMA-Factory",
+    options_file="llama_factory", read=_read_files,
+    recognizes=lambda files: has_sections(files, ["model_name_or_path", "stage", "finetuning_type"]),
     mappings=(
         read_only(_read_layout), read_only(_read_batch), read_only(_read_adapters), read_only(_read_precision),
         read_only(_read_optimizer), read_only(_read_kernels),

@@ -1,4 +1,4 @@
-"""What trainers on top of transformers share: how a job is sharded, its number formats and batches, and refused objectives.
+"""Fields that trainers on top of transformers share: sharding of a job, number formats, batches, and refused objectives.
 
 Sources: transformers 5.23, trainer.py and integrations/deepspeed.py; Accelerate 1.15, accelerator.py and utils/fsdp_utils.py;
 deepspeed_configs of Axolotl and examples/deepspeed of LLaMA-Factory, whose files are known by their names.
@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardwise.interop.frameworks.huggingface_hub_names import hub_model
 from shardwise.interop.launches.launch import Launch
 from shardwise.interop.launches.launch_scripts import OPTIMIZERS, is_true
 from shardwise.interop.launches.target import LaunchFiles, OptionMapping, OptionReader, Target
 from shardwise.interop.text_formats.config_trees import flatten, parse_json
 from shardwise.interop.text_formats.option_tables import Options
+from shardwise.model import Architecture
 from shardwise.values import InputError, describe_unknown
 from shardwise.values.input_texts import parse_integer
 
@@ -171,4 +173,23 @@ def trainer_target(**fields: Any) -> Target:
         includes_model=False,
         is_written=False,
         **fields,
+    )
+
+
+def yaml_trainer_target(model_key: str, **fields: Any) -> Target:
+    """Return a target whose YAML names the model under a key, and runs on DeepSpeed where it has a configuration of it."""
+
+    def model_name(options: Options) -> str | None:
+        name = options.get(model_key)
+        return name if isinstance(name, str) else None
+
+    def find_model(options: Options) -> Architecture | None:
+        name = model_name(options)
+        return hub_model(name) if name else None
+
+    def choose_stack(options: Options) -> str:
+        return "deepspeed" if any(name.startswith(DEEPSPEED) for name in options) else "accelerate"
+
+    return trainer_target(
+        stack="accelerate", model_name=model_name, find_model=find_model, choose_stack=choose_stack, **fields
     )
