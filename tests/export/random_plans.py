@@ -122,4 +122,4 @@ def judge_problem(problem: PinnedProblem) -> Outcome:
 def _refused(error: InputError | NothingFitsError) -> Outcome:
     """The outcome of a problem that the stack does not run: "refused" with the nearest that it runs, else "unnamed"."""
     text = str(error)
-    return Outcome("refused" if "the nearest that" in text else "unnamed", text)
+    return Outcome("refused" if "the nearest" in text else "unnamed", text)
