@@ -35,7 +35,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 PART_LIMIT_S = 180
 SCHEMA = "shardwise.gpu_check/1"
-WARM_UPS, STEPS = 3, 8  # steps of each side before it is timed, and timed
+WARM_UPS, STEPS = 2, 5  # steps of each side before it is timed, and timed: four sides of a 3B model within the limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,68 +111,17 @@ def token_ids(architecture: Any, part: TrainingPart, where: str) -> Any:
 def plain_step(architecture: Any, part: TrainingPart, where: str, *, autocast: bool) -> Callable[[], float]:
     """Return a step of a decoder as one writes it in PyTorch, its blocks and its loss compiled."""
     import torch
-    import torch.nn.functional as functional
-    from torch import Tensor, nn
+    from plain_decoder import Decoder, rotary_tables, sum_of_losses
 
-    a, weights = architecture, torch.float32 if autocast else torch.bfloat16
-    queries, keys = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
-
-    def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
-
-    class Block(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention_norm, self.mlp_norm = (nn.RMSNorm(a.d_model, eps=a.numerics.norm_epsilon) for _ in range(2))
-            self.qkv = nn.Linear(a.d_model, queries + 2 * keys, bias=False)
-            self.out = nn.Linear(queries, a.d_model, bias=False)
-            self.gate_up = nn.Linear(a.d_model, 2 * a.d_ff, bias=False)
-            self.down = nn.Linear(a.d_ff, a.d_model, bias=False)
-
-        def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            q, k, v = self.qkv(self.attention_norm(x)).split((queries, keys, keys), dim=-1)
-            q, k, v = (part.unflatten(-1, (-1, a.head_dim)).transpose(1, 2) for part in (q, k, v))
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            x = x + self.out(attended.transpose(1, 2).flatten(2))
-            gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
-            return x + self.down(functional.silu(gate) * up)
-
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(a.vocab_size, a.d_model)
-            self.blocks = nn.ModuleList(Block() for _ in range(a.num_layers))
-            self.norm = nn.RMSNorm(a.d_model, eps=a.numerics.norm_epsilon)
-            self.head = nn.Linear(a.d_model, a.vocab_size, bias=False)
-            if a.tied_embeddings:
-                self.head.weight = self.embedding.weight
-
-        def forward(self, ids: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            x = self.embedding(ids)
-            for block in self.blocks:
-                x = block(x, cos, sin)
-            logits: Tensor = self.head(self.norm(x))
-            return logits
-
-    def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
-        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
-
-    model = Model().to(where, weights)
-    for matrix in model.parameters():
-        if matrix.dim() > 1:
-            nn.init.normal_(matrix, std=0.02)
+    model = Decoder(architecture).to(where, torch.float32 if autocast else torch.bfloat16)
+    loss_of = sum_of_losses
     if where == "cuda":
         for block in model.blocks:
             block.compile()
         loss_of = torch.compile(loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
-    half = a.head_dim // 2
-    frequency = 500_000.0 ** (-torch.arange(half, device=where) / half)
-    angles = torch.arange(part.seq_len, device=where)[:, None] * frequency
-    cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
-    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in token_ids(a, part, where)]
+    cos, sin = rotary_tables(part.seq_len, architecture.head_dim, where)
+    batches = [(ids[:, :-1].contiguous(), ids[:, 1:].contiguous()) for ids in token_ids(architecture, part, where)]
     targets = part.num_micro_batches * part.micro_batch_seqs * part.seq_len
 
     def step() -> float:
@@ -361,7 +310,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check.json"))
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "src"))
+    source = str(ROOT / "src")
+    sys.path[:0] = [source, str(ROOT / "benchmarks")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (os.environ.get("PYTHONPATH"), source))
+    )  # of verbs and tests
     if arguments.result:
         arguments.result.write_text(json.dumps(PARTS[arguments.part[0]](arguments.tiny)))
         return 0
