@@ -5,7 +5,7 @@ Gimpel 2016). clamped_swiglu: g · sigmoid(1.702 g) · (u + 1) with g = min(gate
 2025, gpt-oss). gated_relu2: max(gate, 0)² · up.
 
 Bytes of N elements of b bytes: 3 N b forward (two reads, one write), 5 N b for both gradients (dy, gate, up; two
-writes), where separate functions read and write 7 N b or more. FLOPs: about 5 N and 12 N. References:
+writes), where separate functions read and write 11 N b. FLOPs: about 5 N and 12 N. References:
 `run.kernels.elementwise.FUNCTIONS`.
 """
 
