@@ -22,7 +22,7 @@ def elu_kernel(x, out, size, BLOCK: tl.constexpr):
 
 @triton.jit
 def strided_elu_kernel(x, out, size, num_programs, BLOCK: tl.constexpr):
-    """The same function with neighbouring lanes `num_programs` elements apart: no two of a warp share a sector."""
+    """Write ELU with neighbouring lanes `num_programs` elements apart: no two of a warp share a sector."""
     index = tl.program_id(0).to(tl.int64) + tl.arange(0, BLOCK).to(tl.int64) * num_programs
     inside = index < size
     values = tl.load(x + index, mask=inside, other=0.0).to(tl.float32)

@@ -193,7 +193,7 @@ class RecurrenceGradient(SequenceRecurrence):
 
 @dataclass(frozen=True, slots=True)
 class SegmentState(SequenceRecurrence):
-    """What each segment of the sequence makes of a state; nothing where the sequence is in one part.
+    """The state and the transition of each segment of the sequence; nothing where the sequence is in one part.
 
     Inputs: keys, values, the logarithms of decays, and with the delta rule beta. Outputs: the state that a segment leaves when it
     starts from zero [B, segments, *heads, N, X], and its transition: the product of the decays, with their dims, or with the

@@ -63,7 +63,7 @@ class Tag(NamedTuple):
 
 
 class RunHeader(NamedTuple):
-    """What a framework logs of a run before its first step: the global batch in sequences or tokens, and a sequence's tokens."""
+    """The global batch, in sequences or tokens, and the tokens of a sequence, which a framework logs before its first step."""
 
     seq_len: int | None = None
     batch_seqs: int | None = None
