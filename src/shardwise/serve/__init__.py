@@ -1,0 +1,13 @@
+"""Serving: what one pass of an inference engine costs, and what a configuration gives users under a workload.
+
+A workload of requests takes the place of a training job's batch (`workload`), and a serving layout says how one instance of the
+engine is split and how many instances there are (`serving_layout`). Weights rest in the formats of a checkpoint (`formats`).
+A serving problem is a model, a cluster, a workload and an engine (`serving_problem`).
+
+Entry points: `workload.Workload`, `serving_layout.ServingLayout`, `serving_problem.ServingProblem`. May import: `price`,
+`book_formulas` and what is below them; neither torch nor jax.
+"""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

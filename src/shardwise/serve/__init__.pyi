@@ -1,0 +1,9 @@
+from .formats import WEIGHT_FORMATS as WEIGHT_FORMATS
+from .formats import ServingFormats as ServingFormats
+from .formats import WeightFormat as WeightFormat
+from .formats import get_weight_format as get_weight_format
+from .serving_layout import ServingLayout as ServingLayout
+from .serving_problem import BatchLimits as BatchLimits
+from .serving_problem import ServingProblem as ServingProblem
+from .workload import LatencyLimits as LatencyLimits
+from .workload import Workload as Workload
