@@ -7,3 +7,7 @@ from .serving_problem import BatchLimits as BatchLimits
 from .serving_problem import ServingProblem as ServingProblem
 from .workload import LatencyLimits as LatencyLimits
 from .workload import Workload as Workload
+from .serving_estimate import Prediction as Prediction
+from .serving_estimate import ServingEstimate as ServingEstimate
+from .serving_estimate import ServingMemory as ServingMemory
+from .serving_estimate import ServingVerdict as ServingVerdict
