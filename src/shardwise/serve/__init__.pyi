@@ -2,12 +2,12 @@ from .formats import WEIGHT_FORMATS as WEIGHT_FORMATS
 from .formats import ServingFormats as ServingFormats
 from .formats import WeightFormat as WeightFormat
 from .formats import get_weight_format as get_weight_format
+from .serving_estimate import Prediction as Prediction
+from .serving_estimate import ServingEstimate as ServingEstimate
+from .serving_estimate import ServingMemory as ServingMemory
+from .serving_estimate import ServingVerdict as ServingVerdict
 from .serving_layout import ServingLayout as ServingLayout
 from .serving_problem import BatchLimits as BatchLimits
 from .serving_problem import ServingProblem as ServingProblem
 from .workload import LatencyLimits as LatencyLimits
 from .workload import Workload as Workload
-from .serving_estimate import Prediction as Prediction
-from .serving_estimate import ServingEstimate as ServingEstimate
-from .serving_estimate import ServingMemory as ServingMemory
-from .serving_estimate import ServingVerdict as ServingVerdict
