@@ -1,3 +1,5 @@
+from .configuration_table import ConfigurationTable as ConfigurationTable
+from .configuration_table import TableEstimate as TableEstimate
 from .formats import WEIGHT_FORMATS as WEIGHT_FORMATS
 from .formats import ServingFormats as ServingFormats
 from .formats import WeightFormat as WeightFormat

@@ -1,0 +1,23 @@
+"""Tables of serving configurations: rows are layouts again, and masks take rows of all columns."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardwise.serve import ConfigurationTable, ServingLayout
+
+LAYOUTS = [ServingLayout.parse(text) for text in ("tp=8", "tp=2 attention_dp=4 ep=8", "tp=4 pp=2 ep=2 replicas=3")]
+
+
+def test_rows_are_their_layouts() -> None:
+    table = ConfigurationTable.of(LAYOUTS, [1.0, 2.0, 3.0], [1024, 2048, 4096])
+    for row, layout in enumerate(LAYOUTS):
+        assert str(table.layout_of(row)) == str(layout)
+    assert table.num_devices.tolist() == [layout.num_devices for layout in LAYOUTS]
+    assert table.expert_tp.tolist() == [8, 1, 2]
+
+
+def test_a_mask_takes_rows_of_all_columns() -> None:
+    table = ConfigurationTable.of(LAYOUTS, [1.0, 2.0, 3.0], [1024, 2048, 4096]).take(np.array([True, False, True]))
+    assert (table.tp.tolist(), table.concurrency.tolist()) == ([8, 4], [1.0, 3.0])
+    assert table.max_batched_tokens.tolist() == [1024, 4096]
