@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from shardwise.model.decoder_block import HIDDEN
+from shardwise.model.block_parts import HIDDEN
 from shardwise.model.operations import SEGMENTS, Recurrence, SegmentState
 from shardwise.model.parameters_and_flops import program_flops
 from shardwise.model.program import Program, ProgramBuilder, Role

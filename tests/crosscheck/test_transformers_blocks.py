@@ -15,7 +15,8 @@ from torch import nn
 from shardwise.derive.sharded_unit import derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder_block import HIDDEN, BlockBuilder
+from shardwise.model.block_parts import HIDDEN
+from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.numerics import NORM_EPSILON, ROTARY_BASE, SIGMOID, Gating
 from shardwise.model.program import ProgramBuilder, Role
 from shardwise.run.numpy.devices import VirtualDevices

@@ -17,7 +17,7 @@ from torch import nn
 
 from shardwise.derive.sharded_unit import derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
-from shardwise.model.decoder_block import HIDDEN
+from shardwise.model.block_parts import HIDDEN
 from shardwise.model.numerics import NORM_EPSILON
 from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer

@@ -1,4 +1,4 @@
-"""Queries, keys and values of multi-head latent attention, step by step as the program has them (`model/decoder_block.py`)."""
+"""Queries, keys and values of multi-head latent attention, step by step as the program has them (`model/attention_block.py`)."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 from shardwise.derive.sharded_unit import ShardedUnit, derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
-from shardwise.model.decoder_block import HIDDEN, TOKENS, add_norm
+from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
 from shardwise.model.indexer import IndexerBuilder
 from shardwise.model.operations import Lookup, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role

@@ -28,7 +28,7 @@ LORA_TARGETS = (ALL_LINEAR, *LORA_GROUPS, *LORA_MODULES)
 NAMESAKES: Mapping[str, tuple[str, ...]] = {
     "gate_proj": EXPERT_MODULES[:1], "up_proj": EXPERT_MODULES[:1], "down_proj": EXPERT_MODULES[1:],
 }  # fmt: skip
-# The module of each weight of a block (`decoder_block`).
+# The module of each weight of a block (`block_parts`).
 MODULES_BY_WEIGHT: Mapping[str, str] = {
     "wq": "q_proj", "wk": "k_proj", "wv": "v_proj", "wo": "o_proj", "router": "router",
     "w_q_down": "q_a_proj", "w_q_plain": "q_b_proj", "w_q_rotary": "q_b_proj", "w_kv_down": "kv_a_proj_with_mqa",

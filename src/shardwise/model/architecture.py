@@ -16,12 +16,11 @@ from shardwise.model.layer_pattern import (
     count_before,
     count_layers,
     list_layers,
-    pattern_problems,
 )
 from shardwise.model.numerics import DEFAULT_NUMERICS, Numerics
 from shardwise.model.omitted_parts import OmittedPart
-from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence, placeholder_mixer
-from shardwise.model.size_rules import combination_problems
+from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
+from shardwise.model.size_rules import combination_problems, kind_problems
 from shardwise.model.structure import (
     IS_GATED,
     IS_LEARNED,
@@ -172,38 +171,12 @@ class Architecture:
         if IS_LEARNED.get(self.positions) and self.max_positions is None:
             problems.append(f"model {self.name}: learned positions need max_positions, the rows of their table")
         problems += [f"model {self.name}: {problem}" for problem in ([] if problems else combination_problems(self))]
-        problems += [] if problems else self._kind_problems()
+        problems += [] if problems else kind_problems(self)
         try:
             self.structure.__post_init__() if not problems else self._base_structure().__post_init__()
         except InputError as error:
             problems += [problem.replace("model:", f"model {self.name}:", 1) for problem in error.problems]
         raise_problems(problems)
-
-    def _kind_problems(self) -> list[str]:
-        """Return what is wrong with kinds of layers and with their pattern."""
-        problems = pattern_problems(self.layer_kinds, self.layer_pattern, self.num_layers)
-        if self.layer_pattern and self.num_dense_layers:
-            problems.append("num_dense_layers beside a layer_pattern; a kind of layer with num_experts = 0 is required")
-        if self.layer_pattern and self.global_every:
-            problems.append("global_every beside a layer_pattern; a kind with another sliding_window is required")
-        problems = [f"model {self.name}: {problem}" for problem in problems]
-        for kind in self.layer_kinds if not problems else ():
-            try:
-                layer = replace(
-                    self._base_architecture(), name=f"{self.name}, layer_kinds.{kind}", **self.layer_kinds[kind]
-                )
-            except InputError as error:
-                problems += error.problems
-                continue
-            if layer.num_experts and not self.num_experts:
-                problems.append(
-                    f"model {layer.name}: experts that the base layer lacks; a base layer with experts is required"
-                )
-            if layer.positions != self.positions and "learned" in (layer.positions, self.positions):
-                problems.append(
-                    f"model {layer.name}: learned positions are all layers' or none's; the same are required"
-                )
-        return problems
 
     @property
     def absent_modules(self) -> frozenset[str]:
@@ -237,7 +210,7 @@ class Architecture:
     def _base_structure(self) -> ModelStructure:
         """Return the structure of the base layer."""
         return ModelStructure(
-            **_shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
+            **shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
             latent_experts=bool(self.expert_latent_dim),
@@ -245,7 +218,7 @@ class Architecture:
             lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
         )  # fmt: skip
 
-    def _base_architecture(self) -> Architecture:
+    def base_architecture(self) -> Architecture:
         """Return the same model with base layers alone."""
         return replace(self, layer_kinds=NO_KINDS, layer_pattern=()) if self.layer_pattern else self
 
@@ -389,23 +362,6 @@ class Architecture:
         return ((full, self.num_layers - limited), (_attended_share(most_keys / seq_len, last_of), limited))
 
 
-def placeholder_architecture(structure: ModelStructure) -> Architecture:
-    """Return an architecture of a structure with placeholder sizes, which derivations do not read; all its layers are base
-    layers."""
-    return Architecture(
-        name="sizeless", num_layers=2, d_model=1, d_ff=1, num_heads=1, num_kv_heads=1, head_dim=2, vocab_size=1,
-        **_shared_fields(structure), bias=tuple(sorted(structure.bias)), max_positions=1,
-        num_experts=1 if structure.experts else 0, experts_per_token=1 if structure.experts else 0,
-        shared_expert_width=int(structure.shared_experts), kv_lora_rank=int(structure.latent),
-        rope_head_dim=int(structure.latent), v_head_dim=int(structure.latent), q_lora_rank=int(structure.latent_queries),
-        num_predict_layers=int(structure.predict), index_heads=int(structure.indexer), index_head_dim=int(structure.indexer),
-        index_topk=int(structure.indexer), expert_latent_dim=int(structure.latent_experts),
-        recurrence=None if structure.recurrence is None else placeholder_mixer(structure.recurrence),
-        lora_rank=int(bool(structure.lora_targets)),
-        lora_targets=tuple(sorted(structure.lora_targets)),
-    )  # fmt: skip
-
-
 @lru_cache(maxsize=256)
 def _kind_architecture(architecture: Architecture, unit: str) -> Architecture:
     if architecture.num_dense_layers:
@@ -413,7 +369,7 @@ def _kind_architecture(architecture: Architecture, unit: str) -> Architecture:
             architecture, d_ff=architecture.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0,
             num_dense_layers=0, dense_d_ff=0, shared_gate=False,
         )  # fmt: skip
-    return replace(architecture._base_architecture(), **architecture.layer_kinds.get(unit, {}))
+    return replace(architecture.base_architecture(), **architecture.layer_kinds.get(unit, {}))
 
 
 def _attended_share(window: float, last_of: Value) -> Value:
@@ -436,6 +392,6 @@ SHARED_FIELDS = tuple(
 )
 
 
-def _shared_fields(source: ModelStructure | Architecture) -> dict[str, Any]:
+def shared_fields(source: ModelStructure | Architecture) -> dict[str, Any]:
     """Return the fields that a structure and an architecture have in common, but for those that each has in a form of its own."""
     return {name: getattr(source, name) for name in SHARED_FIELDS}

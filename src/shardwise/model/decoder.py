@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardwise.model.architecture import Architecture, placeholder_architecture
-from shardwise.model.decoder_block import HIDDEN, TOKENS, BlockBuilder, add_norm
+from shardwise.model.architecture import Architecture
+from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
+from shardwise.model.decoder_block import BlockBuilder
 from shardwise.model.operations import Carry, Concatenate, Lookup
+from shardwise.model.placeholder_sizes import placeholder_architecture
 from shardwise.model.program import ModelPart, Program, ProgramBuilder, Role
 from shardwise.model.structure import ModelStructure
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
+from shardwise.model.layer_pattern import pattern_problems
+from shardwise.values import InputError
 
 Architecture = Any  # `model.architecture` imports this module
 
@@ -67,3 +70,28 @@ def _parts_without_adapters(model: Architecture) -> list[str]:
         "a gate of attention": model.attention_gate != "none", "a latent of experts": bool(model.expert_latent_dim),
     }  # fmt: skip
     return [name for name, is_present in parts.items() if is_present]
+
+
+def kind_problems(model: Architecture) -> list[str]:
+    """Return what is wrong with kinds of layers and with their pattern."""
+    problems = pattern_problems(model.layer_kinds, model.layer_pattern, model.num_layers)
+    if model.layer_pattern and model.num_dense_layers:
+        problems.append("num_dense_layers beside a layer_pattern; a kind of layer with num_experts = 0 is required")
+    if model.layer_pattern and model.global_every:
+        problems.append("global_every beside a layer_pattern; a kind with another sliding_window is required")
+    problems = [f"model {model.name}: {problem}" for problem in problems]
+    for kind in model.layer_kinds if not problems else ():
+        try:
+            layer = replace(
+                model.base_architecture(), name=f"{model.name}, layer_kinds.{kind}", **model.layer_kinds[kind]
+            )
+        except InputError as error:
+            problems += error.problems
+            continue
+        if layer.num_experts and not model.num_experts:
+            problems.append(
+                f"model {layer.name}: experts that the base layer lacks; a base layer with experts is required"
+            )
+        if layer.positions != model.positions and "learned" in (layer.positions, model.positions):
+            problems.append(f"model {layer.name}: learned positions are all layers' or none's; the same are required")
+    return problems

@@ -1,0 +1,95 @@
+"""Attention of a decoder block as operations on named tensors; its dims are those of `decoder.py`."""
+
+from __future__ import annotations
+
+from shardwise.model.block_parts import TOKENS, BlockPartBuilder, NormDims
+from shardwise.model.indexer import IndexerBuilder
+from shardwise.model.operations import Concatenate, Scan
+from shardwise.model.program import ModelPart, Role
+
+
+class AttentionBuilder(BlockPartBuilder):
+    """Writes the operations of attention: heads from the hidden state or from latents, scores, gates, the product back to D."""
+
+    def attention(self, y: str) -> str:
+        with self.builder.in_part(ModelPart.ATTENTION):
+            return self.project_out(self.attended_values(y), "wo", (*self.value_dims, "D"), "attention_out")
+
+    @property
+    def value_dims(self) -> tuple[str, ...]:
+        """Dims of a token's attended values."""
+        return ("K", "G", "U" if self.architecture.structure.latent else "H")
+
+    def attended_values(self, y: str) -> str:
+        """Add attention up to what its last product reads."""
+        q, k, v, *selected = self.latent_heads(y) if self.architecture.structure.latent else self.queries_and_keys(y)
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        query_dims = (*TOKENS, *self.value_dims)
+        outputs = (
+            self.builder.tensor(f"{self.prefix}attended", query_dims, Role.ACTIVATION),
+            self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
+        )
+        operands = (q, k, v, positions, positions, *self.sinks(), *selected)
+        attended = self.builder.add(Scan(operands, outputs, is_sparse=bool(selected)))
+        return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
+
+    def gate_attention(self, attended: str, y: str) -> str:
+        """Add the sigmoid gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
+        kind = self.architecture.attention_gate
+        if kind == "none":
+            return attended
+        dims = self.value_dims if kind == "element" else self.value_dims[:-1]
+        logits = self.contract(y, "w_attention_gate", (*dims, "D"), "attention_gate", (*TOKENS, *dims))
+        return self.elementwise("sigmoid_gate", [attended, logits], "attended_gated", (*TOKENS, *self.value_dims))
+
+    def sinks(self) -> tuple[str, ...]:
+        return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
+
+    def queries_and_keys(self, y: str) -> tuple[str, ...]:
+        """Add queries, keys and values, each from the hidden state."""
+        query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
+        q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
+        k = self.rotary(self.qk_norm(self.project_heads(y, "k", key_dims), "k", key_dims), "k", key_dims)
+        return q, k, self.project_heads(y, "v", key_dims)
+
+    def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
+        """Add queries, keys or values as flat heads, before norms and rotation."""
+        heads = dims[2:]
+        target = f"{name}_flat" if name != "v" else name
+        flat = self.contract(y, f"w{name}", (*heads, "D"), target, dims)
+        return self.add_bias(flat, "qkv", target, heads, dims)
+
+    def latent_heads(self, y: str) -> tuple[str, ...]:
+        """Add queries, keys and values of latent attention, and the positions that an indexer selects, where there is one."""
+        source, width = y, "D"
+        if self.architecture.structure.latent_queries:
+            down = self.contract(y, "w_q_down", ("Q", "D"), "q_latent", (*TOKENS, "Q"))
+            source, width = self.latent_norm(down, "q_latent_norm", "Q"), "Q"
+        heads = (self.latent_queries(source, width), *self.latent_keys(y))
+        has_indexer = self.architecture.structure.indexer
+        return (*heads, IndexerBuilder(self.builder, self.prefix).build(y, source)) if has_indexer else heads
+
+    def latent_queries(self, source: str, width: str) -> str:
+        """Add queries of latent attention: a non-rotary and a rotary part of each head, from a latent where there is one."""
+        head_dims = (*TOKENS, "K", "G")
+        plain = self.contract(source, "w_q_plain", ("K", "G", "I", width), "q_plain", (*head_dims, "I"))
+        rotary = self.contract(source, "w_q_rotary", ("K", "G", "R", width), "q_rotary_flat", (*head_dims, "R"))
+        return self.concatenate((plain, self.rotary(rotary, "q_rotary", (*head_dims, "R"))), "q", (*head_dims, "H"))
+
+    def latent_keys(self, y: str) -> tuple[str, str]:
+        """Add keys and values from one latent of each token; all heads share the keys' rotary part."""
+        down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
+        latent = self.latent_norm(down, "kv_latent_norm", "C")
+        flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
+        plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
+        k = self.concatenate((plain, self.rotary(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
+        return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))
+
+    def latent_norm(self, x: str, name: str, width: str) -> str:
+        return self.sub_layer_norm(x, name, NormDims((*TOKENS, width), (width,), (width,)))
+
+    def concatenate(self, parts: tuple[str, str], name: str, dims: tuple[str, ...]) -> str:
+        """Concatenate the non-rotary and the rotary part of heads."""
+        return self.builder.add(
+            Concatenate(parts, (self.builder.tensor(f"{self.prefix}{name}", dims, Role.ACTIVATION),), ("I", "R"))
+        )
