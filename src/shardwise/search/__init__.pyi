@@ -50,6 +50,11 @@ from .planner import plan_inputs as plan_inputs
 from .published_layouts import compare_published_runs as compare_published_runs
 from .published_layouts import describe_lead as describe_lead
 from .published_layouts import describe_runs as describe_runs
+from .serving_file import DeploymentRecord as DeploymentRecord
+from .serving_file import dump_deployment as dump_deployment
+from .serving_file import is_serving_file as is_serving_file
+from .serving_file import load_deployment as load_deployment
+from .serving_file import parse_deployment as parse_deployment
 from .sweep_values import grid_points as grid_points
 from .sweep_values import parse_sweeps as parse_sweeps
 from .verdicts import error_without_plan as error_without_plan

@@ -114,7 +114,7 @@ def parse_plan(payload: Any, payload_name: str = "plan") -> Plan:
         raise InputError(f"plan: {', '.join(missing)} missing; plan again with this version")
     model = parse_dataclass(Architecture, known_fields(Architecture, payload["model"]), "model")
     job = parse_dataclass(Job, known_fields(Job, payload["job"]), "job")
-    cluster = _parse_cluster(payload["cluster"], scaled=schema == PLAN_SCHEMA_1)
+    cluster = parse_cluster(payload["cluster"], scaled=schema == PLAN_SCHEMA_1)
     return Plan(
         model=model,
         cluster=cluster,
@@ -140,7 +140,7 @@ def _parse_run(payload: Any, *, renamed: bool) -> Run:
     return parse_dataclass(Run, payload, "run")
 
 
-def _parse_cluster(payload: Mapping[str, Any], *, scaled: bool) -> Cluster:
+def parse_cluster(payload: Mapping[str, Any], *, scaled: bool = False) -> Cluster:
     """Parse a cluster; `scaled`: the rates of the topology are the reached ones of its calibration, not the rated ones."""
     topology_fields = parse_dataclass(dict[str, Any], payload.get("topology"), "cluster.topology")
     kind = topology_fields.pop("kind", None)

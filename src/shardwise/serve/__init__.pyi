@@ -6,6 +6,7 @@ from .formats import WeightFormat as WeightFormat
 from .formats import get_weight_format as get_weight_format
 from .legality import require_legal_serving_layout as require_legal_serving_layout
 from .legality import serving_layout_problems as serving_layout_problems
+from .serving_deployment import ServingDeployment as ServingDeployment
 from .serving_estimate import Prediction as Prediction
 from .serving_estimate import ServingEstimate as ServingEstimate
 from .serving_estimate import ServingMemory as ServingMemory
