@@ -1,6 +1,8 @@
 from .calibration_constants import BENCH_ONLY_CONSTANTS as BENCH_ONLY_CONSTANTS
 from .calibration_constants import CONSTANTS as CONSTANTS
 from .calibration_constants import Calibration as Calibration
+from .chip_units import ChipUnits as ChipUnits
+from .chip_units import load_chip_units as load_chip_units
 from .chips import LOCAL as LOCAL
 from .chips import LOCAL_NOTE as LOCAL_NOTE
 from .chips import Chip as Chip

@@ -20,6 +20,7 @@ from shardwise.hardware import (
     load_chip,
     load_cluster,
 )
+from shardwise.hardware.chip_units import DerivedPeak, derive_peaks, flops_per_usd, load_chip_units
 from shardwise.hardware.network.torus import hop_distances
 from shardwise.hardware.published_constants import constants_with_sources
 from shardwise.interop import get_target
@@ -35,7 +36,7 @@ from shardwise.model.optimizer_program import bytes_per_parameter
 from shardwise.model.parameters_and_flops import num_mtp_params
 from shardwise.present.catalogue_names import names_of
 from shardwise.present.optimizer_values import optimizer_values
-from shardwise.values import Payload, SourcedValue, get_precision, parse_quantity, to_json
+from shardwise.values import Payload, SourcedValue, format_quantity, get_precision, parse_quantity, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,8 @@ class CatalogueRecord(Payload):
 def chip_values(name: str) -> list[SourcedValue]:
     """Return the values of a chip and of the network that it comes with. Raises `InputError` for an unknown name."""
     entry = get_catalog_entry(name)
-    return [*_chip_values(load_chip(name)), *_network_values(entry, entry["sources"])]
+    chip = load_chip(name)
+    return [*_chip_values(chip), *_unit_values(chip), *_network_values(entry, entry["sources"])]
 
 
 def _chip_values(chip: Chip) -> Iterator[SourcedValue]:
@@ -159,6 +161,41 @@ def _chip_values(chip: Chip) -> Iterator[SourcedValue]:
     for key, value in values.items():
         bound = key in ("matmul_fraction", "memory_fraction", "runtime_bytes") and key not in chip.sources
         yield key, None if bound else value, chip.sources.get(key, "")
+
+
+def _unit_values(chip: Chip) -> Iterator[SourcedValue]:
+    """Yield the units of a chip with their sources, the peaks that follow from them, and FLOPs per dollar."""
+    units = load_chip_units(chip.catalog_name)
+    if units is None:
+        yield "units", None, ""
+    else:
+        values = asdict(units)
+        sources = values.pop("sources")
+        flops_per_cycle = values.pop("flops_per_cycle")
+        for key, value in values.items():
+            yield f"units.{key}", value, sources.get(key, sources["count"] if key == "unit" else "")
+        for dtype, value in flops_per_cycle.items():
+            yield f"units.flops_per_cycle.{dtype}", value, sources["flops_per_cycle"]
+        for peak in derive_peaks(chip, units):
+            yield from _derived_peak_values(peak)
+    for dtype, flops in flops_per_usd(chip).items():
+        yield f"flops_per_usd.{dtype}", flops, "the printed peak over price_usd_per_hour"
+
+
+def _derived_peak_values(peak: DerivedPeak) -> Iterator[SourcedValue]:
+    """Yield the peak that units and clock give and whether the printed one agrees, or the clock that the printed one implies."""
+    per_cycle = f"{peak.count:,} {peak.unit} x {peak.flops_per_cycle:,.0f} FLOPs in a cycle"
+    if peak.flops_per_s is None:
+        if peak.implied_clock_hz is not None:
+            note = f"no clock has a source; the printed peak over {per_cycle}"
+            yield f"implied_clock_hz.{peak.dtype}", peak.implied_clock_hz, note
+        return
+    printed = "no peak is printed"
+    if peak.printed is not None and peak.difference is not None:
+        printed = f"the printed {format_quantity(peak.printed, 'FLOP/s', digits=4)} "
+        printed += f"disagrees: {peak.difference:+.1%}" if peak.disagrees else "agrees"
+    clock = format_quantity(peak.clock_hz or 0.0, "Hz", digits=4)
+    yield f"derived_flops_per_s.{peak.dtype}", peak.flops_per_s, f"{per_cycle} x {clock}; {printed}"
 
 
 def _network_values(

@@ -49,6 +49,8 @@ UNITS = {
     "bytes_per_s": "B/s",
     "bytes": "B",
     "usd_per_hour": "USD/h",
+    "clock_hz": "Hz",
+    "flops_per_usd": "FLOP",
 }  # by a part of a value's name
 MAX_SOURCE_LENGTH = 100  # characters of a source in a table
 
