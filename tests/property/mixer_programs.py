@@ -14,7 +14,7 @@ from shardwise.derive.sharded_unit import ShardedUnit, derive_unit
 from shardwise.layout.sharding_scheme import ShardingScheme
 from shardwise.model.architecture import Architecture
 from shardwise.model.block_parts import HIDDEN, TOKENS, add_norm
-from shardwise.model.indexer import IndexerBuilder
+from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
 from shardwise.model.operations import Lookup, Scan
 from shardwise.model.program import Program, ProgramBuilder, Role
 from shardwise.model.recurrent_mixers import RecurrentMixer, add_recurrent_mixer
@@ -26,17 +26,18 @@ from .training_step import AXES, error, nonzero
 
 @dataclass(frozen=True, kw_only=True)
 class SparseAttention:
-    """Attention of 4 key-value heads, each of 2 query heads, to the keys that an indexer selects."""
+    """Attention of 4 key-value heads, each of 2 query heads, to the keys that an indexer selects, or to blocks of them."""
 
     num_selected: int = 3
+    block: int = 0
 
     @property
     def dims(self) -> dict[str, int]:
-        return {"K": 4, "G": 2, "H": 4, "U": 4, "Q": 8, "A": 3, "Y": 4, "s": self.num_selected}
+        return {"K": 4, "G": 2, "H": 4, "U": 4, "Q": 8, "A": 3, "Y": 4, "s": self.num_selected, "z": self.block}
 
     def add(self, builder: ProgramBuilder, y: str) -> str:
         latent = builder.contract(y, builder.weight("w_latent", ("Q", "D")), "latent", (*TOKENS, "Q"))
-        selected = IndexerBuilder(builder, "").build(y, latent)
+        selected = (BlockIndexerBuilder if self.block else IndexerBuilder)(builder, "").build(y, latent)
         q = builder.contract(latent, builder.weight("wq", ("K", "G", "H", "Q")), "q", (*TOKENS, "K", "G", "H"))
         k, v = (
             builder.contract(y, builder.weight(f"w{name}", ("K", "H", "D")), name, (*TOKENS, "K", "H")) for name in "kv"
@@ -45,7 +46,8 @@ class SparseAttention:
             builder.tensor("attended", (*TOKENS, "K", "G", "H"), Role.ACTIVATION),
             builder.tensor("lse", (*TOKENS, "K", "G"), Role.STATISTIC),
         )
-        attended = builder.add(Scan((q, k, v, "positions", "positions", selected), outputs, is_sparse=True))
+        operands = (q, k, v, "positions", "positions", selected)
+        attended = builder.add(Scan(operands, outputs, is_sparse=True, selected_block="z" * bool(self.block)))
         return builder.contract(attended, builder.weight("wo", ("K", "G", "H", "D")), "out", HIDDEN)
 
 

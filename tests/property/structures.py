@@ -72,6 +72,11 @@ STRUCTURES: dict[str, Structure] = {
         ("bias", ("qkv", "attention_out", "router", "experts")),
     ),
     "squared_relu": (("mlp", "relu2"),),
+    "values_from_keys": (("values_from_keys", True), ("value_norm", True), ("qk_norm", True), ("bias", ("qkv",))),
+    "mlp_and_experts": (
+        ("feed_forward", "mlp_and_experts"), ("num_experts", 8), ("experts_per_token", 2), ("dense_d_ff", 8),
+        ("expert_scales", True), ("post_norms", True), ("mlp", "geglu"),
+    ),
     "norms_without_weights": (("norm_weight", False), ("qk_norm", True)),
     "layer_norms_without_weights": (("norm", "layer"), ("norm_weight", False)),
     "inner_norms": (("inner_norms", True), ("mlp", "gated_relu2")),

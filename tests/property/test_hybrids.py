@@ -23,7 +23,8 @@ SHAPE = {"key_dim": 8, "head_dim": 8, "conv_width": 3, "chunk": 4}
 DELTA = {"kind": "gated_delta", "num_heads": 32, "num_groups": 4, **SHAPE}
 MAMBA = {"kind": "mamba2", "num_heads": 32, "num_groups": 4, "norm": "after_gate", "conv_bias": True, **SHAPE}
 # Qwen3-Next (a delta rule before experts, gated attention), Nemotron 3 (a state space alone, experts of a latent), Falcon-H1
-# (both mixers in one block), LFM2 (a short convolution) and DeepSeek-V3.2 (latent attention to keys that an indexer selects).
+# (both mixers in one block), LFM2 (a short convolution), DeepSeek-V3.2 (latent attention to keys that an indexer
+# selects) and MiniMax-M3 (to blocks of them).
 KINDS: dict[str, dict[str, Any]] = {
     "delta": {"mixer": "none", "recurrence": DELTA, "attention_gate": "none"},
     "mamba": {"mixer": "none", "recurrence": MAMBA, "feed_forward": "none", **NO_EXPERTS, "attention_gate": "none"},
@@ -36,10 +37,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "num_heads": 8, "num_kv_heads": 8, "q_lora_rank": 8, "kv_lora_rank": 8, "rope_head_dim": 4, "v_head_dim": 4,
         "index_heads": 2, "index_head_dim": 8, "index_topk": 3, "expert_latent_dim": 0,
     },
+    "blocks": {
+        "num_heads": 16, "num_kv_heads": 8, "index_heads": 8, "index_head_dim": 8, "index_topk": 2, "index_block": 2,
+        "expert_latent_dim": 0,
+    },
 }  # fmt: skip
-LAYERS = ("delta", "mamba", "both", "conv", "sparse", "block")
+LAYERS = ("delta", "mamba", "both", "conv", "sparse", "blocks", "block")
 SIZES = {
-    "half_head_dim": 4, "hidden": 8, "num_layers": 6, "kv_heads_per_rank": 2, "query_heads_per_rank": 2, "positions": 4,
+    "half_head_dim": 4, "hidden": 8, "num_layers": 7, "kv_heads_per_rank": 2, "query_heads_per_rank": 2, "positions": 4,
 }  # fmt: skip
 LAYOUTS = {
     "fsdp": Case(fsdp=2, zero_stage=3, recompute="full", **SIZES),

@@ -34,7 +34,7 @@ MIXERS = {
     ),
     "short_conv": RecurrentMixer(kind="short_conv", num_heads=8, conv_width=3, conv_bias=True, projection_bias=True),
 }
-SPARSE = "sparse attention"
+SPARSE = {"sparse attention": SparseAttention(), "blocks of keys": SparseAttention(num_selected=2, block=3)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "cp": {"degrees": (("cp", 4),)},
     "tp": {"degrees": (("tp_kv", 2), ("tp_rep", 2))},
@@ -48,11 +48,11 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def case_of(mixer: str, layout: str = "cp") -> MixerCase:
-    return MixerCase(mixer=MIXERS.get(mixer, SparseAttention()), positions=16, **LAYOUTS[layout])
+    return MixerCase(mixer={**MIXERS, **SPARSE}[mixer], positions=16, **LAYOUTS[layout])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("mixer", [*MIXERS, SPARSE])
+@pytest.mark.parametrize("mixer", [*MIXERS, *SPARSE])
 def test_sharded_mixers_equal_one_device(mixer: str, layout: str) -> None:
     case = case_of(mixer, layout)
     worst, name = case.worst_error()
@@ -81,7 +81,7 @@ def test_a_sequence_in_one_part_hands_nothing_on(mixer: str) -> None:
     assert split[CollectiveKind.ALL_GATHER, ("cp",)] > 0
 
 
-@pytest.mark.parametrize("mixer", [*MIXERS, SPARSE])
+@pytest.mark.parametrize("mixer", [*MIXERS, *SPARSE])
 def test_gradients_are_slopes(mixer: str) -> None:
     """The derived backward program is the derivative of the forward program, along a random direction of each weight."""
     case = replace(case_of(mixer), degrees=(), positions=7)

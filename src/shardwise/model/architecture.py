@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from shardwise.model.adapters import absent_modules, expand_lora_targets
+from shardwise.model.attended_shares import attended_shares, mean_attended_share
 from shardwise.model.layer_pattern import (
     BASE_LAYER,
     DENSE_LAYER,
@@ -33,12 +34,12 @@ from shardwise.model.structure import (
     NormWidth,
     PositionKind,
 )
-from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, maximum, raise_problems
+from shardwise.values import OMIT_DEFAULT, InputError, Value, argument_label, raise_problems
 
 OPTIONAL_SIZES = (  # sizes that are 0 where a model lacks what they measure
     "num_experts", "experts_per_token", "shared_expert_width", "num_dense_layers", "dense_d_ff",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "num_predict_layers", "lora_rank",
-    "index_heads", "index_head_dim", "index_topk", "expert_latent_dim",
+    "index_heads", "index_head_dim", "index_topk", "index_block", "expert_latent_dim",
 )  # fmt: skip
 MAX_SIZE = 10**9  # of any size: far above any model, and products of sizes stay finite
 # Of sizes that count parts, each of which is planned, read or written by itself. Models have up to 200 layers and 1,000 experts.
@@ -61,9 +62,11 @@ class Architecture:
     `omitted_parts` are what a config has beside this decoder, `stored_format` is the one that its weights are quantised to in
     their files: neither is planned for.
     With `index_topk` each query attends to that many keys, which an indexer of `index_heads` heads of width `index_head_dim`
-    selects (DeepSeek-AI 2025, DeepSeek-V3.2). Experts with an `expert_latent_dim` read and write a latent of that width. A
+    selects (DeepSeek-AI 2025, DeepSeek-V3.2); with an `index_block`, that many blocks of so many keys, for each key-value head
+    (MiniMax-M3). Experts with an `expert_latent_dim` read and write a latent of that width. A
     `recurrence` mixes the tokens beside the `mixer`, or in place of attention where that is "none".
-    A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the two. Layers that differ are kinds:
+    A layer mixes tokens (`mixer`) and has an MLP or experts (`feed_forward`), or one of the two. "mlp_and_experts" are an MLP of
+    width `dense_d_ff` beside experts, whose router has a norm of its own (Gemma 4). Layers that differ are kinds:
     `layer_kinds` gives by name the fields in which a kind differs from all the others here, those of the base layer, and
     `layer_pattern` says which kind each layer is, "block" for the base layer (`model.layer_pattern`); modules of multi-token
     prediction are base layers. If any layer has experts, the base layer has.
@@ -133,6 +136,10 @@ class Architecture:
     index_heads: int = field(default=0, metadata=OMIT_DEFAULT)
     index_head_dim: int = field(default=0, metadata=OMIT_DEFAULT)
     index_topk: int = field(default=0, metadata=OMIT_DEFAULT)
+    index_block: int = field(default=0, metadata=OMIT_DEFAULT)
+    value_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
+    values_from_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
+    expert_scales: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_latent_dim: int = field(default=0, metadata=OMIT_DEFAULT)
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
@@ -183,7 +190,7 @@ class Architecture:
         """Modules for adapters that the base layer lacks (`model.adapters`)."""
         return absent_modules(
             latent=bool(self.kv_lora_rank), latent_queries=bool(self.q_lora_rank), gated=bool(IS_GATED.get(self.mlp)),
-            experts=bool(self.num_experts),
+            experts=bool(self.num_experts), values=not self.values_from_keys,
         )  # fmt: skip
 
     def _counts(self) -> dict[str, object]:
@@ -213,6 +220,7 @@ class Architecture:
             **shared_fields(self), bias=frozenset(self.bias), experts=bool(self.num_experts),
             shared_experts=bool(self.shared_expert_width), latent=bool(self.kv_lora_rank),
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
+            block_indexer=bool(self.index_block),
             latent_experts=bool(self.expert_latent_dim),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
             lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
@@ -301,7 +309,11 @@ class Architecture:
             "r": self.lora_rank or 1,
             "y": 2 * self.lora_rank or 1,
             **({"e": self.expert_latent_dim} if self.expert_latent_dim else {}),
-            **({"A": self.index_heads, "Y": self.index_head_dim, "s": self.index_topk} if self.index_topk else {}),
+            **(
+                {"A": self.index_heads, "Y": self.index_head_dim, "s": self.index_topk, "z": self.index_block or 1}
+                if self.index_topk
+                else {}
+            ),
             **(self.recurrence.dims if self.recurrence else {}),
         }
 
@@ -339,27 +351,13 @@ class Architecture:
             )
 
     def mean_attended_share(self, seq_len: int, *, last_of: Value = 1) -> Value:
-        """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention. With
-        `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention. Of a model with a
-        pattern it is the mean over the kinds' layers, each of which is priced by its own (`unit_architecture`)."""
-        shares = self.attended_shares(seq_len, last_of=last_of)
-        return sum((share * layers for share, layers in shares), start=0.0) / self.num_layers
+        """Return the share of the square of scores that is computed, averaged over layers (`model.attended_shares`)."""
+        return mean_attended_share(self, seq_len, last_of)
 
     def attended_shares(self, seq_len: int, *, last_of: Value = 1) -> tuple[tuple[Value, int], ...]:
         """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers
-        have it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2."""
-        full = _attended_share(1.0, last_of)
-        if self.layer_pattern:
-            layers = self.layer_architectures
-            return tuple(
-                (layers[unit].mean_attended_share(seq_len, last_of=last_of), count)
-                for unit, count in self.layer_counts.items()
-            )
-        most_keys = self.index_topk or self.sliding_window
-        if most_keys is None or most_keys >= seq_len:
-            return ((full, self.num_layers),)
-        limited = self.num_layers if self.index_topk else self.num_windowed_layers
-        return ((full, self.num_layers - limited), (_attended_share(most_keys / seq_len, last_of), limited))
+        have it (`model.attended_shares`)."""
+        return attended_shares(self, seq_len, last_of)
 
 
 @lru_cache(maxsize=256)
@@ -370,13 +368,6 @@ def _kind_architecture(architecture: Architecture, unit: str) -> Architecture:
             num_dense_layers=0, dense_d_ff=0, shared_gate=False,
         )  # fmt: skip
     return replace(architecture.base_architecture(), **architecture.layer_kinds.get(unit, {}))
-
-
-def _attended_share(window: float, last_of: Value) -> Value:
-    """Return the mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
-    start = 1.0 - 1.0 / last_of
-    bend = maximum(start, window)
-    return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)
 
 
 LABEL_FIELDS = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwise.model.block_parts import TOKENS, BlockPartBuilder, NormDims
-from shardwise.model.indexer import IndexerBuilder
+from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
 from shardwise.model.operations import Concatenate, Scan
 from shardwise.model.program import ModelPart, Role
 
@@ -30,7 +30,8 @@ class AttentionBuilder(BlockPartBuilder):
             self.builder.tensor(f"{self.prefix}lse", query_dims[:-1], Role.STATISTIC),
         )
         operands = (q, k, v, positions, positions, *self.sinks(), *selected)
-        attended = self.builder.add(Scan(operands, outputs, is_sparse=bool(selected)))
+        block = "z" if self.architecture.structure.block_indexer else ""
+        attended = self.builder.add(Scan(operands, outputs, is_sparse=bool(selected), selected_block=block))
         return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
 
     def gate_attention(self, attended: str, y: str) -> str:
@@ -46,11 +47,17 @@ class AttentionBuilder(BlockPartBuilder):
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
 
     def queries_and_keys(self, y: str) -> tuple[str, ...]:
-        """Add queries, keys and values, each from the hidden state."""
+        """Add queries, keys and values, each from the hidden state, and the blocks that an indexer selects, if there is one."""
         query_dims, key_dims = (*TOKENS, "K", "G", "H"), (*TOKENS, "K", "H")
         q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
-        k = self.rotary(self.qk_norm(self.project_heads(y, "k", key_dims), "k", key_dims), "k", key_dims)
-        return q, k, self.project_heads(y, "v", key_dims)
+        flat = self.project_heads(y, "k", key_dims)
+        k = self.rotary(self.qk_norm(flat, "k", key_dims), "k", key_dims)
+        v = flat if self.architecture.values_from_keys else self.project_heads(y, "v", key_dims)
+        if self.architecture.value_norm:
+            v = self.sub_layer_norm(v, "v_norm", NormDims(key_dims, ("H",), None))
+        if self.architecture.structure.block_indexer:
+            return q, k, v, BlockIndexerBuilder(self.builder, self.prefix).build(y)
+        return q, k, v
 
     def project_heads(self, y: str, name: str, dims: tuple[str, ...]) -> str:
         """Add queries, keys or values as flat heads, before norms and rotation."""

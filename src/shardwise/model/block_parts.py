@@ -25,11 +25,11 @@ PROJECTIONS: Mapping[str, str] = {
 
 
 class NormDims(NamedTuple):
-    """Dims of a norm: those of its operand, those that it is taken over, and those of its weight."""
+    """Dims of a norm: those of its operand, those that it is taken over, and those of its weight (None: it has none)."""
 
     operand: tuple[str, ...] = HIDDEN
     over: tuple[str, ...] = ("D",)
-    weight: tuple[str, ...] = ("D",)
+    weight: tuple[str, ...] | None = ("D",)
 
 
 HIDDEN_NORM = NormDims()
@@ -45,7 +45,7 @@ def add_norm(
     operands = [x]
     for reduction, suffix in reductions:
         operands.append(builder.elementwise(reduction, [x], f"{name}.{suffix}", rows, Role.STATISTIC))
-    if not architecture.norm_weight:
+    if not architecture.norm_weight or dims.weight is None:
         return builder.elementwise(UNIT + function, operands, f"{name}.out", dims.operand, role, dims.over)
     operands.append(builder.weight(f"{name}.weight", dims.weight, part=ModelPart.NORM))
     if not architecture.norm_bias:

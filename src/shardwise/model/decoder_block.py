@@ -23,8 +23,19 @@ class BlockBuilder(AttentionBuilder):
             x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
         if not has_feed_forward:
             return x
-        mlp = self.post_norm(self.feed_forward(self.pre_norm(x, "mlp_norm")), "mlp_post_norm")
-        return self.elementwise("add", [x, mlp], "x_out", HIDDEN, Role.RESIDUAL)
+        if self.architecture.feed_forward == "mlp_and_experts":
+            out = self.mlp_and_experts(x)
+        else:
+            out = self.feed_forward(self.pre_norm(x, "mlp_norm"))
+        return self.elementwise("add", [x, self.post_norm(out, "mlp_post_norm")], "x_out", HIDDEN, Role.RESIDUAL)
+
+    def mlp_and_experts(self, x: str) -> str:
+        """Add an MLP and experts side by side, each between norms of its own, and their sum (Gemma 4)."""
+        y, z, router_input = (self.pre_norm(x, name) for name in ("mlp_norm", "experts_norm", "router_norm"))
+        with self.builder.in_part(ModelPart.MLP):
+            mlp, experts = self.mlp(y), self.experts(z, router_input)
+        branches = [self.post_norm(mlp, "mlp_own_post_norm"), self.post_norm(experts, "experts_post_norm")]
+        return self.elementwise("add", branches, "mlp_and_experts", HIDDEN)
 
     def parallel_branches(self, x: str) -> str:
         """Add mixer and MLP side by side, from one norm or from one each."""
@@ -77,11 +88,12 @@ class BlockBuilder(AttentionBuilder):
         act = self.inner_norm(act, "mlp_inner_norm", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp_out")
 
-    def experts(self, y: str) -> str:
-        """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows."""
+    def experts(self, y: str, router_input: str | None = None) -> str:
+        """Add dispatch, experts and combine; the AllToAlls follow from the resting specs of the routed rows. The router reads
+        `y` if not `router_input`."""
         width = "e" if self.architecture.structure.latent_experts else "D"
         dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *TOKENS, width), ("E", *TOKENS, "M")
-        logits = self.contract(y, "router", ("D", "E"), "router_logits", dims)
+        logits = self.contract(router_input or y, "router", ("D", "E"), "router_logits", dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", dims)
         gates = self.builder.add(Route((logits,), (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
         x = self.contract(y, "expert_latent_down", ("e", "D"), "expert_latent", (*TOKENS, "e")) if width == "e" else y
@@ -92,6 +104,9 @@ class BlockBuilder(AttentionBuilder):
             inputs.insert(0, self.expert_product(dispatched, "gate", hidden_dims))
         act = self.elementwise(self.architecture.mlp, inputs, "experts_act", hidden_dims, Role.ROUTED)
         returned = self.elementwise("handover", [self.expert_product(act, "down", rows)], RETURNED, rows, Role.ROUTED)
+        if self.architecture.expert_scales:
+            scales = self.builder.weight(f"{self.prefix}expert_scales", ("E",))
+            gates = self.elementwise("multiply", [gates, scales], "gates_scaled", dims)
         combined = self.elementwise("combine", [gates, returned], "combined", (*TOKENS, width))
         if width == "D":
             return combined

@@ -1,16 +1,18 @@
-"""The indexer of sparse attention, which chooses the keys that each query attends to.
+"""Indexers of sparse attention, which choose the keys that each query attends to, one by one or in blocks.
 
 Its heads A of width Y score keys of one head for all; queries come from the latent of attention's queries. Of the scores the s
 largest of each query are kept. Nothing here is split over tensor parallelism: queries are independent, so that they may be split
 over all axes that split the sequence. A choice has no gradient, so the loss of the tokens does not train an indexer: its weights
 are frozen. Source: DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1). Differs: the indexer's own loss is not planned.
+
+An indexer of blocks has a head for each key-value head, K, which is split as these are; its queries come from the hidden state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardwise.model.operations import Dims, SelectKeys
+from shardwise.model.operations import Dims, SelectBlocks, SelectKeys
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
 
 TOKENS = ("B", "T")
@@ -53,3 +55,25 @@ class IndexerBuilder:
         self, function: str, inputs: Iterable[str], name: str, dims: Dims, role: Role = Role.ACTIVATION, over: Dims = ("D",)
     ) -> str:  # fmt: skip
         return self.builder.elementwise(function, inputs, f"{self.prefix}{name}", (*TOKENS, *dims), role, over)
+
+
+class BlockIndexerBuilder(IndexerBuilder):
+    """Writes the operations of an indexer of blocks of keys."""
+
+    def build(self, y: str, query_latent: str = "") -> str:
+        """Add an indexer of the normalised hidden state `y` [B, T, D], and return the name of the numbers of the blocks that it
+        selects for each key-value head [B, T, K, s]."""
+        positions = self.builder.input("positions", "T", Role.CONSTANT)
+        flat = self.contract(y, "index_w_q", ("K", "Y", "D"), "index_q_flat", ("K", "Y"))
+        queries = self.rms_norm(flat, "index_q_norm", ("K",))
+        keys = self.rms_norm(self.contract(y, "index_w_k", ("Y", "D"), "index_k_flat", ("Y",)), "index_k_norm", ())
+        q = self.elementwise("rotary", [queries, positions], "index_q", ("K", "Y"))
+        k = self.elementwise("rotary", [keys, positions], "index_k", ("Y",))
+        selected = self.builder.tensor(f"{self.prefix}selected", (*TOKENS, "K", "s"), Role.STATISTIC)
+        return self.builder.add(SelectBlocks((q, k, positions, positions), (selected,)))
+
+    def rms_norm(self, x: str, name: str, heads: Dims) -> str:
+        """Add RMSNorm of each head over its width."""
+        squares = self.elementwise("sum_square", [x], f"{name}.squares", heads, Role.STATISTIC)
+        weight = self.builder.weight(f"{self.prefix}{name}.weight", "Y", part=ModelPart.NORM, frozen=True)
+        return self.elementwise("rms_norm", [x, squares, weight], f"{name}.out", (*heads, "Y"), over=("Y",))

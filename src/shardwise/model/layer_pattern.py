@@ -25,10 +25,10 @@ _KIND_NAME = re.compile(r"[a-z][a-z0-9_]*")
 # Fields of an architecture that a kind of layer may set: those of a block. All others are the model's.
 KIND_FIELDS = (
     "mixer", "feed_forward", "d_ff", "num_heads", "num_kv_heads", "head_dim", "mlp", "positions", "bias", "qk_norm",
-    "qk_norm_over", "inner_norms", "sinks", "pre_norms", "post_norms", "parallel", "separate_norms", "shared_gate",
-    "sliding_window", "num_experts", "experts_per_token", "shared_expert_width", "q_lora_rank", "kv_lora_rank",
-    "rope_head_dim", "v_head_dim",
-    "attention_gate", "index_heads", "index_head_dim", "index_topk", "expert_latent_dim", "recurrence",
+    "qk_norm_over", "value_norm", "values_from_keys", "inner_norms", "sinks", "pre_norms", "post_norms", "parallel",
+    "separate_norms", "shared_gate", "sliding_window", "num_experts", "experts_per_token", "shared_expert_width",
+    "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "attention_gate", "index_heads", "index_head_dim",
+    "index_topk", "index_block", "expert_scales", "expert_latent_dim", "recurrence",
 )  # fmt: skip
 
 

@@ -9,7 +9,13 @@ from typing import Annotated, NamedTuple
 
 from shardwise.model.architecture import Architecture
 from shardwise.model.decoder import BORROWED_WEIGHTS, MTP_UNITS, build_unit_program, unit_counts
-from shardwise.model.operations import ATTENTION_OPERATIONS, RECURRENCE_OPERATIONS, Contract, Operation, SelectKeys
+from shardwise.model.operations import (
+    ATTENTION_OPERATIONS,
+    RECURRENCE_OPERATIONS,
+    SELECT_OPERATIONS,
+    Contract,
+    Operation,
+)
 from shardwise.model.optimizer_program import WeightMatrix, weight_matrices
 from shardwise.model.optimizers.definition import Granularity, Optimizer
 from shardwise.model.program import ModelPart, Program, Role, density
@@ -194,7 +200,7 @@ def program_flops(program: Program) -> Polynomial:
 
 
 def _operation_flops(program: Program, operation: Operation) -> Polynomial:
-    if not isinstance(operation, (Contract, SelectKeys, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+    if not isinstance(operation, (Contract, *SELECT_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
         return Polynomial()
     specs = [Spec.of(program.dims(name)) for name in operation.inputs]
     dims = {name: tensor.dims for name, tensor in program.tensors.items()}
@@ -242,7 +248,7 @@ def _names_with_gradient(program: Program) -> frozenset[str]:
     """Return the tensors that a gradient of the program's outputs reaches: all but those that only a choice reads."""
     reached = set(program.outputs)
     for operation in reversed(program.operations):
-        if isinstance(operation, SelectKeys):
+        if isinstance(operation, SELECT_OPERATIONS):
             reached.difference_update(operation.outputs)
         elif not reached.isdisjoint(operation.outputs):
             reached.update(operation.inputs)
@@ -268,7 +274,7 @@ def layer_training_flops(
             flops = float(_operation_flops(program, operation).evaluate(sizes)) * share
             flops *= 1 + _num_backward_products(program, operation, reached)
             weights = [operand for operand in operation.operands if program.tensors[operand].role is Role.WEIGHT]
-            if isinstance(operation, (SelectKeys, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
+            if isinstance(operation, (*SELECT_OPERATIONS, *ATTENTION_OPERATIONS, *RECURRENCE_OPERATIONS)):
                 scores += flops
             elif flops:
                 products[_part_of_weight(program, weights[0])] += flops

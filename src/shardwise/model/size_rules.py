@@ -49,8 +49,34 @@ def combination_problems(model: Architecture) -> Iterator[str]:
         yield "experts are a feed_forward, found none; num_experts = 0 and shared_expert_width = 0 are required"
     if model.expert_latent_dim and not model.num_experts:
         yield "expert_latent_dim is a width of experts, and there are none; expert_latent_dim = 0 is required"
+    has_both = model.num_experts and model.dense_d_ff and not model.shared_expert_width and not model.parallel
+    if model.feed_forward == "mlp_and_experts" and not has_both:
+        yield (
+            f"mlp_and_experts has num_experts and an MLP of width dense_d_ff, found {model.num_experts} and "
+            f"{model.dense_d_ff}; both are required, without shared_expert_width and parallel"
+        )
+    if model.expert_scales and not model.num_experts:
+        yield "expert_scales are of experts, and there are none; expert_scales = false is required"
+    if model.kv_lora_rank and (model.values_from_keys or model.value_norm):
+        yield "latent attention has values of its own; values_from_keys = false and value_norm = false are required"
+    yield from _indexer_problems(model)
+
+
+def _indexer_problems(model: Architecture) -> Iterator[str]:
     indexer = (model.index_heads, model.index_head_dim, model.index_topk)
-    if any(indexer) and not (all(indexer) and model.q_lora_rank and model.mixer == "attention"):
+    if model.index_block:
+        if (
+            not all(indexer)
+            or model.index_heads != model.num_kv_heads
+            or model.kv_lora_rank
+            or model.mixer != "attention"
+        ):
+            yield (
+                f"an indexer of blocks has index_head_dim and index_topk and a head for each of num_kv_heads = "
+                f"{model.num_kv_heads} heads, found index_heads = {model.index_heads}; attention without latents and "
+                f"index_heads = {model.num_kv_heads} are required"
+            )
+    elif any(indexer) and not (all(indexer) and model.q_lora_rank and model.mixer == "attention"):
         yield (
             "an indexer has index_heads, index_head_dim and index_topk and reads the latent of queries; all three and a "
             "q_lora_rank are required"

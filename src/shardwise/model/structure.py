@@ -12,7 +12,8 @@ from shardwise.model.recurrent_mixers import RecurrentStructure
 from shardwise.values import did_you_mean, raise_problems
 
 MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer, beside a recurrence
-FeedForwardKind = Literal["mlp", "none"]  # what follows it: an MLP, or experts where the layer has some
+# What follows it: an MLP, or experts where the layer has some; or both side by side, each between norms of its own.
+FeedForwardKind = Literal["mlp", "mlp_and_experts", "none"]
 MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
@@ -38,18 +39,21 @@ BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head") 
 class ModelStructure:
     """Structure of a decoder block, without its sizes: all that a derivation reads of an architecture.
 
-    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). Norms have a weight unless `norm_weight` is false. `qk_norm`
-    normalises queries and keys: each head, with weights that heads share ("head") or not ("each_head"), or the whole projection;
-    `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI 2025). `pre_norms` normalise
-    what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms` what their last products read
-    (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks feed attention and MLP from one
-    norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each token. `latent` keys
-    and values are made from one latent of each token, `latent_queries` likewise from one of their own. `predict` layers follow
-    the others and predict further tokens. `recurrence` mixes the tokens in place of attention or beside it, where both results
-    are added. `attention_gate` multiplies what attention gives by a sigmoid of each head or element. `indexer`: a query attends
-    to the keys that an indexer selects. `latent_experts` read and write a latent of each token. `lora_targets`: which modules
-    (`model.adapters`) have low-rank adapters; where there are any, nothing else is trained. `kinds` are the structures of the
-    layers that differ from this one, by the names of their units, in the order in which the model first has them.
+    `bias` sets: which projections have one (of `BIAS_PROJECTIONS`). Norms have a weight unless `norm_weight` is false.
+    `qk_norm` normalises queries and keys: each head, with weights that heads share ("head") or not ("each_head"), or the
+    whole projection; `value_norm` normalises each head of values, without weights; with `values_from_keys` these are the keys
+    as they leave their product. `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI
+    2025). `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms`
+    what their last products read (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks
+    feed attention and MLP from one norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a
+    sigmoid of each token. `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one
+    of their own. `predict` layers follow the others and predict further tokens. `recurrence` mixes the tokens in place of
+    attention or beside it, where both results are added. `attention_gate` multiplies what attention gives by a sigmoid of
+    each head or element. `indexer`: a query attends to the keys that an indexer selects, one by one or (`block_indexer`) in
+    blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token; `expert_scales` multiply
+    what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters; where there are any,
+    nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the names of their units,
+    in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -62,6 +66,8 @@ class ModelStructure:
     bias: frozenset[str] = frozenset()
     qk_norm: bool = False
     qk_norm_over: NormWidth = "head"
+    value_norm: bool = False
+    values_from_keys: bool = False
     inner_norms: bool = False
     sinks: bool = False
     pre_norms: bool = True
@@ -74,7 +80,9 @@ class ModelStructure:
     shared_experts: bool = False
     latent: bool = False
     latent_queries: bool = False
+    expert_scales: bool = False
     indexer: bool = False
+    block_indexer: bool = False
     attention_gate: AttentionGate = "none"
     latent_experts: bool = False
     recurrence: RecurrentStructure | None = None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from shardwise.derive import ComputeStep, ProgramStep, ShardedUnit
 from shardwise.derive.low_precision_products import is_block_product
 from shardwise.model import Contract, Lookup, MatrixFunction, Role, density
-from shardwise.model.operations import RECURRENCE_OPERATIONS, Scan, ScanGradient, SelectKeys
+from shardwise.model.operations import RECURRENCE_OPERATIONS, SELECT_OPERATIONS, Scan, ScanGradient
 from shardwise.model.operations.base import ONCE
 from shardwise.sharding import Spec
 from shardwise.step.instructions import Kernel, KernelShape
@@ -145,7 +145,7 @@ def _matmul_flops(unit: ShardedUnit, group: list[ComputeStep]) -> Polynomial:
     total = ZERO
     for step in group:
         if isinstance(
-            step.operation, (Contract, MatrixFunction, Scan, ScanGradient, SelectKeys, *RECURRENCE_OPERATIONS)
+            step.operation, (Contract, MatrixFunction, Scan, ScanGradient, *SELECT_OPERATIONS, *RECURRENCE_OPERATIONS)
         ):
             routed = Role.ROUTED in {unit.tensors[name].role for name, _ in step.reads}
             total = total + step.operation.flops(step.placed) * density(Role.ROUTED if routed else Role.ACTIVATION)

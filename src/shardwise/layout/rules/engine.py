@@ -39,6 +39,8 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "weights of queries' and keys' norms for each head": lambda s: s.qk_norm and HAS_WEIGHT_PER_HEAD[s.qk_norm_over],
     "a bias of the head": lambda structure: "head" in structure.bias,
     "a gate of attention": lambda structure: structure.attention_gate != "none",
+    "values taken from keys": lambda structure: structure.values_from_keys,
+    "an MLP beside experts": lambda structure: structure.feed_forward == "mlp_and_experts",
     "experts of a latent": lambda structure: structure.latent_experts,
 }
 

@@ -62,7 +62,7 @@ def _hidden_widths(architecture: Architecture) -> tuple[int, ...]:
     """Return the hidden widths that tp splits: of the MLP or of an expert, of the shared expert, of the leading dense layers."""
     widths: list[int] = []
     for layer in reversed(architecture.layer_architectures.values()):
-        widths += (layer.d_ff, layer.shared_expert_width) if layer.feed_forward != "none" else ()
+        widths += (layer.d_ff, layer.dense_d_ff, layer.shared_expert_width) if layer.feed_forward != "none" else ()
     return tuple(dict.fromkeys(filter(None, widths)))
 
 

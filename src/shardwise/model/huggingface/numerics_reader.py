@@ -29,7 +29,7 @@ EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_ep
 # Names of activations in a config, by those of `Architecture.mlp`.
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
-    "relu": ("relu",), "relu2": ("relu2",), "gated_relu2": ("relu2",), "clamped_swiglu": ("silu",),
+    "relu": ("relu",), "relu2": ("relu2",), "gated_relu2": ("relu2",), "clamped_swiglu": ("silu", "swigluoai"),
 }  # fmt: skip
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 # Keys that change values in a way that is not modelled, and the value with which they change none.
@@ -87,7 +87,8 @@ class NumericsRule:
     """Spelling of constants in a family's config.
 
     `epsilon` is its default, `rotary` how it spells rotary angles (None: it has none). `gemma`: norms add one to their weight
-    and the embedding is scaled by √D. `scaled_scores`: the config may cap scores and logits and scale scores.
+    and the embedding is scaled by √D. `norm_offset` is added to the weights of norms in place of that, and
+    all scores are multiplied by `attention_scale` in place of 1/√H. `scaled_scores`: the config may cap and scale scores.
     `multipliers`: it multiplies the embedding and, in place of 1/√H, the scores. `gates`: the key that says whether gates are
     normalised ("": they are). `router`: it has groups of experts (None: the softmax chooses among all). `unsupported`: what
     every model of the family has and our arithmetic does not.
@@ -96,6 +97,8 @@ class NumericsRule:
     epsilon: float = 1e-6
     rotary: RotaryRule | None = field(default_factory=RotaryRule)
     gemma: bool = False
+    norm_offset: float | None = None
+    attention_scale: float | None = None
     scaled_scores: bool = False
     multipliers: bool = False
     gates: str = ""
@@ -117,7 +120,7 @@ def read_numerics(config: Mapping[str, Any], rule: NumericsRule, *, d_model: int
         norm_epsilon=next(
             (_read_positive(config, key) for key in EPSILON_KEYS if config.get(key) is not None), rule.epsilon
         ),
-        norm_offset=float(rule.gemma), rotary=rotary, local_rotary=local_rotary,
+        norm_offset=float(rule.gemma) if rule.norm_offset is None else rule.norm_offset, rotary=rotary, local_rotary=local_rotary,
         embedding_scale=_read_embedding_scale(config, rule, d_model),
         attention_scale=_read_attention_scale(config, rule, head_dim),
         attention_cap=_read_cap(config, "attn_logit_softcapping") if rule.scaled_scores else None,
@@ -165,6 +168,8 @@ def _read_embedding_scale(config: Mapping[str, Any], rule: NumericsRule, d_model
 
 def _read_attention_scale(config: Mapping[str, Any], rule: NumericsRule, head_dim: int) -> float | None:
     """Return the factor on attention scores; None: 1/√H."""
+    if rule.attention_scale is not None:
+        return rule.attention_scale
     if rule.multipliers:
         scale = _read_positive(config, "attention_multiplier") if config.get("attention_multiplier") else 1.0
         return None if math.isclose(scale, head_dim**-0.5) else scale

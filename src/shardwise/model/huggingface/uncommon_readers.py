@@ -15,6 +15,7 @@ from shardwise.model.huggingface.field_readers import (
     read_flag,
 )
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
+from shardwise.model.huggingface.recent_readers import RECENT_LISTS, RECENT_READERS
 from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
 
 
@@ -115,17 +116,6 @@ def _read_listed_layers(config: TrackedConfig) -> Any:
     return read_first("num_hidden_layers")(config) if listed is None else len(listed)
 
 
-def _read_gemma4_global_width(config: TrackedConfig) -> Any:
-    """Return the width of heads of Gemma 4's layers without a window: its own key's, or that of each layer in a table."""
-    by_layer = config.get("per_layer_config") or {}
-    widths = {fields.get("head_dim") for fields in by_layer.values()} - {None}
-    if len(widths) > 1:
-        raise ValueError(
-            "per_layer_config has heads of several widths; one for all layers without a window is known here"
-        )
-    return next(iter(widths), config.first("global_head_dim") or 512)
-
-
 INDEXED_TYPES = frozenset({"indexed_attention", "deepseek_sparse_attention"})
 
 
@@ -143,8 +133,8 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "falcon_positions": _read_falcon_positions, "mpt_width": _read_mpt_width, "bigcode_kv_heads": _read_bigcode_kv_heads,
     "whole_head_dim": _read_whole_head_dim, "lfm2_width": _read_lfm2_width, "head_gate": _read_head_gate,
     "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
-    "listed_layers": _read_listed_layers, "gemma4_global_width": _read_gemma4_global_width, "indexed_topk": _read_indexed_topk,
-    **RECURRENCE_READERS,
+    "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
+    **RECURRENCE_READERS, **RECENT_READERS,
 }  # fmt: skip
 
 
@@ -227,5 +217,5 @@ UNCOMMON_LISTS: Mapping[str, ListReader] = {
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
-    "llama4_experts": _llama4_experts, "step_experts": _step_experts,
+    "llama4_experts": _llama4_experts, "step_experts": _step_experts, **RECENT_LISTS,
 }  # fmt: skip

@@ -10,12 +10,14 @@ from .elementwise_and_indexing import Map as Map
 from .elementwise_and_indexing import Route as Route
 from .elementwise_and_indexing import RouteGradient as RouteGradient
 from .elementwise_and_indexing import Scatter as Scatter
+from .key_selection import SELECT_OPERATIONS as SELECT_OPERATIONS
+from .key_selection import SelectBlocks as SelectBlocks
+from .key_selection import SelectKeys as SelectKeys
 from .matmul_and_attention import ATTENTION_OPERATIONS as ATTENTION_OPERATIONS
 from .matmul_and_attention import Contract as Contract
 from .matmul_and_attention import MatrixFunction as MatrixFunction
 from .matmul_and_attention import Scan as Scan
 from .matmul_and_attention import ScanGradient as ScanGradient
-from .matmul_and_attention import SelectKeys as SelectKeys
 from .recurrences import RECURRENCE_OPERATIONS as RECURRENCE_OPERATIONS
 from .recurrences import SEGMENTS as SEGMENTS
 from .recurrences import Recurrence as Recurrence

@@ -12,8 +12,6 @@ from shardwise.sharding import Spec, contract
 from shardwise.sharding.contraction import infer_product_spec
 from shardwise.values import ZERO, LocalDim, Polynomial, multiply_symbols, sum_polynomials
 
-CAUSAL_SHARE = 0.5  # of the square of scores
-
 
 @dataclass(frozen=True, slots=True)
 class Contract(Operation):
@@ -60,13 +58,15 @@ class Scan(Operation):
     keys. Outputs: attended values [B,T,K,G,U] and log-sum-exp [B,T,K,G]. Keys and values are needed unsharded along T where q
     is split (all-gather context parallelism); heads and batch are independent. A sixth input, sinks[K,G], adds a logit to each
     head's softmax that no value goes with (OpenAI 2025, gpt-oss). `is_sparse`: the last input has the positions of the keys that
-    each query sees [B,T,s] (`SelectKeys`). Source: Dao et al. 2022; S1, "ring attention".
+    each query sees [B,T,s] (`SelectKeys`), or with a `selected_block`, the letter of their size, the numbers of blocks of keys
+    [B,T,K,s] (`SelectBlocks`). Source: Dao et al. 2022; S1, "ring attention".
     """
 
     kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
     is_sparse: bool = False
+    selected_block: str = ""
 
     @property
     def missing_kernel(self) -> str:
@@ -93,7 +93,9 @@ class Scan(Operation):
         out, lse = self.outputs
         selected = self.inputs[-1:] if self.is_sparse else ()
         operands = (*self.inputs[:5], out, lse, cotangents[out], *selected)
-        gradient = ScanGradient(operands, ("?0", "?1", "?2"), self.sequence, self.heads, self.is_sparse)
+        gradient = ScanGradient(
+            operands, ("?0", "?1", "?2"), self.sequence, self.heads, self.is_sparse, self.selected_block
+        )
         # A sink's share of the weights is exp(sink - lse), and its value is zero: of the softmax's Jacobian the row sum stays.
         sinks = [(name, Map((cotangents[out], out, lse, name), ("?",), "sink_share")) for name in self.sinks]
         return [*((name, gradient) for name in self.inputs[:3]), *sinks]
@@ -107,13 +109,14 @@ class ScanGradient(Operation):
     """The gradient of attention, which rebuilds the scores: (a scan's first five operands, output, lse, dy) -> (dq, dk, dv).
 
     dk and dv sum over the queries and over the query heads of a group, so they are partial where those are split. `is_sparse`:
-    the last input has the positions of the keys that each query sees.
+    the last input has the positions of the keys that each query sees, or the numbers of blocks (`selected_block`).
     """
 
     kind: ClassVar[OperationKind] = "scan"
     sequence: str = "T"
     heads: Dims = ("K", "G", "H")
     is_sparse: bool = False
+    selected_block: str = ""
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -140,45 +143,6 @@ def _attention_flops(sharding: OperationSharding, sequence: str, *, over_keys: i
     return sum_polynomials(
         multiply_symbols([*scores, LocalDim(width, ()), "span"], 2.0 * products) for width, products in widths
     )
-
-
-@dataclass(frozen=True, slots=True)
-class SelectKeys(Operation):
-    """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
-
-    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the keys. A
-    score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where queries are
-    split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own position. Source:
-    DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
-    """
-
-    kind: ClassVar[OperationKind] = "select"
-    num_selected: str = "s"
-    sequence: str = "T"
-
-    @property
-    def missing_kernel(self) -> str:
-        return "an indexer of keys"
-
-    def propagate_sharding(
-        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
-    ) -> OperationSharding:
-        queries, keys, weights, positions, _ = specs
-        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:2]}
-        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
-        every_key = Spec.of(keys.dims, {dim: axes for dim, axes in rows.items() if dim != self.sequence})
-        operands = (
-            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(positions.dims)
-        )  # fmt: skip
-        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
-
-    def flops(self, sharding: OperationSharding) -> Polynomial:
-        """Return 2 FLOPs per element of the products over the causal half of the scores: queries by keys, weights by these."""
-        queries, keys = sharding.inputs[:2]
-        scores = [LocalDim(d, queries.axes_of(d)) for d in queries.dims[:-1]]
-        scores.append(LocalDim(self.sequence, keys.axes_of(self.sequence)))
-        by_key = multiply_symbols([*scores, LocalDim(queries.dims[-1], ())], 2.0 * CAUSAL_SHARE)
-        return by_key + multiply_symbols(scores, 2.0 * CAUSAL_SHARE)
 
 
 ATTENTION_OPERATIONS = (Scan, ScanGradient)

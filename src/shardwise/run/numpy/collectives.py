@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from shardwise.derive import RING_AXES, Ring
 from shardwise.model import Program
-from shardwise.model.operations import Scan, ScanGradient
+from shardwise.model.operations import Operation, Scan, ScanGradient
 from shardwise.run.numpy import kernels
 from shardwise.sharding import Collective, CollectiveKind, Spec
 from shardwise.values import lookup
@@ -93,12 +93,12 @@ def run_ring_attention(devices: VirtualDevices, program: Program, ring: Ring) ->
     (step,) = ring.computes
     operands = _ring_operands(devices, program, ring)
     attend = _ring_gradient if isinstance(step.operation, ScanGradient) else _ring_forward
-    is_sparse = isinstance(step.operation, Scan | ScanGradient) and step.operation.is_sparse
     results: list[list[Array]] = [[np.empty(0)] * len(devices.coordinates) for _ in step.operation.outputs]
     positions = {name: i for i, name in enumerate((*step.operation.operands[:3], *step.operation.outputs))}
     for group in devices.groups(ring.axes):
-        # the last operand is the positions of selected keys, or None
-        shards = [(*(operand[device] for operand in operands), *([] if is_sparse else [None])) for device in group]
+        shards = [
+            _with_selected(devices, step.operation, [operand[device] for operand in operands]) for device in group
+        ]
         for device, arrays in zip(group, attend(shards), strict=True):
             for result, array in zip(results, arrays, strict=True):
                 result[device] = array
@@ -108,6 +108,12 @@ def run_ring_attention(devices: VirtualDevices, program: Program, ring: Ring) ->
     scattered = {scatter.before: scatter.after for scatter in ring.scatters}
     for tensor, result in zip(step.writes, results, strict=True):
         devices.live_shards[scattered.get(tensor, tensor)] = result
+
+
+def _with_selected(devices: VirtualDevices, operation: Operation, operands: list[Array]) -> tuple[Any, ...]:
+    """Return operands of attention with the positions of selected keys as the last one, or None."""
+    assert isinstance(operation, Scan | ScanGradient)
+    return (*operands[: len(operands) - operation.is_sparse], devices.selected(operation, operands))
 
 
 def _ring_operands(devices: VirtualDevices, program: Program, ring: Ring) -> list[list[Array]]:

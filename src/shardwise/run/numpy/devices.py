@@ -23,6 +23,7 @@ from shardwise.model.operations import (
     Scan,
     ScanGradient,
     Scatter,
+    SelectBlocks,
     SelectKeys,
     SequenceRecurrence,
 )
@@ -208,6 +209,13 @@ class VirtualDevices:
             self.count(collective, after[send.destination].size if send.destination != source else 0)
         return after
 
+    def selected(self, operation: Scan | ScanGradient, arrays: Sequence[Array]) -> Array | None:
+        """Return the positions of the keys that each query sees, from the last operand of sparse attention; None of others."""
+        if not operation.is_sparse:
+            return None
+        block = operation.selected_block
+        return kernels.expand_blocks(arrays[-1], self.sizes[block]) if block else arrays[-1]
+
     def groups(self, axes: Axes) -> list[list[int]]:
         """Return the device numbers of each group along `axes`, in the order of the axes."""
         members_of: dict[tuple[int, ...], list[tuple[int, int]]] = {}
@@ -236,10 +244,12 @@ class DeviceKernel:
         match self.operation:
             case Scan(is_sparse=is_sparse):
                 q, k, v, queries, keys, *sinks = arrays[: len(arrays) - is_sparse]
-                part = kernels.attention(q, k, v, queries, keys, arrays[-1] if is_sparse else None)
+                part = kernels.attention(q, k, v, queries, keys, self.devices.selected(self.operation, arrays))
                 return kernels.add_sinks(part, *sinks) if sinks else part
             case ScanGradient():
-                operands = kernels.AttentionOperands(*arrays[:5], *arrays[8:])
+                operands = kernels.AttentionOperands(*arrays[:5])._replace(
+                    selected=self.devices.selected(self.operation, arrays)
+                )
                 return kernels.attention_gradient(operands, *arrays[5:8])
             case SequenceRecurrence() as operation:
                 return RecurrenceKernel(operation, self.placed.inputs, self.placed.outputs, self.segment)(arrays)
@@ -276,6 +286,10 @@ class DeviceKernel:
             case SelectKeys():
                 q, k, weights, queries, keys = arrays
                 return kernels.select_keys(q, k, weights, queries, keys, self.devices.sizes[operation.num_selected])
+            case SelectBlocks():
+                q, k, queries, keys = arrays
+                num_selected, block = (self.devices.sizes[dim] for dim in (operation.num_selected, operation.block))
+                return kernels.select_blocks(q, k, queries, keys, num_selected, block)
             case MatrixFunction():
                 return self.of_matrix(operation, arrays)
         raise TypeError(f"no kernel for {operation}")

@@ -204,11 +204,14 @@ MASKED = -1e300  # score of a masked key, and log-sum-exp of a query that sees n
 
 
 def _scores(q: Array, k: Array, queries: Array, keys: Array, selected: Array | None) -> Array:
-    """Return scores [B,K,G,T,S]; a query sees the keys at its own position and before, or those of the selected positions."""
+    """Return scores [B,K,G,T,S]; a query sees the keys at its own position and before, or those of the selected positions,
+    which are the same for all heads [B,T,s] or not [B,T,K,s]."""
     scores = np.einsum("btkgh,bskh->bkgts", q, k) / math.sqrt(q.shape[-1])
     visible = queries[:, None] >= keys[None, :]
     if selected is not None:
-        visible = visible & (selected[..., None, :] == keys[:, None]).any(axis=-1)[:, None, None]
+        is_selected = (selected[..., None, :] == keys[:, None]).any(axis=-1)
+        by_head = is_selected[:, None] if is_selected.ndim == 3 else np.einsum("btks->bkts", is_selected)
+        visible = visible & by_head[:, :, None]
     return np.where(visible, scores, MASKED)
 
 
@@ -221,6 +224,27 @@ def select_keys(
     best = np.argsort(-np.where(visible, scores, -np.inf), axis=-1, kind="stable")[..., :num_selected]
     chosen = key_positions[best]
     return np.where(chosen <= positions[:, None], chosen, positions[:, None])
+
+
+def select_blocks(
+    queries: Array, keys: Array, positions: Array, key_positions: Array, num_selected: int, block: int
+) -> Array:
+    """Return the numbers [B,T,K,s] of blocks of keys: the query's own, and those in which a key has the largest scores."""
+    scores = np.einsum("btky,bsy->btks", queries, keys)
+    scores = np.where((positions[:, None] >= key_positions)[:, None], scores, -np.inf)
+    in_block = key_positions // block == np.arange(key_positions.max() // block + 1)[:, None]
+    by_block = np.where(in_block, scores[..., None, :], -np.inf).max(axis=-1)
+    np.put_along_axis(
+        by_block, np.broadcast_to((positions // block)[:, None, None], (*scores.shape[:3], 1)), np.inf, -1
+    )
+    best = np.argsort(-by_block, axis=-1, kind="stable")[..., :num_selected]
+    chosen = np.where(np.take_along_axis(by_block, best, axis=-1) > -np.inf, best, -1)
+    return np.pad(chosen, [*((0, 0),) * 3, (0, num_selected - chosen.shape[-1])], constant_values=-1)
+
+
+def expand_blocks(blocks: Array, size: int) -> Array:
+    """Return the positions of the keys of blocks, negative for a block -1."""
+    return np.array(blocks[..., None] * size + np.arange(size)).reshape(*blocks.shape[:-1], -1)
 
 
 def attention(

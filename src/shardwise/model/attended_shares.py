@@ -1,0 +1,49 @@
+"""Shares of the square of scores that attention computes: half for causal attention, less with a window or selected keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardwise.values import Value, maximum
+
+Architecture = Any  # `model.architecture` imports this module
+
+
+def mean_attended_share(model: Architecture, seq_len: int, last_of: Value) -> Value:
+    """Return the share of the square of scores that is computed, averaged over layers: 0.5 for causal attention.
+
+    With `last_of` = n only the last n-th of the queries counts: 1 - 1/2n of their rows for causal attention. Of a model with a
+    pattern it is the mean over the kinds' layers, each of which is priced by its own (`unit_architecture`).
+    """
+    shares = attended_shares(model, seq_len, last_of)
+    return sum((share * layers for share, layers in shares), start=0.0) / model.num_layers
+
+
+def attended_shares(model: Architecture, seq_len: int, last_of: Value) -> tuple[tuple[Value, int], ...]:
+    """Return (share, layers) pairs: the keys that a query sees on average, over the sequence's length, and how many layers have
+    it. Causal attention sees half of the square; a window of w, or w selected keys, are w T - w^2/2 of T^2."""
+    full = _attended_share(1.0, last_of)
+    if model.layer_pattern:
+        layers = model.layer_architectures
+        return tuple(
+            (layers[unit].mean_attended_share(seq_len, last_of=last_of), count)
+            for unit, count in model.layer_counts.items()
+        )
+    most_keys = _num_selected_keys(model) or model.sliding_window
+    if most_keys is None or most_keys >= seq_len:
+        return ((full, model.num_layers),)
+    limited = model.num_layers if model.index_topk else model.num_windowed_layers
+    return ((full, model.num_layers - limited), (_attended_share(most_keys / seq_len, last_of), limited))
+
+
+def _num_selected_keys(model: Architecture) -> float:
+    """Return the keys that a query sees of those that an indexer selects; 0 without one. Of the blocks that it selects, the
+    query's own is half behind it on average."""
+    return (model.index_topk - 0.5) * model.index_block if model.index_block else float(model.index_topk)
+
+
+def _attended_share(window: float, last_of: Value) -> Value:
+    """Return the mean over the last n-th of the rows of min(row, window), all as parts of the sequence."""
+    start = 1.0 - 1.0 / last_of
+    bend = maximum(start, window)
+    return last_of * ((bend**2 - start**2) / 2 + (1.0 - bend) * window)

@@ -1,0 +1,92 @@
+"""Choices of the keys that a query attends to, by the scores of an indexer: single keys, or blocks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from shardwise.model.operations.base import Dims, Operation, OperationKind, OperationSharding
+from shardwise.sharding import Spec
+from shardwise.values import LocalDim, Polynomial, multiply_symbols
+
+CAUSAL_SHARE = 0.5  # of the square of scores
+
+
+@dataclass(frozen=True, slots=True)
+class SelectKeys(Operation):
+    """Positions [B,T,s] of the keys that each query attends to: those with the s largest scores among it and the keys before.
+
+    Inputs: queries [B,T,A,Y], keys [B,T,Y] and weights [B,T,A] of an indexer, and positions[T] of the queries and of the keys. A
+    score is the sum over the indexer's heads A of weight * relu(query * key). Keys are needed unsharded along T where queries are
+    split. No gradient flows: a choice has none. Where a query has fewer keys, the others are those at its own position. Source:
+    DeepSeek-AI 2025 (DeepSeek-V3.2, section 2.1).
+    """
+
+    kind: ClassVar[OperationKind] = "select"
+    num_selected: str = "s"
+    sequence: str = "T"
+
+    @property
+    def missing_kernel(self) -> str:
+        return "an indexer of keys"
+
+    def propagate_sharding(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> OperationSharding:
+        queries, keys, weights, positions, _ = specs
+        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:2]}
+        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
+        every_key = Spec.of(keys.dims, {dim: axes for dim, axes in rows.items() if dim != self.sequence})
+        operands = (
+            Spec.of(queries.dims, rows), every_key, Spec.of(weights.dims, rows), query_positions, Spec.of(positions.dims)
+        )  # fmt: skip
+        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
+
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        """Return 2 FLOPs per element of the products over the causal half of the scores: queries by keys, weights by these."""
+        queries, keys = sharding.inputs[:2]
+        scores = [LocalDim(d, queries.axes_of(d)) for d in queries.dims[:-1]]
+        scores.append(LocalDim(self.sequence, keys.axes_of(self.sequence)))
+        by_key = multiply_symbols([*scores, LocalDim(queries.dims[-1], ())], 2.0 * CAUSAL_SHARE)
+        return by_key + multiply_symbols(scores, 2.0 * CAUSAL_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectBlocks(Operation):
+    """Numbers [B,T,K,s] of the blocks of keys that each query attends to, -1 where there are fewer.
+
+    These are a query's own block, and those in which a key has the largest scores among the query and the keys before.
+
+    Inputs: queries [B,T,K,Y] of an indexer, a head for each key-value head, keys [B,T,Y], and positions[T] of the queries and of
+    the keys. Keys are needed unsharded along T where queries are split; heads are independent. No gradient flows: a choice has
+    none. `block` is the letter of the size of a block. Source: `MiniMaxM3VLIndexer` of transformers 5.23.
+    """
+
+    kind: ClassVar[OperationKind] = "select"
+    num_selected: str = "s"
+    block: str = "z"
+    sequence: str = "T"
+
+    @property
+    def missing_kernel(self) -> str:
+        return "an indexer of keys"
+
+    def propagate_sharding(
+        self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
+    ) -> OperationSharding:
+        queries, keys, positions, _ = specs
+        rows = {dim: queries.axes_of(dim) for dim in queries.dims[:-1]}
+        query_positions = Spec.of(positions.dims, {self.sequence: rows[self.sequence]})
+        batch = {dim: axes for dim, axes in rows.items() if dim != self.sequence and dim in keys.dims}
+        operands = (Spec.of(queries.dims, rows), Spec.of(keys.dims, batch), query_positions, Spec.of(positions.dims))
+        return OperationSharding(operands, (Spec.of(dims[self.outputs[0]], rows),))
+
+    def flops(self, sharding: OperationSharding) -> Polynomial:
+        """Return 2 FLOPs per element of the product of queries and keys over the causal half of the scores."""
+        queries, keys = sharding.inputs[:2]
+        scores = [LocalDim(dim, queries.axes_of(dim)) for dim in queries.dims]
+        return multiply_symbols([*scores, LocalDim(self.sequence, keys.axes_of(self.sequence))], 2.0 * CAUSAL_SHARE)
+
+
+SELECT_OPERATIONS = (SelectKeys, SelectBlocks)
