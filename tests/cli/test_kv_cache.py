@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_weights_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_payload(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("llama-2-7b", "--context", "1", "--dtype", "int8", "--set", "model.num_layers=64", "--json")
     found = json.loads(run(capsys, *arguments)[1])
-    assert found["schema"] == "shardwise.kv-cache/2"
+    assert found["schema"] == "shardwise.kv-cache/3"
     assert found["bytes_per_token"] == found["sequence_bytes"] == 2**19
     assert found["cluster"] is None
     found = json.loads(run(capsys, *arguments, "--on", "h100:1", "--set", "chip.memory_bytes=10GB")[1])
@@ -91,3 +92,15 @@ def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixt
     assert code == 2
     assert out.startswith("error: ")
     assert part in out
+
+
+def test_states_of_recurrences_are_said(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    config = {
+        "model_type": "mamba2", "hidden_size": 256, "num_hidden_layers": 32, "num_heads": 8, "head_dim": 64, "n_groups": 1,
+        "state_size": 16, "conv_kernel": 4, "chunk_size": 64, "vocab_size": 1024,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    _, out = run(capsys, str(tmp_path), "--context", "1Ki")
+    # 32 layers of 8 states of 16 x 64 in fp32, and 3 rows of 8 x 64 + 2 x 16 channels in bf16
+    assert "recurrent states    1.15 MB   of 32 layers, for a sequence of any length" in out
+    assert "a sequence          1.15 MB" in out

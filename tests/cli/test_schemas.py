@@ -64,9 +64,9 @@ SESSIONS = {
     "memory llama-3-8b h100:8 --layout 'pp=8' --batch-tokens 512Ki --seq-len 4096":
         "shardwise.memory/2",
     "kv-cache llama-3-70b --context 8Ki --batch 32 --on h100:8":
-        "shardwise.kv-cache/2",
+        "shardwise.kv-cache/3",
     "kv-cache deepseek-v3 --context 8Ki":
-        "shardwise.kv-cache/2",
+        "shardwise.kv-cache/3",
     "roofline matmul B=240,D=8192,F=28672 tpu-v5e --with 'attention T=4096,N=32,H=128'":
         "shardwise.roofline/2",
     "roofline dot N=16Mi h100":

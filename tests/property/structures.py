@@ -82,6 +82,15 @@ STRUCTURES: dict[str, Structure] = {
     "inner_norms": (("inner_norms", True), ("mlp", "gated_relu2")),
     "layer_norm_of_queries": (("norm", "layer"), ("norm_bias", True), ("qk_norm", True)),
     "weights_of_each_head": (("norm", "layer"), ("qk_norm", True), ("qk_norm_over", "each_head"), ("parallel", True)),
+    "bias_of_the_choice_of_experts": (
+        ("num_experts", 8), ("experts_per_token", 2), ("choice_bias", True),
+        ("numerics", Numerics(gating=Gating(scores=SIGMOID, scale=2.5))),
+    ),
+    "narrow_values": (("v_head_dim", 4), ("sinks", True)),
+    "softplus_gate": (("attention_gate", "element"), ("attention_gate_function", "softplus"), ("bias", ("attention_gate",))),
+    "trained_activation": (("mlp", "xielu"),),
+    "norms_of_one_half": (("pre_norms_over", "feed_forward"), ("post_norms", True), ("post_norms_over", "mixer")),
+    "norm_of_rotary_keys": (*LATENT, ("rope_head_dim", 8), ("head_dim", 11), ("rotary_key_norm", True)),
     "bias_of_the_head": (
         ("bias", ("mlp", "head")), ("mlp", "gelu"), ("parallel", True), ("norm", "layer"), ("vocab_size", 32),
     ),

@@ -1,4 +1,4 @@
-"""Key-value cache of a model: bytes of a token, of a sequence, of a batch; how many sequences fit on a cluster."""
+"""Cache of a model: keys and values of each token, recurrent states of each sequence; how many sequences fit on a cluster."""
 
 from __future__ import annotations
 
@@ -7,30 +7,66 @@ from dataclasses import dataclass
 
 from shardwise.book_formulas.rules import kv_cache_bytes_per_token
 from shardwise.hardware import Cluster
-from shardwise.model import Architecture, ModelFacts, num_params
-from shardwise.values import InputError, Payload, bytes_per_element
+from shardwise.model import BASE_LAYER, Architecture, ModelFacts, num_params
+from shardwise.model.decoder import build_unit_program
+from shardwise.model.operations import SEGMENTS, SegmentEdge, SegmentState
+from shardwise.values import InputError, Payload, SymbolValues, bytes_per_element, multiply_symbols
+
+# Of recurrences, as the modelling code of Qwen3-Next, Mamba-2 and Kimi Linear in transformers 5.23 casts them.
+STATE_DTYPE = "fp32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCache:
     """Cache of one model in one format: 2·K·H elements for each token and layer; layers with a window keep only that.
 
-    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads. Source: the book,
+    Latent attention keeps the latent and the rotary part of the keys instead, once for all heads. A recurrence keeps a state of
+    each sequence in fp32, whatever its length, and the last rows that its short convolutions read. Source: the book,
     "Transformers", KV caching; for latents DeepSeek-AI 2024 (DeepSeek-V2), section 2.1. Differs: the book has neither windows
-    nor latents."""
+    nor latents nor recurrences."""
 
     architecture: Architecture
     dtype: str = "bf16"
 
     @property
     def layers(self) -> tuple[tuple[Architecture, int], ...]:
-        """Layers that keep something: the model with all layers of a kind, and how many of that kind there are."""
+        """Layers with attention: the model with all layers of a kind, and how many of that kind there are."""
+        return tuple((layer, count) for layer, count in self._kinds if layer.mixer == "attention")
+
+    @property
+    def recurrent_layers(self) -> tuple[tuple[Architecture, int], ...]:
+        """Layers with a recurrence or a short convolution, likewise."""
+        return tuple((layer, count) for layer, count in self._kinds if layer.recurrence)
+
+    @property
+    def _kinds(self) -> tuple[tuple[Architecture, int], ...]:
         architecture = self.architecture
         if not architecture.layer_pattern:
             return ((architecture, architecture.num_layers),)
         kinds = architecture.layer_architectures
-        counts = architecture.layer_counts.items()
-        return tuple((kinds[unit], count) for unit, count in counts if kinds[unit].mixer == "attention")
+        return tuple((kinds[unit], count) for unit, count in architecture.layer_counts.items())
+
+    @property
+    def num_recurrent_layers(self) -> int:
+        """Layers that keep a state of each sequence."""
+        return sum(count for _, count in self.recurrent_layers)
+
+    @property
+    def recurrent_state_bytes(self) -> float:
+        """Bytes of the states of one sequence, whatever its length."""
+        return sum(count * self.layer_state_bytes(layer) for layer, count in self.recurrent_layers)
+
+    def layer_state_bytes(self, layer: Architecture) -> float:
+        """Return the bytes that the recurrence of one layer keeps of one sequence: the results of its program that have the
+        segments of a sequence as a dim, but for what a segment multiplies states by."""
+        program = build_unit_program(layer, BASE_LAYER)
+        sizes, num_bytes = SymbolValues(layer.dims), 0.0
+        for operation in program.operations:
+            if isinstance(operation, (SegmentState, SegmentEdge)):
+                dims = [dim for dim in program.dims(operation.outputs[0]) if dim not in ("B", SEGMENTS)]
+                dtype = STATE_DTYPE if isinstance(operation, SegmentState) else self.dtype
+                num_bytes += multiply_symbols(dims).evaluate(sizes) * bytes_per_element(dtype)
+        return num_bytes
 
     @property
     def bytes_per_token(self) -> float:
@@ -42,7 +78,8 @@ class KvCache:
         element_bytes = bytes_per_element(self.dtype)
         if layer.kv_lora_rank:
             return (layer.kv_lora_rank + layer.rope_head_dim) * element_bytes
-        return kv_cache_bytes_per_token(1, layer.num_kv_heads * layer.head_dim, element_bytes)
+        widths = layer.head_dim + (layer.v_head_dim or layer.head_dim)  # of a key and of a value
+        return kv_cache_bytes_per_token(1, layer.num_kv_heads * widths / 2, element_bytes)
 
     def kept_tokens(self, context: int) -> int:
         """Return the tokens kept of a sequence, summed over layers."""
@@ -50,9 +87,10 @@ class KvCache:
 
     def sequence_bytes(self, context: int) -> float:
         """Return the cache bytes of one sequence of `context` tokens."""
-        return sum(
+        keys_and_values = sum(
             _kept_tokens(layer, count, context) * self.layer_bytes_per_token(layer) for layer, count in self.layers
         )
+        return keys_and_values + self.recurrent_state_bytes
 
 
 def _kept_tokens(layer: Architecture, count: int, context: int) -> int:
@@ -120,7 +158,7 @@ class KvCacheSizes:
 
     @property
     def sequence_bytes(self) -> float:
-        """Bytes of one sequence."""
+        """Bytes of one sequence, its recurrent states among them."""
         return self.cache.sequence_bytes(self.context)
 
 
@@ -148,14 +186,16 @@ class CacheFitRecord(Payload):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheRecord(Payload):
-    """Key-value cache of a model, in bytes; `cluster` is null where none was named."""
+    """Key-value cache and recurrent states of a model, in bytes; `cluster` is null where none was named."""
 
-    SCHEMA = "shardwise.kv-cache/2"
+    SCHEMA = "shardwise.kv-cache/3"
     model: ModelFacts
     dtype: str
     context: int
     batch: int
     num_windowed_layers: int
+    num_recurrent_layers: int
+    recurrent_state_bytes: float
     bytes_per_token: float
     sequence_bytes: float
     batch_bytes: float
@@ -168,6 +208,7 @@ class KvCacheRecord(Payload):
         cache, cluster, fit = sizes.cache, sizes.cluster, sizes.fit
         return cls.from_attributes(
             sizes, cache, cache.architecture, model=ModelFacts.of(cache.architecture),
-            batch_bytes=sizes.batch * sizes.sequence_bytes, without_windows_bytes=cache.bytes_per_token * sizes.context,
+            batch_bytes=sizes.batch * sizes.sequence_bytes,
+            without_windows_bytes=cache.bytes_per_token * sizes.context + cache.recurrent_state_bytes,
             cluster=CacheFitRecord.from_attributes(fit, cluster, weights=sizes.weights) if cluster and fit else None,
         )  # fmt: skip

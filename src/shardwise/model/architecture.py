@@ -23,13 +23,16 @@ from shardwise.model.omitted_parts import OmittedPart
 from shardwise.model.recurrent_mixers import RecurrentMixer, parse_recurrence
 from shardwise.model.size_rules import combination_problems, kind_problems
 from shardwise.model.structure import (
+    ACTIVATION_WEIGHTS,
     IS_GATED,
     IS_LEARNED,
     AttentionGate,
     FeedForwardKind,
+    GateFunction,
     MixerKind,
     MlpKind,
     ModelStructure,
+    NormedParts,
     NormKind,
     NormWidth,
     PositionKind,
@@ -56,7 +59,8 @@ class Architecture:
     first `num_dense_layers` have a plain MLP of width `dense_d_ff` instead.
     Multi-head latent attention (DeepSeek-AI 2024) has a `kv_lora_rank`: keys and values come from a latent of that width;
     of a key's `head_dim`, `rope_head_dim` are rotary and the same for all heads; a value has `v_head_dim`; queries come
-    from a latent of `q_lora_rank` (0: from the hidden state). `num_predict_layers` modules after the last layer predict
+    from a latent of `q_lora_rank` (0: from the hidden state). Without latents `v_head_dim` is the width of a value (0: that of a
+    key). `num_predict_layers` modules after the last layer predict
     one token further each (multi-token prediction, DeepSeek-AI 2025); they share embedding and head with the model.
     `numerics` are constants of the arithmetic (epsilons, angles, scales), which runs depend on and plans do not.
     `omitted_parts` are what a config has beside this decoder, `stored_format` is the one that its weights are quantised to in
@@ -141,6 +145,11 @@ class Architecture:
     values_from_keys: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_scales: bool = field(default=False, metadata=OMIT_DEFAULT)
     expert_latent_dim: int = field(default=0, metadata=OMIT_DEFAULT)
+    attention_gate_function: GateFunction = field(default="sigmoid", metadata=OMIT_DEFAULT)
+    pre_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
+    post_norms_over: NormedParts = field(default="both", metadata=OMIT_DEFAULT)
+    rotary_key_norm: bool = field(default=False, metadata=OMIT_DEFAULT)
+    choice_bias: bool = field(default=False, metadata=OMIT_DEFAULT)
     recurrence: RecurrentMixer | None = field(default=None, metadata=OMIT_DEFAULT)
     layer_kinds: Mapping[str, Mapping[str, Any]] = field(default=NO_KINDS, metadata=OMIT_DEFAULT)
     layer_pattern: tuple[str, ...] = field(default=(), metadata=OMIT_DEFAULT)
@@ -222,6 +231,7 @@ class Architecture:
             latent_queries=bool(self.q_lora_rank), predict=bool(self.num_predict_layers), indexer=bool(self.index_topk),
             block_indexer=bool(self.index_block),
             latent_experts=bool(self.expert_latent_dim),
+            separate_values=bool(self.v_head_dim and not self.kv_lora_rank),
             recurrence=None if self.recurrence is None else self.recurrence.structure,
             lora_targets=expand_lora_targets(self.lora_targets, self.absent_modules),
         )  # fmt: skip
@@ -308,6 +318,7 @@ class Architecture:
             "J": 2 * self.d_model,
             "r": self.lora_rank or 1,
             "y": 2 * self.lora_rank or 1,
+            **({"z": 1} if ACTIVATION_WEIGHTS.get(self.mlp) else {}),
             **({"e": self.expert_latent_dim} if self.expert_latent_dim else {}),
             **(
                 {"A": self.index_heads, "Y": self.index_head_dim, "s": self.index_topk, "z": self.index_block or 1}
@@ -365,7 +376,7 @@ def _kind_architecture(architecture: Architecture, unit: str) -> Architecture:
     if architecture.num_dense_layers:
         return replace(
             architecture, d_ff=architecture.dense_d_ff, num_experts=0, experts_per_token=0, shared_expert_width=0,
-            num_dense_layers=0, dense_d_ff=0, shared_gate=False,
+            num_dense_layers=0, dense_d_ff=0, shared_gate=False, choice_bias=False,
         )  # fmt: skip
     return replace(architecture.base_architecture(), **architecture.layer_kinds.get(unit, {}))
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from shardwise.model.block_parts import TOKENS, BlockPartBuilder, NormDims
 from shardwise.model.indexer import BlockIndexerBuilder, IndexerBuilder
 from shardwise.model.operations import Concatenate, Scan
 from shardwise.model.program import ModelPart, Role
+
+GATE_FUNCTIONS: Mapping[str, str] = {"sigmoid": "sigmoid_gate", "softplus": "softplus_gate"}
 
 
 class AttentionBuilder(BlockPartBuilder):
@@ -18,7 +22,13 @@ class AttentionBuilder(BlockPartBuilder):
     @property
     def value_dims(self) -> tuple[str, ...]:
         """Dims of a token's attended values."""
-        return ("K", "G", "U" if self.architecture.structure.latent else "H")
+        return ("K", "G", self.value_width)
+
+    @property
+    def value_width(self) -> str:
+        """Dim of a value's width: that of a key, unless values have another."""
+        structure = self.architecture.structure
+        return "U" if structure.latent or structure.separate_values else "H"
 
     def attended_values(self, y: str) -> str:
         """Add attention up to what its last product reads."""
@@ -35,13 +45,15 @@ class AttentionBuilder(BlockPartBuilder):
         return self.inner_norm(self.gate_attention(attended, y), "attention_inner_norm", query_dims)
 
     def gate_attention(self, attended: str, y: str) -> str:
-        """Add the sigmoid gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
+        """Add the gate of each head or element of what attention gives, where there is one (Qiu et al. 2025)."""
         kind = self.architecture.attention_gate
         if kind == "none":
             return attended
         dims = self.value_dims if kind == "element" else self.value_dims[:-1]
         logits = self.contract(y, "w_attention_gate", (*dims, "D"), "attention_gate", (*TOKENS, *dims))
-        return self.elementwise("sigmoid_gate", [attended, logits], "attended_gated", (*TOKENS, *self.value_dims))
+        logits = self.add_bias(logits, "attention_gate", "attention_gate", self.value_dims[:-1], (*TOKENS, *dims))
+        function = GATE_FUNCTIONS[self.architecture.attention_gate_function]
+        return self.elementwise(function, [attended, logits], "attended_gated", (*TOKENS, *self.value_dims))
 
     def sinks(self) -> tuple[str, ...]:
         return (self.builder.weight(f"{self.prefix}sinks", ("K", "G")),) if self.architecture.sinks else ()
@@ -52,9 +64,10 @@ class AttentionBuilder(BlockPartBuilder):
         q = self.rotary(self.qk_norm(self.project_heads(y, "q", query_dims), "q", query_dims), "q", query_dims)
         flat = self.project_heads(y, "k", key_dims)
         k = self.rotary(self.qk_norm(flat, "k", key_dims), "k", key_dims)
-        v = flat if self.architecture.values_from_keys else self.project_heads(y, "v", key_dims)
+        value_dims = (*TOKENS, "K", self.value_width)
+        v = flat if self.architecture.values_from_keys else self.project_heads(y, "v", value_dims)
         if self.architecture.value_norm:
-            v = self.sub_layer_norm(v, "v_norm", NormDims(key_dims, ("H",), None))
+            v = self.sub_layer_norm(v, "v_norm", NormDims(value_dims, value_dims[-1:], None))
         if self.architecture.structure.block_indexer:
             return q, k, v, BlockIndexerBuilder(self.builder, self.prefix).build(y)
         return q, k, v
@@ -88,6 +101,8 @@ class AttentionBuilder(BlockPartBuilder):
         down = self.contract(y, "w_kv_down", ("C", "D"), "kv_latent", (*TOKENS, "C"))
         latent = self.latent_norm(down, "kv_latent_norm", "C")
         flat = self.contract(y, "w_k_rotary", ("R", "D"), "k_rotary_flat", (*TOKENS, "R"))
+        if self.architecture.rotary_key_norm:
+            flat = self.latent_norm(flat, "k_rotary_norm", "R")
         plain = self.contract(latent, "w_k_up", ("K", "I", "C"), "k_plain", (*TOKENS, "K", "I"))
         k = self.concatenate((plain, self.rotary(flat, "k_rotary", (*TOKENS, "R"))), "k", (*TOKENS, "K", "H"))
         return k, self.contract(latent, "w_v_up", ("K", "U", "C"), "v", (*TOKENS, "K", "U"))

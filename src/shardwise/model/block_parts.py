@@ -8,6 +8,7 @@ from typing import NamedTuple
 from shardwise.model.adapters import EXPERT_MODULES, MODULES_BY_WEIGHT
 from shardwise.model.architecture import Architecture
 from shardwise.model.program import ModelPart, ProgramBuilder, Role
+from shardwise.model.structure import HAS_NORM
 from shardwise.values import lookup
 
 TOKENS = ("B", "T")
@@ -119,11 +120,15 @@ class BlockPartBuilder:
         vector = self.builder.weight(f"{self.prefix}{name}.bias", bias)
         return self.elementwise("add_vector", [x, vector], f"{name}_biased", dims, role)
 
-    def pre_norm(self, x: str, name: str) -> str:
-        return self.norm(x, name) if self.architecture.pre_norms else x
+    def pre_norm(self, x: str, name: str, half: str = "feed_forward") -> str:
+        """Add a norm of what a half of the block reads, where the structure has one."""
+        has_norm = self.architecture.pre_norms and HAS_NORM[self.architecture.pre_norms_over, half]
+        return self.norm(x, name) if has_norm else x
 
-    def post_norm(self, x: str, name: str) -> str:
-        return self.norm(x, name) if self.architecture.post_norms else x
+    def post_norm(self, x: str, name: str, half: str = "feed_forward") -> str:
+        """Add a norm of what a half of the block adds to the residual stream, where the structure has one."""
+        has_norm = self.architecture.post_norms and HAS_NORM[self.architecture.post_norms_over, half]
+        return self.norm(x, name) if has_norm else x
 
     def norm(self, x: str, name: str) -> str:
         with self.builder.in_part(ModelPart.NORM):

@@ -4,7 +4,7 @@ Dims: B sequences, T positions, D model width, F hidden width, K key-value heads
 width, V vocabulary, E experts of width M, S width of the shared expert. A query head is a pair (K, G), so that fewer
 key-value heads than `tp` is only another sharding. Latent attention: Q and C widths of the queries' and the keys' latent,
 I and R the plain and the rotary part of H, U width of a value. J is two hidden states, one after the other; r is the rank
-of adapters, y twice that.
+of adapters, y twice that; z a single number.
 """
 
 from __future__ import annotations

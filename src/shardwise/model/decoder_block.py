@@ -7,6 +7,7 @@ from shardwise.model.block_parts import HIDDEN, TOKENS
 from shardwise.model.operations import Route
 from shardwise.model.program import ModelPart, Role
 from shardwise.model.recurrent_mixers import add_recurrent_mixer
+from shardwise.model.structure import ACTIVATION_WEIGHTS
 
 RECEIVED, RETURNED = "received", "returned"  # tokens where their experts are, and results back where their tokens rest
 
@@ -19,7 +20,9 @@ class BlockBuilder(AttentionBuilder):
             return self.parallel_branches(x)
         has_feed_forward = self.architecture.feed_forward != "none"
         if self.architecture.has_mixer:
-            mixed = self.post_norm(self.mixer(self.pre_norm(x, "attention_norm")), "attention_post_norm")
+            mixed = self.post_norm(
+                self.mixer(self.pre_norm(x, "attention_norm", "mixer")), "attention_post_norm", "mixer"
+            )
             x = self.elementwise("add", [x, mixed], "x_mid" if has_feed_forward else "x_out", HIDDEN, Role.RESIDUAL)
         if not has_feed_forward:
             return x
@@ -39,8 +42,8 @@ class BlockBuilder(AttentionBuilder):
 
     def parallel_branches(self, x: str) -> str:
         """Add mixer and MLP side by side, from one norm or from one each."""
-        y = self.pre_norm(x, "attention_norm")
-        mixed = self.post_norm(self.mixer(y), "attention_post_norm")
+        y = self.pre_norm(x, "attention_norm", "mixer")
+        mixed = self.post_norm(self.mixer(y), "attention_post_norm", "mixer")
         z = self.pre_norm(x, "mlp_norm") if self.architecture.separate_norms else y
         branches = self.sum_parallel_branches(mixed, self.feed_forward(z))
         return self.elementwise("add", [x, branches], "x_out", HIDDEN, Role.RESIDUAL)
@@ -84,6 +87,8 @@ class BlockBuilder(AttentionBuilder):
         if self.architecture.structure.has_gated_mlp:
             gate = self.contract(y, "w_gate", ("F", "D"), "gate", hidden)
             inputs.insert(0, self.add_bias(gate, "mlp", "gate", "F", hidden))
+        weights = ACTIVATION_WEIGHTS.get(self.architecture.mlp, ())
+        inputs += [self.builder.weight(f"{self.prefix}act.{name}", "z") for name in weights]
         act = self.elementwise(self.architecture.mlp, inputs, "act", hidden)
         act = self.inner_norm(act, "mlp_inner_norm", hidden)
         return self.project_out(act, "w_down", ("F", "D"), "mlp_out")
@@ -95,7 +100,8 @@ class BlockBuilder(AttentionBuilder):
         dims, rows, hidden_dims = (*TOKENS, "E"), ("E", *TOKENS, width), ("E", *TOKENS, "M")
         logits = self.contract(router_input or y, "router", ("D", "E"), "router_logits", dims)
         logits = self.add_bias(logits, "router", "router_logits", "E", dims)
-        gates = self.builder.add(Route((logits,), (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
+        scored = (logits, *self.choice_bias())
+        gates = self.builder.add(Route(scored, (self.builder.tensor(f"{self.prefix}gates", dims, Role.ACTIVATION),)))
         x = self.contract(y, "expert_latent_down", ("e", "D"), "expert_latent", (*TOKENS, "e")) if width == "e" else y
         dispatched = self.elementwise("dispatch", [x, gates], "dispatched", rows, Role.ROUTED)
         dispatched = self.elementwise("handover", [dispatched], RECEIVED, rows, Role.ROUTED)
@@ -111,6 +117,11 @@ class BlockBuilder(AttentionBuilder):
         if width == "D":
             return combined
         return self.contract(combined, "expert_latent_up", ("D", "e"), "experts_out", HIDDEN)
+
+    def choice_bias(self) -> tuple[str, ...]:
+        """Add the frozen bias of the choice of experts, where the structure has one; no gradient moves it."""
+        has_bias = self.architecture.choice_bias
+        return (self.builder.weight(f"{self.prefix}choice_bias", "E", frozen=True),) if has_bias else ()
 
     def expert_product(self, x: str, projection: str, dims: tuple[str, ...]) -> str:
         """Add a product of every expert, and its bias; sums that a bias is added to are reduced where the experts are."""

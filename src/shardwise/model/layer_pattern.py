@@ -29,6 +29,7 @@ KIND_FIELDS = (
     "separate_norms", "shared_gate", "sliding_window", "num_experts", "experts_per_token", "shared_expert_width",
     "q_lora_rank", "kv_lora_rank", "rope_head_dim", "v_head_dim", "attention_gate", "index_heads", "index_head_dim",
     "index_topk", "index_block", "expert_scales", "expert_latent_dim", "recurrence",
+    "attention_gate_function", "pre_norms_over", "post_norms_over", "rotary_key_norm", "choice_bias",
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardwise.model.adapters import LORA_TARGETS, expand_lora_targets
 from shardwise.model.layer_pattern import pattern_problems
+from shardwise.model.structure import ACTIVATION_WEIGHTS
 from shardwise.values import InputError
 
 Architecture = Any  # `model.architecture` imports this module
@@ -20,7 +21,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
     if model.num_dense_layers >= model.num_layers:
         yield f"num_dense_layers = {model.num_dense_layers} of num_layers = {model.num_layers}; fewer are required"
     latent = (model.kv_lora_rank, model.rope_head_dim, model.v_head_dim)
-    if any((*latent, model.q_lora_rank)) and not all(latent):
+    if any((*latent[:2], model.q_lora_rank)) and not all(latent):
         yield "latent attention has kv_lora_rank, rope_head_dim and v_head_dim; all three are required"
     elif model.kv_lora_rank and not (model.num_heads == model.num_kv_heads and model.rope_head_dim < model.head_dim):
         yield (
@@ -59,6 +60,7 @@ def combination_problems(model: Architecture) -> Iterator[str]:
         yield "expert_scales are of experts, and there are none; expert_scales = false is required"
     if model.kv_lora_rank and (model.values_from_keys or model.value_norm):
         yield "latent attention has values of its own; values_from_keys = false and value_norm = false are required"
+    yield from _part_problems(model)
     yield from _indexer_problems(model)
 
 
@@ -81,6 +83,25 @@ def _indexer_problems(model: Architecture) -> Iterator[str]:
             "an indexer has index_heads, index_head_dim and index_topk and reads the latent of queries; all three and a "
             "q_lora_rank are required"
         )
+
+
+def _part_problems(model: Architecture) -> Iterator[str]:
+    """Yield fields of a part that the model lacks, each with what it is about."""
+    if model.choice_bias and not model.num_experts:
+        yield "choice_bias is about the choice of experts, and there are none; choice_bias = false is required"
+    if model.attention_gate == "none" and (
+        "attention_gate" in model.bias or model.attention_gate_function != "sigmoid"
+    ):
+        yield "a bias or function of attention's gate, and there is none; attention_gate = head or element is required"
+    if model.rotary_key_norm and not model.kv_lora_rank:
+        yield "rotary_key_norm is about keys from a latent, and there is none; rotary_key_norm = false is required"
+    if model.values_from_keys and model.v_head_dim:
+        yield "values that are keys have the width of keys; v_head_dim = 0 or values_from_keys = false is required"
+    for name in ("pre_norms", "post_norms"):
+        if getattr(model, f"{name}_over") != "both" and not getattr(model, name):
+            yield f"{name}_over says for what {name} are, and there are none; {name} = true is required"
+    if model.num_experts and ACTIVATION_WEIGHTS.get(model.mlp):
+        yield f"{model.mlp} has weights of its own, which are known for an MLP alone; num_experts = 0 is required"
 
 
 def _lacks_lora_targets(model: Architecture) -> bool:

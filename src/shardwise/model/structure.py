@@ -14,14 +14,22 @@ from shardwise.values import did_you_mean, raise_problems
 MixerKind = Literal["attention", "none"]  # what mixes the tokens of a layer, beside a recurrence
 # What follows it: an MLP, or experts where the layer has some; or both side by side, each between norms of its own.
 FeedForwardKind = Literal["mlp", "mlp_and_experts", "none"]
-MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu"]
+MlpKind = Literal["swiglu", "geglu", "gelu", "relu", "relu2", "gated_relu2", "clamped_swiglu", "xielu"]
 NormKind = Literal["rms", "layer"]
 PositionKind = Literal["rotary", "learned", "none"]
 NormWidth = Literal["head", "each_head", "projection"]
 AttentionGate = Literal["none", "head", "element"]
+GateFunction = Literal["sigmoid", "softplus"]
+NormedParts = Literal["both", "mixer", "feed_forward"]  # halves of a block that a norm is for
 IS_GATED: Mapping[str, bool] = {
     "swiglu": True, "geglu": True, "clamped_swiglu": True, "gated_relu2": True, "gelu": False, "relu": False,
-    "relu2": False,
+    "relu2": False, "xielu": False,
+}  # fmt: skip
+# Activations with weights of their own: numbers that all of a layer's elements share (Huang et al. 2024, xIELU).
+ACTIVATION_WEIGHTS: Mapping[str, tuple[str, ...]] = {"xielu": ("alpha_p", "alpha_n")}
+HAS_NORM: Mapping[tuple[str, str], bool] = {
+    ("both", "mixer"): True, ("both", "feed_forward"): True, ("mixer", "mixer"): True, ("mixer", "feed_forward"): False,
+    ("feed_forward", "mixer"): False, ("feed_forward", "feed_forward"): True,
 }  # fmt: skip
 # How positions enter: by rotating queries and keys, by rows of a learned table, or not at all.
 IS_ROTARY: Mapping[str, bool] = {"rotary": True, "learned": False, "none": False}
@@ -32,7 +40,15 @@ HAS_WEIGHT_PER_HEAD: Mapping[str, bool] = {
     "projection": False,
 }  # norms of queries and keys
 IS_LEARNED: Mapping[str, bool] = {"rotary": False, "learned": True, "none": False}
-BIAS_PROJECTIONS = ("qkv", "attention_out", "mlp", "router", "experts", "head")  # projections that may have a bias
+BIAS_PROJECTIONS = (
+    "qkv",
+    "attention_out",
+    "attention_gate",
+    "mlp",
+    "router",
+    "experts",
+    "head",
+)  # projections that may have a bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +60,19 @@ class ModelStructure:
     whole projection; `value_norm` normalises each head of values, without weights; with `values_from_keys` these are the keys
     as they leave their product. `sinks` are a learned logit for each query head that takes its share of the attention (OpenAI
     2025). `pre_norms` normalise what attention and MLP read, `post_norms` what they add to the residual stream, `inner_norms`
-    what their last products read (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `parallel` blocks
-    feed attention and MLP from one norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a
-    sigmoid of each token. `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one
-    of their own. `predict` layers follow the others and predict further tokens. `recurrence` mixes the tokens in place of
-    attention or beside it, where both results are added. `attention_gate` multiplies what attention gives by a sigmoid of
-    each head or element. `indexer`: a query attends to the keys that an indexer selects, one by one or (`block_indexer`) in
-    blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token; `expert_scales` multiply
-    what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters; where there are any,
-    nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the names of their units,
-    in the order in which the model first has them.
+    what their last products read (Wang et al. 2023, BitNet), `embedding_norm` what leaves the embedding. `pre_norms_over` and
+    `post_norms_over` say whether these norms are for both halves of a block or for one. `parallel` blocks feed attention and
+    MLP from one norm, or from one each (`separate_norms`). `shared_gate` weights the shared expert by a sigmoid of each
+    token. `latent` keys and values are made from one latent of each token, `latent_queries` likewise from one of their own.
+    `predict` layers follow the others and predict further tokens. `recurrence` mixes the tokens in place of attention or
+    beside it, where both results are added. `attention_gate` multiplies what attention gives by a sigmoid of each head or
+    element, or by another function. `separate_values` are of another width than keys. `rotary_key_norm` normalises the rotary
+    part of keys from a latent. `choice_bias` is a frozen number that is added to the scores of each expert while experts are
+    chosen (Wang et al. 2024). `indexer`: a query attends to the keys that an indexer selects, one by one or (`block_indexer`)
+    in blocks, a choice for each key-value head. `latent_experts` read and write a latent of each token; `expert_scales`
+    multiply what each expert gives. `lora_targets`: which modules (`model.adapters`) have low-rank adapters; where there are
+    any, nothing else is trained. `kinds` are the structures of the layers that differ from this one, by the names of their
+    units, in the order in which the model first has them.
     """
 
     mixer: MixerKind = "attention"
@@ -72,6 +91,8 @@ class ModelStructure:
     sinks: bool = False
     pre_norms: bool = True
     post_norms: bool = False
+    pre_norms_over: NormedParts = "both"
+    post_norms_over: NormedParts = "both"
     embedding_norm: bool = False
     parallel: bool = False
     separate_norms: bool = False
@@ -84,6 +105,10 @@ class ModelStructure:
     indexer: bool = False
     block_indexer: bool = False
     attention_gate: AttentionGate = "none"
+    attention_gate_function: GateFunction = "sigmoid"
+    separate_values: bool = False
+    rotary_key_norm: bool = False
+    choice_bias: bool = False
     latent_experts: bool = False
     recurrence: RecurrentStructure | None = None
     predict: bool = False
@@ -93,7 +118,8 @@ class ModelStructure:
     def __post_init__(self) -> None:
         allowed = {
             "mixer": MixerKind, "feed_forward": FeedForwardKind, "mlp": MlpKind, "norm": NormKind, "positions": PositionKind,
-            "qk_norm_over": NormWidth, "attention_gate": AttentionGate,
+            "qk_norm_over": NormWidth, "attention_gate": AttentionGate, "attention_gate_function": GateFunction,
+            "pre_norms_over": NormedParts, "post_norms_over": NormedParts,
         }  # fmt: skip
         problems = [
             f"model: {name} is {value!r}{did_you_mean(value, get_args(kind))}; one of {', '.join(get_args(kind))} is required"

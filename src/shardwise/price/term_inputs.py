@@ -144,7 +144,7 @@ SYMBOL_MEANINGS: Mapping[str, str] = {
     "I": "plain part of a head", "R": "rotary part of a head", "U": "width of a value", "J": "two hidden states",
     "ep": "part of expert parallelism that is borrowed from fsdp",
     "P": "rows of a table of positions", "span": "share of the square of scores that is computed", "r": "rank of an adapter",
-    "y": "rank of the adapter of experts' gate and up",
+    "y": "rank of the adapter of experts' gate and up", "z": "a single number",
     **dict.fromkeys(("dp", "fsdp", "cp", "tp", "pp"), "degree of the axis"),
     "tp_kv": "part of tp that splits key-value heads", "tp_rep": "part of tp that shares a key-value head",
 }  # fmt: skip

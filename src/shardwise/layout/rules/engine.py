@@ -42,6 +42,9 @@ UNRUNNABLE_STRUCTURES: Mapping[str, Callable[[ModelStructure], bool]] = {
     "values taken from keys": lambda structure: structure.values_from_keys,
     "an MLP beside experts": lambda structure: structure.feed_forward == "mlp_and_experts",
     "experts of a latent": lambda structure: structure.latent_experts,
+    "values of another width than keys": lambda structure: structure.separate_values,
+    "a norm of the rotary part of keys": lambda structure: structure.rotary_key_norm,
+    "norms of one half of a block": lambda s: (s.pre_norms_over, s.post_norms_over) != ("both", "both"),
 }
 
 

@@ -39,6 +39,7 @@ from shardwise.model.huggingface.layer_lists import (
     dense_list,
     every_nth,
     read_listed,
+    size_list,
     window_list,
 )
 from shardwise.model.huggingface.numerics_reader import ROUTERS, NumericsRule, RotaryRule
@@ -76,6 +77,7 @@ RULE_PARTS = (
     "numerics",
     "window",
     "layer_types",
+    "layer_sizes",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -161,7 +163,9 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
     if "experts" in table:
         experts = table["experts"]
         width = read_first(*_as_keys(experts.get("dense_width", "intermediate_size")))
-        yield dense_list(_parse_dense_layers(experts), width)
+        yield dense_list(_parse_dense_layers(experts), width, experts.get("dense", {}))
+    for name, key in table.get("layer_sizes", {}).items():
+        yield size_list(name, key)
 
 
 LAYER_LIST_PARTS = (

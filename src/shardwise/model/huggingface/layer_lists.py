@@ -84,27 +84,49 @@ def window_list(every: int) -> LayerList:
     return LayerList(read, fields, without_pattern)
 
 
+def size_list(field: str, key: str) -> LayerList:
+    """Return the list of layers with sizes of their own under a key; a kind of layer is named for its field and size."""
+
+    def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
+        sizes = config.first(key)
+        if sizes is None:
+            return [field] * num_layers
+        if not isinstance(sizes, (list, tuple)) or len(sizes) != num_layers:
+            raise ValueError(f"{key} is not a list of a size for each of {num_layers} layers")
+        if not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in sizes):
+            raise ValueError(
+                f"{key} has {next(size for size in sizes if not isinstance(size, int) or size < 1)!r}, no size"
+            )
+        return [f"{field}_{size}" for size in sizes]
+
+    def fields(config: TrackedConfig, value: str) -> FieldValues:
+        return {} if value == field else {field: int(value.rpartition("_")[2])}
+
+    return LayerList(read, fields)
+
+
 NO_EXPERTS: Mapping[str, Any] = {
     "num_experts": 0,
     "experts_per_token": 0,
     "shared_expert_width": 0,
     "shared_gate": False,
+    "choice_bias": False,
 }
 
 
-def dense_list(read: ListReader, dense_width: FieldReader) -> LayerList:
-    """Return the list of layers with experts and without."""
+def dense_list(read: ListReader, dense_width: FieldReader, changes: Mapping[str, Any]) -> LayerList:
+    """Return the list of layers with experts and without; `changes` are further fields of those without."""
 
     def without_pattern(config: TrackedConfig, values: Sequence[str]) -> FieldValues | None:
         num_dense = list(values).index(SPARSE) if SPARSE in values else len(values)
-        if list(values) != [DENSE] * num_dense + [SPARSE] * (len(values) - num_dense):
+        if changes or list(values) != [DENSE] * num_dense + [SPARSE] * (len(values) - num_dense):
             return None
         if num_dense == len(values):
             return fields(config, DENSE)
         return {"num_dense_layers": num_dense, "dense_d_ff": dense_width(config) if num_dense else 0}
 
     def fields(config: TrackedConfig, value: str) -> FieldValues:
-        return {**NO_EXPERTS, "d_ff": dense_width(config)} if value == DENSE else {}
+        return {**NO_EXPERTS, "d_ff": dense_width(config), **changes} if value == DENSE else {}
 
     return LayerList(read, fields, without_pattern)
 

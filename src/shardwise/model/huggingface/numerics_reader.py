@@ -30,6 +30,7 @@ EPSILON_KEYS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_ep
 ACTIVATIONS: Mapping[str, tuple[str, ...]] = {
     "swiglu": ("silu", "swish"), "geglu": ("gelu_pytorch_tanh",), "gelu": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"),
     "relu": ("relu",), "relu2": ("relu2",), "gated_relu2": ("relu2",), "clamped_swiglu": ("silu", "swigluoai"),
+    "xielu": ("xielu",),
 }  # fmt: skip
 ACTIVATION_KEYS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 # Keys that change values in a way that is not modelled, and the value with which they change none.
@@ -37,7 +38,8 @@ NEUTRAL_VALUES: Mapping[str, Any] = {
     "embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_scaling": 1.0, "logit_scale": 1.0,
     "routed_scaling_factor": 1.0, "alibi": False, "clip_qkv": None, "no_rope_layers": None, "quantization_config": None,
     "use_bidirectional_attention": False, "scale_attn_by_inverse_layer_idx": False,
-    "attn_logit_softcapping": None, "final_logit_softcapping": None, "topk_method": "greedy",
+    "attn_logit_softcapping": None, "final_logit_softcapping": None, "topk_method": "greedy", "mup_enabled": False,
+    "attention_value_scale": 1.0, "moe_router_logit_softcapping": 0.0,
 }  # fmt: skip
 
 
@@ -218,7 +220,7 @@ def read_rotaries(config: Mapping[str, Any], rule: RotaryRule | None) -> tuple[R
     local_defaults = {"rope_theta": config.get("rope_local_base_freq") or rule.local_theta}
     (rotary, unread), (local_rotary, local_unread) = (
         _read_rotary(angles, config, rule)
-        for angles in (parameters.get(FULL_ATTENTION, legacy), parameters.get(SLIDING_ATTENTION, local_defaults))
+        for angles in (parameters.get(FULL_ATTENTION) or legacy, parameters.get(SLIDING_ATTENTION) or local_defaults)
     )
     return rotary, local_rotary, (*unread, *local_unread)
 

@@ -17,6 +17,7 @@ from shardwise.model.huggingface.field_readers import (
 from shardwise.model.huggingface.layer_lists import DENSE, FULL, SLIDING, SPARSE, ListReader
 from shardwise.model.huggingface.recent_readers import RECENT_LISTS, RECENT_READERS
 from shardwise.model.huggingface.recurrence_readers import RECURRENCE_READERS
+from shardwise.model.huggingface.variant_readers import VARIANT_LISTS, VARIANT_READERS
 
 
 def _read_opt_width(config: TrackedConfig) -> Any:
@@ -134,7 +135,7 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "whole_head_dim": _read_whole_head_dim, "lfm2_width": _read_lfm2_width, "head_gate": _read_head_gate,
     "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
     "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
-    **RECURRENCE_READERS, **RECENT_READERS,
+    **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS,
 }  # fmt: skip
 
 
@@ -217,5 +218,5 @@ UNCOMMON_LISTS: Mapping[str, ListReader] = {
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
-    "llama4_experts": _llama4_experts, "step_experts": _step_experts, **RECENT_LISTS,
+    "llama4_experts": _llama4_experts, "step_experts": _step_experts, **RECENT_LISTS, **VARIANT_LISTS,
 }  # fmt: skip

@@ -98,6 +98,12 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
         (FunctionGradient("sigmoid_gate_dx", (1,)), FunctionGradient("sigmoid_gate_dlogit", (0, 1))),
         flops_per_element=4,
     ),
+    # The same with the softplus of a logit (Laguna's attention gates)
+    "softplus_gate": ElementwiseFunction(
+        (FunctionGradient("softplus_gate_dx", (1,)), FunctionGradient("softplus_gate_dlogit", (0, 1))),
+        flops_per_element=5,
+        runnable=False,
+    ),
     # Rotary embedding of pairs along H at global positions (Su et al. 2021): linear, its transpose rotates back. Counted as if
     # all pairs turned (`Rotary.part`): the whole head is read and written, which is what it takes time for
     "rotary": ElementwiseFunction((FunctionGradient("rotary_back", (1,)), None), linear=(0,), flops_per_element=6),
@@ -118,6 +124,16 @@ FUNCTIONS: dict[str, ElementwiseFunction] = {
     "relu": ElementwiseFunction((FunctionGradient("relu_dx", (0,)),)),
     # The square of ReLU (So et al. 2021, Primer, 3.1)
     "relu2": ElementwiseFunction((FunctionGradient("relu2_dx", (0,)),), flops_per_element=2),
+    # A square above zero and an exponential below, each with a trained factor (Huang et al. 2024, xIELU)
+    "xielu": ElementwiseFunction(
+        (
+            FunctionGradient("xielu_dx", (0, 1, 2)),
+            FunctionGradient("xielu_dalpha_p", (0, 1)),
+            FunctionGradient("xielu_dalpha_n", (0, 2)),
+        ),
+        flops_per_element=8,
+        runnable=False,
+    ),
     "silu": ElementwiseFunction((FunctionGradient("silu_dx", (0,)),), flops_per_element=4, runnable=False),
     "sigmoid": ElementwiseFunction((FunctionGradient("sigmoid_dx", (0,)),), flops_per_element=3, runnable=False),
     "multiply": ElementwiseFunction(
@@ -344,12 +360,18 @@ class Scatter(LastInputShapeOnly):
 class Route(Operation):
     """Gates from a router's logits [B, T, E]: the softmax over the k largest of each token, zero for the other experts.
 
-    The experts' dim is needed unsharded; tokens are independent. Source: Jiang et al. 2024 (Mixtral), section 2.1.
+    A second input is a bias [E] that is added to the scores while experts are chosen, and not to the gates: it has no gradient
+    (Wang et al. 2024). The experts' dim is needed unsharded; tokens are independent. Source: Jiang et al. 2024 (Mixtral),
+    section 2.1.
     """
 
     kind: ClassVar[OperationKind] = "route"
     num_chosen: str = "k"
     dim: str = "E"
+
+    @property
+    def missing_kernel(self) -> str:
+        return "a bias of the choice of experts" if len(self.inputs) > 1 else ""
 
     def propagate_sharding(
         self, specs: Sequence[Spec], dims: Mapping[str, Dims], fixed: Callable[[str], bool], goal: Spec | None = None
@@ -365,6 +387,10 @@ class Route(Operation):
 @dataclass(frozen=True, slots=True)
 class RouteGradient(Route):
     """The gradient of the softmax over the chosen experts, from that of the gates and the gates."""
+
+    @property
+    def missing_kernel(self) -> str:
+        return ""
 
     def gradients(self, cotangents: Mapping[str, str], dims: Mapping[str, Dims]) -> list[tuple[str, Operation]]:
         return []

@@ -54,7 +54,7 @@ class Contract(Operation):
 class Scan(Operation):
     """Causal softmax attention as an online-softmax scan over the keys.
 
-    Inputs: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U is H but for latent attention), positions[T] of the queries and of the
+    Inputs: q[B,T,K,G,H], k[B,T,K,H], v[B,T,K,U] (U may be another width than H), positions[T] of the queries and of the
     keys. Outputs: attended values [B,T,K,G,U] and log-sum-exp [B,T,K,G]. Keys and values are needed unsharded along T where q
     is split (all-gather context parallelism); heads and batch are independent. A sixth input, sinks[K,G], adds a logit to each
     head's softmax that no value goes with (OpenAI 2025, gpt-oss). `is_sparse`: the last input has the positions of the keys that

@@ -164,8 +164,11 @@ ROW_FORMAT = "  {:<18}{:>9}   {}"
 def cache_report(sizes: KvCacheSizes) -> Report:
     """Report what a token, a sequence and a batch take, and what fits on a cluster where one was named."""
     architecture = sizes.cache.architecture
-    rows: list[Row] = [
-        ("a token", num_bytes(sizes.bytes_per_token, "bytes_per_token"), ""),
+    rows: list[Row] = [("a token", num_bytes(sizes.bytes_per_token, "bytes_per_token"), "")]
+    if count := sizes.cache.num_recurrent_layers:
+        states = num_bytes(sizes.cache.recurrent_state_bytes, "recurrent_state_bytes")
+        rows.append(("recurrent states", states, f"of {count} layers, for a sequence of any length"))
+    rows += [
         (
             "a sequence", num_bytes(sizes.sequence_bytes, "sequence_bytes"),
             f"of {sizes.context:,} tokens{_windows_text(sizes)}",

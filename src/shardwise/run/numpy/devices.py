@@ -228,7 +228,7 @@ class VirtualDevices:
         self.moved[collective.kind, collective.axes] += num_elements
 
 
-DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqeWD"  # the order in which the operands of a map are aligned
+DIMS = "EBTVFMSKGLOAHNXYIRUCQJPrqeWzD"  # the order in which the operands of a map are aligned
 
 
 class DeviceKernel:
@@ -280,7 +280,8 @@ class DeviceKernel:
                     dgates, gates, self.devices.scores[operation.inputs[1], self.device]
                 )
             case Route():
-                gates, scores = self.devices.router.route(arrays[0], self.devices.sizes[operation.num_chosen])
+                logits, *bias = arrays
+                gates, scores = self.devices.router.route(logits, self.devices.sizes[operation.num_chosen], *bias)
                 self.devices.scores[operation.outputs[0], self.device] = scores
                 return gates
             case SelectKeys():

@@ -104,6 +104,27 @@ def _gelu_slope(x: Array) -> Array:
     return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t**2) * _C * (1.0 + 3 * 0.044715 * x**2)
 
 
+# Of xIELU: the slope at zero, and the least exponent in size. Source: XIELUActivation of transformers
+XIELU_SLOPE, XIELU_EPSILON = 0.5, -1e-6
+
+
+def _below_zero(x: Array) -> Array:
+    return np.expm1(np.minimum(x, XIELU_EPSILON)) - x
+
+
+def _xielu(x: Array, alpha_p: Array, alpha_n: Array, width: int) -> Array:
+    above = np.logaddexp(0.0, alpha_p) * x**2
+    below = (XIELU_SLOPE + np.logaddexp(0.0, alpha_n)) * _below_zero(x)
+    return np.where(x > 0, above, below) + XIELU_SLOPE * x
+
+
+def _xielu_dx(dy: Array, x: Array, alpha_p: Array, alpha_n: Array, width: int) -> Array:
+    above = 2.0 * np.logaddexp(0.0, alpha_p) * x
+    exponential = np.where(x < XIELU_EPSILON, np.exp(np.minimum(x, 0.0)), 0.0)
+    below = (XIELU_SLOPE + np.logaddexp(0.0, alpha_n)) * (exponential - 1.0)
+    return dy * (np.where(x > 0, above, below) + XIELU_SLOPE)
+
+
 MAPS: Mapping[str, Callable[..., Array]] = {
     "identity": lambda x, width: x,
     "negate": lambda x, width: -x,
@@ -139,6 +160,9 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "sigmoid_gate": lambda x, logit, width: x * _sigmoid(logit),
     "sigmoid_gate_dx": lambda dy, logit, width: dy * _sigmoid(logit),
     "sigmoid_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit) * _sigmoid(-logit),
+    "softplus_gate": lambda x, logit, width: x * np.logaddexp(0.0, logit),
+    "softplus_gate_dx": lambda dy, logit, width: dy * np.logaddexp(0.0, logit),
+    "softplus_gate_dlogit": lambda dy, x, logit, width: dy * x * _sigmoid(logit),
     "sink_share": lambda dy, out, lse, sinks, width: -np.exp(sinks - lse) * dy * out,
     "rotary": lambda x, positions, width: _rotate(x, positions, 1.0),
     "rotary_back": lambda x, positions, width: _rotate(x, positions, -1.0),
@@ -157,6 +181,10 @@ MAPS: Mapping[str, Callable[..., Array]] = {
     "relu_dx": lambda dy, x, width: dy * (x > 0),
     "relu2": lambda x, width: np.maximum(x, 0.0) ** 2,
     "relu2_dx": lambda dy, x, width: 2.0 * dy * np.maximum(x, 0.0),
+    "xielu": _xielu,
+    "xielu_dx": _xielu_dx,
+    "xielu_dalpha_p": lambda dy, x, alpha, width: dy * _sigmoid(alpha) * np.maximum(x, 0.0) ** 2,
+    "xielu_dalpha_n": lambda dy, x, alpha, width: dy * _sigmoid(alpha) * np.where(x > 0, 0.0, _below_zero(x)),
     "silu": lambda x, width: x * _sigmoid(x),
     "silu_dx": lambda dy, x, width: dy * _silu_slope(x),
     "sigmoid": lambda x, width: _sigmoid(x),
@@ -308,16 +336,17 @@ class Router:
         """Return the router of a model."""
         return cls(numerics.gating, numerics.normalised_gates)
 
-    def route(self, logits: Array, num_chosen: int) -> tuple[Array, Array]:
+    def route(self, logits: Array, num_chosen: int, bias: Array | None = None) -> tuple[Array, Array]:
         """Return gates [B, T, E], zero for experts that a token does not take, and all scores, which the gradient
-        needs.
+        needs. A `bias` [E] is added to the scores by which experts are chosen.
 
         >>> gates, scores = Router(Gating(groups=2, chosen_groups=1)).route(np.log([[[4.0, 1.0, 3.0, 2.0]]]), 2)
         >>> gates.round(6).tolist(), scores.round(6).tolist()
         ([[[0.8, 0.2, 0.0, 0.0]]], [[[0.4, 0.1, 0.3, 0.2]]])
         """
         scores = _softmax(logits) if self.gating.scores == SOFTMAX else 1.0 / (1.0 + np.exp(-logits))
-        chosen = _top_mask(np.where(self._allowed(scores), scores, -np.inf), num_chosen)
+        preferred = scores if bias is None else scores + bias
+        chosen = _top_mask(np.where(self._allowed(preferred), preferred, -np.inf), num_chosen)
         gates = np.where(chosen, scores, 0.0)
         return self.gating.scale * (gates / gates.sum(axis=-1, keepdims=True) if self.normalised else gates), scores
 
