@@ -62,9 +62,11 @@ def parse_config(values: Mapping[str, Any], *, name: str = "model") -> Architect
     quantization = config.get("quantization_config") or complete_config.get("quantization_config")
     architecture = Architecture(
         name=name, **fields, tied_embeddings=tied, source=source, stored_format=describe_quantization(quantization),
-        omitted_parts=tuple(find_omitted_parts(complete_config, values)),
+        omitted_parts=tuple(find_omitted_parts(complete_config, config.values_by_key)),
     )  # fmt: skip
-    return add_numerics(architecture, config)
+    architecture = add_numerics(architecture, config)
+    unread = (*architecture.numerics.unread, *_unread_outside_text(complete_config, rule))
+    return replace(architecture, numerics=replace(architecture.numerics, unread=unread))
 
 
 QUANTIZATION_KEYS = ("quant_algo", "quant_method", "format", "fmt")  # of a quantization_config, the most exact first
@@ -119,6 +121,9 @@ LANGUAGE_KEYS = ("thinker_config", "text_config", "language_config", "llm_config
 
 
 TEXT_SUFFIX = "_text"  # of the model_type of a nested language model
+TEXT_KEY = "text_config"
+# Families whose code reads a language model's sizes from its text_config alone, and without one takes its defaults.
+NESTED_ONLY_TYPES = ("step3p7",)
 
 
 def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -129,7 +134,17 @@ def _language_model_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
             inner = {"model_type": f"{config.get('model_type')}{TEXT_SUFFIX}", **inner}
             tied = {name: config[name] for name in ("tie_word_embeddings",) if config.get(name) is not None}
             return _language_model_config({**inner, **tied})
+    if config.get("model_type") in NESTED_ONLY_TYPES:
+        return {"model_type": f"{config['model_type']}{TEXT_SUFFIX}", **(config.get(TEXT_KEY) or {})}
     return config
+
+
+def _unread_outside_text(config: Mapping[str, Any], rule: FamilyRule) -> Iterator[str]:
+    """Yield sizes that a config has outside the text_config from which alone its family's code reads them."""
+    if config.get("model_type") in NESTED_ONLY_TYPES:
+        for key, default in {"layer_types": None, "sliding_window": None, **rule.defaults}.items():
+            if config.get(key, default) != default and key not in (config.get(TEXT_KEY) or {}):
+                yield f"{key} = {shorten(config[key])} outside text_config, where its code takes {default}"
 
 
 # Keys that stand for weights which most families lack: one that is set and that the family's rule does not ask for means

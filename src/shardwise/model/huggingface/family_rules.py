@@ -16,6 +16,7 @@ from importlib import resources
 from typing import Any
 
 from shardwise.model.architecture import Architecture
+from shardwise.model.huggingface.block_configs import BLOCK_LIST
 from shardwise.model.huggingface.field_readers import (
     NUM_HEADS_KEYS,
     FieldReader,
@@ -78,6 +79,7 @@ RULE_PARTS = (
     "window",
     "layer_types",
     "layer_sizes",
+    "block_configs",
 )  # names in a family's table that are no field
 FIELD_NAMES = frozenset(field.name for field in fields(Architecture)) - {*RULE_PARTS}
 
@@ -158,6 +160,8 @@ def _parse_lists(table: Mapping[str, Any]) -> Iterator[LayerList]:
     """Yield the lists of what differs between a family's layers: windows, its own types of layers, experts."""
     if "window" in table:
         yield window_list(table["window"])
+    if table.get("block_configs"):
+        yield BLOCK_LIST
     if "layer_types" in table:
         yield _parse_layer_types(table["layer_types"])
     if "experts" in table:

@@ -32,14 +32,16 @@ class LayerList:
 
 
 def read_listed(key: str, default: ListReader, allowed: frozenset[str], names: Mapping[str, str]) -> ListReader:
-    """Read a list of each layer's value, or what the family has without it. `names` are other spellings of values."""
+    """Read a list of each layer's value, or what the family has without it. `names` are other spellings of values. A list may
+    go on with the values of modules of multi-token prediction."""
 
     def read(config: TrackedConfig, num_layers: int) -> Sequence[str]:
         listed = config.first(key)
         values = default(config, num_layers) if listed is None else listed
-        if not isinstance(values, (list, tuple)) or len(values) != num_layers:
+        lengths = (num_layers, num_layers + (config.first("num_nextn_predict_layers", "num_mtp_layers") or 0))
+        if not isinstance(values, (list, tuple)) or len(values) not in lengths:
             raise ValueError(f"{key} is not a list of a value for each of {num_layers} layers")
-        values = [names.get(value, value) if isinstance(value, str) else value for value in values]
+        values = [names.get(value, value) if isinstance(value, str) else value for value in values[:num_layers]]
         unknown = next((value for value in values if not isinstance(value, str) or value not in allowed), None)
         if unknown is not None:
             raise ValueError(f"{key} has {unknown!r}; of {', '.join(sorted(allowed))} some are known here")

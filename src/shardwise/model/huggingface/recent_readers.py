@@ -53,6 +53,13 @@ def _read_sparse_setting(key: str, legacy: str, default: int) -> FieldReader:
     return read
 
 
+def _read_step_window_heads(config: TrackedConfig) -> Any:
+    """Return the query heads of Step 3.5's layers with a window: of their own number, or as many as the others have."""
+    windowed = config.first("attention_other_setting") or {}
+    heads = config.first("num_sliding_attention_heads") or windowed.get("num_attention_heads")
+    return heads or read_first("num_attention_heads")(config)
+
+
 RECENT_READERS: Mapping[str, FieldReader] = {
     "gemma4_global_width": _read_gemma4_global_width, "gemma4_global_heads": _read_gemma4_global_heads,
     "gemma4_experts": _if_experts(read_positive("num_experts"), _constant(0)),
@@ -60,6 +67,7 @@ RECENT_READERS: Mapping[str, FieldReader] = {
     "gemma4_expert_width": _if_experts(read_first("moe_intermediate_size"), read_first("intermediate_size")),
     "gemma4_dense_width": _if_experts(read_first("intermediate_size"), _constant(0)),
     "gemma4_feed_forward": _if_experts(_constant("mlp_and_experts"), _constant("mlp")),
+    "step_window_heads": _read_step_window_heads,
     "minimax_index_heads": _read_sparse_setting("index_n_heads", "sparse_num_index_heads", 4),
     "minimax_index_width": _read_sparse_setting("index_head_dim", "sparse_index_dim", 128),
     "minimax_index_topk": _read_sparse_setting("index_topk_blocks", "sparse_topk_blocks", 16),
@@ -84,4 +92,15 @@ def _minimax_experts(config: TrackedConfig, num_layers: int) -> list[str]:
     return [SPARSE] * num_layers if flags is None else [SPARSE if has_experts else DENSE for has_experts in flags]
 
 
-RECENT_LISTS: Mapping[str, ListReader] = {"minimax_layers": _minimax_layers, "minimax_experts": _minimax_experts}
+def _step_experts(config: TrackedConfig, num_layers: int) -> list[str]:
+    """Return which layers have experts: those that a list or its text names, or all from the fourth on."""
+    numbers = config.first("moe_layers_enum")
+    names = numbers.split(",") if isinstance(numbers, str) else numbers
+    sparse = {*map(str, range(3, num_layers))} if names is None else {str(name).strip() for name in names}
+    return [SPARSE if str(layer) in sparse else DENSE for layer in range(num_layers)]
+
+
+RECENT_LISTS: Mapping[str, ListReader] = {
+    "minimax_layers": _minimax_layers, "minimax_experts": _minimax_experts,
+    "step_experts": _step_experts,
+}  # fmt: skip

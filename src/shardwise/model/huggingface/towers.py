@@ -108,6 +108,8 @@ VISION_TOWERS: Mapping[str, Callable[[Config, Config], Any]] = {
     "gemma3": _count_siglip, "gemma4": _count_gemma4, "llama4": _count_llama4, "kimi_k25": _count_kimi,
     "minimax_m3_vl": _count_minimax, "step3p7": _count_step,
 }  # fmt: skip
+# Families whose code builds a tower of its defaults where a config has none.
+DEFAULT_TOWER_TYPES = ("step3p7",)
 # Keys of parts that are left out, and what these are.
 PART_NAMES: Mapping[str, str] = {
     "vision_config": "vision tower", "audio_config": "audio tower", "vq_config": "image tokeniser",
@@ -120,7 +122,10 @@ def find_omitted_parts(config: Config, text: Config) -> Iterator[OmittedPart]:
     """Yield the parts of a whole config beside `text`, its language model's part."""
     for key, name in PART_NAMES.items():
         part = config.get(key)
-        if isinstance(part, dict) and part:
+        has_default = key == "vision_config" and config.get("model_type") in DEFAULT_TOWER_TYPES
+        if part is None and has_default:
+            part = {}
+        if isinstance(part, dict) and (part or has_default):
             yield OmittedPart(name=name, num_params=_count(config, key, part, text))
 
 

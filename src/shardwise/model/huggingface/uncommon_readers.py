@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from shardwise.model.huggingface.block_configs import read_first_heads, read_largest_width
 from shardwise.model.huggingface.field_readers import (
     NUM_HEADS_KEYS,
     FieldReader,
@@ -135,6 +136,7 @@ UNCOMMON_READERS: Mapping[str, FieldReader] = {
     "whole_head_dim": _read_whole_head_dim, "lfm2_width": _read_lfm2_width, "head_gate": _read_head_gate,
     "multiple_width": _read_multiple_width, "nemotron_shared_width": _read_nemotron_shared_width,
     "listed_layers": _read_listed_layers, "indexed_topk": _read_indexed_topk,
+    "largest_block_width": read_largest_width, "first_block_heads": read_first_heads,
     **RECURRENCE_READERS, **RECENT_READERS, **VARIANT_READERS,
 }  # fmt: skip
 
@@ -209,14 +211,10 @@ def _llama4_experts(config: TrackedConfig, num_layers: int) -> list[str]:
     return [SPARSE if layer in sparse else DENSE for layer in range(num_layers)]
 
 
-def _step_experts(config: TrackedConfig, num_layers: int) -> list[str]:
-    return [DENSE if layer < 3 else SPARSE for layer in range(num_layers)]
-
-
 UNCOMMON_LISTS: Mapping[str, ListReader] = {
     "required": _require_list,
     "first_of_four": _first_of_four, "last_layer": _last_layer, "flint_layers": _flint_layers, "sparse_step": _sparse_step,
     "nemotron_pattern": _nemotron_pattern, "bamba_layers": _bamba_layers, "jamba_layers": _jamba_layers,
     "jamba_experts": _jamba_experts, "lfm2_layers": _lfm2_layers, "llama4_layers": _llama4_layers,
-    "llama4_experts": _llama4_experts, "step_experts": _step_experts, **RECENT_LISTS, **VARIANT_LISTS,
+    "llama4_experts": _llama4_experts, **RECENT_LISTS, **VARIANT_LISTS,
 }  # fmt: skip

@@ -1,0 +1,128 @@
+"""Configs of 2026 that spell sizes in several ways: counts of transformers 5.23 on the meta device, closed forms, refusals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from shardwise.model import num_params
+from shardwise.model.huggingface.config import parse_config
+from shardwise.values import InputError
+
+GEMMA: dict[str, Any] = {
+    "model_type": "gemma4_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 96, "num_hidden_layers": 6, "vocab_size": 128, "sliding_window": 8, "hidden_size_per_layer_input": 0,
+}  # fmt: skip
+MINIMAX: dict[str, Any] = {
+    "model_type": "minimax_m3_vl_text", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "intermediate_size": 32, "dense_intermediate_size": 96, "shared_intermediate_size": 32, "num_local_experts": 4,
+    "num_experts_per_tok": 2, "num_hidden_layers": 2, "vocab_size": 128,
+}  # fmt: skip
+WIDTH, HEADS, HEAD_DIM, VOCAB = 512, 8, 64, 100
+NAS: dict[str, Any] = {
+    "model_type": "nemotron-nas", "hidden_size": WIDTH, "num_attention_heads": HEADS, "num_key_value_heads": None,
+    "intermediate_size": None, "num_hidden_layers": 3, "vocab_size": VOCAB,
+}  # fmt: skip
+
+
+def block(group: int | None, width: float | None, **attention: Any) -> dict[str, Any]:
+    return {
+        "attention": {"n_heads_in_group": group, "no_op": group is None, **attention},
+        "ffn": {"ffn_mult": width, "no_op": width is None},
+    }
+
+
+def test_step_has_heads_of_its_own_on_layers_with_a_window() -> None:
+    text = {
+        "attention_other_setting": {"num_attention_heads": 96}, "num_nextn_predict_layers": 3, "sliding_window": 512,
+        "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 12,
+        "moe_layers_enum": ",".join(map(str, range(3, 45))),
+    }  # fmt: skip
+    model = parse_config({"model_type": "step3p7", "text_config": text})
+    assert num_params(model) == 196_955_454_720
+    assert model.layer_architecture(1).num_heads == 96
+    assert model.layer_architecture(4).sliding_window is None
+
+
+def test_sizes_that_a_familys_code_does_not_read_are_said() -> None:
+    model = parse_config({"model_type": "step3p7", "vocab_size": 128_896, "layer_types": ["sliding_attention"] * 45})
+    assert num_params(model) == 195_843_833_088
+    assert model.vocab_size == 128_815
+    assert "vocab_size = 128896 outside text_config, where its code takes 128815" in model.numerics.unread
+    assert any(text.startswith("layer_types") for text in model.numerics.unread)
+
+
+def test_blocks_of_a_search_have_sizes_of_their_own() -> None:
+    """Widths are two thirds of a multiple of 512, rounded up to a multiple of 256; every half has a norm."""
+    model = parse_config({**NAS, "block_configs": [block(4, 2.0), block(None, 0.5), block(8, None)]})
+    attention = {heads: 2 * WIDTH * HEADS * HEAD_DIM + 2 * WIDTH * heads * HEAD_DIM for heads in (1, 2)}
+    first = attention[2] + 3 * WIDTH * 768 + 2 * WIDTH
+    second = 3 * WIDTH * 256 + WIDTH
+    third = attention[1] + WIDTH
+    assert num_params(model) == first + second + third + 2 * VOCAB * WIDTH + WIDTH
+    assert not model.layer_architecture(1).has_mixer
+    assert model.layer_architecture(2).feed_forward == "none"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**NAS, "block_configs": [block(4, 2.0)] * 2}, "block_configs has 2 blocks for 3 layers; one for each is required"),
+        (
+            {**NAS, "block_configs": [block(4, 2.0), block(None, None), block(4, 2.0)]},
+            "block 1 of block_configs has neither attention nor an MLP; one is required",
+        ),
+        (
+            {**NAS, "block_configs": [block(4, 2.0, replace_with_linear=True)] * 3},
+            "block 0 of block_configs has attention.replace_with_linear = True, which is not known here",
+        ),
+        (
+            {**GEMMA, "per_layer_config": {"0": {"head_dim": 16}, "1": {"head_dim": 32}}},
+            "per_layer_config has several values of head_dim; one for all layers without a window is known here",
+        ),
+        ({**GEMMA, "num_kv_shared_layers": 2}, "num_kv_shared_layers = 2"),
+        ({**MINIMAX, "sparse_attention_config": {"sparse_local_block": 2}}, "one local block is known here"),
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_config(config)
+    assert message in str(error.value)
+
+
+def test_gemma4_counts_keys_once_where_they_are_values() -> None:
+    """Of the six layers the last one is without a window: there alone keys are values, with heads of their own number."""
+    wide = {**GEMMA, "global_head_dim": 32}
+    apart = parse_config(wide)
+    shared = parse_config({**wide, "attention_k_eq_v": True, "num_global_key_value_heads": 1})
+    assert num_params(apart) - num_params(shared) == 64 * 2 * 32 + 64 * 1 * 32
+    assert shared.layer_architecture(5).num_kv_heads == 1
+    assert apart.layer_architecture(5).num_kv_heads == 2
+
+
+def test_minimax_reads_its_indexer_from_the_table_of_sparse_attention() -> None:
+    table = {
+        "sparse_attention_freq": [0, 1], "sparse_num_index_heads": 2, "sparse_index_dim": 8, "sparse_block_size": 16,
+        "sparse_topk_blocks": 4, "sparse_local_block": 1, "sparse_init_block": 0,
+    }  # fmt: skip
+    model = parse_config({**MINIMAX, "sparse_attention_config": table, "moe_layer_freq": [0, 1]})
+    sparse = model.layer_architecture(1)
+    assert (sparse.index_heads, sparse.index_head_dim, sparse.index_topk, sparse.index_block) == (2, 8, 4, 16)
+    assert not model.layer_architecture(0).index_topk
+    assert (
+        num_params(model) - num_params(parse_config({**MINIMAX, "moe_layer_freq": [0, 1]})) == 64 * (2 * 8 + 8) + 2 * 8
+    )
+
+
+def test_blocks_limit_the_keys_that_a_query_sees() -> None:
+    """Of 4 blocks of 16 keys a query sees its own up to itself: summed query by query."""
+    table = {
+        "sparse_attention_freq": [1, 1],
+        "sparse_num_index_heads": 2,
+        "sparse_block_size": 16,
+        "sparse_topk_blocks": 4,
+    }
+    model = parse_config({**MINIMAX, "sparse_attention_config": table})
+    seen = sum(min(query + 1, 3 * 16 + query % 16 + 1) for query in range(4096))
+    assert model.mean_attended_share(4096) == pytest.approx(seen / 4096**2, rel=0.01)
