@@ -24,7 +24,7 @@ MOST_S = 0.15  # of --help, on a machine that has nothing else to do
 # Their examples need logs, published runs, PyTorch or minutes; they are parsed, not run.
 PARSED = (
     "mfu", "calibrate", "validate", "bench", "tokenize", "verify", "rehearse", "train", "reconcile", "trace", "explore",
-    "convert", "batch", "mcp",
+    "convert", "batch", "experiments", "mcp",
 )  # fmt: skip
 
 

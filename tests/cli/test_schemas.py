@@ -51,6 +51,8 @@ SESSIONS = {
         "shardwise.batch_fit/1",
     f"batch noise {EXAMPLES}/noise":
         "shardwise.batch_noise/1",
+    f"experiments run {EXAMPLES}/experiments/commands.toml --ledger runs/ledger.jsonl":
+        "shardwise.experiments_status/1",
     f"estimate llama-3-8b h100:8 {JOB} --layout dp=8":
         "shardwise.plan/3",
     f"{PLAN}; explain plan.json --against tp=8 --term memory.activations":

@@ -15,6 +15,10 @@ from .calibrate.validation import RowSelection as RowSelection
 from .calibrate.validation import evaluate_folds as evaluate_folds
 from .calibrate.validation import evaluate_runs as evaluate_runs
 from .calibrate.validation import rank_published_layouts as rank_published_layouts
+from .experiments.ledger_summary import ExperimentStatus as ExperimentStatus
+from .experiments.ledger_summary import summarise_ledger as summarise_ledger
+from .experiments.run_experiment import ExperimentRequest as ExperimentRequest
+from .experiments.run_experiment import run_experiment as run_experiment
 from .kernel_ladders.workbench import KernelLadders as KernelLadders
 from .kernel_ladders.workbench import run_workbench as run_workbench
 from .microbenchmarks.benchmark_lines import BenchmarkResult as BenchmarkResult

@@ -97,6 +97,7 @@ PAYLOADS: Mapping[str, tuple[str, ...]] = {
         "batch_size.payloads:SweepFitRecord", "batch_size.payloads:RunNoiseRecord", "batch_size.payloads:SweptRunsRecord",
         "batch_size.payloads:BranchesRecord",
     ),
+    "experiments": ("measure.experiments.ledger_summary:ExperimentStatus",),
     "reconcile": ("measure.reconcile.payloads:ReconciliationRecord",),
 }  # fmt: skip
 ERROR = "present.json_schemas:ErrorPayload"

@@ -3,25 +3,21 @@ ends."""
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from shardwise.records.run_folder import LOCK
 from shardwise.run.faults.rank_status import Peer, join_first
+from shardwise.run.file_lock import FileLock
 from shardwise.values import InputError, read_json
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # errors of file systems without locks: flock(2)
 
-
-class RunLock:
+class RunLock(FileLock):
     """The lock of a run's folder.
 
     The first rank takes it exclusively before it changes anything; then all ranks share it, so that no other run can
@@ -29,53 +25,12 @@ class RunLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / LOCK
-        self._file: int | None = None
-
-    def take(self) -> None:
-        """Take the lock exclusively; the folder is created if it is missing."""
-        if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock(fcntl.LOCK_EX)
+        super().__init__(folder / LOCK, lambda holder: _describe_holders(folder / LOCK))
 
     def share(self, peers: Sequence[Peer]) -> None:
         """Share the lock among the ranks `peers`; the first rank calls this before the others."""
-        if self._file is not None:
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, json.dumps([asdict(peer) for peer in peers]).encode(), 0)
-        self._lock(fcntl.LOCK_SH)
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._file is not None:
-            os.close(self._file)
-        self._file = None
-
-    def _lock(self, operation: int) -> None:
-        if self._file is None:
-            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(self._file, operation | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in NO_LOCKS:
-                if operation == fcntl.LOCK_EX:
-                    problem = f"the file system of {self.path.parent} has no locks"
-                    print(
-                        f"warning: {problem}; nothing keeps another run out of the folder", file=sys.stderr, flush=True
-                    )
-                return
-            self.release()
-            if isinstance(error, BlockingIOError):
-                raise InputError(_describe_holders(self.path)) from None
-            raise
-
-    def __enter__(self) -> RunLock:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
+        self.write(json.dumps([asdict(peer) for peer in peers]).encode())
+        self.lock(fcntl.LOCK_SH)
 
 
 def require_free(folder: Path) -> None:

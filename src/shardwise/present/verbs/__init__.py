@@ -60,6 +60,7 @@ GROUPS: Mapping[str, tuple[VerbEntry, ...]] = {
         VerbEntry("rehearse", "run one rank of a plan without the others", "training:rehearse"),
         VerbEntry("train", "train the model of a plan as it says, and measure it", "training:train"),
         VerbEntry("batch", "how large a batch pays, from runs at several batches", "batch_size:batch"),
+        VerbEntry("experiments", "many runs that predict first and lose nothing", "experiments:experiments"),
         VerbEntry("reconcile", "compare a run with its plan, term by term", "measurement:reconcile"),
         VerbEntry("trace", "compare a measured step with the plan, find bottlenecks", "measurement:trace"),
         VerbEntry("mfu", "MFU of a measured run, and where the rest of its time goes", "measurement:mfu"),

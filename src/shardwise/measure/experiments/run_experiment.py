@@ -1,0 +1,84 @@
+"""Run an experiment: its grid, its ledger, where it runs, and what is worth running next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardwise.measure.experiments.candidates import Candidate, list_candidates
+from shardwise.measure.experiments.driver import ExperimentDriver, RunChooser
+from shardwise.measure.experiments.grid_file import ExperimentGrid, read_grid
+from shardwise.measure.experiments.ledger import Ledger
+from shardwise.measure.experiments.ledger_lines import LedgerLine, SessionLine, utc_now
+from shardwise.measure.experiments.ledger_summary import ExperimentStatus, summarise_ledger
+from shardwise.measure.experiments.listed_order import ListedOrder
+from shardwise.measure.experiments.places import make_backend
+from shardwise.measure.experiments.run_targets import make_target
+from shardwise.run.faults.stop_request import StopRequest
+from shardwise.search.plan import software_versions
+from shardwise.values import Progress, ignore_progress
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExperimentRequest:
+    """An experiment as a user asks for it: the file of its grid, its ledger, where it runs, and settings of that place."""
+
+    grid: PathLike
+    ledger: PathLike
+    place: str = "processes"
+    settings: Mapping[str, str]
+
+
+def run_experiment(
+    request: ExperimentRequest, report: Callable[[str], None] = print, progress: Progress = ignore_progress
+) -> ExperimentStatus:
+    """Go on with an experiment until its best configurations are known or its budget is spent, and return its state.
+
+    `report` gets a line for each attempt that has ended. Raises `InputError` with everything that is wrong, also while another
+    process writes the ledger, and `SystemExit` after a signal; the same call then goes on.
+    """
+    grid = read_grid(request.grid)
+    backend = make_backend(request.place, request.settings)
+    candidates = list_candidates(grid, progress)
+    target = make_target(grid, candidates)
+    experiment = describe_experiment(grid)
+    with Ledger(request.ledger) as ledger, StopRequest() as stop:
+        record_candidates(ledger, experiment, candidates)
+        driver = ExperimentDriver(
+            ledger=ledger, backend=backend, target=target, chooser=make_chooser(grid, candidates, experiment),
+            experiment=experiment, versions=software_versions(), num_retries=grid.retries, report=report,
+        )  # fmt: skip
+        code = driver.run(stop)
+    if code:
+        report(f"stopped; the same command goes on from {os.fspath(request.ledger)}")
+        raise SystemExit(code)
+    return summarise_ledger(request.ledger)
+
+
+def describe_experiment(grid: ExperimentGrid) -> dict[str, Any]:
+    """Return what the ledger says about an experiment: its target, steps and budget."""
+    budget = {name: value for name, value in asdict(grid.budget).items() if value is not None}
+    return {"grid": grid.path, "target": grid.target, "steps": grid.steps, "start_s": grid.start_s, "budget": budget}
+
+
+def record_candidates(ledger: Ledger, experiment: Mapping[str, Any], candidates: Mapping[str, Candidate]) -> None:
+    """Record the start of a driver, and the configurations that the ledger does not have yet, with their predictions."""
+    new = [
+        LedgerLine(
+            fingerprint=fingerprint, state="predicted", configuration=candidate.configuration, prediction=candidate.predict()
+        )
+        for fingerprint, candidate in candidates.items()
+        if fingerprint not in ledger.rows
+    ]  # fmt: skip
+    ledger.append(SessionLine(written_at=utc_now(), experiment=experiment, versions=software_versions()), *new)
+
+
+def make_chooser(
+    grid: ExperimentGrid, candidates: Mapping[str, Candidate], experiment: Mapping[str, Any]
+) -> RunChooser:
+    """Return what decides which configuration is run next."""
+    return ListedOrder(tuple(candidates), grid.budget, experiment)

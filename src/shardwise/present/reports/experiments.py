@@ -1,0 +1,95 @@
+"""Reports of experiments: the state of a ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from shardwise.present.rendering.numbers import count, fixed, seconds, usd
+from shardwise.present.rendering.report import Block, Cell, Line, Report, Row, Section, Status, Table
+from shardwise.present.reports.wording import interval_remark
+from shardwise.values import format_seconds, pluralize
+
+if TYPE_CHECKING:
+    from shardwise.measure import ExperimentStatus
+    from shardwise.measure.experiments.ledger_summary import BestRun, CauseCount, ExperimentCost
+
+MOST_GROUPS = 12  # rows of the short form
+
+
+def status_report(status: ExperimentStatus) -> Report:
+    """Report the states, the best of each group, the cost of what has run and of what is left, and why others were not run."""
+    return [
+        Section(list(_state_lines(status)), title=f"{status.ledger}: {pluralize(sum(status.states.values()), 'configuration')}"),
+        Section([group_table(status)] if status.groups else [], title="best so far"),
+        Section(list(_cause_lines(status.skipped, "skipped")), title="skipped"),
+        Section(list(_cause_lines(status.failures, "failures")), title="attempts that failed"),
+    ]  # fmt: skip
+
+
+def _state_lines(status: ExperimentStatus) -> Iterator[Block]:
+    states: list[Cell] = []
+    for state, number in status.states.items():
+        states += [", " if states else "  ", count(number, f"states.{state}"), f" {state}"]
+    yield Line(tuple(states)) if states else "  no configuration yet"
+    yield Line(
+        (
+            "  ",
+            *_cost_cells(status.spent, "spent"),
+            " spent in ",
+            count(status.num_attempts, "num_attempts"),
+            " attempts",
+        )
+    )
+    if status.left.num_runs:
+        runs = count(status.left.num_runs, "left.num_runs")
+        yield Line(("  ", *_cost_cells(status.left, "left"), " predicted for the ", runs, " that are left"))
+    judged = status.coverage
+    if judged.num_runs:
+        inside, runs = count(judged.num_inside, "coverage.num_inside"), count(judged.num_runs, "coverage.num_runs")
+        yield Line(("  ", inside, " of ", runs, " measured steps in the 90% intervals that were predicted before"))
+    if status.torn_bytes:
+        yield Status(f"  note: the last line was cut off after {status.torn_bytes:,} bytes, and is left out", "note")
+
+
+def _cost_cells(cost: ExperimentCost, path: str) -> tuple[Cell, ...]:
+    hours = fixed(cost.device_hours, 2, f"{path}.device_hours", "h")
+    return (hours, " device-hours") if cost.usd is None else (hours, " device-hours, ", usd(cost.usd, f"{path}.usd"))
+
+
+def group_table(status: ExperimentStatus) -> Table:
+    """Return a row for each group: its best measured configuration, and what is left of it."""
+    rows: list[Row] = [("group", "best", "step", "predicted before", "configurations", "done", "left", "")]
+    for index, group in enumerate(status.groups):
+        best, path = group.best, f"groups.{index}"
+        label, step, before = ("-", "-", "-") if best is None else _best_cells(best, f"{path}.best")
+        verdict = Status("known", "good") if group.settled else "nothing left" if not group.num_left else "open"
+        rows.append(
+            (
+                group.group or "all", label, step, before, count(group.num_configurations, f"{path}.num_configurations"),
+                count(group.num_done, f"{path}.num_done"), count(group.num_left, f"{path}.num_left"), verdict,
+            )
+        )  # fmt: skip
+    return Table(rows=tuple(rows), right=range(2, 7), indent=2, brief=MOST_GROUPS)
+
+
+def _best_cells(best: BestRun, path: str) -> tuple[Cell, Cell, Cell]:
+    before = "-" if best.predicted_s is None else _predicted_cell(best.predicted_s, best.interval90, path)
+    return best.label, seconds(best.step_time_s, f"{path}.step_time_s", kind="measured"), before
+
+
+def _predicted_cell(predicted_s: float, interval: tuple[float, float] | None, path: str) -> Cell:
+    return Line(
+        (
+            seconds(predicted_s, f"{path}.predicted_s", interval, kind="prediction"),
+            interval_remark(interval, format_seconds),
+        )
+    )
+
+
+def _cause_lines(causes: Sequence[CauseCount], path: str) -> Iterator[Block]:
+    rows = tuple(
+        (count(cause.count, f"{path}.{index}.count"), cause.cause, cause.example) for index, cause in enumerate(causes)
+    )
+    if rows:
+        yield Table(rows=rows, right=(0,), head=False, indent=2)
