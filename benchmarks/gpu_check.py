@@ -143,6 +143,7 @@ def plain_step(architecture: Any, part: TrainingPart, where: str, *, autocast: b
 def run_training(name: str, *, tiny: bool) -> dict[str, Any]:
     """Train by the engine and by plain PyTorch; return seconds, rates and memory of each, and the prediction."""
     from shardwise.model import load_model, model_flops_per_token
+    from shardwise.run.kernels.attention_backends import chosen_backends
 
     part, where = TRAINING[name], device()
     architecture = load_model(part.model)
@@ -167,7 +168,8 @@ def run_training(name: str, *, tiny: bool) -> dict[str, Any]:
         }
         for side, run in runs
     }  # fmt: skip
-    return {"part": asdict(part), "predicted_s": None if tiny else predicted(part), "sides": sides}
+    prediction = None if tiny else predicted(part)
+    return {"part": asdict(part), "predicted_s": prediction, "attention": chosen_backends(), "sides": sides}
 
 
 def measure_steps(make: Callable[[], Callable[[], float]], where: str, *, tiny: bool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from shardwise.model.numerics import Numerics
 from shardwise.run.engine.micro_batch import MicroBatch
 from shardwise.run.engine.model_builder import UnitTensors, build_torch_model
 from shardwise.run.kernels import device_dispatch
-from shardwise.run.kernels.attention import LSE_PADDING
+from shardwise.run.kernels.attention_backends import LSE_PADDING
 from shardwise.step.rank_program import parameter_shapes, single_device_instance
 
 SMALL: dict[str, Any] = {

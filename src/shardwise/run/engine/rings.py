@@ -24,8 +24,6 @@ from shardwise.run.engine.calls import NO_TARGET, RING_MASKS, CallBuilder, Kerne
 from shardwise.run.engine.rank_coordinates import CollectiveHandle, CollectiveOps
 from shardwise.run.kernels.attention import (
     Attention,
-    BackwardInputs,
-    QkvGradients,
     lse_to_head_layout,
     lse_to_query_layout,
     merge_attention,
@@ -33,6 +31,7 @@ from shardwise.run.kernels.attention import (
     to_head_layout,
     to_query_layout,
 )
+from shardwise.run.kernels.attention_backends import BackwardInputs, QkvGradients
 from shardwise.run.kernels.matmul import Einsum, Matmul, matmul_or_einsum
 from shardwise.run.kernels.positions_and_masks import AttentionMask
 from shardwise.sharding import Axes

@@ -1,45 +1,30 @@
 """Causal grouped-query attention, forward and backward. Letters: B, T, K, G, H and U as in `model/decoder.py`, S keys.
 
-PyTorch's fused kernels are called by name, one forward and one backward for each kind of device. What is kept between
-the two passes is therefore what the derivation says: queries, keys, values, the output and a log-sum-exp for each
-query. Where a query sees fewer than all keys up to its own, queries run in blocks, each over the keys that any of them
-sees; no mask is as large as T x T. No fused kernel has capped scores or sinks; for these the scores of a block are
-computed here.
-
-Kernels by name take queries [B, K·G, T, H], keys and values [B, K, S, H]. `mask` is added to the scores, [T, S] or [B,
-1, T, S]; None: a query sees the keys up to its own, or all.
+Fused kernels (`attention_backends`) are called by name, one forward and one backward. What is kept between the two passes
+is therefore what the derivation says: queries, keys, values, the output and a log-sum-exp for each query. Where a query
+sees fewer than all keys up to its own, queries run in blocks, each over the keys that any of them sees; no mask is as
+large as T x T. No fused kernel has capped scores or sinks; for these the scores of a block are computed here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shardwise.model import Numerics
-from shardwise.run.kernels import device_dispatch
+from shardwise.run.kernels.attention_backends import (
+    BackwardInputs,
+    QkvGradients,
+    fused_backward,
+    fused_forward,
+    repeat_kv_heads,
+    sum_query_heads,
+)
 from shardwise.run.kernels.device_dispatch import at_least_fp32
 from shardwise.run.kernels.positions_and_masks import AttentionMask
-
-
-class BackwardInputs(NamedTuple):
-    """Tensors that a backward kernel reads: dy, queries and output [B, K·G, T, H], keys and values [B, K, S, H], and the
-    log-sum-exp [B, K·G, T]. Output and log-sum-exp are those over all keys that a query sees, here or on other ranks."""
-
-    dy: Tensor
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    out: Tensor
-    lse: Tensor
-
-    def block(self, rows: slice, keys: slice) -> BackwardInputs:
-        """Return those of some queries and keys, as views."""
-        dy, query, out, lse = (tensor[:, :, rows] for tensor in (self.dy, self.query, self.out, self.lse))
-        return BackwardInputs(dy, query, self.key[:, :, keys], self.value[:, :, keys], out, lse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,84 +207,3 @@ def to_query_layout(x: Tensor, q: Tensor, v: Tensor) -> Tensor:
 def pad_head_dim(x: Tensor, k: Tensor) -> Tensor:
     """Pad x with zeros to the width of a key: fused kernels take heads of one width."""
     return x if x.shape[-1] == k.shape[-1] else F.pad(x, (0, k.shape[-1] - x.shape[-1]))
-
-
-aten = torch.ops.aten
-QkvGradients = tuple[Tensor, Tensor, Tensor]
-# PyTorch's memory-efficient attention on a GPU pads log-sum-exps to a multiple of LSE_PADDING queries, and needs rows of the mask
-# aligned to MASK_ALIGNMENT elements (attention.cu, pad_bias in attention.cpp).
-LSE_PADDING, MASK_ALIGNMENT = 32, 16
-
-
-def fused_forward(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, *, causal: bool | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return output [B, K·G, T, H] and log-sum-exp [B, K·G, T], whose T a GPU kernel pads.
-
-    `causal`: a query sees the keys up to its own (None: where there is no mask).
-    """
-    causal = mask is None if causal is None else causal
-    if not device_dispatch.on_gpu(query):
-        on_cpu: tuple[Tensor, Tensor] = aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask, scale=scale
-        )
-        return on_cpu
-    if _has_flash(query, mask):
-        flash: tuple[Any, ...] = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
-        return flash[0], flash[1]
-    key, value = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
-    efficient: tuple[Any, ...] = aten._scaled_dot_product_efficient_attention(
-        query, key, value, _expand_mask(mask, query), True, 0.0, causal, scale=scale
-    )
-    return efficient[0], efficient[1]
-
-
-def fused_backward(
-    inputs: BackwardInputs, mask: Tensor | None, scale: float, *, causal: bool | None = None
-) -> QkvGradients:
-    """Return the gradients of queries, keys and values."""
-    dy, query, key, value, out, lse = inputs
-    causal = mask is None if causal is None else causal
-    if not device_dispatch.on_gpu(query):
-        on_cpu: QkvGradients = aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            dy, query, key, value, out, lse.contiguous(), 0.0, causal, attn_mask=mask, scale=scale
-        )
-        return on_cpu
-    unused = torch.empty(0, dtype=torch.int64, device=query.device)  # seeds of dropout
-    if _has_flash(query, mask):
-        lengths = query.shape[2], key.shape[2]
-        flash: QkvGradients = aten._scaled_dot_product_flash_attention_backward(
-            dy, query, key, value, out, lse.contiguous(), None, None, *lengths, 0.0, causal, unused, unused, scale=scale
-        )
-        return flash
-    groups = query.shape[1] // key.shape[1]
-    needs_gradient = [True, True, True, False]
-    heads = repeat_kv_heads(query, key), repeat_kv_heads(query, value)
-    lse = F.pad(lse, (0, -lse.shape[-1] % LSE_PADDING), value=float("inf")).contiguous()
-    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(
-        dy, query, *heads, _expand_mask(mask, query), out, lse, unused, unused, 0.0, needs_gradient, causal, scale=scale
-    )
-    return dq, sum_query_heads(dk, groups), sum_query_heads(dv, groups)
-
-
-def _has_flash(query: Tensor, mask: Tensor | None) -> bool:
-    """Return whether PyTorch's flash attention on a GPU takes these (sdp_utils.cpp): 16 bits, heads of at most 256."""
-    return mask is None and query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
-
-
-def _expand_mask(mask: Tensor | None, query: Tensor) -> Tensor | None:
-    """Return a mask for every sequence and head, with aligned rows."""
-    if mask is None:
-        return None
-    rows = F.pad(mask, (0, -mask.shape[-1] % MASK_ALIGNMENT))[..., : mask.shape[-1]]
-    return rows.expand(len(query), query.shape[1], *mask.shape[-2:])
-
-
-def repeat_kv_heads(query: Tensor, key: Tensor) -> Tensor:
-    """Return keys or values repeated for each query head of their group."""
-    return key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-
-
-def sum_query_heads(x: Tensor, groups: int) -> Tensor:
-    """Sum [B, K·G, S, H] over the query heads of each key-value head."""
-    return torch.unflatten(x, 1, (-1, groups)).sum(dim=2)

@@ -25,6 +25,7 @@ from shardwise.run.checkpoints.checkpointer import RestoreResult
 from shardwise.run.faults.agreement import RankGroup, all_reduce_max, require_on_all_ranks
 from shardwise.run.faults.rank_status import set_stage
 from shardwise.run.faults.stop_request import StopRequest, exit_code
+from shardwise.run.kernels.attention_backends import chosen_backends
 from shardwise.run.machine_resources import memory_used
 from shardwise.run.trainer.anomaly_response import AnomalyResponse
 from shardwise.run.trainer.batch_schedule import ramp_state, resume_ramp
@@ -185,7 +186,9 @@ class TrainingLoop:
             if reporter:
                 num_tokens_seen = self.data.train.ramp.first_sample(record.step) * self.plan.job.seq_len
                 memory, epochs = memory_used(str(self.world.device)), self._epochs()
-                reporter.step(record, {"n_tokens_seen": num_tokens_seen, **memory, **epochs, **extra_fields})
+                kernels = _kernel_choices() if trainer.step == first_step + 1 else {}
+                fields = {"n_tokens_seen": num_tokens_seen, **memory, **epochs, **kernels, **extra_fields}
+                reporter.step(record, fields)
             if trainer.anomaly is not None:
                 anomaly_response.respond(trainer.anomaly, reporter)
             stragglers.step(record, reporter)
@@ -311,3 +314,9 @@ class LossTargetCheck:
         self.is_reached = bool(
             all_reduce_max(self.world, int(self.is_reached), "the question whether the loss is reached")
         )
+
+
+def _kernel_choices() -> dict[str, Any]:
+    """Return the field of the log with the kernels of attention that the first step chose; none where nothing was chosen."""
+    chosen = chosen_backends()
+    return {"attention_kernels": chosen} if chosen else {}
